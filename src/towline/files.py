@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PRIVATE",
     "alone",
+    "create_durably",
     "locked",
     "open_lock",
     "replace",
@@ -46,7 +47,28 @@ def replace(path: Path, content: bytes | str, *, mode: int = PRIVATE, synced: bo
     Raises:
         OSError: The directory does not take it; what was there stays.
     """
-    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
+    with _scratch(path, content, mode, synced=synced) as scratch:
+        scratch.replace(path)
+
+
+def create_durably(path: Path, content: bytes | str) -> None:
+    """Make a private file that is not there yet, whole and durable.
+
+    Raises:
+        FileExistsError: It is there; it stays as it is.
+        OSError: As `replace_durably`.
+    """
+    with _scratch(path, content, PRIVATE) as scratch:
+        os.link(scratch, path)  # unlike a rename it replaces nothing
+        scratch.unlink()
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def _scratch(path: Path, content: bytes | str, mode: int, *, synced: bool = True) -> Iterator[Path]:
+    """A file beside another one, with its content to be; gone if what is done with it fails."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
+    scratch = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -54,10 +76,10 @@ def replace(path: Path, content: bytes | str, *, mode: int = PRIVATE, synced: bo
             os.fchmod(file.fileno(), mode)
             if synced:
                 os.fsync(file.fileno())
-        Path(scratch).replace(path)
+        yield scratch
     except BaseException:
         with contextlib.suppress(OSError):
-            Path(scratch).unlink()
+            scratch.unlink()
         raise
 
 

@@ -25,9 +25,11 @@ EXIT_INTERRUPTED = 130
 
 #: Command → what it does, in one line of help.
 COMMANDS = {
+    "init": "a first bridge file, from five questions or a mosquitto.conf",
     "run": "run the lines of a bridge file",
     "check": "validate a bridge file and print the plan; no network",
     "doctor": "what the broker, Kafka and the disk can keep of the promise; probes only",
+    "schema": "what a bridge file may say, as JSON Schema for editors",
     "status": "the account of every message: received, waiting, committed",
     "dlq": "dead letters: show them, and carry the mended ones on",
     "refused": "messages the broker would not take: show them, send them again",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, command_app, json_text, plain
+from towline.cli.screen import BridgeFile, Environment, command_app, json_text, plain
 
 __all__ = ["app", "check"]
 
@@ -19,6 +19,7 @@ app = command_app()
 def check(
     file: BridgeFile = Path("bridge.toml"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    environment: Environment = None,
 ) -> None:
     """Validate a bridge file and print the plan.
 
@@ -28,7 +29,7 @@ def check(
     from towline.bridge.config.plan import plan_of, render  # noqa: PLC0415
     from towline.bridge.config.sqlcheck import examine  # noqa: PLC0415
 
-    bridge = load(file)
+    bridge = load(file, environment=environment)
     plan = plan_of(bridge)
     sql = examine(bridge, file)
     plan["sql"] = sql.verdict

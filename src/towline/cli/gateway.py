@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, MetricsAddress, command_app, plain
+from towline.cli.screen import BridgeFile, Environment, MetricsAddress, command_app, plain
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -26,14 +26,13 @@ def gateway(
     member: Annotated[
         str | None, typer.Option(help="Which of the line's gateways, where they are several.", show_default=False)
     ] = None,
-    drain: Annotated[
-        bool, typer.Option("--drain", help="Have it stop taking, hand on all that it holds, and leave the line.")
-    ] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Have it stop taking, hand on all, leave the line.")] = False,
     join: Annotated[bool, typer.Option("--join", help="Have it take part again after, or during, a drain.")] = False,
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait while another gateway has this line, and take over when it is gone.")
     ] = False,
     metrics: MetricsAddress = None,
+    environment: Environment = None,
 ) -> None:
     """Run the gateway of one line until Ctrl-C or SIGTERM.
 
@@ -50,7 +49,7 @@ def gateway(
     asked = [name for name, given in (("--drain", drain), ("--join", join), ("--standby", standby)) if given]
     if len(asked) > 1:
         raise ConfigError("TL-C23", "gateway", f"{' and '.join(asked)} contradict each other", "Give one of them.")
-    bridge = load(file)
+    bridge = load(file, environment=environment)
     settings = _chosen(bridge, file, line, member)
     if drain:
         raise typer.Exit(_drain(settings))

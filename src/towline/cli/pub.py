@@ -78,7 +78,9 @@ def pub(
     _check(topic, message, qos, properties)  # what can't be said is said before a connection is made
     login = {"tls": Tls(ca_file=ca_file), "username": username, "password": _secret(password_file)}
     started = time.monotonic()
-    with _open(str(place), **login) as client, Progress(console=Console(stderr=True), transient=True) as progress:
+    screen = Console(stderr=True)
+    plain = not screen.is_terminal or screen.is_dumb_terminal  # where a bar could not be taken away again
+    with _open(str(place), **login) as client, Progress(console=screen, transient=True, disable=plain) as progress:
         task = progress.add_task("publishing", total=count)
         answers = _Answers(client, str(place))
         for number in range(count):

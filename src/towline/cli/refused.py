@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.cli.screen import AsJson, command_app, json_text, lines_text, local_time
+from towline.cli.screen import AsJson, Environment, command_app, json_text, lines_text, local_time
 from towline.text import printable
 
 __all__ = ["app"]
@@ -39,11 +39,12 @@ def show(
     line: Line = None,
     limit: Annotated[int, typer.Option(min=0, help="List so many of them; all are counted.")] = 20,
     as_json: AsJson = False,
+    environment: Environment = None,
 ) -> None:
     """Count the refused messages by line and reason, and list the oldest ones. No payload is shown."""
     counts: Counter[tuple[str, int, str]] = Counter()
     first: list[dict[str, Any]] = []
-    for name, directory in _places(place, line):
+    for name, directory in _places(place, line, environment):
         with _reached(directory) as ask:
             for row in _rows(ask):
                 counts[name, row["reason"], row["words"]] += 1
@@ -55,13 +56,19 @@ def show(
 
 
 @app.command(epilog="Example:  towline refused replay bridge.toml --line commands")
-def replay(place: Place = Path("bridge.toml"), line: Line = None, limit: Limit = None, as_json: AsJson = False) -> None:
+def replay(
+    place: Place = Path("bridge.toml"),
+    line: Line = None,
+    limit: Limit = None,
+    as_json: AsJson = False,
+    environment: Environment = None,
+) -> None:
     """Send the refused messages again, each once: they enter the outbox behind what waits there.
 
     Mend first what the broker refused (rights, limits): it would refuse them once more. With or without a gateway
     running; a Publisher has to be closed.
     """
-    _move("replay", place, line, limit, as_json=as_json)
+    _move("replay", _places(place, line, environment), limit, as_json=as_json)
 
 
 @app.command(epilog="Example:  towline refused drop bridge.toml --line commands --limit 1")
@@ -71,16 +78,17 @@ def drop(
     limit: Limit = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
+    environment: Environment = None,
 ) -> None:
     """Forget the refused messages, for good."""
     if not yes:
         typer.confirm("Forget these messages for good?", abort=True, err=True)
-    _move("drop", place, line, limit, as_json=as_json)
+    _move("drop", _places(place, line, environment), limit, as_json=as_json)
 
 
-def _move(what: str, place: Path, line: str | None, limit: int | None, *, as_json: bool) -> None:
+def _move(what: str, places: Iterator[tuple[str, Path]], limit: int | None, *, as_json: bool) -> None:
     moved: dict[str, int] = {}
-    for name, directory in _places(place, line):
+    for name, directory in places:
         with _reached(directory) as ask:
             for count in _steps(ask, what, limit):
                 moved[name] = moved.get(name, 0) + count
@@ -115,7 +123,7 @@ def _rows(ask: _Ask) -> Iterator[dict[str, Any]]:
             return
 
 
-def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
+def _places(place: Path, line: str | None, environment: str | None) -> Iterator[tuple[str, Path]]:
     """Name and state directory of what is meant."""
     from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
 
@@ -131,7 +139,7 @@ def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
         return
     from towline.bridge.config.file import load  # noqa: PLC0415
 
-    bridge = load(place)
+    bridge = load(place, environment=environment)
     for found in (bridge.line(line),) if line is not None else bridge.downlinks:
         yield found.name, found.gateway.state_dir
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, MetricsAddress, command_app, is_live
+from towline.cli.screen import BridgeFile, Environment, MetricsAddress, command_app, is_live
 
 __all__ = ["app", "run"]
 
@@ -36,6 +36,7 @@ def run(
         ),
     ] = None,
     metrics: MetricsAddress = None,
+    environment: Environment = None,
 ) -> None:
     """Run the lines of a bridge file and show their account.
 
@@ -47,7 +48,7 @@ def run(
     from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
     from towline.monitor.serving import bridge_endpoint  # noqa: PLC0415
 
-    bridge = load(file, master=master)
+    bridge = load(file, master=master, environment=environment)
     again = [bridge.line(name).name for name in begin_again or ()]
     with bridge_endpoint(bridge, metrics) as observe, make_screen(live=is_live()) as screen:
         code = Supervisor(bridge, screen, again, observe).run()

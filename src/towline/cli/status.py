@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli.screen import command_app, is_live, json_text, plain
+from towline.cli.screen import Environment, command_app, is_live, json_text, plain
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -30,6 +30,7 @@ def status(
     state_dir: Annotated[Path | None, typer.Option(help="The bridge's state_dir, instead of a file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts; null is what is not known.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every second until Ctrl-C.")] = False,
+    environment: Environment = None,
 ) -> None:
     """Show the account: received = in Kafka + left out + waiting, and whether it adds up.
 
@@ -37,7 +38,7 @@ def status(
     elsewhere has, it tells what stands in Kafka. Exit codes: 0 every line runs and adds up, 1 an account does not add
     up, 3 a line does not run or its account is not known.
     """
-    place, bridge = _place(file, state_dir)
+    place, bridge = _place(file, state_dir, environment)
     while True:
         current = _look(place, bridge, as_json=as_json, clear=watch and is_live())
         if not watch:
@@ -49,12 +50,12 @@ def status(
         raise typer.Exit(code)
 
 
-def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, Bridge | None]:
+def _place(file: Path | None, state_dir: Path | None, environment: str | None) -> tuple[Path, Bridge | None]:
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
 
     if state_dir is not None and file is None:
         return state_dir, None
-    bridge = load(file or Path("bridge.toml"))
+    bridge = load(file or Path("bridge.toml"), environment=environment)
     return state_dir or bridge.state_dir, bridge
 
 

@@ -207,6 +207,10 @@ class GatewaySettings(_Model):
         proxy: ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT`` on the way to the brokers.
         proxy_password_file: Its password.
         client_id: Stable MQTT client id; default the name.
+        username: For the broker; None for none.
+        password_file: Holds its password.
+        tls: How the broker is verified, and how we show who we are, with ``mqtts://`` and ``wss://``.
+        connect_timeout_s: Seconds that a connection and its CONNACK may take.
         subscriptions: At least one, unless there is an outbox.
         outbox: What to send is taken and delivered; None for a gateway that only receives.
         receipts: Publishers that ask for it learn what is in Kafka, and their repeats are dropped; None for neither.

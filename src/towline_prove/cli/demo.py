@@ -116,7 +116,7 @@ def _tell(account: RunAccount, devices: int, seconds: float) -> None:
         _say("", str(story))
     _say("done" if account.ok else "failed", f"{seconds:.0f} s")
     if account.ok:
-        typer.echo("Next: towline check examples/bridge.toml   your own brokers in one file")
+        typer.echo("Next: towline init   your own brokers, in five questions")
 
 
 def _say(title: str, text: str) -> None:

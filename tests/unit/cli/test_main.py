@@ -188,3 +188,32 @@ def test_without_the_proof_harness_the_other_commands_are_there(
     code, out, line = ran(capsys, "devstack")
     assert (code, out) == (2, "")
     assert line.startswith('towline: "devstack" comes with the package towline_prove')
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run", "check", "status", "doctor", "gateway", "dlq show", "dlq replay", "refused show", "refused replay"],
+)
+def test_every_command_on_a_bridge_file_takes_its_environment(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text(EXAMPLE.read_text() + "[environment.production]\n")
+    code, out, err = ran(capsys, *command.split(), str(file), "--environment", "prod")
+    assert (code, out) == (2, "")
+    assert err.endswith("There is production; choose with --environment or TOWLINE_ENVIRONMENT.   [TL-C160]\n")
+    monkeypatch.setenv("TOWLINE_ENVIRONMENT", "pro")
+    assert 'there is no environment "pro"' in ran(capsys, *command.split(), str(file))[2]
+
+
+@pytest.mark.usefixtures("no_jvm")
+def test_check_says_what_was_read_and_what_was_not(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file, more = tmp_path / "bridge.toml", tmp_path / "production.toml"
+    file.write_text('include = ["production.toml"]\n' + EXAMPLE.read_text() + "[environment.staging]\n")
+    more.write_text('[environment.production.kafka]\nbootstrap_servers = "k9:9092"\n')
+    code, out, _ = ran(capsys, "check", str(file), "--environment", "production")
+    assert code == 0
+    assert f"  includes  {more}\n  environment production   (there is staging, not looked at)\n" in out
+    assert "kafka     k9:9092" in out
+    assert f"Start it with: towline run {file} --environment production\n" in out
+    assert "environment none   (there are production, staging, not looked at)" in ran(capsys, "check", str(file))[1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from towline.bridge.config.listening import Listening, listening
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
 from towline.bridge.config.monitoring import MonitorSection
-from towline.bridge.config.places import KeyPath, Places
+from towline.bridge.config.places import KeyPath
 from towline.bridge.config.section import Section
+from towline.bridge.config.sources import VARIABLE, Sources, compose
 from towline.bridge.config.tables import Surroundings, Tables
 from towline.errors import ConfigError, did_you_mean
 from towline.guarantee import policy
@@ -46,7 +46,10 @@ _OWNED = (
 
 
 class FileTable(Section):
-    """The whole file: its own keys, and the tables that are read one by one. A description is what to do without it."""
+    """The whole file: its own keys, and the tables that are read one by one. A description is what to do without it.
+
+    ``include`` and ``environment`` are read before (`towline.bridge.config.sources`).
+    """
 
     name: str = Field(pattern=NAME, description="Name the bridge; it becomes part of the MQTT client ids.")
     state_dir: Path = Field(description="Name a directory on a local disk; the journals live there.")
@@ -58,6 +61,8 @@ class FileTable(Section):
     monitor: dict[str, Any] = Field(default_factory=dict)
     uplink: Any = ()
     downlink: Any = ()
+    include: Any = None
+    environment: Any = None
 
     @field_validator("state_dir", mode="before")
     @classmethod
@@ -71,13 +76,21 @@ class FileTable(Section):
 _STAND_INS: dict[str, Any] = {"name": "x", "state_dir": Path(), "mqtt": {}, "kafka": {}}
 
 
-def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
-    """Read a bridge file.
+def load(
+    file: Path,
+    environ: Mapping[str, str] | None = None,
+    *,
+    master: str | None = None,
+    environment: str | None = None,
+) -> Bridge:
+    """Read a bridge file with all that it includes.
 
     Args:
         file: TOML, UTF-8.
-        environ: For ``${NAME}``; the process's own by default.
+        environ: For ``${NAME}`` and TOWLINE_ENVIRONMENT; the process's own by default.
         master: Spark's, in place of the one in the file.
+        environment: Which of the file's environments goes over it; None for the one that TOWLINE_ENVIRONMENT names, ""
+            for none.
 
     Raises:
         ConfigMistakes: With every mistake of the file.
@@ -89,48 +102,42 @@ def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | 
         raise ConfigError("TL-C11", str(file), "the file is not UTF-8 text", "Save it as UTF-8.") from error
     except OSError as error:
         reason = (error.strerror or "it can't be read").lower()
-        raise ConfigError("TL-C10", str(file), reason, "Name a bridge file; examples/bridge.toml is one.") from error
-    return parse(text, file, os.environ if environ is None else environ, master=master)
+        raise ConfigError("TL-C10", str(file), reason, "Name a bridge file; towline init makes one.") from error
+    environ = os.environ if environ is None else environ
+    return parse(text, file, environ, master=master, environment=environment)
 
 
-def parse(text: str, file: Path, environ: Mapping[str, str], *, master: str | None = None) -> Bridge:
+def parse(
+    text: str, file: Path, environ: Mapping[str, str], *, master: str | None = None, environment: str | None = None
+) -> Bridge:
     """Read the text of a bridge file; `load` tells the rest."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _not_toml(str(error), text, file) from error
-    spark = raw.get("spark", {})
+    sources = compose(text, file, environ.get(VARIABLE, "") if environment is None else environment)
+    spark = sources.raw.get("spark", {})
     if master is not None and isinstance(spark, dict):
-        raw["spark"] = {**spark, "master": master}
-    return Reader(text, file, raw, environ).bridge()
-
-
-def _not_toml(message: str, text: str, file: Path) -> ConfigError:
-    found = re.search(r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, re.DOTALL)
-    what, line = (found[1], found[2]) if found else (message, None)
-    where = f"{file}:{line or max(1, len(text.splitlines()))}"
-    return ConfigError("TL-C11", where, f"not TOML: {what[:1].lower()}{what[1:]}", "Correct the line.")
+        sources.raw["spark"] = {**spark, "master": master}
+    return Reader(sources, environ).bridge()
 
 
 class Reader:
     """Reads one file, section by section, noting mistakes as it goes."""
 
-    def __init__(self, text: str, file: Path, raw: dict[str, Any], environ: Mapping[str, str]) -> None:
-        self._file = file
-        self._mistakes = Mistakes(str(file), Places(text))
+    def __init__(self, sources: Sources, environ: Mapping[str, str]) -> None:
+        self._sources = sources
+        self._mistakes = Mistakes(sources)
+        for one in sources.misfits:
+            self._mistakes.add_at(one.place, one.code, one.subject, one.what, one.do)
         self._environ = environ
         #: Whether a variable was missing, so that values may be stand-ins.
         self._unset = False
-        self._raw: dict[str, Any] = self._expand(raw, ())
+        self._raw: dict[str, Any] = self._expand(sources.raw, ())
         if _elsewhere(self._raw):
             self._raw.setdefault("mqtt", {})
-        self._base = file.absolute().parent
-        self._tables = Tables(self._base, self._mistakes)
+        self._tables = Tables(sources.directory, self._mistakes)
 
     def bridge(self) -> Bridge:
         """Everything, or every mistake."""
         table = self._file_table()
-        state_dir = self._base / table.state_dir.expanduser()
+        state_dir = self._sources.directory(("state_dir",)) / table.state_dir.expanduser()
         kafka = self._kafka(table.kafka) if "kafka" in self._raw else None
         spark = self._spark(table.spark)
         creates_topics = kafka is not None and kafka.create_topics is not None
@@ -156,7 +163,10 @@ class Reader:
         assert kafka is not None, "a section that failed has left a mistake"
         return Bridge(
             name=table.name,
-            file=self._file.absolute(),
+            file=self._sources.files[0],
+            files=self._sources.files,
+            environment=self._sources.environment,
+            environments=tuple(sorted(self._sources.environments)),
             state_dir=state_dir,
             kafka=kafka,
             spark=spark,
@@ -207,7 +217,7 @@ class Reader:
             table["create_topics"] = {}
         elif table.get("create_topics") is False:
             del table["create_topics"]
-        table["settings"] = settings = _flat(table.get("settings", {}))
+        settings = table.get("settings", {})
         for key in settings if isinstance(settings, dict) else ():
             if key in _OWNED:
                 what = f'"{key}" is set by Towline'
@@ -223,14 +233,14 @@ class Reader:
         return section
 
     def _spark(self, table: dict[str, Any]) -> SparkSection:
-        table = {**table, "conf": _flat(table.get("conf", {}))}
         section = self._tables.model(SparkSection, table, ("spark",), "[spark]") or SparkSection()
         if "spark.authenticate.secret" in section.conf:
             place, what = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret stands in this file"
             do = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
             self._mistakes.add("TL-C16", place, "[spark.conf]", what, do)
         secret = self._tables.secret_file(section.secret_file, ("spark", "secret_file"), "[spark]")
-        jars = tuple(self._base / jar.expanduser() for jar in section.kafka_jars)
+        home = self._sources.directory(("spark", "kafka_jars"))
+        jars = tuple(home / jar.expanduser() for jar in section.kafka_jars)
         for jar in jars:
             if not jar.is_file():
                 path, what = ("spark", "kafka_jars"), f"the jar {jar} is not there"
@@ -272,7 +282,11 @@ class Reader:
             "brokers" not in (t.get("mqtt") or {}) for t in tables if isinstance(t, dict) and "gateways" not in t
         ):
             self._mistakes.add(
-                "TL-C02", ("mqtt",), "[mqtt]", '"brokers" is missing', 'Add it, as brokers = ["mqtt://localhost:1883"].'
+                "TL-C02",
+                ("mqtt", "brokers"),
+                "[mqtt]",
+                '"brokers" is missing',
+                'Add it, as brokers = ["mqtt://localhost:1883"].',
             )
         read = [_READERS[kind](self._tables, surroundings, index, table).line() for kind, index, table in places]
         lines = [line for line in read if line is not None]
@@ -335,7 +349,9 @@ class Reader:
         named: dict[object, KeyPath] = {}
         for kind, index, table in places:
             name = table.get("name") if isinstance(table, dict) else None
-            if name is not None and name in named:
+            if not isinstance(name, str):
+                continue  # noted
+            if name in named:
                 subject, what = f'{kind} "{name}"', "another line has this name"
                 self._mistakes.add("TL-C18", (kind, index, "name"), subject, what, "Rename one.")
             named.setdefault(name, (kind, index))
@@ -396,16 +412,3 @@ def _secret(key: str) -> bool:
 
 def _subject(path: KeyPath) -> str:
     return f"[{path[0]}]" if len(path) > 1 and isinstance(path[0], str) and path[0] not in _READERS else ""
-
-
-def _flat(value: Any, prefix: str = "") -> Any:
-    """Dotted keys as one: TOML reads ``security.protocol = "SSL"`` as a table in a table."""
-    if not isinstance(value, dict):
-        return value
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            flat |= _flat(item, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = item
-    return flat

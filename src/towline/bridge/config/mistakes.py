@@ -17,7 +17,8 @@ from towline.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from towline.bridge.config.places import KeyPath, Places
+    from towline.bridge.config.places import KeyPath
+    from towline.bridge.config.sources import KeyPlace, Sources
 
 __all__ = ["UNKNOWN", "ConfigMistakes", "Mistakes"]
 
@@ -42,18 +43,16 @@ class ConfigMistakes(ConfigError):
 
 
 class Mistakes:
-    """Collects the mistakes of one file.
+    """Collects the mistakes of one file and of those it includes.
 
     Args:
-        file: Name of the file as the user wrote it.
-        places: Lines of its keys.
+        sources: Where its keys stand.
     """
 
-    def __init__(self, file: str, places: Places) -> None:
-        self._file = file
-        self._places = places
-        #: Line and error, without repetition.
-        self._found: dict[tuple[int, str], ConfigError] = {}
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        #: KeyPlace and error, without repetition.
+        self._found: dict[tuple[KeyPlace, str], ConfigError] = {}
         #: Values that came from the environment, never to be shown [I12].
         self._hidden: dict[str, str] = {}
 
@@ -64,10 +63,15 @@ class Mistakes:
 
     def add(self, code: str, path: KeyPath, subject: str, what: str, do: str = "") -> None:
         """Note a mistake at a key path; ``subject`` names the table or line it is in."""
-        line = self._places.line(path)
-        where = f"{self._file}:{line}" + (f"  {subject}" if subject else "")
+        if code == "TL-C02" and (names := self._sources.said_by(path)):
+            do = f"{do} Or choose an environment that has it: {', '.join(names)}."
+        self.add_at(self._sources.place(path), code, subject, what, do)
+
+    def add_at(self, place: KeyPlace, code: str, subject: str, what: str, do: str) -> None:
+        """Note a mistake at a place; the rest as for `add`."""
+        where = f"{place}  {subject}" if subject else str(place)
         error = ConfigError(code, self._mask(where), self._mask(what), self._mask(do))
-        self._found.setdefault((line, str(error)), error)
+        self._found.setdefault((place, str(error)), error)
 
     def add_details(
         self,

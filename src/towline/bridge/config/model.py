@@ -15,12 +15,12 @@ from towline.bridge.config.monitoring import MonitorSection
 from towline.bridge.config.patterns import Pattern, Template
 from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
+from towline.bridge.config.services import CreateTopics, KafkaSection, SparkSection
 from towline.errors import ConfigError, did_you_mean
-from towline.gateway.settings import GatewaySettings, LandingSettings, ReceiptSettings
+from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.gateway.sharing import ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Filter
-from towline.spark.quickstart import Tier
 
 __all__ = [
     "BATCH_BYTES",
@@ -45,74 +45,6 @@ __all__ = [
 CHECKPOINT = "checkpoint"
 #: Most bytes of a micro-batch, if the file says nothing: a whole one may be in memory twice on its way to the sink.
 BATCH_BYTES = 64 << 20
-
-
-class CreateTopics(Section):
-    """How missing topics are made; off unless the table is there.
-
-    Attributes:
-        partitions: Partitions of a new topic.
-        replication_factor: Copies; -1 takes the cluster's default.
-    """
-
-    partitions: Annotated[int, Field(ge=1)] = 6
-    replication_factor: Annotated[int, Field(ge=-1)] = -1
-
-
-class KafkaSection(Section):
-    """Where records go.
-
-    Attributes:
-        bootstrap_servers: ``host:port,host:port``.
-        settings: Further librdkafka client settings, no secrets.
-        password_file: Holds ``sasl.password``.
-        key_password_file: Holds ``ssl.key.password``.
-        create_topics: Make the topics that are missing and known: fixed ones, and those that ``allowed_topics`` names.
-    """
-
-    bootstrap_servers: str = Field(min_length=1)
-    settings: dict[str, str | bool | int | float] = Field(default_factory=dict)
-    password_file: Path | None = None
-    key_password_file: Path | None = None
-    create_topics: CreateTopics | None = None
-
-    def client(self) -> dict[str, str]:
-        """The settings as librdkafka names them; secrets as names of files (`towline.kafka.clientconfig`)."""
-        made = {"bootstrap.servers": self.bootstrap_servers}
-        made |= {name: _as_text(value) for name, value in self.settings.items()}
-        if self.password_file:
-            made["sasl.password.file"] = str(self.password_file)
-        if self.key_password_file:
-            made["ssl.key.password.file"] = str(self.key_password_file)
-        return made
-
-    def landing(self) -> LandingSettings:
-        """Where a line keeps its journal that wants it in Kafka."""
-        create = self.create_topics
-        replication = -1 if create is None else create.replication_factor
-        return LandingSettings(client=self.client(), create=create is not None, replication=replication)
-
-
-class SparkSection(Section):
-    """The Spark session of the bridge.
-
-    Attributes:
-        master: ``local[*]``, or a cluster (docs/cluster.md).
-        secret_file: Holds the secret of ``spark.authenticate``, for a standalone cluster or Kubernetes; elsewhere Spark
-            makes one by itself.
-        ui: Whether Spark's web page is served (on loopback).
-        conf: Further Spark settings.
-        kafka_jars: Jars of Spark's Kafka source, for downlinks; none lets Maven bring them at the start.
-        tier: How Spark's JVM is tuned, with a local master: ``quick`` for a quick start and low rates, ``peak`` for
-            full load over hours, ``auto`` for the one that suits the machine's cores.
-    """
-
-    master: str = Field(default="local[*]", min_length=1)
-    secret_file: Path | None = None
-    ui: bool = False
-    conf: dict[str, str | bool | int | float] = Field(default_factory=dict)
-    kafka_jars: tuple[Path, ...] = ()
-    tier: Tier = Tier.AUTO
 
 
 #: How long keys are remembered: ``10 minutes``, at least a second, at most 30 days.
@@ -151,7 +83,29 @@ class Dedupe(Section):
 
 
 class RouteSection(Section):
-    """``[[uplink.route]]`` as written; `compile` makes it a `Route`."""
+    """``[[uplink.route]]`` as written; `compile` makes it a `Route`.
+
+    Attributes:
+        from_: Topic filter; ``{name}`` is a wildcard of one level with a name.
+        topic: Kafka topic, a template: ``{name}`` of ``from``, ``{mqtt.topic}``, ``{mqtt.user.NAME}``.
+        qos: Of the subscription; without it what the guarantee takes.
+        key: Of the record, a template: the same key is the same partition, and so in order.
+        headers: Further headers of the record, each a template.
+        where: Spark SQL; messages for which it is not true are left out and counted.
+        allowed_topics: Names, or globs with ``*`` and ``?``, of what a topic with fields may become.
+        fallback_topic: Where a message goes whose topic is illegal or not allowed.
+        properties: Whether MQTT's properties travel as headers: ``all`` or ``none``.
+        key_required: Whether a message that gives no key is a dead letter.
+        fields: Names for templates and SQL, and the Spark SQL of each, in order.
+        reject: Spark SQL that says why a message is refused, null where it is not; what is refused is a dead letter.
+        missing_headers: Whether a header whose template gives nothing is there without a value (``null``) or left out
+            (``omit``).
+        no_local: Whether the broker leaves out what this client published itself (MQTT 5).
+        retain_as_published: Whether the RETAIN flag comes as it was published (MQTT 5).
+        retain_handling: Retained messages at a SUBSCRIBE: 0 always, 1 for a new subscription, 2 never (MQTT 5).
+        subscription_id: Subscription identifier (MQTT 5).
+        dedupe: How repeats are recognised; without it as the line says.
+    """
 
     from_: str = Field(alias="from", min_length=1)
     topic: str = Field(min_length=1)
@@ -215,7 +169,28 @@ class RouteSection(Section):
 
 
 class UplinkSection(Section):
-    """``[[uplink]]`` without its tables, which are read on their own."""
+    """``[[uplink]]`` without its tables, which are read on their own.
+
+    Attributes:
+        name: Part of the client id, the sink id, and the name of its state directory; unique in the file.
+        guarantee: The promise.
+        ack_after: When the broker is answered, as far as the guarantee leaves it open.
+        max_messages_per_trigger: Most messages in one micro-batch.
+        max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``; both limits hold.
+        target_batch_duration_s: Seconds that a micro-batch is to take at most.
+        trigger_interval_s: Seconds between batches; 0 begins the next at once.
+        parallelism: Writers of a batch; more than one split it by key.
+        dead_letter_topic: Where messages go that can't be mapped or written; ``false`` stops the line there instead.
+        dedupe: How repeats are recognised.
+        receipts: Publishers that ask learn what is in Kafka: a table with ``key_file``.
+        listen: ``HOST:PORT`` of its gateway on a network; ``false`` for nowhere.
+        gateways: State directories and locations of gateways that run elsewhere, which the line reads.
+        removed_gateways: Names of gateways that leave the line unasked.
+        share: How members share the line's messages.
+        share_key: With ``hash``: the wildcard of every route that is hashed, or the number of a topic's level.
+        share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``.
+        inbox: Where received messages wait: on ``disk``, or in a landing topic of ``kafka``.
+    """
 
     name: str = Field(pattern=NAME)
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
@@ -386,6 +361,9 @@ class Bridge(Section):
     Attributes:
         name: Of the bridge.
         file: Where it was read from.
+        files: All files that were read: that one, and what it includes.
+        environment: Which of its environments goes over it; "" for none.
+        environments: Those that it has.
         state_dir: Directory of the bridge; each line has one of its name inside.
         kafka: Where records go.
         spark: The Spark session.
@@ -396,12 +374,20 @@ class Bridge(Section):
 
     name: str
     file: Path
+    files: tuple[Path, ...] = ()
+    environment: str = ""
+    environments: tuple[str, ...] = ()
     state_dir: Path
     kafka: KafkaSection
     spark: SparkSection
     gateway: GatewaySection = GatewaySection()
     monitor: MonitorSection = MonitorSection()
     lines: tuple[Annotated[Line | DownLine, Field(discriminator="direction")], ...]
+
+    @property
+    def named(self) -> str:
+        """How a command names it: the file, and the environment."""
+        return f"{self.file} --environment {self.environment}" if self.environment else str(self.file)
 
     @property
     def uplinks(self) -> tuple[Line, ...]:
@@ -440,7 +426,3 @@ class Bridge(Section):
                 return line
         hint = did_you_mean(name, [line.name for line in self.lines])
         raise ConfigError("TL-C73", str(self.file), f'no line is named "{name}"', hint)
-
-
-def _as_text(value: str | float) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

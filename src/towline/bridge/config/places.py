@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["KeyPath", "Places"]
+__all__ = ["KeyPath", "Places", "plain_path"]
 
 #: Keys and array indices from the root, as pydantic's ``loc``.
 KeyPath = tuple[str | int, ...]
@@ -19,6 +19,11 @@ _DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
 _TABLE = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]\]?")
 _ASSIGN = re.compile(rf"\s*({_DOTTED})\s*=")
 _QUOTES = re.compile(r'"""|\'\'\'|"|\'')
+
+
+def plain_path(path: KeyPath) -> KeyPath:
+    """The path with its dotted keys taken apart: ``"a.b"`` in quotes and ``a.b`` name the same setting."""
+    return tuple(part for key in path for part in (key.split(".") if isinstance(key, str) else (key,)))
 
 
 class Places:
@@ -43,8 +48,9 @@ class Places:
 
     def line(self, path: KeyPath) -> int:
         """The line of a key, or of the nearest table around it; 1 for what stands nowhere."""
+        path = plain_path(path)
         for length in range(len(path), 0, -1):
-            if (found := self._lines.get(tuple(path[:length]))) is not None:
+            if (found := self._lines.get(path[:length])) is not None:
                 return found
         return 1
 
@@ -60,7 +66,7 @@ class Places:
 
 
 def _split(dotted: str) -> KeyPath:
-    return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
+    return plain_path(tuple(part.strip("\"'") for part in re.findall(_KEY, dotted)))
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

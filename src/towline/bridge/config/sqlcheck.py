@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import subprocess
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -21,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.bridge.config.downlink import FailureNotice, Sql
 from towline.bridge.config.file import hide_references
 from towline.bridge.config.mistakes import ConfigMistakes, Mistakes
-from towline.bridge.config.places import KeyPath, Places
+from towline.bridge.config.places import KeyPath
+from towline.bridge.config.sources import LINES, Sources, compose
 from towline.errors import ConfigError, SetupError, did_you_mean
 from towline.guarantee import Guarantee
 from towline.schema import SPARK_SCHEMA
@@ -302,7 +302,7 @@ def judge(bridge: Bridge, jvm: Any, shown: Path | None = None) -> tuple[dict[str
     wrong: dict[str, Mistakes] = {}
     warnings: list[str] = []
     fields_wrong: set[KeyPath] = set()
-    file = _File(bridge.file, shown or bridge.file)
+    file = _File(bridge.file, bridge.environment, shown or bridge.file)
     for one in expressions:
         table = one.path[: 4 if one.path[0] == "uplink" else 2]
         if any((*table, "fields", name) in fields_wrong for name, _ in one.fields):
@@ -326,22 +326,22 @@ def _key(one: SqlExpression) -> str:
 class _File:
     """Where an expression stands in the file, which a driver does not know."""
 
-    def __init__(self, file: Path, shown: Path) -> None:
-        self._shown = str(shown)
+    def __init__(self, file: Path, environment: str, shown: Path) -> None:
         try:
-            self._text = file.read_text(encoding="utf-8")
-            raw = tomllib.loads(self._text)
-        except (OSError, ValueError):  # gone or changed meanwhile: the message has no line then
-            self._text, raw = "", {}
+            text = file.read_text(encoding="utf-8")
+            self._sources = compose(text, file, environment, shown=shown)
+        except (OSError, ValueError, ConfigError):  # gone or changed meanwhile: the message has no line then
+            self._sources = Sources.unread(shown)
+        raw = self._sources.raw
         self._names = {
-            kind: [table.get("name") for table in raw.get(kind, []) if isinstance(table, dict)]
-            for kind in ("uplink", "downlink")
+            kind: [table.get("name") for table in raw.get(kind, []) if isinstance(table, dict)] for kind in LINES
         }
 
     def mistakes(self) -> Mistakes:
         """An empty list that shows no value of the environment [I12]."""
-        mistakes = Mistakes(self._shown, Places(self._text))
-        hide_references(self._text, mistakes)
+        mistakes = Mistakes(self._sources)
+        for text in self._sources.texts:
+            hide_references(text, mistakes)
         return mistakes
 
     def path(self, one: SqlExpression) -> KeyPath:

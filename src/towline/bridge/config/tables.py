@@ -14,7 +14,7 @@ from towline.bridge.config.places import KeyPath
 from towline.bridge.config.section import Section
 from towline.gateway.settings import GatewaySettings, LandingSettings
 
-__all__ = ["Surroundings", "Tables"]
+__all__ = ["MQTT_KEYS", "Surroundings", "Tables"]
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -34,9 +34,10 @@ _NOT_MQTT = {
     "receipts",
     "share",
 }
-_MQTT_KEYS: dict[str, Any] = {name: (Any, None) for name in GatewaySettings.model_fields if name not in _NOT_MQTT}
+#: Settings of a gateway that [mqtt] may say.
+MQTT_KEYS: dict[str, Any] = {name: (Any, None) for name in GatewaySettings.model_fields if name not in _NOT_MQTT}
 #: What [uplink.mqtt] may set: all the rest of `GatewaySettings`. Its values are judged with the line's others.
-_LineMqtt = create_model("_LineMqtt", __base__=Section, **_MQTT_KEYS)
+_LineMqtt = create_model("_LineMqtt", __base__=Section, **MQTT_KEYS)
 #: What [mqtt] may set.
 _CommonMqtt = create_model("_CommonMqtt", __base__=_LineMqtt, client_id_prefix=(Any, None))
 
@@ -75,12 +76,12 @@ class Tables:
     """Reads tables of one file.
 
     Args:
-        base: The directory that relative paths are relative to.
+        directory: Tells what a relative path in the value at a key path is relative to.
         mistakes: Where mistakes are noted.
     """
 
-    def __init__(self, base: Path, mistakes: Mistakes) -> None:
-        self.base = base
+    def __init__(self, directory: Callable[[KeyPath], Path], mistakes: Mistakes) -> None:
+        self.directory = directory
         self.mistakes = mistakes
 
     def model(self, kind: type[_M], table: Any, path: KeyPath, subject: str, apart: tuple[str, ...] = ()) -> _M | None:
@@ -130,7 +131,7 @@ class Tables:
         """A file, resolved; it must be there, or `do` says what to do."""
         if file is None:
             return None
-        file = self.base / file.expanduser()
+        file = self.directory(path) / file.expanduser()
         if not file.is_file():
             self.mistakes.add("TL-C15", path, subject, f"{path[-1]} {file} is not there", do)
         return file

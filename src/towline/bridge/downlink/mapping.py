@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["check_mapping", "mappings", "with_mapping"]
 
 
-def with_mapping(line: DownLine, file: Path, identity: Identity, evidence: Evidence) -> Identity:
+def with_mapping(line: DownLine, file: Path | str, identity: Identity, evidence: Evidence) -> Identity:
     """The identity with the mapping of the next batches, durable before there is one.
 
     Raises:
@@ -43,7 +43,7 @@ def with_mapping(line: DownLine, file: Path, identity: Identity, evidence: Evide
     return begun
 
 
-def check_mapping(line: DownLine, file: Path, identity: Identity, evidence: Evidence, mapping: str) -> None:
+def check_mapping(line: DownLine, file: Path | str, identity: Identity, evidence: Evidence, mapping: str) -> None:
     """Refuse to finish a batch with another mapping than it was begun with.
 
     Raises:

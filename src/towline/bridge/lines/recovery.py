@@ -247,12 +247,14 @@ def step(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> Re
 SetMarkers = Callable[[Identity, int], None]
 
 
-def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mark: SetMarkers | None = None) -> Identity:
+def examine(
+    line: AnyLine, file: Path | str, identity: Identity, seen: Evidence, mark: SetMarkers | None = None
+) -> Identity:
     """Let a query start, or say why not.
 
     Args:
         line: The line.
-        file: The bridge's.
+        file: The bridge's, as a command names it.
         identity: The line's.
         seen: What its checkpoint and its gateway say.
         mark: Sets markers; a line that drops repeats needs it.
@@ -284,7 +286,7 @@ def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mark:
     return resumed
 
 
-def refusal(line: AnyLine, file: Path, code: str, what: str, way: str) -> TowlineError:
+def refusal(line: AnyLine, file: Path | str, code: str, what: str, way: str) -> TowlineError:
     """Why a line does not start, with both ways out: mend it, or begin again."""
     again = f"towline run {file} --begin-again {line.name}"
     cost = _COST_OF_A_COPY if code == "TL-B24" and policy(line.guarantee).serves_again else _COST[line.guarantee.value]
@@ -292,7 +294,7 @@ def refusal(line: AnyLine, file: Path, code: str, what: str, way: str) -> Towlin
     return TowlineError(code, f'line "{line.name}"', what, do)
 
 
-def refused(line: AnyLine, file: Path, error: TowlineError) -> TowlineError | None:
+def refused(line: AnyLine, file: Path | str, error: TowlineError) -> TowlineError | None:
     """What a gateway that found its journal not to be the checkpoint's says to the bridge's user [TL-B24].
 
     Returns:

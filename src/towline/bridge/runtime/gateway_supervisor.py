@@ -51,7 +51,7 @@ class GatewaySupervisor(ChildSupervisor):
 
     Args:
         line: Whose gateway.
-        file: The bridge file, for messages.
+        file: The bridge file as a command names it, for messages.
         state: Where its status goes.
         log: File for its standard error.
         stopping: Set when the bridge ends.
@@ -59,7 +59,9 @@ class GatewaySupervisor(ChildSupervisor):
 
     what = "the gateway"
 
-    def __init__(self, line: AnyLine, file: Path, state: BridgeState, log: Path, stopping: threading.Event) -> None:
+    def __init__(
+        self, line: AnyLine, file: Path | str, state: BridgeState, log: Path, stopping: threading.Event
+    ) -> None:
         super().__init__(name=f"gateway {line.name}", daemon=True)
         self.line = line
         self.where = f'line "{line.name}"'

@@ -212,6 +212,7 @@ class BridgeState:
         lines: Names of the lines, and their directions.
         insecure: What the settings give up on the way to Kafka (`towline.kafka.clientconfig.insecurities`).
         file: What the bridge was read from; `towline status` says when it was changed since.
+        included: Further files that it was read from.
     """
 
     def __init__(
@@ -221,6 +222,7 @@ class BridgeState:
         lines: Mapping[str, str],
         insecure: Sequence[str] = (),
         file: Path | None = None,
+        included: Sequence[Path] = (),
     ) -> None:
         self.lock = threading.RLock()
         self.name = name
@@ -231,7 +233,7 @@ class BridgeState:
         self.kafka_insecure = list(insecure)
         self.lines = {line: LineView(line, direction) for line, direction in lines.items()}
         self._file = state_dir / BRIDGE_FILE
-        self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
+        self._read = {} if file is None else _read(file, included)
         self._started = time.time()
         #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
         self.beat = time.monotonic()
@@ -301,10 +303,14 @@ def gateways_status(
     return None if status["state"] == "away" else status
 
 
-def digest_of(file: Path) -> str | None:
-    """SHA-256 of a file, as hex digits; None where it can't be read."""
+def _read(file: Path, included: Sequence[Path]) -> dict[str, Any]:
+    return {"path": str(file), "included": [*map(str, included)], "sha256": digest_of(file, *included)}
+
+
+def digest_of(*read: Path) -> str | None:
+    """SHA-256 of files, one after the other, as hex digits; None where one can't be read."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return hashlib.sha256(b"".join(file.read_bytes() for file in read)).hexdigest()
     except OSError:
         return None
 

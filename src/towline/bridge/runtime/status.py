@@ -34,6 +34,11 @@ __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]
 WRONG, NOT_KNOWN = 1, 3
 
 
+def _changed(read: Mapping[str, Any]) -> bool:
+    """Whether a file of a bridge is not as it was read."""
+    return bool(digest_of(Path(read["path"]), *map(Path, read.get("included", ()))) != read["sha256"])
+
+
 def collect(
     state_dir: Path,
     lines: list[str] | None = None,
@@ -68,7 +73,9 @@ def collect(
         "pid": state.get("pid"),
         "updated": updated,
         "file": (read := state.get("file") or {}).get("path"),
-        "file_changed": running and bool(read) and digest_of(Path(read["path"])) != read["sha256"],
+        "file_changed": running
+        and bool(read)
+        and digest_of(*map(Path, read.get("files", [read["path"]]))) != read["sha256"],
         "spark": state.get("spark", "not started") if running else "not running",
         "kafka": state.get("kafka", "unknown") if running else "unknown",
         "kafka_error": state.get("kafka_error"),

@@ -107,7 +107,9 @@ class Supervisor:
             for text in insecure:
                 self._screen.say(f"insecure: [kafka] {text}")
             directions = {line.name: line.direction for line in bridge.lines}
-            self._state = BridgeState(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
+            self._state = BridgeState(
+                bridge.name, bridge.state_dir, directions, insecure, bridge.file, bridge.files[1:]
+            )
             self._observe(self._state)
             self._kafka = KafkaSupervisor(bridge, self._state, self._spark_ending)
             self._driver = DriverSupervisor(bridge, self._state, self._kafka, self._spark_ending)
@@ -129,7 +131,7 @@ class Supervisor:
         if isinstance(line, Line) and line.gateways:
             return GatewaysSupervisor(line, self._bridge, self._state, self._ending)
         log = self._bridge.logs / f"gateway-{line.name}.log"
-        return GatewaySupervisor(line, self._bridge.file, self._state, log, self._ending)
+        return GatewaySupervisor(line, self._bridge.named, self._state, log, self._ending)
 
     def _watch(self) -> TowlineError | None:
         """Show the account until the end is asked for, or nothing can go on."""

@@ -93,7 +93,7 @@ def gather(line: Line, access: Access, consumer: str, identity: Identity) -> See
     return Seen(seen, parts, starts)
 
 
-def belong(line: Line, file: Path, identity: Identity, seen: Seen) -> None:
+def belong(line: Line, file: Path | str, identity: Identity, seen: Seen) -> None:
     """See that the checkpoint and the journal of each gateway that answered belong together.
 
     Raises:

@@ -1,0 +1,334 @@
+"""The bridge file as JSON Schema (2020-12), for editors: made of the models that read it, with what these say in words.
+
+An editor shows what `towline check` would tell of the file's structure: unknown and missing keys, wrong types, numbers
+out of range. What contradicts itself only `check` finds. A text with ``${NAME}`` stands for any number or word.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, Field, create_model
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from towline.bridge.config.downlink import DownlinkSection
+from towline.bridge.config.gateways import GatewaySection
+from towline.bridge.config.hono import PROFILES, HonoSettings
+from towline.bridge.config.members import MemberSection
+from towline.bridge.config.model import KafkaSection, RouteSection, SparkSection, UplinkSection
+from towline.bridge.config.monitoring import MonitorSection
+from towline.bridge.config.section import NAME, Section
+from towline.bridge.config.sources import ENVIRONMENT, INCLUDE, LINES
+from towline.bridge.config.tables import MQTT_KEYS
+from towline.gateway.settings import GatewaySettings, OutboxSettings
+from towline.journal import Limits
+
+__all__ = ["bridge_schema"]
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+#: Text that names a variable of the environment is replaced before types are looked at.
+_VARIABLE: Final = {
+    "type": "string",
+    "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*\}",
+    "description": "The value of an environment variable: ${NAME}.",
+}
+_SIZE: Final = {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*[kMGT]?i?B\s*$"}
+_TEXTS: Final = {"type": "array", "items": {"type": "string"}}
+_SETTING: Final = {
+    "anyOf": [
+        {"type": ["string", "boolean", "number"]},
+        {"type": "object", "additionalProperties": {"$ref": "#/$defs/Setting"}},
+    ]
+}
+#: A value that may be written in another way than the model holds it: definition, key → one more way.
+_WAYS: Final = {
+    ("Tls", "alpn"): {"type": "string"},
+    ("KafkaSection", "bootstrap_servers"): _TEXTS,
+    ("KafkaSection", "create_topics"): {"type": "boolean"},
+    ("UplinkTable", "max_bytes_per_trigger"): _SIZE,
+    **{("Limits", name): _SIZE for name in ("max_bytes", "min_free_bytes", "segment_bytes", "retain_bytes")},
+    **{("OutboxLimits", name): _SIZE for name in ("max_bytes", "min_free_bytes", "segment_bytes")},
+}
+#: Tables of another program's settings, whose dotted names may be tables.
+_SETTINGS: Final = (("KafkaSection", "settings"), ("SparkSection", "conf"))
+_ENUMERATED: Final = ("enum", "pattern")
+#: ``name: what it is`` of a docstring, with further lines that are indented more.
+_ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+_ANNOTATIONS: Final = ("title", "description", "default")
+
+
+def _attributes(cls: type) -> dict[str, str]:
+    """What the docstrings of a class and those it is made of say under ``Attributes:``."""
+    found: dict[str, str] = {}
+    for one in reversed(cls.__mro__):
+        section = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
+        pairs = _ATTRIBUTE.findall(section.partition("\n\n")[0])
+        found |= {name: " ".join(text.split()) for name, text in pairs}
+    return found
+
+
+def _part(name: str, of: type[BaseModel], keys: Iterator[str] | list[str], about: str, **more: Any) -> type[BaseModel]:
+    """A table with some keys of a model, said in the model's own words, and further ones."""
+    fields: dict[str, Any] = {key: (of.model_fields[key].annotation, of.model_fields[key]) for key in keys}
+    words = "\n".join(f"    {key}: {text}" for key, text in _attributes(of).items())
+    return create_model(name, __base__=Section, __doc__=f"{about}\n\nAttributes:\n{words}\n", **fields, **more)
+
+
+_BROKERS: Final = (str | list[str], Field(default=None, description="Broker URIs, tried in this order."))
+_LineMqtt = _part(
+    "LineMqtt",
+    GatewaySettings,
+    [key for key in MQTT_KEYS if key != "brokers"],
+    "What this line says to its broker differently from [mqtt].",
+    brokers=_BROKERS,
+)
+_Mqtt = create_model(
+    "Mqtt",
+    __base__=_LineMqtt,
+    __doc__="The MQTT broker, and what is said to it.",
+    client_id_prefix=(str, Field(default=None, description="Begins client ids, in place of the bridge's name.")),
+)
+_OutboxLimits = _part(
+    "OutboxLimits",
+    OutboxSettings,
+    ["max_bytes", "min_free_bytes", "segment_bytes", "max_age_s"],
+    "When the outbox takes no more, and when its messages are too old.",
+)
+
+
+class UplinkTable(UplinkSection):
+    """A line from MQTT to Kafka.
+
+    Attributes:
+        profile: A convention that says the rest, such as Eclipse Hono's.
+        mqtt: What differs from [mqtt].
+        journal: How much disk it may take.
+        route: The first route that matches takes the message.
+        member: Gateways that share the line's messages.
+    """
+
+    profile: Literal[tuple(PROFILES["uplink"])] | None = None  # type: ignore[valid-type] # the names that there are
+    mqtt: _LineMqtt | None = None  # type: ignore[valid-type] # made above
+    journal: Limits | None = None
+    route: list[RouteSection] = Field(default_factory=list)
+    member: list[MemberSection] = Field(default_factory=list)
+
+
+class DownlinkTable(DownlinkSection):
+    """A line from Kafka to MQTT.
+
+    Attributes:
+        profile: A convention that says the rest, such as Eclipse Hono's.
+        mqtt: What differs from [mqtt].
+        outbox: How much disk it may take, and how old a message may be.
+    """
+
+    profile: Literal[tuple(PROFILES["downlink"])] | None = None  # type: ignore[valid-type] # the names that there are
+    mqtt: _LineMqtt | None = None  # type: ignore[valid-type] # made above
+    outbox: _OutboxLimits | None = None  # type: ignore[valid-type] # made above
+
+
+class _Document(Section):
+    """A bridge file of Towline.
+
+    Attributes:
+        name: Names the bridge; it becomes part of the MQTT client ids.
+        state_dir: A directory on a local disk: the journals live there.
+        include: Further files, relative to this one; ``*`` and ``**`` as in a shell.
+        environment: Tables that go over the file with --environment NAME.
+        mqtt: The MQTT broker, and what is said to it.
+        kafka: Where records go.
+        spark: The Spark session of the bridge.
+        gateway: Gateways on a network.
+        hono: What Hono's device registry would know, for lines with a profile.
+        monitor: Metrics and health.
+        uplink: Lines from MQTT to Kafka.
+        downlink: Lines from Kafka to MQTT.
+    """
+
+    name: str = Field(pattern=NAME)
+    state_dir: str
+    include: str | list[str] | None = None
+    environment: dict[str, Any] = Field(default_factory=dict)
+    mqtt: _Mqtt  # type: ignore[valid-type] # made above
+    kafka: KafkaSection
+    spark: SparkSection = SparkSection()
+    gateway: GatewaySection = GatewaySection()
+    hono: HonoSettings = HonoSettings()
+    monitor: MonitorSection = MonitorSection()
+    uplink: list[UplinkTable] = Field(default_factory=list)
+    downlink: list[DownlinkTable] = Field(default_factory=list)
+
+
+def bridge_schema(*, included: bool = False) -> dict[str, Any]:
+    """The schema of a bridge file.
+
+    Args:
+        included: Of a file that another one includes, in which nothing has to be.
+    """
+    made = _Document.model_json_schema(schema_generator=_Generator)
+    defs: dict[str, Any] = made.pop("$defs")
+    _other_ways(defs)
+    _lines_need(defs)
+    made["properties"][ENVIRONMENT] |= {"additionalProperties": _environment(made, defs)}
+    for kind in LINES:
+        made["properties"][kind]["minItems"] = 1
+    required = made.pop("required")
+    defs["KafkaSection"].pop("required")
+    whole = {} if included else _whole(required)
+    defs |= {"Variable": _VARIABLE, "Setting": _SETTING}
+    for one in defs.values():
+        one.pop("title", None)
+    made["title"] = "A file that a bridge file of Towline includes" if included else "A bridge file of Towline"
+    schema = {"$schema": _DIALECT, **made, **whole, "$defs": dict(sorted(defs.items()))}
+    return {key: _with_variables(value) for key, value in schema.items()}
+
+
+# -- in words --------------------------------------------------------------------------------------------------------
+
+
+class _Generator(GenerateJsonSchema):
+    """Schemas as TOML has them: no null, no titles that repeat a key, and descriptions from the docstrings."""
+
+    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        made, default = self.generate_inner(schema["schema"]), schema.get("default")
+        plain = isinstance(default, str | int | float) and default not in ("", None)
+        return {**made, "default": default} if plain and "$ref" not in made else made
+
+    def field_title_should_be_set(self, _: Any) -> bool:
+        return False
+
+    def model_schema(self, schema: Any) -> JsonSchemaValue:
+        return _described(super().model_schema(schema), schema["cls"])
+
+    def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
+        return _described(super().dataclass_schema(schema), schema["cls"])
+
+
+def _described(made: JsonSchemaValue, cls: type) -> JsonSchemaValue:
+    made["description"] = _words((cls.__doc__ or "").partition("\n\n")[0])
+    words = _attributes(cls)
+    for name, one in made.get("properties", {}).items():
+        text = one.get("description") or words.get(name) or words.get(f"{name}_")
+        if text and ("$ref" not in one or len(one) == 1):
+            one["description"] = _words(text)
+    return made
+
+
+def _words(text: str) -> str:
+    """For a reader of TOML: no marks of Python's documentation, and no None."""
+    text = re.sub(r"`+", "`", " ".join(text.split()))
+    text = re.sub(r" \((?:design )?section \d+\)| \[I\d+\]", "", text)
+    text = re.sub(r"\bNone for\b", "without it", text)
+    return re.sub(r"\bNone (?=when|where)", "left out ", text)
+
+
+# -- what TOML and the loader allow ----------------------------------------------------------------------------------
+
+
+def _other_ways(defs: dict[str, Any]) -> None:
+    for (name, key), way in _WAYS.items():
+        one = defs[name]["properties"][key]
+        about = {word: one.pop(word) for word in _ANNOTATIONS if word in one}
+        defs[name]["properties"][key] = {"anyOf": [one, way], **about}
+    for name, key in _SETTINGS:
+        defs[name]["properties"][key]["additionalProperties"] = {"$ref": "#/$defs/Setting"}
+
+
+def _lines_need(defs: dict[str, Any]) -> None:
+    """What a profile says need not be said."""
+    defs["UplinkTable"]["anyOf"] = [{"required": ["route"]}, {"required": ["profile"]}]
+    defs["UplinkTable"]["properties"]["route"]["minItems"] = 1
+    defs["UplinkTable"]["properties"]["member"]["minItems"] = 1
+    defs["ReceiptSettings"]["anyOf"] = [{"required": ["key_file"]}, {"required": ["trust_all_clients"]}]
+    defs["DownlinkTable"]["required"].remove("from")
+    defs["DownlinkTable"]["anyOf"] = [{"required": ["from"]}, {"required": ["profile"]}]
+
+
+def _whole(required: list[str]) -> dict[str, Any]:
+    """What a file has to have that neither includes others nor has environments, which might have it."""
+    brokers = {"required": ["mqtt"], "properties": {"mqtt": {"required": ["brokers"]}}}
+    elsewhere = {"required": ["gateways"]}
+    return {
+        "if": {"not": {"anyOf": [{"required": [INCLUDE]}, {"required": [ENVIRONMENT]}]}},
+        "then": {
+            "required": [name for name in required if name != "mqtt"],
+            "properties": {"kafka": {"required": ["bootstrap_servers"]}},
+            "allOf": [
+                {"anyOf": [{"required": [kind]} for kind in LINES]},
+                {
+                    "anyOf": [
+                        brokers,
+                        {"required": ["mqtt"], **_each_line({"anyOf": [brokers, elsewhere]})},
+                        _each_line(elsewhere),
+                    ]
+                },
+            ],
+        },
+    }
+
+
+def _each_line(needs: dict[str, Any]) -> dict[str, Any]:
+    return {"properties": {kind: {"items": needs} for kind in LINES}}
+
+
+def _environment(document: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
+    """A table of an environment: every table in part, and lines by their names."""
+    parts: dict[str, Any] = {}
+    properties = {
+        key: _in_part(value, defs, parts)
+        for key, value in document["properties"].items()
+        if key not in (INCLUDE, ENVIRONMENT, *LINES)
+    }
+    for kind in LINES:
+        line = _in_part(document["properties"][kind]["items"], defs, parts)
+        properties[kind] = {"type": "object", "additionalProperties": line}
+    defs |= parts
+    defs["Environment"] = {
+        "type": "object",
+        "description": "What differs from the rest of the file.",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    return {"$ref": "#/$defs/Environment"}
+
+
+def _in_part(schema: Any, defs: dict[str, Any], parts: dict[str, Any]) -> Any:
+    """The schema of a table in which nothing has to be; lists are whole, as an environment replaces them."""
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        if defs[name].get("type") != "object":
+            return schema
+        part = {key: value for key, value in defs[name].items() if key not in ("required", "anyOf")}
+        part["properties"] = {key: _in_part(value, defs, parts) for key, value in part.get("properties", {}).items()}
+        if part == defs[name]:
+            return schema
+        parts[f"{name}InPart"] = part
+        return schema | {"$ref": f"#/$defs/{name}InPart"}
+    if "anyOf" in schema:
+        return schema | {"anyOf": [_in_part(one, defs, parts) for one in schema["anyOf"]]}
+    return schema
+
+
+def _with_variables(schema: Any) -> Any:
+    """Let a text with ``${NAME}`` stand where a number, a word of several or a text of some form is wanted."""
+    if isinstance(schema, list):
+        return [_with_variables(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema in (_VARIABLE, _SETTING) or "const" in schema:
+        return schema
+    kind = schema.get("type")
+    if kind in ("integer", "number", "boolean") or (kind == "string" and any(word in schema for word in _ENUMERATED)):
+        about = {word: schema[word] for word in _ANNOTATIONS if word in schema}
+        plain = {word: value for word, value in schema.items() if word not in about}
+        return {"anyOf": [plain, {"$ref": "#/$defs/Variable"}], **about}
+    return {key: value if key in _ANNOTATIONS else _with_variables(value) for key, value in schema.items()}

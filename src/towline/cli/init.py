@@ -1,0 +1,90 @@
+"""``towline init``: a first bridge file, from five questions or from a Mosquitto's configuration."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from towline.cli.screen import command_app, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from towline.bridge.draft.answers import InitAnswers, InitQuestion, Judge
+    from towline.bridge.draft.document import Draft
+
+__all__ = ["app", "init"]
+
+app = command_app()
+
+
+@app.command(epilog="Example:  towline init      or:  towline init --from /etc/mosquitto/mosquitto.conf")
+def init(
+    file: Annotated[Path, typer.Argument(help="The bridge file to write.", show_default=True)] = Path("bridge.toml"),
+    broker: Annotated[str | None, typer.Option(help="MQTT broker, as mqtt://HOST:PORT.", show_default=False)] = None,
+    topics: Annotated[
+        str | None, typer.Option(help="MQTT topics: filters, commas between.", show_default=False)
+    ] = None,
+    kafka: Annotated[str | None, typer.Option(help="Kafka bootstrap servers.", show_default=False)] = None,
+    topic: Annotated[str | None, typer.Option(help="Kafka topic.", show_default=False)] = None,
+    guarantee: Annotated[str | None, typer.Option(help="What is promised.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the bridge; begins its client ids.", show_default="this machine's")
+    ] = None,
+    state_dir: Annotated[str, typer.Option(help="Where journals lie; beside the file by default.")] = "state",
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Take what a mosquitto.conf says of the broker.", show_default=False)
+    ] = None,
+    connection: Annotated[
+        str | None, typer.Option(help="With --from: this connection only.", show_default=False)
+    ] = None,
+    listener: Annotated[
+        int | None, typer.Option(help="With --from: this listener, no connections.", metavar="PORT", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Ask five questions and write a commented bridge file, which runs as it is.
+
+    Without a terminal nothing is asked: what no option says is the default. No password is written into the file.
+    """
+    from towline.bridge.draft.answers import answered, default_name, draft_of  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.draft.mosquitto import chosen, draft_from  # noqa: PLC0415
+    from towline.bridge.draft.writing import refuse_present, write  # noqa: PLC0415
+    from towline.mosquitto_conf import read  # noqa: PLC0415
+
+    refuse_present(file, force=force)
+    taken = chosen(None if source is None else read(source), connection=connection, port=listener)
+    bridge = default_name() if name is None else name
+
+    def made(answers: InitAnswers) -> Draft:
+        if taken is None:
+            return draft_of(answers, name=bridge, state_dir=state_dir)
+        return draft_from(taken, answers, name=bridge, state_dir=state_dir, stem=file.stem)
+
+    said = {"broker": broker, "topics": topics, "kafka": kafka, "topic": topic, "guarantee": guarantee}
+    on_a_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    known = frozenset[str]() if taken is None else taken.answers
+    draft = made(answered(said, made, file, _prompt if on_a_terminal else None, known))
+    written = write(draft, file, force=force)
+    sys.stdout.write(plain("".join(f"{line}\n" for line in _told(draft, file, written))))
+
+
+def _prompt(question: InitQuestion, default: str, judge: Judge) -> str:
+    def judged(text: str) -> str:
+        if (mistake := judge(text)) is not None:
+            raise typer.BadParameter(f"{mistake.what}. {mistake.do}")
+        return text
+
+    return str(typer.prompt(question.words, default=default, value_proc=judged))
+
+
+def _told(draft: Draft, file: Path, written: list[Path]) -> Iterator[str]:
+    yield f"wrote {' and '.join(map(str, written))}, mode 0600"
+    yield from (f"  {note}" for note in draft.notes)
+    for line in draft.lines:
+        yield from (f"  line {line.name}: {note}" for note in line.broker.notes)
+    yield f"Next: towline doctor {file}   what broker, Kafka and this machine can keep"
+    yield f"      towline run {file}      until Ctrl-C; what waits stays on disk"

@@ -1,0 +1,31 @@
+"""``towline schema``: what a bridge file may say, for editors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from towline.cli.screen import command_app, json_text
+
+__all__ = ["app", "schema"]
+
+app = command_app()
+
+
+@app.command(epilog="Example:  towline schema > bridge.schema.json")
+def schema(
+    included: Annotated[
+        bool, typer.Option("--included", help="Of a file that a bridge file includes: nothing has to be in it.")
+    ] = False,
+) -> None:
+    """Print the JSON Schema (2020-12) of the bridge file.
+
+    An editor with Taplo (Even Better TOML) reads it where the file begins with the line
+
+        #:schema ./bridge.schema.json
+    """
+    from towline.bridge.config.schema import bridge_schema  # noqa: PLC0415 - loaded when it is called
+
+    sys.stdout.write(json_text(bridge_schema(included=included), indent=2))

@@ -1,0 +1,283 @@
+"""A first bridge file: whatever is answered, it says that and is right, or the answer is refused."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.bridge.config.file import parse
+from towline.bridge.draft.answers import (
+    QUESTIONS,
+    InitAnswers,
+    answered,
+    default_name,
+    draft_of,
+    legal_name,
+    mistake_in,
+)
+from towline.bridge.draft.document import Draft, DraftBroker, DraftLine, quoted, render
+from towline.bridge.draft.mosquitto import chosen, draft_from
+from towline.bridge.draft.writing import write
+from towline.errors import ConfigError
+from towline.mosquitto_conf import read
+
+FILE = Path("bridge.toml")
+NOBODY: dict[str, str | None] = dict.fromkeys(one.key for one in QUESTIONS)
+
+
+def made(answers: InitAnswers) -> Draft:
+    return draft_of(answers, name="plant-7", state_dir="state")
+
+
+def test_the_defaults_are_a_right_file() -> None:
+    text = render(made(InitAnswers()), FILE)
+    bridge = parse(text, FILE, {})
+    (line,) = bridge.uplinks
+    assert (line.name, line.guarantee.value, line.routes[0].key and line.routes[0].key.text) == (
+        "telemetry",
+        "at_least_once",
+        "{device}",
+    )
+    assert max(map(len, text.splitlines())) <= 120
+    assert "password =" not in text
+
+
+def test_what_is_at_hand_in_comments_is_right_too(tmp_path: Path) -> None:
+    """Every comment that begins with a key may be taken out of its comment."""
+    text = render(made(InitAnswers(broker="mqtts://b.example")), FILE)
+    ready = re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE)
+    assert ready.count("password_file") == text.count("password_file") > 1
+    for name in ("mqtt.password", "kafka.password", "ca.pem"):
+        (tmp_path / name).write_text("secret")
+    bridge = parse(ready, tmp_path / "bridge.toml", {})
+    assert bridge.lines[0].gateway.tls.ca_file == tmp_path / "ca.pem"
+    assert bridge.kafka.password_file == tmp_path / "kafka.password"
+
+
+@pytest.mark.parametrize(
+    ("answers", "key"),
+    [
+        (InitAnswers(topics="telemetry/{tenant}/{device}/#"), "{tenant}/{device}"),
+        (InitAnswers(topics="a/+/b", topic="x", guarantee="exactly_once"), "{mqtt.topic}"),
+        (InitAnswers(topics="a/{d}, b/{d}", topic="x.{d}", guarantee="by_qos"), "{d}"),
+    ],
+)
+def test_the_key_is_what_the_filter_names(answers: InitAnswers, key: str) -> None:
+    (line,) = parse(render(made(answers), FILE), FILE, {}).uplinks
+    assert {route.key.text for route in line.routes if route.key} == {key}
+    assert len(line.routes) == answers.topics.count(",") + 1
+
+
+@given(st.text(max_size=12), st.sampled_from([one.key for one in QUESTIONS]))
+def test_any_answer_is_said_or_refused(text: str, key: str) -> None:
+    answers = InitAnswers(**{key: text})
+    draft = made(answers)
+    mistake = mistake_in(draft, FILE)
+    if mistake is None:
+        raw = tomllib.loads(render(draft, FILE))
+        said = {"kafka": raw["kafka"]["bootstrap_servers"], "topic": raw["uplink"][0]["route"][0]["topic"]}
+        said |= {"broker": ",".join(raw["mqtt"]["brokers"]), "guarantee": raw["uplink"][0]["guarantee"]}
+        said |= {"topics": ",".join(one["from"] for one in raw["uplink"][0]["route"])}
+        assert re.sub(r"\s*,\s*", ",", text.strip()).strip(",") == said[key].strip() or said[key] == text
+    else:
+        assert "\n" not in str(mistake)
+
+
+@given(st.text(max_size=20))
+def test_a_string_is_read_as_it_was(text: str) -> None:
+    if not any(0xD800 <= ord(one) < 0xE000 for one in text):
+        assert tomllib.loads(f"a = {quoted(text)}") == {"a": text}
+
+
+@given(st.text(max_size=80))
+def test_a_name_is_legal(text: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", legal_name(text, "otherwise"))
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", default_name())
+
+
+def test_options_answer_and_the_rest_is_asked() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def ask(question: object, default: str, judge: object) -> str:
+        asked.append((str(question), default))
+        assert callable(judge)
+        assert judge(default) is None
+        return default
+
+    answers = answered({**NOBODY, "kafka": "k:1", "guarantee": "by_qos"}, made, FILE, ask)
+    assert (answers.kafka, answers.guarantee, len(asked)) == ("k:1", "by_qos", 3)
+    assert answered(NOBODY, made, FILE, None) == InitAnswers()
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "told"),
+    [
+        ("broker", "http://b", '--broker: "http://" is not a broker scheme. Use mqtt://'),
+        (
+            "broker",
+            "mqtt://u:p@b",
+            "--broker: a broker URI carries no user or password. Use username and password_file",
+        ),
+        ("topics", "a/#/b", "--topics: "),
+        ("kafka", "k1", '--kafka: "k1" in "bootstrap_servers" is not HOST:PORT.'),
+        ("topic", "a b", '--topic: "a b" is no Kafka topic name'),
+        ("topic", "{device}", "--topic: "),
+        ("guarantee", "exactly", '--guarantee: "guarantee" must be "at_most_once", '),
+        (
+            "guarantee",
+            "exactly_once",
+            "--guarantee: guarantee exactly_once with 2 brokers needs them to share sessions",
+        ),
+    ],
+)
+def test_an_option_that_cant_be_is_one_line(key: str, text: str, told: str) -> None:
+    said = {**NOBODY, key: text} | ({"broker": "mqtt://a,mqtt://b"} if text == "exactly_once" else {})
+    with pytest.raises(ConfigError) as found:
+        answered(said, made, FILE, None)
+    assert str(found.value).startswith(told)
+    assert str(found.value).endswith("[TL-C163]")
+
+
+def test_files_are_made_whole_or_not_at_all(tmp_path: Path) -> None:
+    broker = DraftBroker(uris=("mqtt://b",), username="u", password_file="b.password")
+    draft = made(InitAnswers())
+    line = DraftLine(name="a", routes=draft.lines[0].routes, broker=broker)
+    secret = Draft(name="x", state_dir="s", kafka="k:1", guarantee="by_qos", lines=(line,), secrets={"b.password": "p"})
+    file = tmp_path / "bridge.toml"
+    assert write(secret, file, force=False) == [file, tmp_path / "b.password"]
+    assert [oct(one.stat().st_mode & 0o777) for one in sorted(tmp_path.iterdir())] == ["0o600", "0o600"]
+    assert parse(file.read_text(), file, {}).lines[0].gateway.password_file == tmp_path / "b.password"
+    file.write_text("mine")
+    (tmp_path / "b.password").unlink()
+    with pytest.raises(ConfigError, match=r"it is there already.*TL-C162"):
+        write(secret, file, force=False)
+    assert [one.name for one in tmp_path.iterdir()] == ["bridge.toml"], "the password went with it"
+    assert file.read_text() == "mine"
+    write(secret, file, force=True)
+    assert "mine" not in file.read_text()
+    with pytest.raises(ConfigError, match=r"can't be written \(no such file or directory\).*TL-C164"):
+        write(secret, tmp_path / "no" / "bridge.toml", force=False)
+
+
+# -- from Mosquitto's configuration ----------------------------------------------------------------------------------
+
+CONF = """\
+listener 8883
+certfile /none.pem
+listener 1884 127.0.0.1
+allow_anonymous true
+connection cloud
+address remote.example:8883 other.example
+bridge_cafile {ca}
+bridge_keyfile nowhere.pem
+remote_username plant ${{x}}
+remote_password s3cret words
+remote_clientid mine
+cleansession true
+start_type automatic
+round_robin true
+keepalive_interval 3
+topic sensors/{{x}}/# in 1 here/ there/
+topic sensors/{{x}}/# in 1 here/ there/
+topic telemetry/# out 0
+topic both/+ both 2
+"""
+
+
+def drafted(directory: Path, text: str, **options: str | int) -> Draft:
+    conf, ca = directory / "mosquitto.conf", directory / "ca.pem"
+    ca.write_text("a certificate")
+    conf.write_text(text.format(ca=ca) if "{ca}" in text else text)
+    source = chosen(read(conf), **options)  # type: ignore[arg-type] # by name
+    assert source is not None
+    return draft_from(source, InitAnswers(), name="p", state_dir="state", stem="bridge")
+
+
+def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
+    draft = drafted(tmp_path, CONF)
+    file = tmp_path / "bridge.toml"
+    write(draft, file, force=False)
+    raw = tomllib.loads(file.read_text())
+    out, came = raw["uplink"]
+    assert raw["mqtt"] == {}, "what one broker is told must not be told to the other"
+    assert (out["name"], out["mqtt"]["brokers"]) == ("cloud-out", ["mqtt://127.0.0.1:1884"])
+    assert [one["from"] for one in out["route"]] == ["telemetry/#", "both/+"]
+    assert came["mqtt"] == {
+        "brokers": ["mqtts://remote.example:8883", "mqtts://other.example:1883"],
+        "username": "plant $${x}",
+        "password_file": "bridge.cloud.password",
+        "tls": {"ca_file": str(tmp_path / "ca.pem")},
+        "protocol": "auto",
+        "keep_alive_s": 5,
+    }
+    assert [one["from"] for one in came["route"]] == ["there/sensors/{{x}}/#"]
+    assert (tmp_path / "bridge.cloud.password").read_text() == "s3cret words\n"
+    assert "s3cret" not in file.read_text() + repr(draft)
+    for said in ("remote_clientid", "cleansession", "round_robin", "the prefixes", "QoS 0", "both ways"):
+        assert any(note.startswith(f"Not carried over: {said}") for note in draft.notes), said
+    assert any("tls.key_file is missing" in note for note in draft.lines[1].broker.notes)
+    assert not any("start_type" in note for note in draft.notes), "a line does the same"
+    told = " ".join(file.read_text().replace("#", " ").split())
+    assert all(" ".join(note.replace("#", " ").split()) in told for note in draft.notes), "the file says it too"
+
+
+def test_what_of_mosquittos_settings_breaks_the_promise_is_said(tmp_path: Path) -> None:
+    bad = "max_queued_bytes 10\nmemory_limit 5\npersistent_client_expiration 1d\nmessage_size_limit 9\nlistener 1\n"
+    notes = drafted(tmp_path, f"{bad}upgrade_outgoing_qos true\n").notes
+    names = ("persistence", "max_queued_messages", "max_queued_bytes", "memory_limit", "persistent_client_expiration")
+    for name in (*names, "message_size_limit", "upgrade_outgoing_qos"):
+        assert any(note.startswith(f"Breaks the promise: {name} is") for note in notes), name
+    saved = "persistence true\nmax_queued_messages 0\nlistener 1\nallow_anonymous true\n"
+    assert [note.partition(":")[2][:60] for note in drafted(tmp_path, saved).notes] == [
+        " autosave_interval is 1800 s (by default): what came since t"
+    ]
+    sound = f"{saved}autosave_interval 1\nautosave_on_changes true\n"
+    assert drafted(tmp_path, sound).notes == ()
+    assert drafted(tmp_path, "connection c\naddress r\ntopic a in\n").notes[:1] != (), "QoS 0"
+    assert not any("persistence" in one for one in drafted(tmp_path, "connection c\naddress r\ntopic a in 1\n").notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "uri", "said"),
+    [
+        ("", "mqtt://localhost:1883", ""),
+        ("listener 0 /run/m.sock\nallow_anonymous true", "unix:///run/m.sock", ""),
+        ("listener 9001\nprotocol websockets", "ws://localhost:9001", "without a password"),
+        ("listener 8883 ::1\ncertfile c\nrequire_certificate true", "mqtts://[::1]:8883", "a certificate of ours"),
+        ("listener 1\nmount_point m/\nmax_qos 1", "mqtt://localhost:1", "grants QoS 1 at most"),
+        (
+            "listener 1\nmount_point m/\nuse_username_as_clientid true",
+            "mqtt://localhost:1",
+            "the user name as client id",
+        ),
+    ],
+)
+def test_a_listener_becomes_the_broker(tmp_path: Path, text: str, uri: str, said: str) -> None:
+    draft = drafted(tmp_path, text)
+    assert draft.lines[0].broker.uris == (uri,)
+    assert said in " ".join(draft.lines[0].broker.notes)
+    assert mistake_in(draft, tmp_path / "b.toml") is None
+
+
+def test_one_of_several_is_chosen(tmp_path: Path) -> None:
+    two = f"{CONF}connection other\naddress x\ntopic a in 1\nconnection empty\naddress y\n"
+    assert [one.name for one in drafted(tmp_path, two).lines] == ["cloud-out", "cloud-in", "other-in"]
+    assert [one.name for one in drafted(tmp_path, two, connection="other").lines] == ["other-in"]
+    assert drafted(tmp_path, two, connection="other").broker is not None
+    assert drafted(tmp_path, two, port=8883).lines[0].broker.uris == ("mqtts://localhost:8883",)
+    for options, told in (
+        ({"connection": "oter"}, r'no connection "oter".*Did you mean "other"'),
+        ({"connection": "empty"}, r'no connection "empty" with a topic'),
+        ({"port": 1}, r"no listener on port 1. There is 8883, 1884"),
+    ):
+        with pytest.raises(ConfigError, match=f"{told}.*TL-C165"):
+            drafted(tmp_path, two, **options)
+    with pytest.raises(ConfigError, match=r"has no address.*TL-C165"):
+        drafted(tmp_path, "connection c\ntopic a in\n")
+    with pytest.raises(ConfigError, match="TL-C163"):
+        chosen(None, port=1883)

@@ -1,0 +1,281 @@
+"""The schema for editors takes what `towline check` takes, and refuses each mistake of structure that check finds."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from towline.bridge.config.file import load
+from towline.bridge.config.mistakes import ConfigMistakes
+from towline.bridge.config.model import RouteSection, UplinkSection
+from towline.bridge.config.schema import bridge_schema
+from towline.bridge.config.tables import MQTT_KEYS
+from towline.cli import main
+
+ROOT = Path(__file__).parents[3]
+WHOLE = Draft202012Validator(bridge_schema())
+INCLUDED = Draft202012Validator(bridge_schema(included=True))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
+STRUCTURE = {"TL-C01", "TL-C02", "TL-C03", "TL-C16", "TL-C60", "TL-C61"}
+
+
+def blocks() -> Iterator[Any]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        found = re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        for number, text in enumerate(found, start=1):
+            yield pytest.param(text, id=f"{page.name}-{number}")
+
+
+def told(validator: Draft202012Validator, document: Any) -> list[str]:
+    return [f"{one.json_path}: {one.message[:200]}" for one in validator.iter_errors(document)]
+
+
+def test_it_is_a_schema_and_every_key_is_explained() -> None:
+    schema = bridge_schema()
+    Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert [key for key, one in schema["properties"].items() if "description" not in one] == []
+    for name in (
+        "UplinkTable",
+        "DownlinkTable",
+        "RouteSection",
+        "Mqtt",
+        "KafkaSection",
+        "SparkSection",
+        "GatewaySection",
+        "Tls",
+    ):
+        properties = schema["$defs"][name]["properties"]
+        assert [key for key, one in properties.items() if "description" not in one] == [], name
+    assert "None" not in json.dumps(schema)
+
+
+def test_it_has_the_keys_that_are_read() -> None:
+    defs = bridge_schema()["$defs"]
+    assert set(defs["Mqtt"]["properties"]) == {*MQTT_KEYS, "client_id_prefix"}
+    assert set(defs["UplinkTable"]["properties"]) > set(UplinkSection.model_fields)
+    assert len(defs["RouteSection"]["properties"]) == len(RouteSection.model_fields)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=[file.name for file in EXAMPLES])
+def test_the_examples_are_right(file: Path) -> None:
+    assert told(WHOLE, tomllib.loads(file.read_text())) == []
+
+
+@pytest.mark.parametrize("text", [*blocks()])
+def test_what_the_pages_show_is_right(text: str) -> None:
+    """A page may show a table of a line without the line's head."""
+    if re.match(r"\s*\[uplink\.", text):
+        text = f'[[uplink]]\nname = "x"\nroute = [{{ from = "a", topic = "a" }}]\n{text}'
+    document = tomllib.loads(text)
+    for kind in ("uplink", "downlink"):  # of a line that a page shows only what it is about
+        for one in document.get(kind, []):
+            one.setdefault("name", "x")
+            if kind == "uplink" and "profile" not in one:
+                one.setdefault("route", [{"from": "a", "topic": "a"}])
+            if kind == "downlink" and "profile" not in one:
+                one.setdefault("from", "a")
+    assert told(INCLUDED, document) == []
+
+
+FULL: dict[str, Any] = tomllib.loads("""
+name = "plant-7"
+state_dir = "state"
+[mqtt]
+brokers = ["mqtt://a:1883"]
+client_id_prefix = "p"
+keep_alive_s = 30
+linger_ms = 0.5
+protocol = "5"
+follow_redirects = false
+username = "u"
+will = { topic = "gone", qos = 1, user_properties = [["a", "b"]] }
+[kafka]
+bootstrap_servers = "k1:9092"
+create_topics = { partitions = 3, replication_factor = 1 }
+settings = { "client.rack" = "r1", "socket.keepalive.enable" = true }
+[spark]
+master = "local[2]"
+ui = false
+tier = "quick"
+conf = { "spark.ui.retainedJobs" = 10 }
+[gateway]
+ticket_valid_s = 600
+[monitor]
+listen = "127.0.0.1:9464"
+broker_queue_messages = 1000
+traces = false
+[hono]
+adapter = "a"
+tenants = { t1 = { defaults = { ttl = 3 }, resource-limits = { max-ttl = 60 }, gateways = ["g"] } }
+[[uplink]]
+name = "telemetry"
+guarantee = "at_least_once"
+max_bytes_per_trigger = "64 MiB"
+parallelism = 2
+trigger_interval_s = 0.5
+dead_letter_topic = "dead"
+dedupe = { key = "{mqtt.user.id}", within = "5 minutes" }
+receipts = { trust_all_clients = true, keep_s = 3600 }
+journal = { max_bytes = "20 GB", retain_bytes = 0 }
+mqtt = { keep_alive_s = 20 }
+[[uplink.route]]
+from = "telemetry/{device}/#"
+topic = "telemetry"
+qos = 1
+key = "{device}"
+headers = { device = "{device}" }
+allowed_topics = ["telemetry"]
+properties = "none"
+key_required = true
+fields = { f = "1" }
+[[uplink]]
+name = "several"
+share = "filters"
+[[uplink.route]]
+from = "a/#"
+topic = "a"
+[[uplink.member]]
+name = "g1"
+filters = ["a/b/#"]
+[[downlink]]
+name = "commands"
+from = ["commands"]
+topic = "c/{key}"
+payload = { sql = "value" }
+retain = false
+expiry = 60
+starting_offsets = { commands = { "0" = 12 } }
+failure_notice = { topic = "notices", headers = { a = "b" } }
+outbox = { max_age_s = 60.0, max_bytes = "1 GiB" }
+""")
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+def codes(document: dict[str, Any], directory: Path) -> set[str]:
+    """What check finds."""
+    file = directory / "bridge.toml"
+    file.write_text("".join(f"{key} = {toml(value)}\n" for key, value in document.items()))
+    try:
+        load(file, {"NUMBER": "7", "WORD": "by_qos", "TRUTH": "true"})
+    except ConfigMistakes as found:
+        return {one.code for one in found.mistakes}
+    return set()
+
+
+def tables(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if isinstance(value, dict):
+        yield path
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from tables(item, (*path, key))
+
+
+def at(document: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        document = document[key]
+    return document
+
+
+#: Tables whose keys are the user's own.
+FREE = ("settings", "conf", "headers", "fields", "defaults", "tenants", "starting_offsets", "commands")
+WRONG: tuple[Any, ...] = (True, 4711, 0.5, "no such word", ["x"], [[1]], {"no": {"such": 1}})
+
+
+def test_a_full_file_is_right(tmp_path: Path) -> None:
+    assert told(WHOLE, FULL) == []
+    assert codes(FULL, tmp_path) & STRUCTURE == set()
+
+
+@pytest.mark.parametrize("path", [*tables(FULL)], ids=str)
+def test_an_unknown_key_is_refused_in_every_table(tmp_path: Path, path: tuple[str | int, ...]) -> None:
+    wrong = deepcopy(FULL)
+    at(wrong, path)["no_such_key"] = "x"
+    found = codes(wrong, tmp_path) & STRUCTURE if "settings" not in path else set()
+    assert found or any(part in FREE for part in path)
+    assert bool(told(WHOLE, wrong)) == bool(found)
+
+
+@pytest.mark.parametrize("path", [*tables(FULL)], ids=str)
+def test_what_is_missing_or_of_another_kind_is_refused(tmp_path: Path, path: tuple[str | int, ...]) -> None:
+    """Each key is left out and given values of other kinds: what check finds of it the schema refuses too."""
+    for key in at(FULL, path):
+        if "settings" in (*path, key):
+            continue  # what Kafka's client knows is not written down here
+        without = deepcopy(FULL)
+        del at(without, path)[key]
+        if codes(without, tmp_path) & STRUCTURE:
+            assert told(WHOLE, without), f"{key} is missing"
+        for value in WRONG:
+            other = deepcopy(FULL)
+            at(other, path)[key] = value
+            if codes(other, tmp_path) & STRUCTURE:
+                assert told(WHOLE, other), f"{key} = {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"keep_alive_s": 30', '"keep_alive_s": "${NUMBER}"'),
+        ('"linger_ms": 0.5', '"linger_ms": "${NUMBER}"'),
+        ('"follow_redirects": false', '"follow_redirects": "${TRUTH}"'),
+        ('"guarantee": "at_least_once"', '"guarantee": "${WORD}"'),
+        ('"partitions": 3', '"partitions": "1${NUMBER}"'),
+    ],
+)
+def test_a_variable_stands_where_the_loader_takes_it(tmp_path: Path, old: str, new: str) -> None:
+    text = json.dumps(FULL)
+    assert old in text
+    document = json.loads(text.replace(old, new))
+    assert codes(document, tmp_path) & STRUCTURE == set()
+    assert told(WHOLE, document) == []
+    assert told(WHOLE, json.loads(text.replace(old, f'{old.partition(":")[0]}: "seven"'))) != []
+
+
+@pytest.mark.parametrize("key", ["name", "state_dir", "mqtt", "kafka"])
+def test_a_file_with_includes_or_environments_may_leave_its_tables_to_them(key: str) -> None:
+    without = {name: value for name, value in FULL.items() if name != key}
+    assert told(WHOLE, without) != []
+    assert told(WHOLE, {**without, "include": ["lines/*.toml"]}) == []
+    assert told(WHOLE, {**without, "environment": {"production": {key: FULL[key]}}}) == []
+    assert told(INCLUDED, without) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "right"),
+    [
+        ({"kafka": {"settings": {"security.protocol": "SSL"}}}, True),
+        ({"uplink": {"telemetry": {"guarantee": "exactly_once", "dedupe": {"within": "2 hours"}}}}, True),
+        ({"uplink": {"telemetry": {"route": [{"from": "a", "topic": "b"}]}}}, True),
+        ({"uplink": {"telemetry": {"route": [{"from": "a"}]}}}, False),
+        ({"uplink": {"telemetry": {"guarante": "exactly_once"}}}, False),
+        ({"uplink": [{"name": "more"}]}, False),
+        ({"include": ["x"]}, False),
+        ({"kafka": {"bootstrap_server": "k:9092"}}, False),
+    ],
+)
+def test_an_environment_says_tables_in_part(environment: dict[str, Any], right: bool) -> None:
+    assert (told(WHOLE, {**FULL, "environment": {"production": environment}}) == []) is right
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, made in ((["schema"], bridge_schema()), (["schema", "--included"], bridge_schema(included=True))):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+        assert json.loads(capsys.readouterr().out) == made

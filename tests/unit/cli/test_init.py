@@ -1,0 +1,100 @@
+"""`towline init`: questions on a terminal, none without, and nothing is replaced unasked."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.test_main import ran
+from towline.bridge.config.file import load
+
+
+def test_without_a_terminal_nothing_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "bridge.toml"
+    code, out, err = ran(capsys, "init", str(file), "--kafka", "k1:9092", "--name", "plant-7")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"wrote {file}, mode 0600",
+        f"Next: towline doctor {file}   what broker, Kafka and this machine can keep",
+        f"      towline run {file}      until Ctrl-C; what waits stays on disk",
+    ]
+    assert file.stat().st_mode & 0o777 == 0o600
+    bridge = load(file, {})
+    assert (bridge.name, bridge.kafka.bootstrap_servers) == ("plant-7", "k1:9092")
+    assert ran(capsys, "check", str(file))[0] == 0
+
+
+def test_a_file_that_is_there_stays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text("mine")
+    told = f"{file}: it is there already. Name another file, or replace it with --force.   [TL-C162]\n"
+    assert ran(capsys, "init", str(file)) == (2, "", told)
+    assert file.read_text() == "mine"
+    assert ran(capsys, "init", str(file), "--force")[0] == 0
+    assert tomllib.loads(file.read_text())["name"]
+
+
+def test_mistakes_are_one_line_and_write_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "bridge.toml"
+    for arguments, told in (
+        (["--broker", "http://b"], '--broker: "http://" is not a broker scheme.'),
+        (["--name", "-x"], 'towline init: "name" has letters'),
+        (["--from", str(tmp_path / "none.conf")], f"{tmp_path}/none.conf: it can't be read"),
+        (["--listener", "1883"], "towline init: --connection and --listener choose one thing of --from FILE."),
+    ):
+        code, out, err = ran(capsys, "init", str(file), *arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configuration_answers_what_it_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    conf, file = tmp_path / "mosquitto.conf", tmp_path / "bridge.toml"
+    conf.write_text("listener 1884 127.0.0.1\nallow_anonymous true\n")
+    code, out, _ = ran(capsys, "init", str(file), "--from", str(conf), "--topics", "a/{d}")
+    assert code == 0
+    assert "  Breaks the promise: persistence is false (by default)" in out
+    assert str(load(file, {}).lines[0].gateway.brokers[0]) == "mqtt://127.0.0.1:1884"
+    code, _, err = ran(capsys, "init", str(file), "--force", "--from", str(conf), "--broker", "mqtt://b")
+    assert (code, err) == (
+        2,
+        "--broker: the file that --from names says this. Leave out the option, or --from.   [TL-C163]\n",
+    )
+
+
+def test_on_a_terminal_it_asks_until_the_answer_can_be(tmp_path: Path) -> None:
+    """A real terminal: what is asked, what is told of a wrong answer, and the file that comes of it."""
+    main, side = pty.openpty()
+    command = [sys.executable, "-m", "towline.cli", "init", "--guarantee", "exactly_once", "--name", "plant-7"]
+    environ = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
+    with subprocess.Popen(command, stdin=side, stdout=side, stderr=side, cwd=tmp_path, env=environ) as process:
+        os.close(side)
+        os.write(main, b"http://b\nmqtt://b:1884\n\nk1\nk1:9092\nreadings\n")
+        said = b""
+        while True:
+            try:
+                more = os.read(main, 4096)
+            except OSError:  # the other side is closed
+                break
+            said += more
+            if not more:
+                break
+        assert process.wait(60) == 0
+    os.close(main)
+    text = said.decode().replace("\r\n", "\n")
+    assert text.count("MQTT broker [mqtt://localhost:1883]: ") == 2
+    assert 'Error: "http://" is not a broker scheme. Use mqtt://, mqtts://, ws://, wss:// or unix://.\n' in text
+    assert text.count("MQTT topics [telemetry/{device}/#]: ") == 1
+    assert 'Error: "k1" in "bootstrap_servers" is not HOST:PORT. Name one or more HOST:PORT' in text
+    assert text.count("Kafka topic [telemetry]: ") == 1
+    assert "Guarantee" not in text, "an option has said it"
+    bridge = load(tmp_path / "bridge.toml", {})
+    (line,) = bridge.uplinks
+    assert (str(line.gateway.brokers[0]), bridge.kafka.bootstrap_servers) == ("mqtt://b:1884", "k1:9092")
+    assert (line.name, line.fixed_topics[-1], line.guarantee.value) == ("readings", "readings", "exactly_once")
