@@ -101,9 +101,9 @@ class DownlinkCounts(LineCounts):
                 "expired": expired,
                 "refused": refused,
             },
-            why_not=why_not,
+            disagreements=[why_not] if why_not else [],
             uncounted=uncounted,
             broken=broken,
-            notes=(unseen(uncounted), f" ({degraded:,} of them at QoS 1, not 2)" if degraded else ""),
+            notes=(unseen(uncounted), f" ({degraded:,} of them at QoS 1, not 2)" if degraded else "", ""),
             more={"behind": self.behind, "degraded": degraded, "broken": broken},
         )

@@ -1,0 +1,93 @@
+"""What the sink has told of a line's batches, beside what the journal and Spark say of them. Pure.
+
+The sink's note has sums from a batch on (`towline.spark.sink_note`). A report brings them; what they grew by since the
+last one is what became of all batches in between, whoever heard of those. Where they began anew, the report's own batch
+is all that they tell of.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+from towline.spark.sink_note import SinkSums
+
+__all__ = ["NOTHING", "SinkWitness", "Testimony"]
+
+NOTHING = SinkSums(0)
+
+
+class Testimony(NamedTuple):
+    """What a report brings of the sink's note.
+
+    Attributes:
+        witness: With it.
+        sums: What became of the batches it is about.
+        whole: It is about all messages since the last report; else about the report's own batch.
+        own: What the report's own batch was given.
+    """
+
+    witness: SinkWitness
+    sums: SinkSums
+    whole: bool
+    own: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkWitness:
+    """The sink's word so far.
+
+    Attributes:
+        began: When it was heard first, in seconds since 1970; None before that.
+        query: Of the last report.
+        told: The sums of the last report, as the note had them.
+        sums: All that was told.
+    """
+
+    began: float | None = None
+    query: str = ""
+    told: SinkSums | None = None
+    sums: SinkSums = NOTHING
+
+    def hear(self, report: Mapping[str, Any], *, batch: bool) -> Testimony | None:
+        """Take a report's word; None where the sink has none.
+
+        Args:
+            report: With ``sink``: ``sums`` and ``own``, as `SinkSums.as_json`, and the ``query``.
+            batch: The report is about a batch with messages; else about all there are since the last one.
+        """
+        said = report.get("sink")
+        if said is None:
+            return None
+        sums, own = SinkSums.from_json(said["sums"]), SinkSums.from_json(said["own"])
+        query = str(report.get("query", ""))
+        whole = self.told is not None and query == self.query and sums.since == self.told.since
+        added = sums.minus(self.told) if whole and self.told else own if batch else NOTHING
+        began = self.began or float(report.get("at", time.time()))
+        heard = SinkWitness(began, query, sums, self.sums.plus(added))
+        return Testimony(heard, added, whole, own.given)
+
+    def goes_on(self, before: SinkWitness) -> bool:
+        """Whether its sums are those of another moment, and what was told since."""
+        if self.told is None or before.told is None:
+            return False
+        return (self.query, self.told.since) == (before.query, before.told.since)
+
+    def told_again(self, report: Mapping[str, Any]) -> Self:
+        """The same batch as in the last report, which may have been run again meanwhile: it is counted once."""
+        said = report.get("sink")
+        same = said is not None and self.told is not None and str(report.get("query", "")) == self.query
+        return replace(self, told=SinkSums.from_json(said["sums"])) if same and said is not None else self
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """From ``dataclasses.asdict``."""
+        told, sums = values.get("told"), values.get("sums")
+        return cls(
+            values.get("began"),
+            str(values.get("query", "")),
+            None if told is None else SinkSums.from_json(told),
+            NOTHING if sums is None else SinkSums.from_json(sums),
+        )
