@@ -169,7 +169,8 @@ class UplinkCounts(LineCounts):
     def _balanced(self, before: UplinkCounts, report: Mapping[str, Any], added: int) -> Self:
         """The sink counts a dead letter in two notes; of what its sums do not tell, the one is all there is."""
         more = added - (self.sink.sums.dead_lettered - before.sink.sums.dead_lettered)
-        sure = self.sink.goes_on(before.sink)
+        begun = before.since is not None or bool(before.spans)
+        sure = begun and "sink" in report and self.missed == before.missed  # the sums tell of all that was counted
         again = self.batch == before.batch == int(report["batch"])
         if not more:
             return self
@@ -195,7 +196,7 @@ class UplinkCounts(LineCounts):
         moved = replace(self, since=since, upto=max(end, before, self.upto), batch=report["batch"])
         if end <= before:
             return moved._again(self.batch, report)  # noqa: SLF001 - its own
-        return moved._counted(report, end - start, max(0, start - before))  # noqa: SLF001 - its own
+        return moved._counted(report, end - start, max(0, start - before), begun=self.since is not None)  # noqa: SLF001
 
     def _batch_of_several(self, report: Mapping[str, Any]) -> Self:
         spans = self._known_spans()
@@ -210,24 +211,25 @@ class UplinkCounts(LineCounts):
         counted = replace(self, journal="", since=None, upto=0, spans=moved, batch=report["batch"])
         if not held and not gap:  # counted before, or without a row
             return counted._again(self.batch, report)  # noqa: SLF001 - its own
-        return counted._counted(report, held, gap)  # noqa: SLF001 - its own
+        return counted._counted(report, held, gap, begun=bool(spans))  # noqa: SLF001 - its own
 
     def _again(self, last: int, report: Mapping[str, Any]) -> Self:
         return replace(self, sink=self.sink.told_again(report)) if int(report["batch"]) == last else self
 
-    def _counted(self, report: Mapping[str, Any], held: int, gap: int) -> Self:
+    def _counted(self, report: Mapping[str, Any], held: int, gap: int, *, begun: bool) -> Self:
         """Count messages that were not counted before.
 
         Args:
             report: Of a batch.
             held: How many offsets the batch has.
             gap: How many lie between the batch that was reported last and this one.
+            begun: Something was counted before.
         """
         rows, observed = int(report.get("rows") or 0), dict(report.get("observed") or {})
         hidden = max(0, held - rows)
         given_up = hidden if report.get("gives_up", True) else 0
         silent = gap + hidden - given_up
-        heard = self.sink.hear(report, batch=held > 0)
+        heard = self.sink.hear(report, batch=held > 0, counted=begun)
         covered = 0
         if heard is not None:
             covered = silent if heard.whole else silent - gap

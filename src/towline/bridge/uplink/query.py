@@ -27,6 +27,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
 from towline.gateway.access import is_remote
 from towline.guarantee import Guarantee, policy
+from towline.kafka.markers import BEFORE_FIRST
 from towline.kafka.options import SinkSettings
 from towline.kafka.resetting import set_markers
 from towline.spark import tally
@@ -62,6 +63,8 @@ class UplinkQuery(LineQuery[Line]):
 
     #: Where a checkpoint without a batch begins, which Spark does not report of its first; None before the start.
     _began: int | None = None
+    #: Whose offset that is; "" for a checkpoint with batches.
+    _journal = ""
     #: The same of several gateways, by name.
     _begun: Mapping[str, int] = MappingProxyType({})
 
@@ -89,6 +92,7 @@ class UplinkQuery(LineQuery[Line]):
             identity.save(line.gateway.state_dir)  # the next start finds a checkpoint, and asks for the same
         begin = starting(line, identity, evidence)
         self._began = offset_of(begin, evidence)
+        self._journal = evidence.gateway_journal if evidence.planned is None else ""
         self._note_begun(evidence)
         return self._writer(self.source(spark, begin, str(handed)), identity), identity
 
@@ -232,14 +236,17 @@ class UplinkQuery(LineQuery[Line]):
         One on all of them, and before that one on each that was run again without all of its rows: what it was not
         given is given up, and not in Kafka.
         """
-        del spark, counts
+        del spark
         line, landed = self.line, self._landed
         identity = Identity.read(line.gateway.state_dir)
         evidence = read_checkpoint(line.checkpoint) if landed is None else landed.evidence()
         if landed is not None and evidence.done_end:
             evidence = replace(evidence, done_end=landed.row_of(evidence.done_end))
-        if identity is None or identity.query != evidence.query or evidence.done is None:
-            return  # another line's batches, or none
+        if identity is None or identity.query != evidence.query:
+            return  # another line's batches
+        yield from self._passed_over(identity, counts)
+        if evidence.done is None:
+            return
         if line.gateways:
             yield from self._unreported_of_several(evidence, evidence.done)
             return
@@ -254,6 +261,22 @@ class UplinkQuery(LineQuery[Line]):
                 part = self._run_again(batch, end - start, given_up)
                 yield self._with_the_sink({**report, **part, "start": start, "end": end})
         yield self._with_the_sink({**report, "batch": evidence.done, "end": evidence.done_end})
+
+    def _passed_over(self, identity: Identity, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What a line that began again has not counted and does not read any more: given up, or carried before."""
+        upto, begins = counts.get("upto", 0), identity.start
+        if counts.get("since") is None or identity.journal != counts.get("journal") or upto >= begins:
+            return
+        span = {"journal": identity.journal, "start": upto, "end": begins}
+        gives_up = not policy(self.line.guarantee).serves_again
+        yield {"query": "", "batch": BEFORE_FIRST, **span, **_UNHEARD, "gives_up": gives_up}
+
+    def begun(self) -> dict[str, Any] | None:
+        """Where the first batch of a checkpoint begins: that is where counting begins."""
+        if self._began is None or not self._journal or self.line.gateways:
+            return None
+        span = {"journal": self._journal, "start": self._began, "end": self._began}
+        return {"query": "", "batch": BEFORE_FIRST, **span, **_UNHEARD}
 
     def _unreported_of_several(self, evidence: Evidence, done: int) -> Iterator[dict[str, Any]]:
         checkpoint = Checkpoint(str(self.line.checkpoint))
@@ -339,7 +362,9 @@ class UplinkQuery(LineQuery[Line]):
         report["reasons"] = [*self._reasons, *given_up]
         if said := tally.said_at(checkpoint, batch):
             sums, own = said
-            report["sink"] = {"sums": sums.as_json(), "own": own.as_json()}
+            # Of several gateways nobody has told where the checkpoint began.
+            whole = sums.since == 0 and not self.line.gateways and self._landed is None
+            report["sink"] = {"sums": sums.as_json(), "own": own.as_json(), "whole": whole}
         if not self._sink_counts():
             return report
         observed = {name: count for name, count in report["observed"].items() if name != "dead_lettered"}

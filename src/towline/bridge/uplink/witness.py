@@ -51,29 +51,28 @@ class SinkWitness:
     told: SinkSums | None = None
     sums: SinkSums = NOTHING
 
-    def hear(self, report: Mapping[str, Any], *, batch: bool) -> Testimony | None:
+    def hear(self, report: Mapping[str, Any], *, batch: bool, counted: bool) -> Testimony | None:
         """Take a report's word; None where the sink has none.
 
         Args:
-            report: With ``sink``: ``sums`` and ``own``, as `SinkSums.as_json`, and the ``query``.
+            report: With ``sink``: ``sums`` and ``own``, as `SinkSums.as_json`, and ``whole``, whether those sums are of
+                all batches that the checkpoint ever had; and the ``query``.
             batch: The report is about a batch with messages; else about all there are since the last one.
+            counted: All was counted that came before this checkpoint, or nothing of it.
         """
         said = report.get("sink")
         if said is None:
             return None
         sums, own = SinkSums.from_json(said["sums"]), SinkSums.from_json(said["own"])
         query = str(report.get("query", ""))
-        whole = self.told is not None and query == self.query and sums.since == self.told.since
-        added = sums.minus(self.told) if whole and self.told else own if batch else NOTHING
+        told = self.told if query == self.query else None
+        if told is None and said.get("whole") and counted:
+            told = replace(NOTHING, since=sums.since)
+        whole = told is not None and sums.since == told.since
+        added = sums.minus(told) if whole and told else own if batch else NOTHING
         began = self.began or float(report.get("at", time.time()))
         heard = SinkWitness(began, query, sums, self.sums.plus(added))
         return Testimony(heard, added, whole, own.given)
-
-    def goes_on(self, before: SinkWitness) -> bool:
-        """Whether its sums are those of another moment, and what was told since."""
-        if self.told is None or before.told is None:
-            return False
-        return (self.query, self.told.since) == (before.query, before.told.since)
 
     def told_again(self, report: Mapping[str, Any]) -> Self:
         """The same batch as in the last report, which may have been run again meanwhile: it is counted once."""
