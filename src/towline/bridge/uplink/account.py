@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAl
 
 from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, remark
 from towline.bridge.lines.elsewhere import AWAY, away_text
-from towline.bridge.uplink.witness import SinkWitness
+from towline.bridge.lines.witness import SinkWitness
 
 if TYPE_CHECKING:
     from towline.spark.offsets import JournalPlace
@@ -345,18 +345,13 @@ class UplinkCounts(LineCounts):
         yield from self._of_the_sink()
 
     def _of_the_sink(self) -> Iterator[str]:
-        sums = self.sink.sums
-        kafka = f"{sums.acknowledged:,} acknowledged by Kafka + {sums.dead_lettered:,} dead letters"
-        lost = "".join(
-            f" + {count:,} {word}" for count, word in ((sums.lost, "lost"), (sums.unknown, "unknown")) if count
-        )
-        before = sum(getattr(self, name) for name in (*_NOT_GIVEN, "skipped"))
-        if sums.given != sums.acknowledged + sums.dead_lettered + sums.lost + sums.unknown:
-            left = f" + {before:,} that did not come to it" if before else ""
-            yield f"journal says {sums.given + before:,} committed · the sink says {kafka}{lost}{left}"
-        if sums.drift or sums.drift_dead:
-            rows, dead = sums.acknowledged + sums.dead_lettered + sums.drift, sums.dead_lettered + sums.drift_dead
-            yield f"Kafka's markers say {rows:,} rows, {dead:,} of them dead letters · the sink says {kafka}"
+        sink, sums = self.sink, self.sink.sums
+        if not sink.accounts_for_all:
+            before = sum(getattr(self, name) for name in (*_NOT_GIVEN, "skipped"))
+            others = ((sums.lost, "lost"), (sums.unknown, "unknown"), (before, "that did not come to it"))
+            more = "".join(f" + {count:,} {word}" for count, word in others if count)
+            yield f"journal says {sums.given + before:,} committed · the sink says {sink.kafka}{more}"
+        yield from sink.against_markers()
         if self.letters_off:
             told = self.dead_lettered
             yield f"the sink's note of dead letters says {told:,} · its sums say {told - self.letters_off:,}"

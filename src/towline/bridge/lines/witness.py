@@ -1,4 +1,4 @@
-"""What the sink has told of a line's batches, beside what the journal and Spark say of them. Pure.
+"""What the sink to Kafka has told of a line's batches, beside what the journal and Spark say of them. Pure.
 
 The sink's note has sums from a batch on (`towline.spark.sink_note`). A report brings them; what they grew by since the
 last one is what became of all batches in between, whoever heard of those. Where they began anew, the report's own batch
@@ -8,7 +8,7 @@ is all that they tell of.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -79,6 +79,24 @@ class SinkWitness:
         said = report.get("sink")
         same = said is not None and self.told is not None and str(report.get("query", "")) == self.query
         return replace(self, told=SinkSums.from_json(said["sums"])) if same and said is not None else self
+
+    @property
+    def kafka(self) -> str:
+        """What Kafka has by its word."""
+        return f"{self.sums.acknowledged:,} acknowledged by Kafka + {self.sums.dead_lettered:,} dead letters"
+
+    @property
+    def accounts_for_all(self) -> bool:
+        """Whether it says of each row that it was given what became of it."""
+        sums = self.sums
+        return sums.given == sums.acknowledged + sums.dead_lettered + sums.lost + sums.unknown
+
+    def against_markers(self) -> Iterator[str]:
+        """What Kafka's markers say, where that is something else."""
+        sums = self.sums
+        if sums.drift or sums.drift_dead:
+            rows, dead = sums.acknowledged + sums.dead_lettered + sums.drift, sums.dead_lettered + sums.drift_dead
+            yield f"Kafka's markers say {rows:,} rows, {dead:,} of them dead letters · the sink says {self.kafka}"
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
