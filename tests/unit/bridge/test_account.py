@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from towline.backoff import Backoff
-from towline.bridge.runtime.screen import PlainScreen, _table, line_state, make_screen, summary
+from towline.bridge.runtime.screen import PlainScreen, _cells, _table, line_state, make_screen, summary
 from towline.bridge.runtime.state import BridgeState, LineView, read_state
 from towline.bridge.uplink.account import UplinkCounts
 
@@ -192,6 +192,28 @@ def test_the_state_is_the_worst_news(change: dict[str, Any], word: str) -> None:
         setattr(view, name, value)
     assert line_state(view, "running") == word
     assert word in summary(view, "running")
+
+
+def test_a_batch_that_is_newer_than_the_gateways_answer_is_no_disagreement() -> None:
+    """Under load the next batch ends in front of the next answer: its messages are beyond the journal's known end."""
+    view = LineView("l", query="running")
+    view.counts = UplinkCounts().add(batch(0, 0, 10))
+    view.hear(status(10, 10, 10))
+    view.counts = view.counts.add(batch(1, 10, 15))
+    assert view.account is not None
+    assert view.account.adds_up
+    view.hear(status(12, 12, 12))
+    assert view.account is not None
+    assert "Spark committed up to 15, the journal ends at 12" in view.account.why_not
+
+
+def test_a_screen_says_that_an_account_does_not_add_up() -> None:
+    view = LineView("l", query="running", status=status(10, 10, 10))
+    view.counts = UplinkCounts().add(batch(0, 0, 10, filtered=2))
+    assert line_state(view, "running") == "running"
+    assert [cell.strip() for cell in _cells(view, "running")[1:6]] == ["10", "8", "2", "0", "0"]
+    view.counts = UplinkCounts().add(batch(0, 0, 10, rows=11))
+    assert line_state(view, "running") == "does not add up ✗, see towline status"
 
 
 def test_the_plain_screen_says_only_what_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ _PARTS = {
     "waiting": 8,
     "filtered": 1,
     "unrouted": 2,
-    "skipped": 3, "lost": 2,
+    "skipped": 3,
+    "lost": 2,
     "dead_lettered": 4,
     "deduplicated": 5,
 }

@@ -119,7 +119,8 @@ def _line(
     status = _several(state_dir, saved) if elsewhere else gateway_status(state_dir)
     answers = status is not None
     if not answers and running and OWNER in said and time.time() - float(saved.get("heard") or 0) < SILENT_S:
-        status = said  # the bridge has asked Kafka
+        status = said  # the bridge has asked Kafka, when it had counted so far
+        counts = counts_of(saved.get("direction", "up"), saved.get("counted") or saved.get("counts", {}))
     elif not answers and landed is not None:
         status = status_in_kafka(landed)
     query = saved.get("query", _UNKNOWN_LINE) if running else "not running"
