@@ -202,9 +202,14 @@ def test_a_batch_that_is_newer_than_the_gateways_answer_is_no_disagreement() -> 
     view.counts = view.counts.add(batch(1, 10, 15))
     assert view.account is not None
     assert view.account.adds_up
+    view.asks()
+    view.counts = view.counts.add(batch(2, 15, 20))
+    view.hear(status(15, 15, 15))
+    assert view.account is not None
+    assert view.account.adds_up
     view.hear(status(12, 12, 12))
     assert view.account is not None
-    assert "Spark committed up to 15, the journal ends at 12" in view.account.why_not
+    assert "Spark committed up to 20, the journal ends at 12" in view.account.why_not
 
 
 def test_a_screen_says_that_an_account_does_not_add_up() -> None:

@@ -95,7 +95,8 @@ class LineView:
         gateway_error: Why its gateway does not run, or None.
         query_error: Why its query failed last, or None since the last good batch.
         counts: Of committed batches.
-        counted: The same when the gateway answered last: none of it can be newer than the answer.
+        asked: The same when the gateway was asked last.
+        counted: The same when that was answered: none of it can be newer than the answer.
         restarts: How often the query failed since the bridge began.
         gateway_restarts: How often the gateway was started again.
         samples: (monotonic seconds, received, committed).
@@ -117,6 +118,7 @@ class LineView:
     gateway_error: str | None = None
     query_error: str | None = None
     counts: LineCounts = field(default_factory=UplinkCounts)
+    asked: LineCounts | None = None
     counted: LineCounts | None = None
     restarts: int = 0
     gateway_restarts: int = 0
@@ -148,9 +150,14 @@ class LineView:
             self.transactions.observe(open_s)
         self.done.append(BatchDone(batch, int(report.get("rows") or 0), self.batch_at, seconds, transactions))
 
+    def asks(self) -> None:
+        """The gateway is about to be asked; what is counted from here on may be newer than its answer."""
+        self.asked = self.counts
+
     def hear(self, status: Mapping[str, Any]) -> None:
         """Take an answer of the gateway."""
-        self.status, self.heard, self.counted = status, time.time(), self.counts
+        self.status, self.heard = status, time.time()
+        self.counted, self.asked = self.asked or self.counts, None
 
     @property
     def silent(self) -> bool:
