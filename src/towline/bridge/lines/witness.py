@@ -44,14 +44,16 @@ class SinkWitness:
         query: Of the last report.
         told: The sums of the last report, as the note had them.
         sums: All that was told.
+        whole: The last report's sums were of all messages since the one before.
     """
 
     began: float | None = None
     query: str = ""
     told: SinkSums | None = None
     sums: SinkSums = NOTHING
+    whole: bool = False
 
-    def hear(self, report: Mapping[str, Any], *, batch: bool, counted: bool) -> Testimony | None:
+    def hear(self, report: Mapping[str, Any], *, batch: bool, counted: bool, complete: bool = True) -> Testimony | None:
         """Take a report's word; None where the sink has none.
 
         Args:
@@ -59,6 +61,7 @@ class SinkWitness:
                 all batches that the checkpoint ever had; and the ``query``.
             batch: The report is about a batch with messages; else about all there are since the last one.
             counted: All was counted that came before this checkpoint, or nothing of it.
+            complete: The report names every journal that messages since the last one may be from.
         """
         said = report.get("sink")
         if said is None:
@@ -68,10 +71,10 @@ class SinkWitness:
         told = self.told if query == self.query else None
         if told is None and said.get("whole") and counted:
             told = replace(NOTHING, since=sums.since)
-        whole = told is not None and sums.since == told.since
+        whole = complete and told is not None and sums.since == told.since
         added = sums.minus(told) if whole and told else own if batch else NOTHING
         began = self.began or float(report.get("at", time.time()))
-        heard = SinkWitness(began, query, sums, self.sums.plus(added))
+        heard = SinkWitness(began, query, sums, self.sums.plus(added), whole)
         return Testimony(heard, added, whole, own.given)
 
     def told_again(self, report: Mapping[str, Any]) -> Self:
@@ -107,4 +110,5 @@ class SinkWitness:
             str(values.get("query", "")),
             None if told is None else SinkSums.from_json(told),
             NOTHING if sums is None else SinkSums.from_json(sums),
+            bool(values.get("whole")),
         )

@@ -169,8 +169,7 @@ class UplinkCounts(LineCounts):
     def _balanced(self, before: UplinkCounts, report: Mapping[str, Any], added: int) -> Self:
         """The sink counts a dead letter in two notes; of what its sums do not tell, the one is all there is."""
         more = added - (self.sink.sums.dead_lettered - before.sink.sums.dead_lettered)
-        begun = before.since is not None or bool(before.spans)
-        sure = begun and "sink" in report and self.missed == before.missed  # the sums tell of all that was counted
+        sure = "sink" in report and self.sink.whole  # the sums tell of all that was counted
         again = self.batch == before.batch == int(report["batch"])
         if not more:
             return self
@@ -211,12 +210,14 @@ class UplinkCounts(LineCounts):
         counted = replace(self, journal="", since=None, upto=0, spans=moved, batch=report["batch"])
         if not held and not gap:  # counted before, or without a row
             return counted._again(self.batch, report)  # noqa: SLF001 - its own
-        return counted._counted(report, held, gap, begun=bool(spans))  # noqa: SLF001 - its own
+        # Of a gateway that has come or gone since the last report, what lies in between is not known by its offsets.
+        complete = spans.keys() == report["spans"].keys()
+        return counted._counted(report, held, gap, begun=bool(spans), complete=complete)  # noqa: SLF001 - its own
 
     def _again(self, last: int, report: Mapping[str, Any]) -> Self:
         return replace(self, sink=self.sink.told_again(report)) if int(report["batch"]) == last else self
 
-    def _counted(self, report: Mapping[str, Any], held: int, gap: int, *, begun: bool) -> Self:
+    def _counted(self, report: Mapping[str, Any], held: int, gap: int, *, begun: bool, complete: bool = True) -> Self:
         """Count messages that were not counted before.
 
         Args:
@@ -224,12 +225,13 @@ class UplinkCounts(LineCounts):
             held: How many offsets the batch has.
             gap: How many lie between the batch that was reported last and this one.
             begun: Something was counted before.
+            complete: The report names every journal that messages since the last one may be from.
         """
         rows, observed = int(report.get("rows") or 0), dict(report.get("observed") or {})
         hidden = max(0, held - rows)
         given_up = hidden if report.get("gives_up", True) else 0
         silent = gap + hidden - given_up
-        heard = self.sink.hear(report, batch=held > 0, counted=begun)
+        heard = self.sink.hear(report, batch=held > 0, counted=begun, complete=complete)
         covered = 0
         if heard is not None:
             covered = silent if heard.whole else silent - gap
