@@ -231,8 +231,10 @@ class BridgeState:
         self.kafka_insecure = list(insecure)
         self.lines = {line: LineView(line, direction) for line, direction in lines.items()}
         self._file = state_dir / BRIDGE_FILE
-        self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
+        self._read: dict[str, str | None] = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
         self._started = time.time()
+        #: What became of the last reload (`towline.bridge.runtime.reloading`).
+        self.reload: Mapping[str, Any] = {"number": 0}
         #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
         self.beat = time.monotonic()
         self._events: deque[str] = deque(maxlen=1000)
@@ -240,6 +242,11 @@ class BridgeState:
         for line, view in self.lines.items():
             view.counts = counts_of(view.direction, former.get(line, {}).get("counts", {}))
             view.before = former.get(line, {}).get("gateway", {})
+
+    def file_read(self, digest: str | None) -> None:
+        """What runs is what the file with this digest says."""
+        with self.lock:
+            self._read = {**self._read, "sha256": digest}
 
     def say(self, text: str) -> None:
         """An event for the person who watches: one line."""
@@ -259,6 +266,7 @@ class BridgeState:
             values = {
                 "bridge": self.name,
                 "file": self._read,
+                "reload": dict(self.reload),
                 "pid": None if ended else os.getpid(),
                 "ticks": ProcessMark.of(os.getpid()).started,
                 "started": self._started,
