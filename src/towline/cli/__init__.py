@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 #: Command → what it does, in one line of help.
 COMMANDS = {
     "run": "run the lines of a bridge file",
+    "reload": "have the bridge that runs take up changed routes",
     "check": "validate a bridge file and print the plan; no network",
     "status": "the account of every message: received, waiting, committed",
     "dlq": "dead letters: show them, and carry the mended ones on",
