@@ -27,6 +27,7 @@ EXIT_INTERRUPTED = 130
 COMMANDS = {
     "init": "a first bridge file, from five questions or a mosquitto.conf",
     "run": "run the lines of a bridge file",
+    "reload": "have the bridge that runs take up changed routes",
     "check": "validate a bridge file and print the plan; no network",
     "doctor": "what the broker, Kafka and the disk can keep of the promise; probes only",
     "schema": "what a bridge file may say, as JSON Schema for editors",

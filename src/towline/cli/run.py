@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from towline.cli.screen import BridgeFile, Environment, MetricsAddress, command_app, is_live
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
 
 __all__ = ["app", "run"]
 
@@ -41,15 +44,18 @@ def run(
     """Run the lines of a bridge file and show their account.
 
     Ctrl-C ends it: the batch in work is finished, the broker keeps the session, what waits stays on disk. A second
-    Ctrl-C ends at once and loses nothing either.
+    Ctrl-C ends at once and loses nothing either. SIGHUP, or towline reload, takes up changed routes.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
     from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
     from towline.monitor.serving import bridge_endpoint  # noqa: PLC0415
 
-    bridge = load(file, master=master, environment=environment)
+    def read() -> Bridge:
+        return load(file, master=master, environment=environment)
+
+    bridge = read()
     again = [bridge.line(name).name for name in begin_again or ()]
     with bridge_endpoint(bridge, metrics) as observe, make_screen(live=is_live()) as screen:
-        code = Supervisor(bridge, screen, again, observe).run()
+        code = Supervisor(bridge, screen, again, observe, read).run()
     raise typer.Exit(code)

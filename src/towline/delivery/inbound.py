@@ -101,6 +101,7 @@ class Uplink:
         note: Callable[[JournalFull], None],
         ledger: Ledger | None = None,
     ) -> None:
+        self._least_qos = config.least_qos
         self._inbox = inbox
         self._handle = handle
         self._on_rows = on_rows
@@ -124,6 +125,10 @@ class Uplink:
         """Rows wait for room: nothing may be read, and no session renewed, whose numbers would be theirs."""
         return bool(self._waiting)
 
+    def expect(self, least_qos: int) -> None:
+        """Count messages with less than this QoS from now on: other filters are subscribed."""
+        self._least_qos = least_qos
+
     def deliver(self, action: Deliver, inbound: Inbound) -> None:
         """Store a delivery, or keep it until there is room."""
         self.received += len(action.messages)
@@ -137,7 +142,7 @@ class Uplink:
             strip_marks=self._ledger is not None,
         )
         self.redelivered += batch.column("duplicate").true_count
-        if lower := below(action.messages, self._config.least_qos):
+        if lower := below(action.messages, self._least_qos):
             self._inbox.count(lower_qos=lower)
         if batch.column("payload").null_count:
             self._count_stubs(action.messages)

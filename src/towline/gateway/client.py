@@ -445,6 +445,24 @@ class GatewayClient:
         """
         self._action("drain", {"do": "begin" if begin else "take_back"})
 
+    def want(self, change: str, filters: Sequence[Mapping[str, object]], settings: str) -> tuple[str, str]:
+        """Have the gateway want other filters, or ask how far that is: the same call does both.
+
+        Args:
+            change: Names the change.
+            filters: All of them, as ``subscriptions`` of its settings are in JSON.
+            settings: `GatewaySettings.digest` of its settings with these filters.
+
+        Returns:
+            State and text, as `towline.gateway.filters.WantedFilters.ask` says them.
+
+        Raises:
+            ConfigError: TL-C172, it is being drained.
+            GatewayError: TL-G08, it is of a version that can't.
+        """
+        told = self._action("filters", {"change": change, "filters": list(filters), "settings": settings})
+        return told["state"], told["text"]
+
     def close(self) -> None:
         """Close the connection; the gateway goes on."""
         self._stop_signs()

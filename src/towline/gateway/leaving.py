@@ -20,7 +20,7 @@ from towline.errors import BrokerError, ConfigError, JournalFull, TowlineError, 
 from towline.gateway.clients import abandoned, end_client, siblings
 from towline.gateway.draining import Drain, DrainFacts
 from towline.gateway.settings import GatewaySettings
-from towline.mqtt.events import Probe, Want
+from towline.mqtt.events import Filter, Probe, Want
 from towline.mqtt.session import Session, SessionState
 from towline.net.driver import Hooks, SessionDriver
 from towline.net.options import ConnectionOptions
@@ -42,6 +42,7 @@ class Departure:
         inbox: Its journal.
         stopping: Whether the gateway is told to stop.
         note: Shows an error.
+        wanted: The filters of a gateway that takes part.
         unheard: Whether a reader has yet to write down that the gateway is drained.
         tell: Called when what `Drain.nothing_comes` says has changed.
 
@@ -56,6 +57,7 @@ class Departure:
         inbox: Inbox,
         stopping: Callable[[], bool],
         note: Callable[[TowlineError], None],
+        wanted: Callable[[], tuple[Filter, ...]],
         unheard: Callable[[], bool] = lambda: False,
         tell: Callable[[], None] = lambda: None,
     ) -> None:
@@ -63,6 +65,7 @@ class Departure:
         self._unheard = unheard
         self._tell = tell
         self._options = options
+        self._wanted = wanted
         self._inbox = inbox
         self._stopping = stopping
         self._note = note
@@ -90,7 +93,7 @@ class Departure:
     def _drained(self, driver: SessionDriver, uplink: Uplink, *, owing: bool) -> bool:
         def want(takes_part: bool) -> None:  # noqa: FBT001 - as `Drain.obey` says it
             self._log.info("takes part again" if takes_part else "draining", client_id=self._settings.mqtt_client_id)
-            driver.handle(Want(self._options.session.filters if takes_part else ()))
+            driver.handle(Want(self._wanted() if takes_part else ()))
 
         try:
             self.drain.obey(want)

@@ -293,6 +293,7 @@ class _Gateway:
             outbox=self._outbox_handler,
             on_drain=self._on_drain,
             drained=lambda: self._pump.drained,
+            want=self._pump.filters.ask,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
         if self._settings.listen is not None:

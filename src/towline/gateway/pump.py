@@ -34,6 +34,7 @@ from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
 from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, TakenOver, TowlineError, Unreachable
 from towline.gateway.clients import ClientSession, note_client
+from towline.gateway.filters import WantedFilters
 from towline.gateway.leaving import Departure
 from towline.gateway.sessions import connection_options, inbound_config, receipt_config
 from towline.gateway.settings import GatewaySettings
@@ -158,7 +159,10 @@ class Pump:
             plain=plain_run,
         )
         self._options = connection_options(settings, password, headers)
-        self._departure = Departure(settings, self._options, inbox, self._stopping.is_set, self._note, unheard, on_rows)
+        self.filters = WantedFilters(settings, self.wake, lambda: self._departure.drain.active)
+        wanted = lambda: self.filters.wanted  # noqa: E731 - asked when a drain is taken back
+        note, stopping = self._note, self._stopping.is_set
+        self._departure = Departure(settings, self._options, inbox, stopping, note, wanted, unheard, on_rows)
         self._driver = SessionDriver(self._options, hooks)
 
     # -- from any thread --
@@ -291,6 +295,7 @@ class Pump:
         driver.turn(self._patience(), may_connect=not self._uplink.full and not self._in_doubt())
         if driver.connected:
             self._shown["broker"] = str(driver.endpoint)
+        self.filters.turn(driver, self._uplink)
         self._uplink.count_left_out(driver.session.inbound, str(driver.endpoint))
         if self._settings.acks is AckAfter.KAFKA:
             self._uplink.settle(driver.session.inbound, self._committed)
@@ -370,9 +375,8 @@ class Pump:
     def _recalled(self, level: int) -> Session:
         """A session that knows what the journal holds of it."""
         settings = self._settings
-        config = self._options.session_at(level)
-        if self._departure.drain.active:
-            config = replace(config, filters=())
+        filters = () if self._departure.drain.active else self.filters.wanted
+        config = replace(self._options.session_at(level), filters=filters)
         record = recall(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held:  # packet ids of a session that is given up are none of the next one's
             self._inbox.append(NO_ROWS, held={}, released=list(self._inbox.held), notes={})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from towline.errors import GatewayError
 from towline.journal import Batch
@@ -52,6 +52,13 @@ class Request:
         """The opening of a journal that an offset came with; "" for unknown."""
         value = self._fields.get("incarnation", "")
         return self.text("incarnation") if value != "" else ""
+
+    def listed(self, key: str) -> list[Any]:
+        """A list, whatever is in it."""
+        value = self._fields.get(key)
+        if not isinstance(value, list):
+            self._refuse(key, "a list")
+        return value
 
     def ranges(self) -> list[tuple[int, int, str]]:
         """Ranges of offsets, each with what its end came with: ``[[start, end, incarnation], ...]``."""

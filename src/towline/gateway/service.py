@@ -68,6 +68,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_drain: Called with whether a drain is to begin, or to be taken back, on a server thread; None where it can't.
         drained: Whether the gateway is drained but for its end: readers may write down that nothing more comes. None
             while it takes part.
+        want: As `towline.gateway.filters.WantedFilters.ask`; None where other filters can't be wanted.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -87,6 +88,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         outbox: OutboxHandler | None = None,
         on_drain: Callable[[bool], None] | None = None,
         drained: Callable[[], bool | None] = lambda: None,
+        want: Callable[[str, list[Any]], dict[str, str]] | None = None,
     ) -> None:
         # Calls may come in as soon as the base class is constructed: every field is set before.
         self._journal = journal
@@ -116,11 +118,13 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "sign": self._sign,
             "sign_writer": self._sign_writer,
             "drain": self._drain,
+            "filters": self._filters,
         }
         #: Signs what a remote service then takes; who may call here may do all of it anyway.
         self.tickets = TicketKey.of(name, state_dir)
         self._on_drain = on_drain
         self._drained = drained
+        self._want = want
         self._began = time.monotonic()
         #: Consumers of `_KEEPERS` that have not come back yet.
         self._expected = set(journal.notes.get(_KEEPERS) or ()) & set(journal.consumers)
@@ -151,8 +155,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def listening(self, location: str) -> None:
         """Let everybody know where else the gateway listens."""
-        self.endpoint = replace(self.endpoint, listen=location)
-        self.endpoint.write(self._state_dir)
+        self._publish(replace(self.endpoint, listen=location))
+
+    def _publish(self, endpoint: GatewayEndpoint) -> None:
+        self.endpoint = endpoint
+        endpoint.write(self._state_dir)
 
     # -- the gateway's side ------------------------------------------------------------------------------------
 
@@ -379,6 +386,17 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             raise bad_request(self._name, '"do" has to be begin or take_back')
         self._on_drain(do == "begin")
         return {}
+
+    def _filters(self, request: Request, context: Any) -> dict[str, str]:
+        """Want other filters, or say how far that is; with them the settings have another digest, ``settings``."""
+        del context
+        if self._want is None:
+            raise bad_request(self._name, "its filters can't be changed")
+        told = self._want(request.text("change"), request.listed("filters"))
+        digest = request.text("settings")
+        if told["state"] == "granted" and digest != self.endpoint.settings:
+            self._publish(replace(self.endpoint, settings=digest))
+        return told
 
     def _sent(self, request: Request, context: Any) -> dict[str, object]:
         """Wait until every message of the outbox below ``upto`` is with the broker, refused or expired."""

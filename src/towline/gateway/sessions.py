@@ -12,10 +12,10 @@ from towline.delivery.receipts.sender import ReceiptConfig
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings, WillSettings
 from towline.guarantee import Guarantee, policy
-from towline.mqtt.events import Authenticator, SessionConfig
+from towline.mqtt.events import Authenticator, Filter, SessionConfig
 from towline.net.options import ConnectionOptions
 
-__all__ = ["connection_options", "inbound_config", "receipt_config"]
+__all__ = ["connection_options", "filters_of", "inbound_config", "receipt_config"]
 
 
 def connection_options(
@@ -37,10 +37,7 @@ def connection_options(
     session = SessionConfig(
         client_id=settings.mqtt_client_id,
         where=settings.name,
-        filters=tuple(
-            replace(one, retain_handling=settings.retain_handling) if one.retain_handling is None else one
-            for one in settings.subscriptions
-        ),
+        filters=filters_of(settings),
         username=settings.username,
         password=password,
         session_expiry_s=settings.session_expiry_s,
@@ -68,6 +65,14 @@ def connection_options(
         reconnect_delay_s=settings.reconnect_delay_s,
         reconnect_max_delay_s=settings.reconnect_max_delay_s,
         websocket_headers=headers,
+    )
+
+
+def filters_of(settings: GatewaySettings) -> tuple[Filter, ...]:
+    """What the session is to be subscribed to; the gateway's own retain handling where a filter has none."""
+    return tuple(
+        replace(one, retain_handling=settings.retain_handling) if one.retain_handling is None else one
+        for one in settings.subscriptions
     )
 
 

@@ -330,9 +330,16 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """From now on these are the subscriptions wanted: a broker that is connected is asked for the difference."""
+    """From now on these are the subscriptions wanted: a broker that is connected is asked for the difference.
+
+    Attributes:
+        filters: All of them.
+        or_back: Where a connected broker refuses one of them, those before are wanted again and `Session.refusal` says
+            why; else the connection ends, as with a filter that is refused at its beginning.
+    """
 
     filters: tuple[Filter, ...]
+    or_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

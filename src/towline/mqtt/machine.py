@@ -61,6 +61,12 @@ class Machine:
         self.subscriptions = Subscriptions(_said_by(config), record.subscriptions if record else {})
         #: Filters that are to be wanted as soon as the answers have come that are missing; None for no change.
         self._next_filters: tuple[Filter, ...] | None = None
+        #: Whether those before are wanted again where the broker refuses one of them.
+        self._or_back = False
+        #: Those before, while the broker is asked for such a change.
+        self._back: tuple[Filter, ...] | None = None
+        #: Why the last change of filters was taken back; None where it was not.
+        self.refusal: BrokerError | None = None
         #: The session is online, and only asks for other filters.
         self._changing = False
         #: PINGREQs of this connection without an answer: answers come in their order.
@@ -98,6 +104,12 @@ class Machine:
         """
         given = self.server.server_keep_alive if self.server else None
         return min(filter(None, (self.config.keep_alive_s, given)), default=0)
+
+    @property
+    def subscribed(self) -> bool:
+        """The session is online, and is subscribed to exactly what is wanted, as far as the broker has said."""
+        wanted = {one.pattern: one.terms for one in _said_by(self.config)}
+        return self.state is SessionState.ONLINE and self.subscriptions.known == wanted
 
     def validate(self) -> None:
         """Assert every invariant; for tests."""
@@ -171,6 +183,7 @@ class Machine:
     def _take_filters(self) -> None:
         """Want other filters from here on."""
         assert self._next_filters is not None
+        self._back = None
         self.config, self._next_filters = replace(self.config, filters=self._next_filters), None
         self.subscriptions.want(_said_by(self.config))
 
@@ -181,7 +194,7 @@ class Machine:
         self.server = None
         self._liveness.answered()
         self._requests.clear()
-        self._changing, self._pings = False, 0
+        self._changing, self._pings, self._back = False, 0, None
         if self._next_filters is not None:
             self._take_filters()
         # Packet ids owed name nothing after the connection: the broker sends again what we have not acknowledged.

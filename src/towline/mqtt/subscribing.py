@@ -10,7 +10,7 @@ from typing import Final
 
 from mqtt5 import DisconnectPacket, SubAckPacket, UnsubAckPacket
 
-from towline.errors import Refused
+from towline.errors import BrokerError, Refused
 from towline.mqtt.events import Action, Filter, Online, Send, Want
 from towline.mqtt.machine import Machine, SessionState
 from towline.mqtt.reasons import ID_IN_USE
@@ -31,6 +31,9 @@ class Subscribing(Machine):
         assert self.server is not None
         filters = [f for request in requests if isinstance(request, Subscribe) for f in request.filters]
         refused = unsupported(self.server, filters, self.config.where)
+        if refused and self._take_back(refused):
+            self._come_online(actions)
+            return
         if refused:
             self._send(DisconnectPacket(), actions)
             self._close(refused, actions, fatal=True)
@@ -62,14 +65,18 @@ class Subscribing(Machine):
             self._violation("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]", 0x82, actions)
             return
         again: list[Filter] = []
+        refused: list[Filter] = []
         for wanted, code in zip(request.filters, packet.reason_codes, strict=True):
             if int(code) == ID_IN_USE and self._ids_in_use < _MOST_IDS_IN_USE:
                 again.append(wanted)
             elif error := subscription_refused(wanted, int(code), self.config.where):
+                if self._take_back(error):
+                    refused.append(wanted)
+                    continue
                 self._send(DisconnectPacket(), actions)
                 self._close(error, actions, fatal=int(code) != ID_IN_USE)
                 return
-        self.subscriptions.granted(Subscribe(tuple(f for f in request.filters if f not in again)))
+        self.subscriptions.granted(Subscribe(tuple(f for f in request.filters if f not in (*again, *refused))))
         self._remember_subscriptions(actions)
         if again:
             self._ids_in_use += 1
@@ -99,7 +106,7 @@ class Subscribing(Machine):
             self._ask_again(actions)
 
     def _on_want(self, event: Want, now: float, actions: list[Action]) -> None:
-        self._next_filters = event.filters
+        self._next_filters, self._or_back, self.refusal = event.filters, event.or_back, None
         if self._requests:  # each answer is judged by what was wanted when it was asked for
             return
         if self.state is SessionState.ONLINE:
@@ -110,8 +117,19 @@ class Subscribing(Machine):
 
     def _ask_again(self, actions: list[Action]) -> None:
         """Ask for the difference, without another connection."""
+        before = self.config.filters
         self._take_filters()
+        self._back = before if self._or_back else None
         self.state, self._changing = SessionState.SUBSCRIBING, True
         requests = self.subscriptions.ask()
         self._remember_subscriptions(actions)
         self._ask_all(requests, actions)
+
+    def _take_back(self, error: BrokerError) -> bool:
+        """Want the filters before this change again, where it may be taken back; whether it may."""
+        if self._back is None:
+            return False
+        if self._next_filters is None:  # else others are wanted anyway
+            self._next_filters, self._or_back = self._back, False
+        self.refusal = self.refusal or error
+        return True

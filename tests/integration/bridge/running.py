@@ -39,10 +39,12 @@ class Running:
     directory: Path
     file: Path
     process: subprocess.Popen[bytes] = field(init=False)
+    #: The module that is ``towline``, and its own arguments.
+    program: tuple[str, ...] = ("towline.cli",)
 
     def start(self, *more: str) -> None:
         with (self.directory / "out").open("ab") as out:
-            command = [sys.executable, "-m", "towline.cli", "run", str(self.file), *more]
+            command = [sys.executable, "-m", *self.program, "run", str(self.file), *more]
             environ = {**os.environ, "LC_ALL": "C"}
             self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ)
 

@@ -9,6 +9,8 @@ from mqtt5 import (
     ConnAckPacket,
     PingReqPacket,
     PingRespPacket,
+    SubAckPacket,
+    SubAckReasonCode,
     SubscribePacket,
     UnsubAckPacket,
     UnsubAckReasonCode,
@@ -16,7 +18,7 @@ from mqtt5 import (
 )
 
 from tests.unit.mqtt.sessions import CONFIG, KNOWN, A, B, granted, online, only, receive, sent
-from towline.mqtt.events import Close, Lost, Online, Opened, Probe, Remember, Tick, Want
+from towline.mqtt.events import Close, Filter, Lost, Online, Opened, Probe, Remember, Tick, Want
 from towline.mqtt.session import Session, SessionState
 
 SUCCESS, REFUSED = UnsubAckReasonCode.SUCCESS, UnsubAckReasonCode.NOT_AUTHORIZED
@@ -80,6 +82,68 @@ def test_wanted_while_offline_or_while_subscribing_it_is_what_the_next_step_asks
     (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
     assert isinstance(unsubscribe, UnsubscribePacket)
     assert sorted(unsubscribe.patterns) == ["a/#", "b"]
+
+
+C, D = Filter("c", 1), Filter("d", 2, identifier=7)
+GRANTED, DENIED = SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE, SubAckReasonCode.NOT_AUTHORIZED
+
+
+def asked(session: Session, *filters: Filter) -> list[SubscribePacket]:
+    packets = sent(session.handle(Want((A, B, *filters), or_back=True), 2.0))
+    return [packet for packet in packets if isinstance(packet, SubscribePacket)]
+
+
+def test_a_filter_that_is_refused_takes_the_change_back_and_not_the_connection() -> None:
+    """Of two packets, the second granted: what was granted with it is unsubscribed again."""
+    session = online()
+    first, second = asked(session, C, D)
+    assert receive(session, SubAckPacket(first.packet_id, [DENIED]), now=2.1) == []
+    (unsubscribe,) = sent(receive(session, SubAckPacket(second.packet_id, [GRANTED]), now=2.2))
+    assert isinstance(unsubscribe, UnsubscribePacket)
+    assert sorted(unsubscribe.patterns) == ["c", "d"]
+    assert not session.subscribed
+    receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.3)
+    assert session.refusal is not None
+    assert '"c"' in session.refusal.what
+    assert session.subscribed
+    assert session.subscriptions.known == {"a/#": A.terms, "b": B.terms}
+    (again,) = asked(session, C)
+    assert session.refusal is None
+    receive(session, SubAckPacket(again.packet_id, [GRANTED]), now=2.4)
+    assert session.subscribed
+    assert session.config.filters == (A, B, C)
+
+
+def test_what_the_broker_says_it_can_not_do_takes_the_change_back_too() -> None:
+    session = online(connack=ConnAckPacket(session_present=True, subscription_id_available=False))
+    (unsubscribe,) = sent(session.handle(Want((A, B, D), or_back=True), 2.0))
+    assert isinstance(unsubscribe, UnsubscribePacket), "of it nobody knows that it was not asked for"
+    receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS]), now=2.1)
+    assert session.refusal is not None
+    assert session.subscribed
+
+
+def test_other_filters_that_are_wanted_meanwhile_are_what_counts() -> None:
+    session = online()
+    (first,) = asked(session, C)
+    session.handle(Want((A,)), 2.1)
+    (unsubscribe,) = sent(receive(session, SubAckPacket(first.packet_id, [DENIED]), now=2.2))
+    assert isinstance(unsubscribe, UnsubscribePacket)
+    assert sorted(unsubscribe.patterns) == ["b", "c"]
+    receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.3)
+    assert session.config.filters == (A,)
+    assert session.subscribed
+
+
+def test_a_connection_that_ends_in_a_change_asks_for_it_with_the_next() -> None:
+    session = online()
+    asked(session, C)
+    session.handle(Lost(), 2.1)
+    session.handle(Opened(), 3.0)
+    (subscribe,) = sent(receive(session, ConnAckPacket(session_present=True), now=3.0))
+    assert isinstance(subscribe, SubscribePacket)
+    assert [one.pattern for one in subscribe.topic_filters] == ["c"]
+    assert only(receive(session, SubAckPacket(subscribe.packet_id, [DENIED]), now=3.1), Close).error is not None
 
 
 def test_an_answer_that_does_not_come_ends_the_connection() -> None:

@@ -59,13 +59,11 @@ class LineQuery(ABC, Generic[LineT]):
                 `towline.bridge.runtime.failures.reason` reads.
             pyspark.errors.AnalysisException: For SQL that is none over the source's columns.
         """
-        line, checkpoint = self.line, Checkpoint(str(self.line.checkpoint))
-        for repair in checkpoint.mend():
-            sys.stderr.write(f"--- line {line.name}\n{repair}\n")
+        line, checkpoint = self.line, self._mended()
         writer, identity = self._prepared(spark)
         writer = writer.queryName(line.name).option("checkpointLocation", str(line.checkpoint))
         with _settings(spark, self._conf()):
-            query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
+            query = writer.trigger(**self._trigger()).start()
         try:  # a query that went on unknown to its runner would keep its successor from starting
             identity.started(str(query.id), line)
             checkpoint.sync()  # else a power failure could leave an identity without its checkpoint
@@ -73,6 +71,25 @@ class LineQuery(ABC, Generic[LineT]):
             query.stop()
             raise
         return query
+
+    def ran_last(self) -> LineQuery[LineT]:
+        """The query as it was started last, which may have had other routes: what it left is told by those."""
+        return self
+
+    def in_force(self) -> LineQuery[LineT]:
+        """The query to start: this one, or one with other routes that has to be started before it."""
+        return self
+
+    def _mended(self) -> Checkpoint:
+        """The checkpoint, without what a power failure tore."""
+        checkpoint = Checkpoint(str(self.line.checkpoint))
+        for repair in checkpoint.mend():
+            sys.stderr.write(f"--- line {self.line.name}\n{repair}\n")
+        return checkpoint
+
+    def _trigger(self) -> dict[str, Any]:
+        """When a batch begins, as `DataStreamWriter.trigger` takes it."""
+        return {"processingTime": f"{self.line.trigger_interval_s:g} seconds"}
 
     def _conf(self) -> dict[str, str]:
         """Settings of Spark for this query alone."""

@@ -1,9 +1,10 @@
 """The driver process, ``python -m towline.bridge.runtime.driver``: one Spark session, one query a line.
 
 It reads the bridge as JSON from the first line of standard input, from the second what was counted of each line, then
-commands: ``go`` starts the queries, ``stop`` ends them after their batch. End of input means that the supervisor has
-died: the same as ``stop``. It reports JSON lines on standard output: ``ready``, ``counted``, ``started``, ``progress``,
-``failed``, ``stopped``; all else goes to standard error, which the supervisor keeps in a file.
+commands: ``go`` starts the queries, ``stop`` ends them after their batch; ``{"hold": NAME}`` stops the query of a line
+after its batch, ``{"take": LINE}`` starts it again as that line says. End of input means that the supervisor has died:
+the same as ``stop``. It reports JSON lines on standard output: ``ready``, ``counted``, ``started``, ``progress``,
+``failed``, ``held``, ``stopped``; all else goes to standard error, which the supervisor keeps in a file.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
+from pydantic import TypeAdapter
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import JStreamingQueryListener
 
@@ -36,6 +39,8 @@ __all__ = ["Driver", "Reports", "main", "query_of", "step_all"]
 
 #: Longest wait for a batch to end after ``stop``, in seconds; what it wrote comes again after the next start.
 STOP_S: Final = 60.0
+#: The same after ``hold``: with Kafka away a batch does not end, and is finished after the next start of its query.
+HOLD_S: Final = 10.0
 #: What a process that lost its JVM ends with.
 EXIT_JVM_GONE: Final = 3
 
@@ -57,6 +62,9 @@ class Reports:
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             self._stream.write(line + "\n")
             self._stream.flush()
+
+
+_LINE: Final[TypeAdapter[Line | DownLine]] = TypeAdapter(Line | DownLine)
 
 
 def query_of(bridge: Bridge, line: Line | DownLine) -> UplinkQuery | DownlinkQuery:
@@ -119,6 +127,8 @@ class Driver:
         self.say = reports.say
         self.stopping = threading.Event()
         self._go = threading.Event()
+        #: Commands about a line: they are carried out on the main thread, as all starts and stops.
+        self._orders: SimpleQueue[dict[str, Any]] = SimpleQueue()
         began = time.monotonic()
         self._runners = {
             line.name: LineRunner(self, query_of(bridge, line), counts.get(line.name, {})) for line in bridge.lines
@@ -152,20 +162,39 @@ class Driver:
         threading.Thread(target=self._listen, args=(commands,), name="commands", daemon=True).start()
         threading.Thread(target=self._watch_jvm, name="jvm", daemon=True).start()
         while not self._go.wait(0.2):
+            self._obey()
             if self.stopping.is_set():
                 return 0
         listener: Any = _Listener(self._on_batch)
         self.spark.streams.addListener(listener)
-        runners = list(self._runners.values())
-        while not self.stopping.is_set() and not all(runner.given_up for runner in runners):
-            step_all(runners)
+        while not self.stopping.is_set() and not all(runner.given_up for runner in self._runners.values()):
+            self._obey()
+            step_all(list(self._runners.values()))
             self.stopping.wait(0.2)
+        runners = list(self._runners.values())
         deadline = time.monotonic() + STOP_S
         with contextlib.suppress(Exception):  # a JVM that no longer answers has no batch to finish
             for runner in runners:
                 runner.finish(deadline)
             self.spark.stop()
         return 0 if self.stopping.is_set() else 2
+
+    def _obey(self) -> None:
+        while not self._orders.empty():
+            order = self._orders.get()
+            if "hold" in order and (runner := self._runners.get(order["hold"])):
+                runner.hold(time.monotonic() + HOLD_S)
+            elif "hold" in order:  # given up before this process: there is no query
+                self.say("held", line=order["hold"])
+            else:
+                self._take(_LINE.validate_python(order["take"]))
+
+    def _take(self, line: Line | DownLine) -> None:
+        """Let a line be what it is from now on; one that was given up before this process begins again."""
+        lines = {one.name: one for one in self.bridge.lines} | {line.name: line}
+        self.bridge = self.bridge.model_copy(update={"lines": tuple(lines.values())})
+        query = query_of(self.bridge, line)
+        self._runners.setdefault(line.name, LineRunner(self, query, None)).take(query)
 
     def ending(self) -> bool:
         """Whether the driver stops, or the JVM has ended; a moment's patience tells a lost JVM from a lost call."""
@@ -208,6 +237,8 @@ class Driver:
                 self._go.set()
             elif command.strip() == "stop":
                 break
+            elif command.startswith("{"):
+                self._orders.put(json.loads(command))
         self.stopping.set()
 
 

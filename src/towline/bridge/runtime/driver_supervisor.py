@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
 from towline.bridge.runtime.archiving import Archiving
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from towline.bridge.runtime.state import BridgeState
 
 __all__ = ["DriverSupervisor"]
+
+#: Seconds after which a command that was not carried out is given once more.
+_AGAIN_S: Final = 1.0
 
 
 class DriverSupervisor(ChildSupervisor):
@@ -59,6 +63,10 @@ class DriverSupervisor(ChildSupervisor):
         self._archiving = Archiving(bridge)
         self._pauses = Backoff(first=0.5, most=30.0)
         self._process: subprocess.Popen[str] | None = None
+        #: Held by whoever starts a process, or writes to it: each command is a line, and none is for the one before.
+        self._writing = threading.RLock()
+        #: Lines whose query is to stop, each set when it has.
+        self._holding: dict[str, threading.Event] = {}
         self._last_word = ""
         #: Why it ended last; said in full only once.
         self._why = ""
@@ -72,9 +80,10 @@ class DriverSupervisor(ChildSupervisor):
 
     def _round(self) -> None:
         self._last_word = ""
-        started, place = self._start()
+        with self._writing:
+            started, place = self._start()
+            self._process = started
         with started as process:
-            self._process = process
             threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
             assert process.stdout is not None
             for line in process.stdout:
@@ -101,6 +110,37 @@ class DriverSupervisor(ChildSupervisor):
         """Ask the driver to finish its batches and end."""
         self._archiving.stop()
         self._command("stop")
+
+    def hold(self, lines: Sequence[str], patience_s: float) -> bool:
+        """Have the queries of lines stop between two batches, and stay so until `take`; whether they did in time.
+
+        A driver that is started meanwhile does not start them.
+        """
+        events = {line: threading.Event() for line in lines}
+        with self._writing:
+            self._holding = events
+        deadline = time.monotonic() + patience_s
+        while not all(event.is_set() for event in events.values()):
+            if self._stopping.is_set() or time.monotonic() >= deadline:
+                return False
+            for line, event in events.items():
+                if not event.is_set():
+                    self._command(json.dumps({"hold": line}))  # the process before may have had the last one
+            next(event for event in events.values() if not event.is_set()).wait(_AGAIN_S)
+        return True
+
+    def take(self, bridge: Bridge, lines: Sequence[str]) -> None:
+        """Run another bridge from now on.
+
+        Args:
+            bridge: With the same lines.
+            lines: Names of those whose query goes on, or begins again, as the bridge says.
+        """
+        with self._writing:
+            self._bridge, self._holding = bridge, {}
+            for name in lines:
+                self.given_up.pop(name, None)
+                self._command(json.dumps({"take": bridge.line(name).model_dump(mode="json", by_alias=True)}))
 
     def kill(self) -> None:
         """End the driver, its JVM and its workers at once; the batch in work comes again after the next start."""
@@ -144,7 +184,8 @@ class DriverSupervisor(ChildSupervisor):
         with contextlib.suppress(BrokenPipeError):
             # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
             bridge = json.dumps(going.model_dump(mode="json", by_alias=True))
-            process.stdin.write(f"{bridge}\n{json.dumps(counts)}\n")
+            held = [json.dumps({"hold": name}) for name in self._holding]
+            process.stdin.write("\n".join((bridge, json.dumps(counts), *held, "")))
             process.stdin.flush()
         return process, place
 
@@ -155,9 +196,9 @@ class DriverSupervisor(ChildSupervisor):
                 return
 
     def _command(self, word: str) -> None:
-        process = self._process
-        if process is not None and process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError, ValueError):
+        with self._writing, contextlib.suppress(BrokenPipeError, ValueError):
+            process = self._process
+            if process is not None and process.stdin is not None:
                 process.stdin.write(word + "\n")
                 process.stdin.flush()
 
@@ -232,6 +273,11 @@ class DriverSupervisor(ChildSupervisor):
         if fresh or again is None:
             then = "this line stops" if again is None else "messages wait on disk; trying again"
             self._state.say(f'{report["text"]}\nline "{view.name}": {then}')
+
+    def _on_held(self, report: dict[str, Any]) -> None:
+        self._state.lines[report["line"]].query = "held for a reload"
+        if event := self._holding.get(report["line"]):
+            event.set()
 
     def _on_stopped(self, report: dict[str, Any]) -> None:
         self._state.lines[report["line"]].query = "stopped"

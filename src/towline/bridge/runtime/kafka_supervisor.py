@@ -10,6 +10,8 @@ from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import GatewayError, KafkaError, TowlineError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from towline.bridge.config.model import Bridge
     from towline.bridge.runtime.state import BridgeState
 
@@ -47,24 +49,45 @@ class KafkaSupervisor(ChildSupervisor):
     def _round(self) -> None:
         self._look()
 
-    def _look(self) -> None:
+    def take(self, bridge: Bridge) -> None:
+        """Look for the topics of another bridge from now on, while no answer has come."""
+        self._bridge = bridge
+
+    def see_to(self, bridge: Bridge, topics: Iterable[str]) -> None:
+        """See that topics are there, and make them where the file says so.
+
+        Args:
+            bridge: Says how they are made.
+            topics: Their names.
+
+        Raises:
+            KafkaError: TL-B03, one is not there; TL-K01, Kafka does not answer; TL-K09, one can't be made.
+        """
         from towline.kafka.admin import create_topics, missing_topics  # noqa: PLC0415 - loads librdkafka
 
-        client, kafka = self._bridge.kafka.client(), self._bridge.kafka
-        missing = missing_topics(client, self._bridge.topics, timeout=5.0)
-        if missing and kafka.create_topics is not None:
-            plan = kafka.create_topics
+        client, plan = bridge.kafka.client(), bridge.kafka.create_topics
+        missing = missing_topics(client, topics, timeout=5.0)
+        if missing and plan is None:
+            raise _missing(bridge, missing)
+        if missing and plan is not None:
             wanted = dict.fromkeys(missing, plan.partitions)
             created = create_topics(client, wanted, replication=plan.replication_factor)
             self._state.say(f"kafka: created {', '.join(created)} with {plan.partitions} partitions each")
-        elif missing:
-            self.fatal = _missing(self._bridge, missing)
+
+    def _look(self) -> None:
+        bridge = self._bridge
+        try:
+            self.see_to(bridge, bridge.topics)
+        except KafkaError as error:
+            if error.code != "TL-B03":
+                raise
+            self.fatal = error
             return
         with self._state.lock:
             waited = self._state.kafka_error is not None
             self._state.kafka, self._state.kafka_error = "reachable", None
         if waited:
-            self._state.say(f"kafka: {kafka.bootstrap_servers} answers")
+            self._state.say(f"kafka: {bridge.kafka.bootstrap_servers} answers")
         self.ready.set()
 
     @property

@@ -53,13 +53,16 @@ class LineRunner:
     Args:
         host: Has the session and takes the reports.
         query: Of the line.
-        counts: What was counted of the line before this process.
+        counts: What was counted of the line before this process; None to leave it at that.
     """
 
-    def __init__(self, host: Host, query: LineQuery[Any], counts: Mapping[str, Any]) -> None:
+    def __init__(self, host: Host, query: LineQuery[Any], counts: Mapping[str, Any] | None) -> None:
         self._host = host
-        self._line_query = query
+        #: Of the line as the file says it, and the one that was started last (`LineQuery.in_force`).
+        self._wanted = self._current = query
         self._name = query.line.name
+        #: It is not started until `take` is called.
+        self._held = False
         self._pauses = Backoff()
         self._running: StreamingQuery | None = None
         self._again_at = 0.0
@@ -83,17 +86,18 @@ class LineRunner:
     @property
     def due(self) -> bool:
         """Whether the next `step` starts the query."""
-        return self._running is None and not self.given_up and time.monotonic() >= self._again_at
+        return self._running is None and not (self.given_up or self._held) and time.monotonic() >= self._again_at
 
     def step(self) -> None:
         """Start the query if it is time; notice that it has ended."""
         try:
             if self.due:
-                look_at_executors(self._host.spark, self._line_query.bridge)
+                look_at_executors(self._host.spark, self._wanted.bridge)
                 self._count_again()
                 self._started_at, self._begun = time.monotonic(), False
-                self._running = self._line_query.start(self._host.spark)
-                if (begun := self._line_query.begun()) is not None:
+                self._current = self._wanted.in_force()
+                self._running = self._current.start(self._host.spark)
+                if (begun := self._current.begun()) is not None:
                     self._host.say("counted", line=self._name, **begun)
                 self._host.say("started", line=self._name)
             elif self._running is not None and not self._running.isActive:
@@ -110,7 +114,7 @@ class LineRunner:
         if counts is None:
             return
         try:
-            for report in self._line_query.unreported(self._host.spark, counts):
+            for report in self._wanted.ran_last().unreported(self._host.spark, counts):
                 self._host.say("counted", line=self._name, **report)
         except Exception as error:  # noqa: BLE001 - a batch that stays uncounted stops nothing
             sys.stderr.write(f"--- line {self._name}: not counted again\n{printable_lines(str(error))}\n")
@@ -128,10 +132,27 @@ class LineRunner:
         A trigger without a batch is reported by Spark too, with the number of the next batch: it added none.
         """
         if "addBatch" in progress.get("durationMs", {}):
-            self._host.say("progress", line=self._name, **self._line_query.report(progress))
+            self._host.say("progress", line=self._name, **self._current.report(progress))
+
+    def hold(self, deadline: float) -> None:
+        """Stop between two batches, as `finish`, and stay so until `take`."""
+        self._held = True
+        self._stop(deadline)
+        self._running = None
+        self._host.say("held", line=self._name)
+
+    def take(self, query: LineQuery[Any]) -> None:
+        """Go on with another query of the line, at once, whatever became of the one before."""
+        self._wanted, self._held, self.given_up = query, False, False
+        self._again_at = 0.0
+        self._pauses.reset()
 
     def finish(self, deadline: float) -> None:
         """Stop between two batches: when nothing is being written, or just after a batch was committed."""
+        self._stop(deadline)
+        self._host.say("stopped", line=self._name)
+
+    def _stop(self, deadline: float) -> None:
         query = self._running
         if query is not None:
             self._batch_done.clear()
@@ -140,7 +161,6 @@ class LineRunner:
                     break
             query.stop()
             self._catch_up(query)
-        self._host.say("stopped", line=self._name)
 
     def _catch_up(self, query: StreamingQuery) -> None:
         """Report the last batches once more: the listener's thread may not have come to them; repeats do no harm."""

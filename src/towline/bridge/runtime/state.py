@@ -253,6 +253,8 @@ class BridgeState:
         self._file = state_dir / BRIDGE_FILE
         self._read = {} if file is None else _read(file, included)
         self._started = time.time()
+        #: What became of the last reload (`towline.bridge.runtime.reloading`).
+        self.reload: Mapping[str, Any] = {"number": 0}
         #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
         self.beat = time.monotonic()
         self._events: deque[str] = deque(maxlen=1000)
@@ -260,6 +262,11 @@ class BridgeState:
         for line, view in self.lines.items():
             view.counts = counts_of(view.direction, former.get(line, {}).get("counts", {}))
             view.before = former.get(line, {}).get("gateway", {})
+
+    def file_read(self, included: Sequence[Path], digest: str | None) -> None:
+        """What runs is what the bridge file says, and these that it includes, all together with this digest."""
+        with self.lock:
+            self._read = {**self._read, "included": [*map(str, included)], "sha256": digest}
 
     def say(self, text: str) -> None:
         """An event for the person who watches: one line."""
@@ -279,6 +286,7 @@ class BridgeState:
             values = {
                 "bridge": self.name,
                 "file": self._read,
+                "reload": dict(self.reload),
                 "pid": None if ended else os.getpid(),
                 "ticks": ProcessMark.of(os.getpid()).started,
                 "started": self._started,

@@ -73,9 +73,7 @@ def collect(
         "pid": state.get("pid"),
         "updated": updated,
         "file": (read := state.get("file") or {}).get("path"),
-        "file_changed": running
-        and bool(read)
-        and digest_of(*map(Path, read.get("files", [read["path"]]))) != read["sha256"],
+        "file_changed": running and bool(read) and _changed(read),
         "spark": state.get("spark", "not started") if running else "not running",
         "kafka": state.get("kafka", "unknown") if running else "unknown",
         "kafka_error": state.get("kafka_error"),

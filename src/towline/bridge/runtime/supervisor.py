@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from towline import files
+from towline.bridge.config.file import load
 from towline.bridge.config.kafka_source import equipped, source_text
 from towline.bridge.config.model import Line
 from towline.bridge.lines.identity import settle
@@ -23,8 +24,10 @@ from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
+from towline.bridge.runtime.hangup import Terminal
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.landed import OWNER, status_in_kafka
+from towline.bridge.runtime.reloading import Reloading
 from towline.bridge.runtime.state import BridgeState, LineView, gateway_status
 from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java
@@ -63,6 +66,7 @@ class Supervisor:
         screen: Where to show it.
         again: Names of lines that begin again without their checkpoint (`towline.bridge.lines.recovery`).
         observe: Given the bridge's state once it has one, before anything is started.
+        read: Reads the file anew, for a reload.
     """
 
     def __init__(
@@ -71,19 +75,25 @@ class Supervisor:
         screen: Display,
         again: Sequence[str] = (),
         observe: Callable[[BridgeState], None] = lambda _: None,
+        read: Callable[[], Bridge] | None = None,
     ) -> None:
         self._bridge = bridge
+        self._file = bridge
+        self._read = read or (lambda: load(bridge.file))
         self._screen = screen
         self._observe = observe
         self._again = tuple(again)
         self._interrupts = 0
+        #: A reload was asked for and has not begun.
+        self._reload_asked = False
+        self._terminal = Terminal()
         #: What a second interrupt does.
         self._at_once: Callable[[], None] = _end_here
         self._ending = threading.Event()
         self._spark_ending = threading.Event()
 
     def run(self) -> int:
-        """Run until Ctrl-C, SIGTERM, or until no line can go on.
+        """Run until Ctrl-C, SIGTERM, the end of the terminal, or until no line can go on; SIGHUP reloads the file.
 
         Returns:
             0 when it was asked to end, 130 when it was interrupted twice.
@@ -94,7 +104,7 @@ class Supervisor:
             TowlineError: What keeps every line from running, in its own words.
         """
         bridge = self._bridge
-        with _alone(bridge), _signals(self._interrupted):
+        with _alone(bridge), _signals(self._interrupted), _hangup(self._hung_up):
             _check_members(bridge)
             check_java()
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,6 +124,16 @@ class Supervisor:
             self._kafka = KafkaSupervisor(bridge, self._state, self._spark_ending)
             self._driver = DriverSupervisor(bridge, self._state, self._kafka, self._spark_ending)
             self._gateways = [self._gateway_of(line) for line in bridge.lines]
+            self._reloading = Reloading(
+                self._file,
+                bridge,
+                self._read,
+                self._state,
+                self._driver,
+                self._kafka,
+                self._gateways,
+                self._spark_ending,
+            )
             self._at_once = self._driver.kill
             for child in (*self._gateways, self._kafka, self._driver):
                 child.start()
@@ -144,8 +164,12 @@ class Supervisor:
                     for view in self._state.lines.values():
                         view.sample(now)
                 self._save()
+                self._terminal.look()
                 trim(self._driver.log)
             self._refresh()
+            if self._reload_asked and not self._reloading.under_way:  # those asked for meanwhile are one
+                self._reload_asked = False
+                self._reloading.begin()
             if fatal := self._fatal():
                 return fatal
             self._ending.wait(TICK_S)
@@ -184,6 +208,13 @@ class Supervisor:
         self._interrupts += 1
         if self._interrupts > 1:
             self._at_once()
+
+    def _hung_up(self, *, ignored: bool) -> None:
+        """SIGHUP has come; `ignored` where the bridge was started with ``nohup``."""
+        if not self._terminal.just_gone():
+            self._reload_asked = True
+        elif not ignored:
+            self._interrupted()
 
     def _finish(self) -> None:
         """Spark first, so that its last batch can be committed at the gateways; then they."""
@@ -311,12 +342,29 @@ def _alone(bridge: Bridge) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals(asked: Callable[[], None]) -> Iterator[None]:
-    """Call on SIGINT, SIGTERM and SIGHUP, but for those that are ignored; the former handlers come back afterwards."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # nohup, a script's job &
+    """Call on SIGINT and SIGTERM, but for those that are ignored; the former handlers come back afterwards."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # a script's job &
     former = {number: signal.signal(number, lambda *_: asked()) for number in heard}
     try:
         yield
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+class _Hangup(Protocol):
+    """Takes SIGHUP."""
+
+    def __call__(self, *, ignored: bool) -> None: ...
+
+
+@contextlib.contextmanager
+def _hangup(told: _Hangup) -> Iterator[None]:
+    """Call on SIGHUP, also where it was ignored (``nohup``); the former handler comes back afterwards."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    former = signal.signal(signal.SIGHUP, lambda *_: told(ignored=ignored))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, former)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -18,9 +19,10 @@ from towline.bridge.lines.recovery import examine
 from towline.bridge.uplink import several
 from towline.bridge.uplink.account import spans_of
 from towline.bridge.uplink.counting import COUNTS, reasons
+from towline.bridge.uplink.inforce import KeptRoutes
 from towline.bridge.uplink.landed import LandedRows
 from towline.bridge.uplink.packing import plain_routes
-from towline.bridge.uplink.recovery import count_below, gather, handed_out, offset_of, starting
+from towline.bridge.uplink.recovery import count_below, gather, handed_out, offset_of, oldest_waiting, starting
 from towline.bridge.uplink.source import FORMAT
 from towline.bridge.uplink.sql import Repeats, apply
 from towline.checkpoint import Checkpoint
@@ -67,6 +69,42 @@ class UplinkQuery(LineQuery[Line]):
     _journal = ""
     #: The same of several gateways, by name.
     _begun: Mapping[str, int] = MappingProxyType({})
+
+    #: It finishes the batch that was begun, and ends.
+    _finishes = False
+
+    def ran_last(self) -> UplinkQuery:
+        """By the routes of its last start.
+
+        Raises:
+            ConfigError: TL-C171, what they were can't be read.
+        """
+        former = KeptRoutes.read(self.line.gateway.state_dir)
+        return self if former is None else UplinkQuery(self.bridge, former.applied(self.line))
+
+    def in_force(self) -> UplinkQuery:
+        """By these routes and the retired ones; before that the batch that was begun with others.
+
+        Raises:
+            ConfigError: TL-C171, what the routes were can't be read.
+        """
+        line, state_dir = self.line, self.line.gateway.state_dir  # the rules are those of `KeptRoutes`
+        self._mended()
+        decided = read_checkpoint(line.checkpoint).decided
+        former = KeptRoutes.read(state_dir)
+        oldest = oldest_waiting(line) if former is not None and former.retired else None
+        kept = KeptRoutes.of(line, former, time.time(), oldest)
+        query = self if kept.applied(line) == line else UplinkQuery(self.bridge, kept.applied(line))
+        if former is not None and not decided and former.finishes(query.line):
+            query = UplinkQuery(self.bridge, former.applied(line))
+            query._finishes = True
+            sys.stderr.write(f"--- line {line.name}\nthe batch that was begun is finished by the former routes\n")
+        elif kept != former and (decided or former is None):
+            kept.save(state_dir)  # before there is a batch that was begun so
+        return query
+
+    def _trigger(self) -> dict[str, Any]:
+        return {"once": True} if self._finishes else super()._trigger()
 
     @cached_property
     def _landed(self) -> LandedRows | None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from towline.bridge.lines.evidence import Evidence, answer_of, read_checkpoint, status_of
 from towline.bridge.lines.identity import UNKNOWN
+from towline.errors import GatewayError
 from towline.gateway.belonging import is_other
+from towline.gateway.launch import discover
 from towline.guarantee import policy
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["count_below", "gather", "handed_out", "offset_of", "starting"]
+__all__ = ["count_below", "gather", "handed_out", "offset_of", "oldest_waiting", "starting"]
 
 
 def gather(line: Line, consumer: str, identity: Identity) -> Evidence:
@@ -85,3 +87,19 @@ def _continues(identity: Identity, seen: Evidence) -> bool:
     """Whether the gateway's journal is the one in which the line is to begin."""
     same = not is_other(identity.incarnation, seen.written_by, identity.start, seen.first)
     return same and identity.journal == seen.gateway_journal and 0 <= identity.start <= seen.tip
+
+
+def oldest_waiting(line: Line) -> float | None:
+    """When the oldest message came that waits in the line's journal, in seconds since 1970; None where none waits.
+
+    0 where that is not known: of gateways elsewhere, and of one that does not answer.
+    """
+    client = None if line.gateways else discover(line.gateway.state_dir)
+    if client is None:
+        return 0.0
+    with client:
+        try:
+            oldest: float | None = status_of(client).get("oldest")
+        except GatewayError:
+            return 0.0
+    return oldest

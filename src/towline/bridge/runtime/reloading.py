@@ -1,0 +1,253 @@
+"""Takes up a changed bridge file while its bridge runs: as a whole, or not at all.
+
+    step                                                     what ends it otherwise: nothing has changed then
+    read the file, as `towline check` does                   a mistake, in the same words
+    compare it with what runs (`bridge.config.reload`)       a key that needs a new start
+    judge its SQL, see to new topics                         a mistake; a topic that is not there; Kafka away
+    stop the queries of the lines that change, between       Spark does not answer
+    two batches; their gateways go on receiving
+    subscribe what comes, beside what goes                   the broker refuses a filter, or does not answer
+    start the queries with the new routes                    from here on the file is what runs
+    unsubscribe what goes                                    asked again by the gateway at its next connection
+
+While a query stands nothing reads the journal, so what the new filters bring is read by the new routes alone. Which
+routes each message goes by after that, and after a kill between two of these steps, is said in
+`towline.bridge.uplink.inforce`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from towline.bridge.config.reload import LineChange, changes
+from towline.bridge.config.sqlcheck import examine
+from towline.bridge.runtime.state import digest_of
+from towline.bridge.runtime.supervision import unforeseen
+from towline.errors import ConfigError, GatewayUnreachable, KafkaError, TowlineError
+from towline.gateway.filters import ChangeState
+from towline.gateway.launch import discover
+from towline.guarantee import Guarantee
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import AnyLine, Bridge
+    from towline.bridge.runtime.driver_supervisor import DriverSupervisor
+    from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
+    from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
+    from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
+    from towline.bridge.runtime.state import BridgeState
+    from towline.mqtt.events import Filter
+
+__all__ = ["APPLIED", "REFUSED", "UNCHANGED", "UNDER_WAY", "Reloading"]
+
+#: What becomes of a reload.
+APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
+
+#: Longest wait for the queries to stop, in seconds: Spark may be starting.
+_HOLD_S: Final = 120.0
+#: Longest wait for a broker's answer, in seconds.
+_GRANT_S: Final = 30.0
+#: And for the filters before, where a change is taken back.
+_BACK_S: Final = 5.0
+#: Seconds between two questions to a gateway.
+_LOOK_S: Final = 0.1
+
+
+class Reloading:
+    """The reloads of one bridge, one after the other.
+
+    Args:
+        file: The bridge as its file was read.
+        bridge: What runs: the same with what the start added.
+        read: Reads the file anew.
+        state: Where the outcome goes.
+        driver: Runs the queries.
+        kafka: Looks for topics.
+        gateways: Of the lines.
+        stopping: Set when the bridge ends.
+    """
+
+    def __init__(
+        self,
+        file: Bridge,
+        bridge: Bridge,
+        read: Callable[[], Bridge],
+        state: BridgeState,
+        driver: DriverSupervisor,
+        kafka: KafkaSupervisor,
+        gateways: Sequence[GatewaySupervisor | GatewaysSupervisor],
+        stopping: threading.Event,
+    ) -> None:
+        self._file, self._bridge = file, bridge
+        self._read = read
+        self._state = state
+        self._driver = driver
+        self._kafka = kafka
+        self._gateways = {child.line.name: child for child in gateways}
+        self._stopping = stopping
+        self._thread: threading.Thread | None = None
+        self._count = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether one has begun and not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self) -> None:
+        """Begin one, on a thread of its own; not while one is under way."""
+        self._thread = threading.Thread(target=self.reload, name="reload", daemon=True)
+        self._thread.start()
+
+    def join(self, patience_s: float) -> None:
+        """Wait for one that is under way."""
+        if self._thread is not None:
+            self._thread.join(patience_s)
+
+    def reload(self) -> None:
+        """Take the file up, or say why not; nothing is raised."""
+        self._count += 1
+        begun = {"number": self._count, "began": time.time()}
+        self._state.reload = {**begun, "outcome": UNDER_WAY}
+        try:
+            known = self._file.files
+            digest = digest_of(*known)  # before it is read: what changes after that shows as a change
+            outcome, texts = APPLIED, self._reload()
+            if not texts:
+                outcome, texts = UNCHANGED, [f"{self._file.file} says what runs"]
+            files = self._file.files
+            self._state.file_read(files[1:], digest if files == known else digest_of(*files))
+        except TowlineError as error:
+            outcome, texts = REFUSED, str(error).splitlines()
+        except Exception as error:  # noqa: BLE001 - a reload that fails ends nothing
+            outcome, texts = REFUSED, str(unforeseen("reload", error)).splitlines()
+        head = "reload refused, the bridge goes on as before:\n" if outcome == REFUSED else "reload: "
+        self._state.reload = {**begun, "outcome": outcome, "at": time.time(), "texts": texts}
+        self._state.say(head + "\n".join(texts))
+
+    def _reload(self) -> list[str]:
+        wanted = self._read()
+        found = changes(self._file, wanted)
+        if not found:
+            self._file = wanted
+            return []
+        bridge = self._bridge.model_copy(update={"lines": wanted.lines})
+        names = [one.after.name for one in found]
+        self._judge(bridge, names)
+        self._see_to_topics(bridge)
+        change = uuid.uuid4().hex
+        asked: list[LineChange] = []
+        try:
+            self._hold(names)
+            for one in found:
+                if one.refilters:
+                    asked.append(one)
+                    self._subscribe(one, change)
+        except BaseException:
+            for one in asked:
+                with contextlib.suppress(TowlineError):
+                    self._want(one.before, one.before.gateway.subscriptions, f"{change}-back", _BACK_S)
+            self._driver.take(self._bridge, names)
+            raise
+        self._file, self._bridge = wanted, bridge
+        for one in found:
+            self._gateways[one.after.name].line = one.after
+        self._kafka.take(bridge)
+        self._driver.take(bridge, names)
+        return [f"{one.told()}{self._unsubscribe(one, change)}" for one in found]
+
+    def _judge(self, bridge: Bridge, names: Sequence[str]) -> None:
+        """Let Spark's own parser judge the SQL of the lines that change, in a JVM of its own.
+
+        Raises:
+            ConfigMistakes: TL-C74, as `towline check` says it.
+            ConfigError: TL-C175, it can't be judged now.
+        """
+        lines = tuple(line for line in bridge.lines if line.name in names)
+        found = examine(bridge.model_copy(update={"lines": lines}))
+        if found.verdict.startswith("not checked"):
+            what, do = f"the SQL of the routes is {found.verdict}", "Reload again."
+            raise ConfigError("TL-C175", str(bridge.file), what, do)
+
+    def _see_to_topics(self, bridge: Bridge) -> None:
+        """See that the topics which the file names for the first time are there.
+
+        Raises:
+            KafkaError: TL-B03, one is not; TL-K09.
+            ConfigError: TL-C173, Kafka does not answer.
+        """
+        topics = sorted({*bridge.topics} - {*self._bridge.topics})
+        if not topics:
+            return
+        try:
+            self._kafka.see_to(bridge, topics)
+        except KafkaError as error:
+            if error.code != "TL-K01":
+                raise
+            what = f"it is not known whether Kafka has {', '.join(topics)}: {error.what}"
+            raise ConfigError("TL-C173", str(bridge.file), what, "Reload again when Kafka answers.") from error
+
+    def _hold(self, names: Sequence[str]) -> None:
+        if not self._driver.hold(names, _HOLD_S):
+            why = "the bridge ends" if self._stopping.is_set() else "Spark does not answer"
+            what = f"the queries were not stopped between two batches: {why}"
+            raise ConfigError("TL-C174", str(self._file.file), what, "Reload again when Spark runs.")
+
+    def _subscribe(self, one: LineChange, change: str) -> None:
+        """Have a gateway want what comes.
+
+        Raises:
+            TowlineError: TL-C176, it is not known to be subscribed; what keeps the gateway from running.
+        """
+        steps = [one.between, one.after.gateway.subscriptions]
+        for number, filters in enumerate(steps if one.after.guarantee is Guarantee.AT_MOST_ONCE else steps[:1]):
+            state, text = self._want(one.after, filters, f"{change}-{number}", _GRANT_S)
+            if state is not ChangeState.GRANTED:
+                what = text or self._why(one.after)
+                do = "Correct the filter or the broker's access list, and reload again."
+                do = do if state is ChangeState.REFUSED else "Reload again when it is there."
+                raise ConfigError("TL-C176", f'line "{one.after.name}"', f"a filter is not subscribed: {what}", do)
+
+    def _why(self, line: AnyLine) -> str:
+        status = self._state.lines[line.name].status
+        said = (status.get("last_error") or {}).get("text") or status.get("held_back")
+        return str(said) if said else "the broker gave no answer in time"
+
+    def _unsubscribe(self, one: LineChange, change: str) -> str:
+        """Have a gateway want no more than the file says; what there is to say of it."""
+        if not one.refilters:
+            return ""
+        try:
+            state, _ = self._want(one.after, one.after.gateway.subscriptions, f"{change}-last", _GRANT_S)
+        except TowlineError:
+            state = ChangeState.ASKED
+        return "" if state is ChangeState.GRANTED else "; unsubscribed when its broker answers again"
+
+    def _want(
+        self, line: AnyLine, filters: Sequence[Filter], change: str, patience_s: float
+    ) -> tuple[ChangeState, str]:
+        """Ask a line's gateway for filters until it says what became of them, or the time is over.
+
+        Raises:
+            TowlineError: TL-C172, TL-G08; what keeps the gateway from running.
+        """
+        settings = line.gateway.model_copy(update={"subscriptions": tuple(filters)})
+        named, digest = settings.model_dump(mode="json", include={"subscriptions"})["subscriptions"], settings.digest()
+        deadline, told = time.monotonic() + patience_s, (ChangeState.ASKED.value, "")
+        while told[0] == ChangeState.ASKED and time.monotonic() < deadline and not self._stopping.is_set():
+            if fatal := self._gateways[line.name].fatal:
+                raise fatal
+            try:
+                client = discover(line.gateway.state_dir)
+                if client is not None:
+                    with client:
+                        while (told := client.want(change, named, digest))[0] == ChangeState.ASKED:
+                            if time.monotonic() >= deadline or self._stopping.wait(_LOOK_S):
+                                break
+            except GatewayUnreachable:
+                pass  # it is started again, with the filters before, and asked anew
+            self._stopping.wait(_LOOK_S)
+        return ChangeState(told[0]), told[1]

@@ -1,0 +1,235 @@
+"""What of a changed bridge file a running bridge takes up, and by which routes a message goes then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge.config.model import Bridge, Line
+from towline.bridge.config.reload import LineChange, changes
+from towline.bridge.uplink.inforce import KEPT_S, ROUTES_FILE, KeptRoutes
+from towline.errors import ConfigError
+
+HEAD = """
+name = "plant"
+state_dir = "state"
+mqtt = { brokers = "mqtt://b" }
+kafka = { bootstrap_servers = "k:9092" }
+"""
+DOWN = '[[downlink]]\nname = "back"\nfrom = "commands"\ntopic = "c/{key}"\n'
+
+
+def line(*routes: str, name: str = "up", own: str = "") -> str:
+    made = [f"[[uplink.route]]\n{route}\n" for route in routes]
+    return f'[[uplink]]\nname = "{name}"\n{own}\n{"".join(made)}'
+
+
+def route(filter_: str, topic: str = "t", more: str = "") -> str:
+    return f'from = "{filter_}"\ntopic = "{topic}"\n{more}'
+
+
+@pytest.fixture
+def bridge(tmp_path: Path) -> Bridge:
+    return read(HEAD + line(route("a/#")) + line(route("o/#"), name="other") + DOWN, tmp_path)
+
+
+def changed(tmp_path: Path, *routes: str, own: str = "", head: str = HEAD) -> Bridge:
+    return read(head + line(*routes, own=own) + line(route("o/#"), name="other") + DOWN, tmp_path)
+
+
+def refused(before: Bridge, after: Bridge) -> list[str]:
+    with pytest.raises(ConfigError) as told:
+        changes(before, after)
+    return str(told.value).splitlines()
+
+
+def test_a_file_that_says_the_same_changes_nothing(bridge: Bridge, tmp_path: Path) -> None:
+    assert changes(bridge, changed(tmp_path, route("a/#"))) == []
+
+
+@pytest.mark.parametrize(
+    ("routes", "own", "added", "removed"),
+    [
+        ((route("a/#"), route("b/#")), "", ["b/#"], []),
+        ((route("b/#"),), "", ["b/#"], ["a/#"]),
+        ((route("a/#", more="qos = 2"),), "", ["a/#"], []),
+        ((route("a/#", topic="u", more='key = "{mqtt.topic}"\nwhere = "qos = 1"'),), "", [], []),
+        ((route("a/#"),), 'dead_letter_topic = "dead"', [], []),
+        ((route("a/#"),), "max_messages_per_trigger = 10\ntrigger_interval_s = 1", [], []),
+    ],
+)
+def test_routes_and_batches_of_a_line_may_change(
+    bridge: Bridge, tmp_path: Path, routes: tuple[str, ...], own: str, added: list[str], removed: list[str]
+) -> None:
+    found = changes(bridge, changed(tmp_path, *routes, own=own))
+    named = {one.after.name for one in found}
+    assert named <= {"up", "other"}
+    one = next(one for one in found if one.after.name == "up")
+    assert (one.added, one.removed, one.refilters) == (added, removed, bool(added or removed))
+    # A topic of dead letters is one that no route of any line may name.
+    assert named == ({"up", "other"} if "dead_letter_topic" in own else {"up"})
+
+
+@pytest.mark.parametrize(
+    ("own", "head", "keys"),
+    [
+        ('guarantee = "exactly_once"', HEAD, ['uplink "up": guarantee']),
+        ("parallelism = 2", HEAD, ['uplink "up": parallelism']),
+        ('mqtt = { keep_alive_s = 7, will = { topic = "w" } }', HEAD, ["mqtt.keep_alive_s", "mqtt.will"]),
+        ('dedupe = { key = "{mqtt.user.id}" }', HEAD, ['uplink "up": dedupe']),
+        ('journal = { max_bytes = "1 GB" }', HEAD, ['uplink "up": journal.max_bytes']),
+        ("", HEAD.replace("k:9092", "secret:9092"), ["[kafka] bootstrap_servers"]),
+        ("", HEAD.replace('"state"', '"elsewhere"'), ["state_dir"]),
+        ("", HEAD + 'spark = { master = "local[3]" }\n', ["[spark] master"]),
+        ("", HEAD.replace('9092" }', '9092", settings = { "linger.ms" = 7 } }'), ["[kafka] settings.linger.ms"]),
+    ],
+)
+def test_what_needs_a_new_start_is_told_by_its_key_and_refuses_the_whole_file(
+    bridge: Bridge, tmp_path: Path, own: str, head: str, keys: list[str]
+) -> None:
+    told = refused(bridge, changed(tmp_path, route("a/#"), route("b/#"), own=own, head=head))
+    assert len(told) == len(keys)
+    for key, text in zip(keys, told, strict=True):
+        assert f"{key} needs a restart, and is unchanged until then" in text
+        assert text.endswith("[TL-C169]")
+    assert not any("secret" in text for text in told)
+
+
+def test_lines_that_come_and_go_and_downlinks_need_a_new_start(bridge: Bridge, tmp_path: Path) -> None:
+    after = read(HEAD + line(route("a/#")) + line(route("n/#"), name="new") + DOWN.replace("c/", "d/"), tmp_path)
+    told = refused(bridge, after)
+    assert [text.split(": ", 1)[1].split(" needs")[0] for text in told] == [
+        'uplink "other", which is gone,',
+        'downlink "back": topic',
+        'uplink "new", which is new,',
+    ]
+
+
+OVERLAPS = [
+    ("exactly_once", "qos = 2", True),
+    ("by_qos", "", True),
+    ("at_least_once", "", False),
+    ("at_most_once", "", False),
+]
+
+
+@pytest.mark.parametrize(("guarantee", "more", "stops"), OVERLAPS)
+def test_a_filter_passes_into_one_of_the_same_topics_only_where_that_can_be_kept(
+    tmp_path: Path, guarantee: str, more: str, *, stops: bool
+) -> None:
+    own = f'guarantee = "{guarantee}"'
+    before = read(HEAD + line(route("k/#", more=more), route("a/b/#", more=more), own=own), tmp_path)
+    after = read(HEAD + line(route("k/#", more=more), route("a/#", more=more), own=own), tmp_path)
+    if stops:
+        (told,) = refused(before, after)
+        assert '"a/#" takes topics of "a/b/#", which goes' in told
+        assert told.endswith("[TL-C170]")
+        return
+    (one,) = changes(before, after)
+    between = [each.pattern for each in one.between]
+    assert between == (["k/#"] if guarantee == "at_most_once" else ["k/#", "a/b/#", "a/#"])
+
+
+def test_a_key_for_repeats_lets_filters_pass(tmp_path: Path) -> None:
+    own = 'guarantee = "exactly_once"\ndedupe = { key = "{mqtt.user.id}" }'
+    before, after = (read(HEAD + line(route(one, more="qos = 2"), own=own), tmp_path) for one in ("a/b/#", "a/#"))
+    assert [one.overlap for one in changes(before, after)] == [None]
+
+
+def test_gateways_elsewhere_have_filters_of_their_own(tmp_path: Path) -> None:
+    own = 'gateways = ["g1"]'
+    before, after = (read(HEAD + line(route(one), own=own), tmp_path) for one in ("a/#", "b/#"))
+    assert [one.refilters for one in changes(before, after)] == [False]
+
+
+# -- which routes a message goes by ------------------------------------------------------------------------------------
+
+
+def uplink(tmp_path: Path, *routes: str, own: str = "") -> Line:
+    return read(HEAD + line(*routes, own=own), tmp_path).uplinks[0]
+
+
+def taken(made: Line) -> list[str]:
+    return [f"{one.pattern.text} {one.topic.text}" for one in made.routes]
+
+
+def test_a_retired_route_takes_only_what_no_other_takes(tmp_path: Path) -> None:
+    first = uplink(tmp_path, route("a/{x}", "one-{x}"), route("b/#", "two"))
+    second = uplink(tmp_path, route("c/#", "three"), route("b/#", "four"))
+    kept = KeptRoutes.of(second, KeptRoutes.of(first), 100.0)
+    assert taken(kept.applied(second)) == ["c/# three", "b/# four", "a/{x} one-{x}"]
+    assert kept.applied(second).gateway.subscriptions == second.gateway.subscriptions
+    third = uplink(tmp_path, route("a/1", "five"))
+    again = KeptRoutes.of(third, kept, 200.0)
+    assert taken(again.applied(third)) == ["a/1 five", "c/# three", "b/# four", "a/{x} one-{x}"]
+    assert [one.at for one in again.retired] == [200.0, 200.0, 100.0]
+    wide = uplink(tmp_path, route("#", "all"))
+    assert taken(KeptRoutes.of(wide, again, 300.0).applied(wide)) == ["# all"]
+
+
+def test_a_route_that_comes_back_is_not_retired_twice(tmp_path: Path) -> None:
+    one, other = uplink(tmp_path, route("a/#", "one")), uplink(tmp_path, route("b/#", "two"))
+    kept = KeptRoutes.of(one)
+    for step in range(6):
+        kept = KeptRoutes.of(other if step % 2 == 0 else one, kept, float(step))
+    assert taken(kept.applied(one)) == ["a/# one", "b/# two"]
+
+
+def test_a_retired_route_is_forgotten_when_nothing_can_be_left_for_it(tmp_path: Path) -> None:
+    one, other = uplink(tmp_path, route("a/#", "one")), uplink(tmp_path, route("b/#", "two"))
+    kept = KeptRoutes.of(other, KeptRoutes.of(one), 1000.0)
+    soon, late = 1000.0 + KEPT_S, 1001.0 + KEPT_S
+    assert KeptRoutes.of(other, kept, soon).retired
+    assert not KeptRoutes.of(other, kept, late).retired
+    assert KeptRoutes.of(other, kept, late, oldest=2000.0).retired, "older messages wait than it takes to be sure"
+    assert not KeptRoutes.of(other, kept, 2 * late, oldest=late).retired
+
+
+def test_a_retired_route_keeps_what_it_drops_repeats_by(tmp_path: Path) -> None:
+    """The key of the line may name what only the routes of that file capture."""
+    first = uplink(tmp_path, route("a/{x}", "one"), own='dedupe = { key = "{x}" }')
+    second = uplink(tmp_path, route("b/{y}", "two"), own='dedupe = { key = "{y}", within = "1 hour" }')
+    made = KeptRoutes.of(second, KeptRoutes.of(first), 1.0).applied(second)
+    assert [getattr(one.dedupe, "text", None) for one in made.routes] == ["{y}", "{x}"]
+    plain = uplink(tmp_path, route("c/#", "three"), route("d/{z}", more='dedupe = { key = "{z}" }'))
+    made = KeptRoutes.of(second, KeptRoutes.of(plain), 1.0).applied(second)
+    assert [getattr(one.dedupe, "text", None) for one in made.routes] == ["{y}", None, "{z}"]
+
+
+def test_a_batch_is_finished_by_the_routes_it_was_begun_with(tmp_path: Path) -> None:
+    first, second = uplink(tmp_path, route("a/#", "one")), uplink(tmp_path, route("a/#", "two"))
+    former = KeptRoutes.of(first)
+    assert former.finishes(KeptRoutes.of(second, former).applied(second))
+    assert not former.finishes(KeptRoutes.of(first, former).applied(first))
+    keyed = uplink(tmp_path, route("a/#", "two"), own='dedupe = { key = "{mqtt.user.id}" }')
+    assert not former.finishes(keyed), "its checkpoint is another one"
+    assert former.applied(second) == first.model_copy(update={"gateway": second.gateway})
+
+
+def test_what_was_in_force_outlives_the_process(tmp_path: Path) -> None:
+    more = 'key = "{x}"\nwhere = "qos > 0"\nfields = { f = "upper(topic)" }'
+    first = uplink(tmp_path, route("a/{x}", "one-{x}", more))
+    second = uplink(tmp_path, route("b/#", "two"), own='dead_letter_topic = "dead"')
+    kept = KeptRoutes.of(second, KeptRoutes.of(first), 12.5)
+    place = tmp_path / "made" / "here"
+    assert KeptRoutes.read(place) is None
+    kept.save(place)
+    assert KeptRoutes.read(place) == kept
+    assert (place / ROUTES_FILE).stat().st_mode & 0o077 == 0
+    (place / ROUTES_FILE).write_text("{")
+    with pytest.raises(ConfigError, match=r"TL-C171"):
+        KeptRoutes.read(place)
+
+
+def test_a_change_is_told_in_one_line(tmp_path: Path) -> None:
+    one = LineChange(uplink(tmp_path, route("a/#")), uplink(tmp_path, route("b/#"), route("c", more="qos = 2")))
+    assert one.told() == 'line "up": 1 route → 2; subscribed b/#, c; unsubscribed a/#'
+    same = uplink(tmp_path, route("a/#"), own="trigger_interval_s = 1")
+    assert LineChange(one.before, same).told() == 'line "up": other batches'
+
+
+def test_the_example_of_the_tests_may_be_reloaded(tmp_path: Path) -> None:
+    before, after = read(GOOD, tmp_path), read(GOOD.replace('topic = "', 'topic = "x.', 1), tmp_path)
+    assert [one.added for one in changes(before, after)] == [[]]
