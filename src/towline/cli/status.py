@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -30,15 +30,20 @@ def status(
     state_dir: Annotated[Path | None, typer.Option(help="The bridge's state_dir, instead of a file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts; null is what is not known.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every second until Ctrl-C.")] = False,
+    reconcile: Annotated[
+        bool, typer.Option("--reconcile", help="Ask Kafka too: its markers, and where its topics end.")
+    ] = False,
     environment: Environment = None,
 ) -> None:
     """Show the account: received = in Kafka + left out + waiting, and whether it adds up.
 
     Asks the gateways themselves, so it works while Spark or Kafka is down; of an inbox in Kafka that a gateway
     elsewhere has, it tells what stands in Kafka. Exit codes: 0 every line runs and adds up, 1 an account does not add
-    up, 3 a line does not run or its account is not known.
+    up, or Kafka says otherwise, 3 a line does not run, its account is not known, or Kafka does not answer.
     """
     place, bridge = _place(file, state_dir, environment)
+    if reconcile:
+        _reconcile(place, bridge, as_json=as_json)
     while True:
         current = _look(place, bridge, as_json=as_json, clear=watch and is_live())
         if not watch:
@@ -50,6 +55,28 @@ def status(
         raise typer.Exit(code)
 
 
+def _reconcile(place: Path, bridge: Bridge | None, *, as_json: bool) -> NoReturn:
+    """Look once, at Kafka too."""
+    from towline.bridge.runtime.reconciling import reconcile, render_comparisons  # noqa: PLC0415 - loads librdkafka
+    from towline.bridge.runtime.status import NOT_KNOWN, WRONG, code_of, render  # noqa: PLC0415
+    from towline.errors import ConfigError, KafkaError  # noqa: PLC0415
+
+    if bridge is None:
+        do = "Name the bridge file: it says where Kafka is."
+        raise ConfigError("TL-C149", "towline status", "--reconcile asks Kafka, and a state_dir does not name it", do)
+    current = _collected(place, bridge)
+    try:
+        found = current["reconciled"] = reconcile(bridge, current)
+    except KafkaError as error:
+        sys.stdout.write(json_text(current, indent=2) if as_json else plain(render(current)))
+        sys.stderr.write(f"{error}\n")
+        raise typer.Exit(NOT_KNOWN) from None
+    text = json_text(current, indent=2) if as_json else plain(render(current) + render_comparisons(found))
+    sys.stdout.write(text)
+    disagree = any(one["agrees"] is False for comparisons in found.values() for one in comparisons)
+    raise typer.Exit(WRONG if disagree else code_of(current))
+
+
 def _place(file: Path | None, state_dir: Path | None, environment: str | None) -> tuple[Path, Bridge | None]:
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
 
@@ -59,16 +86,21 @@ def _place(file: Path | None, state_dir: Path | None, environment: str | None) -
     return state_dir or bridge.state_dir, bridge
 
 
-def _look(place: Path, bridge: Bridge | None, *, as_json: bool, clear: bool) -> dict[str, Any]:
+def _collected(place: Path, bridge: Bridge | None) -> dict[str, Any]:
     from towline.bridge.runtime.members import wanted_clients  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.status import collect, render  # noqa: PLC0415
+    from towline.bridge.runtime.status import collect  # noqa: PLC0415
 
     if bridge is None:
-        current = collect(place)
-    else:
-        clients = {line.name: wanted_clients(line) for line in bridge.lines}
-        landed = {line.name: line for line in bridge.uplinks if line.gateway.landing is not None}
-        current = collect(place, [*clients], clients, landed)
+        return collect(place)
+    clients = {line.name: wanted_clients(line) for line in bridge.lines}
+    landed = {line.name: line for line in bridge.uplinks if line.gateway.landing is not None}
+    return collect(place, [*clients], clients, landed)
+
+
+def _look(place: Path, bridge: Bridge | None, *, as_json: bool, clear: bool) -> dict[str, Any]:
+    from towline.bridge.runtime.status import render  # noqa: PLC0415 - loaded when it is called
+
+    current = _collected(place, bridge)
     text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current))
     sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
     sys.stdout.flush()

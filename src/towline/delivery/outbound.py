@@ -25,7 +25,8 @@ from typing import Any, Final, TypeVar
 
 from towline.delivery.dispatch import Dispatch, Fate
 from towline.delivery.outrows import Outgoing
-from towline.delivery.refused import REPLAYED, RefusedMessages
+from towline.delivery.refused import RefusedMessages
+from towline.delivery.standing import ACKNOWLEDGED, LEFT, TAKEN_BACK, begin_counting, standing
 from towline.delivery.upcoming import Marking, Upcoming
 from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from towline.errors import Refused as BrokerRefused
@@ -130,6 +131,7 @@ class Downlink:
         self._flush_at: float | None = time.monotonic()
         self._news = False
         self._room_at = 0.0
+        begin_counting(outbox)
         with contextlib.suppress(JournalError):  # raised again where something is to be kept there, or looked at
             for number in self.refused.unfinished():
                 self._refused_before.add(number)
@@ -300,23 +302,14 @@ class Downlink:
 
         Rows of a batch that is not whole are not accepted yet; those that were brought anew never are.
         """
-        ledger = self._outbox.ledger
-        expired, refused = (ledger.get(outcome.value, 0) for outcome in (Outcome.EXPIRED, Outcome.REFUSED))
-        replayed = ledger.get(REPLAYED, 0)  # accepted a second time, and refused no more
-        waiting, incomplete, dropped = self._outbox.waiting, self._outbox.incomplete, self._outbox.dropped
-        accepted, refused = self._outbox.end - incomplete - dropped - replayed, refused - replayed
+        ledger, found = self._outbox.ledger, standing(self._outbox)
+        waiting = found.pop("waiting")
         in_flight = min(len(self._dispatch.open), waiting)
         return {
-            "accepted": accepted,
+            **found,
             "queued": waiting - in_flight,
             "in_flight": in_flight,
-            "delivered": accepted - waiting - expired - refused,
-            "expired": expired,
-            "refused": refused,
-            "replayed": replayed,
             "held_back": self.held_back,
-            "incomplete": incomplete,
-            "dropped": dropped,
             "put_off": self._dispatch.waiting,
             "resent_after_lost_session": ledger.get("resent_after_lost_session", 0),
             "unsure_after_lost_session": ledger.get("unsure_after_lost_session", 0),
@@ -374,7 +367,7 @@ class Downlink:
         if not at_most_once:
             return
         for number in at_most_once:
-            self._done(number, Outcome.DELIVERED)
+            self._done(number, Outcome.DELIVERED, answered=False)
         try:
             self._outbox.flush(durable=True)
         except JournalFull as error:
@@ -420,14 +413,23 @@ class Downlink:
         self.held_back = str(self.broken)
         self._log.warning("the promise can't hold", reason=self.held_back, number=action.token, code=self.broken.code)
 
-    def _done(self, number: int, outcome: Outcome, freed: Any = (), doubt: str | None = None) -> None:
-        """Note what became of a message; `doubt` counts a delivery that is not as good as it was to be."""
-        again = outcome is Outcome.DELIVERED and number in self._outbox.done
-        # Of what is delivered there is as much as is not done otherwise.
-        counted = doubt if outcome is Outcome.DELIVERED else outcome.value
-        self._outbox.finish((number,), freed, outcomes=(counted,) if counted else ())
+    def _done(
+        self, number: int, outcome: Outcome, freed: Any = (), doubt: str | None = None, *, answered: bool = True
+    ) -> None:
+        """Note what became of a message; `doubt` counts a delivery that is not as good as it was to be.
+
+        `answered`: the broker said so; else it left, with QoS 0.
+        """
+        before = number in self._outbox.done
+        if outcome is not Outcome.DELIVERED:
+            counted = [outcome.value, TAKEN_BACK] if before else [outcome.value]
+        elif before:
+            counted = []
+        else:
+            counted = [ACKNOWLEDGED if answered else LEFT]
+        self._outbox.finish((number,), freed, outcomes=[*counted, *([doubt] if doubt else [])])
         self._noted()
-        if self._on_outcome is not None and not again:
+        if self._on_outcome is not None and not (before and outcome is Outcome.DELIVERED):
             self._on_outcome(number, outcome)
 
     def _noted(self) -> None:

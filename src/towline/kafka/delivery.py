@@ -1,7 +1,7 @@
 """What each guarantee does with the rows of a task: one strategy class each, the same records and the same client.
 
 A strategy sees one task: its identity and an iterator of Arrow batches. It returns what became of them, or raises, in
-which case Spark does not commit the batch and runs it again. Today two; the transactional one fits beside them.
+which case Spark does not commit the batch and runs it again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from towline.kafka.columns import Columns, Rows
+    from towline.kafka.markers import MarkerStep
     from towline.kafka.options import SinkSettings
 
 __all__ = ["AtLeastOnce", "AtMostOnce", "ByQos", "Delivered", "Delivery", "Task"]
@@ -55,6 +56,8 @@ class Delivered:
         dead_lettered: Rows that went to the dead-letter topic, named by the row or because Kafka would refuse it.
         skipped: The batch was in Kafka already; the numbers are those of then.
         seconds: How long its transaction was open, from the first record to Kafka's answer; None without one.
+        by_hand: It was skipped because a marker says so that a person set: nobody counted its rows.
+        marks: What its markers said before and say after it; None without.
     """
 
     rows: int
@@ -64,6 +67,8 @@ class Delivered:
     dead_lettered: int = 0
     skipped: bool = False
     seconds: float | None = field(default=None, compare=False)
+    by_hand: bool = False
+    marks: MarkerStep | None = field(default=None, compare=False)
 
 
 class Delivery(ABC):

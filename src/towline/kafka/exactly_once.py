@@ -29,6 +29,8 @@ from towline.kafka.markers import (
     Action,
     Claim,
     Marker,
+    MarkerStep,
+    MarkerTotals,
     OnMissing,
     Situation,
     TaskRefusal,
@@ -207,7 +209,15 @@ class ExactlyOnce(Delivery):
         compared = self.settings.verifies(same_offsets=same_offsets) and not by_hand
         if compared and work.claim is not None and not _is_same(marker, work.spool):
             raise changed(marker, work.spool.rows, work.claim, place_of(self.settings, work.sink_id))
-        return Delivered(marker.rows - marker.dead_lettered, 0, dead_lettered=marker.dead_lettered, skipped=True)
+        found = None if by_hand else MarkerTotals(marker.total_rows - marker.rows, _dead_before(marker))
+        return Delivered(
+            marker.rows - marker.dead_lettered,
+            0,
+            dead_lettered=marker.dead_lettered,
+            skipped=True,
+            by_hand=by_hand,
+            marks=MarkerStep(found, marker.totals),
+        )
 
     def _write(
         self,
@@ -233,7 +243,16 @@ class ExactlyOnce(Delivery):
         producer.commit()
         producer.marker = marker
         took = time.perf_counter() - begun
-        return Delivered(rows - screen.dead_letters, size, dead_lettered=screen.dead_letters, seconds=took)
+        found = before.totals if before is not None and before.writer != ANYONE else None
+        marks = None if marker is None else MarkerStep(found, marker.totals)
+        return Delivered(
+            rows - screen.dead_letters,
+            size,
+            dead_lettered=screen.dead_letters,
+            seconds=took,
+            by_hand=leave_out,
+            marks=marks,
+        )
 
     def _crc(self, work: _Work) -> int | None:
         """The checksum of the rows where a replay is compared with it, taken before the transaction is open."""
@@ -281,6 +300,10 @@ class ExactlyOnce(Delivery):
 #: Where a refusal is written down; elsewhere the marker itself already stops every task.
 _REFUSABLE: Final = frozenset({Situation.FIRST, Situation.NEXT, Situation.DONE})
 _MISSING: Final = {OnMissing.FAIL: Action.FAIL, OnMissing.REPLAY: Action.WRITE, OnMissing.SKIP: Action.SKIP}
+
+
+def _dead_before(marker: Marker) -> int:
+    return marker.total_dead_lettered - marker.dead_lettered
 
 
 def _is_same(marker: Marker, spool: Spool) -> bool:

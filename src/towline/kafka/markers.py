@@ -11,7 +11,7 @@ else means that marker and checkpoint do not belong together, and guessing would
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from types import MappingProxyType
@@ -25,6 +25,8 @@ __all__ = [
     "Claim",
     "Marker",
     "MarkerRule",
+    "MarkerStep",
+    "MarkerTotals",
     "OnMissing",
     "Situation",
     "TaskRefusal",
@@ -65,6 +67,44 @@ class TaskRefusal:
     partition: int
 
 
+class MarkerTotals(NamedTuple):
+    """What the markers of a sink say of all its batches.
+
+    Attributes:
+        rows: Of all of them, dead letters included.
+        dead_lettered: Dead letters among them.
+    """
+
+    rows: int
+    dead_lettered: int
+
+
+class MarkerStep(NamedTuple):
+    """What a batch found in the markers, and what it left there: a witness in Kafka, beside the sink's own sums.
+
+    Attributes:
+        before: None where nothing can be told from it: there was no marker, or a person has set it.
+        after: With the batch.
+    """
+
+    before: MarkerTotals | None
+    after: MarkerTotals
+
+    @classmethod
+    def over(cls, steps: Sequence[MarkerStep | None]) -> MarkerStep | None:
+        """Of all partitions of a batch; None where one has no markers."""
+        known = [step for step in steps if step is not None]
+        if not known or len(known) < len(steps):
+            return None
+        befores = [step.before for step in known if step.before is not None]
+        before = _summed(befores) if len(befores) == len(known) else None
+        return cls(before, _summed([step.after for step in known]))
+
+
+def _summed(totals: Sequence[MarkerTotals]) -> MarkerTotals:
+    return MarkerTotals(sum(one.rows for one in totals), sum(one.dead_lettered for one in totals))
+
+
 @dataclass(frozen=True)
 class Marker:
     """What one partition of a sink wrote last.
@@ -93,6 +133,11 @@ class Marker:
     total_rows: int = 0
     total_dead_lettered: int = 0
     refused: TaskRefusal | None = None
+
+    @property
+    def totals(self) -> MarkerTotals:
+        """Of this batch and all before it."""
+        return MarkerTotals(self.total_rows, self.total_dead_lettered)
 
     def to_json(self) -> bytes:
         """The value of the marker's record."""

@@ -48,6 +48,7 @@ _PARTS: Final = {
     "towline_messages_unrouted_total": "unrouted",
     "towline_messages_deduplicated_total": "deduplicated",
     "towline_messages_given_up_total": "skipped",
+    "towline_messages_lost_total": "lost",
 }
 
 

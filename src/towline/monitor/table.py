@@ -127,6 +127,7 @@ _ALL: Final = [
             "messages_unrouted": "messages that no route takes (up)",
             "messages_deduplicated": "repeats left out, those of the gateway included (up)",
             "messages_given_up": "messages given up by at_most_once after a crash (up)",
+            "messages_lost": "messages that Kafka did not take in time, lost by at_most_once (up)",
         },
         kept=True,
     ),

@@ -21,11 +21,13 @@ from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import ByQos, Delivered, Task
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
+from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.packed import unpacked
 from towline.kafka.strategies import delivery_for
 from towline.spark import tally
 from towline.spark.gathering import Left, RowsForDriver
+from towline.spark.sink_note import SinkBatch
 from towline.spark.tasks import TaskAnswer, answers, batch_task, speculates, streaming_task
 from towline.spark.workers import settle
 from towline.text import printable
@@ -54,12 +56,18 @@ class KafkaWritten(TaskAnswer):
     Attributes:
         query: Streaming query id; None in a batch query.
         done: What became of its rows.
-        given: How many rows the task was given, whatever became of them; fewer if Kafka had them already.
+        given: How many rows the task was given, whatever became of them.
     """
 
     query: str | None
     done: Delivered
     given: int
+
+    @property
+    def marked(self) -> int | None:
+        """How many rows the marker says there were, of a task whose rows Kafka had already; None for another."""
+        done = self.done
+        return done.rows + done.dead_lettered if done.skipped and not done.by_hand else None
 
 
 @dataclass
@@ -209,16 +217,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._account(answers(messages, KafkaWritten, batchId, _out_of_place), batchId)
 
     def _account(self, written: Sequence[KafkaWritten], batch: int) -> None:
-        total = account(written, batch)
+        total, others = account(written, batch), list[Delivered]()
         if isinstance(self._delivery, ExactlyOnce) and written:
             seen = {answer.partition for answer in written}
             for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
-                self._delivery.deliver(Task(partition, batch=batch, query=written[0].query), ())
+                others.append(self._delivery.deliver(Task(partition, batch=batch, query=written[0].query), ()))
         checkpoint = Checkpoint(self._location)
         tally.noted(checkpoint, batch, total.dead_lettered)
         tally.took(checkpoint, batch, [one.done.seconds for one in written if one.done.seconds is not None])
-        tally.given(checkpoint, batch, None if total.skipped else sum(answer.given for answer in written))
+        known = all(answer.marked in (None, answer.given) for answer in written)
+        given = sum(answer.given for answer in written) if known else None
+        tally.given(checkpoint, batch, given, said_of(written, others, self._sink(written)))
         checkpoint.sync_state()
+
+    def _sink(self, written: Sequence[KafkaWritten]) -> str:
+        settings = self._delivery.settings
+        query = next((answer.query for answer in written if answer.query), "")
+        return f"{settings.sink_id or query}/{settings.parallelism}"
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
         """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""
@@ -353,6 +368,26 @@ def _refuse_speculation() -> None:
 
 def _out_of_place(what: str, do: str) -> KafkaError:
     return KafkaError("TL-K08", FORMAT, what, do)
+
+
+def said_of(written: Sequence[KafkaWritten], others: Sequence[Delivered], sink: str) -> SinkBatch:
+    """What the sink says of a batch.
+
+    Args:
+        written: Answers of its tasks.
+        others: What became of partitions that had no task: they have a marker too.
+        sink: As `SinkBatch` has it.
+    """
+    known = [answer for answer in written if not answer.done.by_hand]
+    return SinkBatch(
+        sum(answer.given if answer.marked is None else answer.marked for answer in written),
+        sum(answer.done.rows for answer in known),
+        sum(answer.done.dead_lettered for answer in known),
+        sum(answer.done.lost for answer in known),
+        sum(answer.given for answer in written if answer.done.by_hand),
+        MarkerStep.over([*(answer.done.marks for answer in written), *(one.marks for one in others)]),
+        sink,
+    )
 
 
 def account(written: Sequence[KafkaWritten], batch: int | None) -> Delivered:

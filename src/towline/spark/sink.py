@@ -238,10 +238,13 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         written = answers(messages, MqttWritten, batchId, _out_of_place)
         clients = len(self._sender.places)
         for number in range(clients):
-            places = [one.outbox for one in written if client_of(one.partition, clients) == number and one.outbox]
-            newest = max(places, key=lambda place: place.tip, default=None)
-            if newest is not None and (not self._remembered or newest != self._remembered[number]):
-                newest.keep(self._checkpoint, number)
+            own = [one for one in written if client_of(one.partition, clients) == number]
+            newest = max((one.outbox for one in own if one.outbox), key=lambda place: place.tip, default=None)
+            before = self._remembered[number] if self._remembered else None
+            if newest is not None:
+                newest = newest.after(before, batchId, sum(one.rows for one in own))
+                if newest != before:
+                    newest.keep(self._checkpoint, number)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: what is in the outbox is sent, and does not enter again when Spark runs the batch again."""

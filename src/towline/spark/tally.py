@@ -1,10 +1,11 @@
-"""How many rows a stream's sink was given, and how many went to the dead-letter topic, kept in the checkpoint.
+"""What a stream's sink was given, and what became of it, kept in the checkpoint.
 
 Spark takes nothing back from a Python sink, and a row that Kafka refuses is known to the sink alone. So the sink notes
 the sum beside each batch before Spark commits it: a batch that is run again replaces what was noted of it, and who
 reads the note for a committed batch has counted that batch and all before it, whether anybody listened or not [I11].
 
-The rows of each batch are noted beside that and not synced: where a power failure took the note, nobody knows them.
+The rows of each batch, and the sums of what became of them (`towline.spark.sink_note`), are noted beside that and not
+synced: where a power failure took the note, nobody knows them, and the sums begin anew.
 """
 
 from __future__ import annotations
@@ -13,13 +14,25 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from towline.errors import JournalError
+from towline.spark.sink_note import NotedBatch, SinkBatch, SinkSums, noted_after
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from towline.checkpoint import Checkpoint
 
-__all__ = ["begun_before", "given", "given_at", "noted", "run_again", "sum_at", "took", "took_at"]
+__all__ = [
+    "begun_before",
+    "given",
+    "given_at",
+    "noted",
+    "noted_last",
+    "run_again",
+    "said_at",
+    "sum_at",
+    "took",
+    "took_at",
+]
 
 _NAME: Final = "towline.letters"
 _ROWS: Final = "towline.rows"
@@ -27,6 +40,8 @@ _AGAIN: Final = "towline.again"
 _TIMES: Final = "towline.times"
 #: Batches remembered: more than whoever listens can be behind.
 _KEPT: Final = 100
+#: The same of sums, each of which has all before it.
+_SUMS_KEPT: Final = 50
 #: The same of what is only looked at once.
 _TIMES_KEPT: Final = 20
 
@@ -49,33 +64,75 @@ def noted(checkpoint: Checkpoint, batch: int, dead_letters: int) -> None:
         checkpoint.keep_note(_NAME, json.dumps({"v": 1, "sums": now}, separators=(",", ":")))
 
 
-def given(checkpoint: Checkpoint, batch: int, rows: int | None) -> None:
-    """Note how many rows the sink was given in a batch; None where it did not look at all of them.
+def given(checkpoint: Checkpoint, batch: int, rows: int | None, said: SinkBatch | None = None) -> None:
+    """Note how many rows the sink was given in a batch, and what became of them.
+
+    Args:
+        checkpoint: Where.
+        batch: The batch.
+        rows: None where it did not look at all of them.
+        said: What the sink says; None for nothing.
 
     Raises:
         JournalError: TL-J20, the disk did not take it.
     """
-    known = _rows(checkpoint)
+    known, before = _rows(checkpoint), _sums(checkpoint)
     now = [entry for entry in known if entry[0] < batch] + ([] if rows is None else [(batch, rows)])
-    if now != known:
-        checkpoint.keep_note(_ROWS, json.dumps({"v": 1, "rows": now[-_KEPT:]}, separators=(",", ":")), synced=False)
+    sums = [one for one in before if one.batch < batch]
+    if said is not None:
+        sums.append(noted_after(before, batch, said))
+    if now != known or sums != before:
+        note = {"v": 1, "rows": now[-_KEPT:], "sums": [one.as_json() for one in sums[-_SUMS_KEPT:]]}
+        checkpoint.keep_note(_ROWS, json.dumps(note, separators=(",", ":")), synced=False)
 
 
-def begun_before(checkpoint: Checkpoint, batch: int) -> None:
+def begun_before(checkpoint: Checkpoint, batch: int, given_up: int | None = None) -> None:
     """Note that a query begins with a batch that was begun before, whose rows are not all served again.
 
+    Args:
+        checkpoint: Where.
+        batch: The batch.
+        given_up: How many of its rows are not; None for not known.
+
     Raises:
         JournalError: TL-J20, the disk did not take it.
     """
-    now = [*(one for one in run_again(checkpoint) if one != batch), batch][-_KEPT:]
-    checkpoint.keep_note(_AGAIN, json.dumps({"v": 1, "batches": [(one, 0) for one in now]}, separators=(",", ":")))
+    now = {**{one: known for one, known in run_again(checkpoint).items() if one != batch}, batch: given_up}
+    kept = [*now.items()][-_KEPT:]
+    note = {"v": 1, "batches": [(one, 0) for one, _ in kept], "given_up": [one for one in kept if one[1] is not None]}
+    checkpoint.keep_note(_AGAIN, json.dumps(note, separators=(",", ":")))
 
 
-def run_again(checkpoint: Checkpoint) -> list[int]:
-    """The batches that `begun_before` was told of, in order."""
+def run_again(checkpoint: Checkpoint) -> dict[int, int | None]:
+    """The batches that `begun_before` was told of, in order, and how many rows each was to be run without."""
     try:
-        return [batch for batch, _ in _read(checkpoint, _AGAIN, "batches")]
+        given_up = dict(_read(checkpoint, _AGAIN, "given_up"))
+        return {batch: given_up.get(batch) for batch, _ in _read(checkpoint, _AGAIN, "batches")}
     except OSError:
+        return {}
+
+
+def said_at(checkpoint: Checkpoint, batch: int) -> tuple[SinkSums, SinkSums] | None:
+    """What the sink says of all batches up to one, and of that one alone; None for nothing."""
+    known = {one.batch: one.sums for one in _sums(checkpoint)}
+    sums, before = known.get(batch), known.get(batch - 1)
+    if sums is None:
+        return None
+    if before is not None and before.since == sums.since:
+        return sums, sums.minus(before)
+    return (sums, sums) if sums.since == batch else None
+
+
+def noted_last(checkpoint: Checkpoint) -> NotedBatch | None:
+    """What the sink said last; None for nothing, or where the checkpoint is not local."""
+    return next(iter(_sums(checkpoint)[-1:]), None)
+
+
+def _sums(checkpoint: Checkpoint) -> list[NotedBatch]:
+    try:
+        told: Mapping[str, list[list[object]]] = json.loads(checkpoint.note(_ROWS) or "{}")
+        return [NotedBatch.from_json(one) for one in told.get("sums", [])]
+    except (OSError, ValueError, TypeError, AttributeError):
         return []
 
 

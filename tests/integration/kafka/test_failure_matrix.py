@@ -414,7 +414,7 @@ def test_a_batch_has_more_partitions_than_one(kafka: Kafka, sink_id: str) -> Non
 def test_the_task_too_many_comes_first(kafka: Kafka, sink_id: str) -> None:
     """Nothing is in Kafka, and the corrected query simply goes on."""
     one = sink(kafka, sink_id)
-    with pytest.raises(KafkaError, match=re.escape("Put .coalesce(1) before writeStream")) as caught:
+    with pytest.raises(KafkaError, match=re.escape("put .coalesce(1) before writeStream")) as caught:
         one.deliver(Task(1, batch=0, query=QUERY, run="r1"), counted(ROWS, 2 * ROWS))
     assert caught.value.code == "TL-K17"
     with pytest.raises(KafkaError) as caught:

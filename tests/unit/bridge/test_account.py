@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from towline.backoff import Backoff
-from towline.bridge.runtime.screen import PlainScreen, _table, line_state, make_screen, summary
+from towline.bridge.runtime.screen import PlainScreen, _cells, _table, line_state, make_screen, summary
 from towline.bridge.runtime.state import BridgeState, LineView, read_state
 from towline.bridge.uplink.account import UplinkCounts
 
@@ -99,9 +99,9 @@ def test_more_rows_than_offsets_is_told() -> None:
 
 
 def test_what_no_report_told_of_is_named() -> None:
-    counts = UplinkCounts().add(batch(0, 0, 10)).add(batch(2, 14, 20))
-    assert counts.account(status(25, 25, 25)).uncounted == 9
-    assert "in Kafka 25 (9 of them uncounted)" in counts.account(status(25, 25, 25)).sentence()
+    account = UplinkCounts().add(batch(0, 0, 10)).add(batch(2, 14, 20)).account(status(25, 25, 25))
+    assert account.uncounted == 9
+    assert "in Kafka 20 (4 of them uncounted) + waiting 5 (5 of them committed)" in account.sentence()
 
 
 def test_another_journal_begins_anew() -> None:
@@ -129,7 +129,7 @@ def test_whatever_is_lost_or_repeated_the_sum_holds(batches: list[tuple[int, boo
     account = counts.account(status(place + waiting + 2, place + waiting, place))
     assert account.adds_up
     assert account.carried + sum(account.parts.values()) + account.waiting == account.received
-    assert account.waiting == waiting
+    assert account.waiting == place + waiting - (counts.upto if counts.since is not None else place)
 
 
 def test_a_journal_that_ends_too_early_is_told() -> None:
@@ -192,6 +192,33 @@ def test_the_state_is_the_worst_news(change: dict[str, Any], word: str) -> None:
         setattr(view, name, value)
     assert line_state(view, "running") == word
     assert word in summary(view, "running")
+
+
+def test_a_batch_that_is_newer_than_the_gateways_answer_is_no_disagreement() -> None:
+    """Under load the next batch ends in front of the next answer: its messages are beyond the journal's known end."""
+    view = LineView("l", query="running")
+    view.counts = UplinkCounts().add(batch(0, 0, 10))
+    view.hear(status(10, 10, 10))
+    view.counts = view.counts.add(batch(1, 10, 15))
+    assert view.account is not None
+    assert view.account.adds_up
+    view.asks()
+    view.counts = view.counts.add(batch(2, 15, 20))
+    view.hear(status(15, 15, 15))
+    assert view.account is not None
+    assert view.account.adds_up
+    view.hear(status(12, 12, 12))
+    assert view.account is not None
+    assert "Spark committed up to 20, the journal ends at 12" in view.account.why_not
+
+
+def test_a_screen_says_that_an_account_does_not_add_up() -> None:
+    view = LineView("l", query="running", status=status(10, 10, 10))
+    view.counts = UplinkCounts().add(batch(0, 0, 10, filtered=2))
+    assert line_state(view, "running") == "running"
+    assert [cell.strip() for cell in _cells(view, "running")[1:6]] == ["10", "8", "2", "0", "0"]
+    view.counts = UplinkCounts().add(batch(0, 0, 10, rows=11))
+    assert line_state(view, "running") == "does not add up ✗, see towline status"
 
 
 def test_the_plain_screen_says_only_what_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_batch_counts_once_and_a_hole_is_seen() -> None:
 def test_an_outbox_that_knows_less_does_not_add_up() -> None:
     account = DownlinkCounts().add(batch(0, 91)).account({"outbox": OUTBOX})
     assert not account.adds_up
-    assert "Spark brought 91 messages, the outbox knows 90" in account.sentence()
+    assert "Spark brought 91 messages · the outbox knows 90" in account.sentence()
 
 
 def test_what_a_transform_takes_away_or_adds_is_counted() -> None:

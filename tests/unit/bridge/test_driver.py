@@ -70,6 +70,7 @@ def test_progress_is_reported(uplink: UplinkQuery) -> None:
         "millis": {"triggerExecution": 41},
         "transactions": [],
         "observed": {"unrouted": 1, "late": 0, "astray": 0},
+        "reasons": ["unrouted"],
     }
 
 

@@ -110,7 +110,7 @@ def test_the_way_up_tells_of_letters_that_nobody_heard_of(tmp_path: Path, guaran
         "rows": 10,
         "observed": {"dead_lettered": 1},
     }
-    counts = UplinkCounts().add(query._with_dead_letters(heard))
+    counts = UplinkCounts().add(query._with_the_sink(heard))
     for _ in range(2):
         for report in query.unreported(spark, {}):
             counts = counts.add(report)
@@ -138,6 +138,7 @@ def test_the_way_up_tells_what_a_batch_gave_up_that_nobody_heard_of(
     for report in query.unreported(spark, {}):  # the sink's note was lost
         counts = before.add(report)
     assert (counts.upto, counts.rows, counts.missed, counts.skipped) == (30, 10, 20, 0)
+    tally.begun_before(logs, 1, given_up)
     tally.given(logs, 1, given)
     counts = before
     for _ in range(2):

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, changed, read, told
@@ -29,6 +31,7 @@ from towline.bridge.uplink.account import UplinkCounts
 from towline.cli.gateway import gateway as run_gateway
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.access import Access
+from towline.spark.sink_note import SinkSums
 
 SEVERAL = changed('name = "telemetry"', 'name = "telemetry"\ngateways = ["g1", "g2"]').replace(
     '[mqtt]\nbrokers = ["mqtt://a:1883"]\n', ""
@@ -144,6 +147,51 @@ def test_a_gateway_that_has_gone_stays_in_the_account() -> None:
 
 
 AWAY = GatewayUnreachable("TL-G01", "/g2", "no gateway answers", "Start it.")
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["batch", "batch", "unheard", "unheard", "join", "leave", "count again"]),
+        st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    ),
+    max_size=15,
+)
+
+
+@given(STEPS)
+@example([("batch", [2, 0, 0]), ("join", []), ("batch", [1, 0, 0]), ("unheard", [3, 3, 0]), ("count again", [])])
+@example([("batch", [2, 0, 0]), ("join", []), ("unheard", [1, 0, 0]), ("unheard", [3, 3, 0]), ("count again", [])])
+@example([("join", []), ("batch", [2, 0, 0]), ("unheard", [3, 3, 0]), ("leave", []), ("batch", [3, 0, 0])])
+def test_gateways_come_and_go_and_reports_are_lost_and_the_sum_holds(steps: list[tuple[str, list[int]]]) -> None:
+    """A third of what comes is filtered; the sink's sums go on whoever heard of a batch."""
+    counts, sums, ends, there = UplinkCounts(), SinkSums(0), dict[str, int](), ["j0"]
+    for number, (step, sizes) in enumerate(steps):
+        if step == "join" and len(there) < len(sizes):
+            there.append(f"j{number + 1}")
+        elif step == "leave" and len(there) > 1:
+            there.pop(0)
+        elif step in ("batch", "unheard"):
+            joined = [name for name in there if name not in ends]
+            rows = {name: 0 if name in joined else size for name, size in zip(there, sizes, strict=False)}
+            spans = {name: (ends.get(name, 0), ends.get(name, 0) + rows[name]) for name in there}
+            ends |= {name: end for name, (_, end) in spans.items()}
+            total = sum(rows.values())
+            left = total // 3
+            own = SinkSums(number, total - left, total - left)
+            sums = sums.plus(own)
+            said = {"sums": sums.as_json(), "own": own.as_json(), "whole": False}
+            report = {"query": "q", "batch": number, "rows": total, "spans": spans, "observed": {"filtered": left}}
+            last = {**report, "sink": said, "reasons": ["filtered"]}
+            counts = counts.add(last) if step == "batch" else counts
+        elif step == "count again" and there[0] in ends:
+            known = {name: (ends[name], ends[name]) for name in there if name in ends}
+            again = {"rows": 0, "observed": {}, "gives_up": False, "known": False, "spans": known}
+            counts = counts.add({**last, **again})
+        told = {f"g{name[1:]}": (ends.get(name, 0),) * 3 for name in {*there, *ends}}
+        account = counts.account(status(**told))
+        assert account.adds_up, account.sentence()
+        whole = account.carried + sum(account.parts.values()) + account.waiting
+        assert whole == account.received == sum(ends.values())
 
 
 def test_one_that_is_away_keeps_its_last_word() -> None:

@@ -185,7 +185,7 @@ def test_missing_helpers_are_a_warning(script: ModuleType, monkeypatch: pytest.M
 
     monkeypatch.setattr(script, "which", lambda _: None)
     monkeypatch.setattr(script, "apt_install", refuse)
-    assert "strace and kcat can't be installed" in script.helpers()[1]
+    assert "strace and kcat and prometheus can't be installed" in script.helpers()[1]
 
 
 def test_no_host_is_named_in_the_script() -> None:

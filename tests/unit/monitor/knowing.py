@@ -71,6 +71,7 @@ _PARTS = {
     "filtered": 1,
     "unrouted": 2,
     "skipped": 3,
+    "lost": 2,
     "dead_lettered": 4,
     "deduplicated": 5,
 }

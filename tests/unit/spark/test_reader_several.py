@@ -82,7 +82,10 @@ def test_a_batch_is_shared_within_its_limits(two: tuple[Served, Served], new_rea
     assert ends(second) == {"g1": 95, "g2": 5}
 
 
-def test_the_limit_in_bytes_is_of_the_whole_batch(two: tuple[Served, Served], new_reader: NewReader) -> None:
+def test_the_limit_in_bytes_is_of_the_whole_batch(
+    two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateways, "GRACE_S", 30.0)  # each has rows to the end, so each is waited for
     stream = new_reader(max_rows=1000, max_bytes=50_000)
     for one in two:
         for _ in range(50):

@@ -1,16 +1,22 @@
-"""What is counted of a line from Kafka to MQTT.
+"""What is counted of a line from Kafka to MQTT, and who says so.
 
-Spark counts what it took from Kafka and what it left out, the gateway what came into the outbox and what became of it.
-Kafka's offsets are no witness: markers of transactions take offsets too.
+    Kafka's offsets   how many records a batch can have had: markers of transactions take offsets too
+    Spark             what it took of them, what it left out, how many dead letters there were
+    the sink          how many rows the outbox had of each batch; what Kafka acknowledged of the dead letters
+    the outbox        what came in, and what is done of it, by the messages' numbers
+    the broker        its answers, PUBACK and PUBCOMP, as they were counted
+
+None of them knows the others. The account is their sum, and says who disagrees with whom [I11].
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
-from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, unseen
+from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, remark, unseen
+from towline.bridge.lines.witness import SinkWitness
 
 __all__ = ["DownlinkCounts"]
 
@@ -32,6 +38,14 @@ class DownlinkCounts(LineCounts):
         unseen: Batches that were committed while nobody listened: the bridge ended in between.
         behind: Offsets in Kafka that were not taken at the last batch; markers of transactions are among them. None for
             not known.
+        brought: Rows that the outbox had, by the sink's word.
+        told: What the sink had said at the last report, of all batches since `since`; None before its first word.
+        since: The first batch of those.
+        unreported: Of `brought`, rows of batches that nobody reported.
+        unlike: By how many rows the sink says more than Spark; below zero for fewer.
+        beyond: Records that Spark took, and that Kafka's offsets have no room for.
+        sink: What the sink told of dead letters.
+        letters_off: Dead letters that Spark counted, and of which the sink knows nothing.
     """
 
     witness: ClassVar[str] = "outbox"
@@ -39,12 +53,28 @@ class DownlinkCounts(LineCounts):
     added: int = 0
     unseen: int = 0
     behind: int | None = None
+    brought: int = 0
+    told: int | None = None
+    since: int | None = None
+    unreported: int = 0
+    unlike: int = 0
+    beyond: int = 0
+    sink: SinkWitness = field(default_factory=SinkWitness)
+    letters_off: int = 0
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """From `as_json`."""
+        known = {key: value for key, value in values.items() if key in cls.__dataclass_fields__ and key != "sink"}
+        return cls(**known, sink=SinkWitness.from_json(values.get("sink") or {}))
 
     def add(self, report: Mapping[str, Any]) -> Self:
         """Count a committed batch; one that was counted before changes nothing.
 
         Args:
-            report: ``query``, ``batch``, ``rows``, ``behind``, ``observed``.
+            report: ``query``, ``batch``, ``rows``, ``behind``, ``observed``; ``offsets``, how many Kafka's offsets are
+                that the batch has, where known; ``brought``, what the sink says of the outbox: ``since``, and the rows
+                ``upto`` the batch and of its ``own``; ``sink``, what it says of dead letters.
         """
         query, batch = str(report.get("query", "")), int(report["batch"])
         last = self.batch if query == self.query else -1
@@ -54,17 +84,53 @@ class DownlinkCounts(LineCounts):
         observed = report.get("observed") or {}
         rows = int(observed.get("rows", report.get("rows") or 0))
         transformed = int(observed.get("kept", rows)) - rows
+        filtered = int(observed.get("filtered", 0)) + max(0, -transformed)
+        dead = int(observed.get("dead_lettered", 0))
+        heard = self._heard(report, rows + max(0, transformed) - filtered - dead, dead, whole=batch == last + 1)
+        room = report.get("offsets")
         return replace(
-            self,
+            heard,
             query=query,
+            beyond=self.beyond + (0 if room is None else max(0, rows - int(room))),
             batch=batch,
             rows=self.rows + rows,
-            filtered=self.filtered + int(observed.get("filtered", 0)) + max(0, -transformed),
-            dead_lettered=self.dead_lettered + int(observed.get("dead_lettered", 0)),
+            filtered=self.filtered + filtered,
+            dead_lettered=self.dead_lettered + dead,
             added=self.added + max(0, transformed),
             unseen=self.unseen + batch - last - 1,
             behind=behind,
         )
+
+    def _heard(self, report: Mapping[str, Any], sent: int, dead: int, *, whole: bool) -> Self:
+        """With the sink's word of the batches since the last report.
+
+        Args:
+            report: As `add` takes it.
+            sent: Messages that Spark says it brought.
+            dead: Dead letters that it says it brought.
+            whole: They are of all batches since the last report.
+        """
+        counted = self
+        if (said := report.get("brought")) is not None:
+            goes_on = (
+                self.told is not None and self.query == str(report.get("query", "")) and self.since == said["since"]
+            )
+            rows = int(said["upto"]) - int(self.told or 0) if goes_on else int(said["own"])
+            silent = rows - sent if goes_on and not whole else 0
+            counted = replace(
+                counted,
+                brought=self.brought + rows,
+                told=int(said["upto"]),
+                since=int(said["since"]),
+                unreported=self.unreported + max(0, silent),
+                unlike=self.unlike + rows - sent - max(0, silent),
+            )
+        heard = self.sink.hear(report, batch=True, counted=False)
+        if heard is None:
+            return counted
+        # A failure notice that Kafka refuses is a dead letter too, and Spark knows nothing of that.
+        missing = max(0, dead - heard.sums.dead_lettered)
+        return replace(counted, sink=heard.witness, letters_off=self.letters_off + missing)
 
     @property
     def sent(self) -> int:
@@ -84,12 +150,10 @@ class DownlinkCounts(LineCounts):
         )
         # Published with QoS 2, and the broker took it as QoS 1, so it may be doubled.
         degraded = int(outbox.get("degraded", 0))
-        why_not = ""
-        if accepted < self.sent:
-            theirs = f"the outbox knows {accepted:,}"
-            why_not = f"Spark brought {self.sent:,} messages, {theirs}: was it restored from a copy?"
-        uncounted = max(0, accepted - self.sent)
+        before = int(outbox.get("delivered_before", 0 if "acknowledged" in outbox else delivered))
         broken = "not exactly once" if degraded and gateway.get("guarantee") == "exactly_once" else ""
+        known = [*self._disagreements(), *self._of_the_outbox(outbox)]
+        uncounted = max(0, accepted - self.sent)
         return LineAccount(
             _WORDS,
             accepted + self.filtered + self.dead_lettered,
@@ -101,9 +165,41 @@ class DownlinkCounts(LineCounts):
                 "expired": expired,
                 "refused": refused,
             },
-            why_not=why_not,
+            disagreements=known,
             uncounted=uncounted,
             broken=broken,
-            notes=(unseen(uncounted), f" ({degraded:,} of them at QoS 1, not 2)" if degraded else ""),
-            more={"behind": self.behind, "degraded": degraded, "broken": broken},
+            notes=(unseen(uncounted), _delivered(degraded, before if "acknowledged" in outbox else 0), ""),
+            more={"behind": self.behind, "degraded": degraded, "broken": broken, "not_witnessed": before},
         )
+
+    def _disagreements(self) -> Iterator[str]:
+        """Which witness says what, where they can't both be right."""
+        if self.beyond:
+            yield f"Kafka's offsets have room for {self.rows - self.beyond:,} records · Spark took {self.rows:,}"
+        if self.unlike:
+            sent = self.brought - self.unreported - self.unlike
+            yield f"Spark says {sent:,} messages went to the outbox · the sink says it has {self.brought:,}"
+        if self.letters_off:
+            told = self.dead_lettered - self.letters_off
+            yield f"Spark says {self.dead_lettered:,} dead letters · the sink says {told:,}"
+        if not self.sink.accounts_for_all:
+            yield f"Spark brought {self.sink.sums.given:,} dead letters and notices · the sink says {self.sink.kafka}"
+        yield from self.sink.against_markers()
+
+    def _of_the_outbox(self, outbox: Mapping[str, Any]) -> Iterator[str]:
+        accepted, delivered, brought = int(outbox["accepted"]), int(outbox["delivered"]), self.sent + self.unreported
+        if accepted < brought:
+            theirs = f"the outbox knows {accepted:,}"
+            yield f"Spark brought {brought:,} messages · {theirs}: was it restored from a copy?"
+        if "acknowledged" not in outbox:
+            return  # of a Towline that does not count them
+        answered = int(outbox["acknowledged"]) - int(outbox.get("taken_back", 0))
+        sent, before = int(outbox.get("sent", 0)), int(outbox.get("delivered_before", 0))
+        if delivered != answered + sent + before:
+            others = ((sent, "sent with QoS 0"), (before, "from before it counted"))
+            more = "".join(f" + {count:,} {word}" for count, word in others if count)
+            yield f"the outbox says {delivered:,} delivered · the broker has acknowledged {answered:,}{more}"
+
+
+def _delivered(degraded: int, before: int) -> str:
+    return remark((before, "not witnessed"), (degraded, "at QoS 1, not 2"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
@@ -21,8 +22,11 @@ from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
-from towline.errors import ConfigError
+from towline.checkpoint import Checkpoint
+from towline.errors import ConfigError, GatewayError
+from towline.gateway.remembered import Remembered
 from towline.kafka.admin import reachable
+from towline.spark import tally
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,14 +66,28 @@ class DownlinkQuery(LineQuery[DownLine]):
         def mapped(frame: DataFrame, rows: Any, kept: Any) -> DataFrame:
             return apply(frame, self._statements(identity), rows, kept, _transform(line))
 
-        yield from recounted(line.checkpoint, evidence, DownlinkCounts.from_json(counts), read, mapped)
+        for report in recounted(line.checkpoint, evidence, DownlinkCounts.from_json(counts), read, mapped):
+            yield self._with_the_sink(report)
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What the account takes of a batch; how far it is from the end of Kafka, where Spark says it."""
         source = source_of(progress)
         end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
         behind = sum(max(0, offset - end.get(place, offset)) for place, offset in latest.items()) if latest else None
-        return super().report(progress) | {"behind": behind}
+        start = _offsets(source.get("startOffset"))
+        room = sum(offset - start.get(place, 0) for place, offset in end.items()) if start else None
+        return self._with_the_sink(super().report(progress) | {"behind": behind, "offsets": room})
+
+    def _with_the_sink(self, report: dict[str, Any]) -> dict[str, Any]:
+        """A report with the sink's word: what the outbox has of the batch, and what Kafka has of its dead letters."""
+        place, batch = str(self.line.checkpoint), report["batch"]
+        with contextlib.suppress(GatewayError):  # the query has told of it
+            known = Remembered.read(place)
+            if known is not None and (said := known.brought_at(batch)) is not None:
+                report["brought"] = {"since": known.since, "upto": said[0], "own": said[1]}
+        if told := tally.said_at(Checkpoint(place), batch):
+            report["sink"] = {"sums": told[0].as_json(), "own": told[1].as_json(), "whole": False}
+        return report
 
     def _statements(self, identity: Identity) -> DownlinkStatements:
         """The mapping that the identity names, which may be the former one until a batch is done."""

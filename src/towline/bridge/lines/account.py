@@ -1,18 +1,19 @@
 """The account of a line: no message leaves the ledger without a counted reason [I11].
 
-Two witnesses count apart: the gateway knows what it received, stored and handed on, the bridge what Spark saw in each
-committed batch. The account brings them together and says whether they agree. What is counted differs by direction
-(`towline.bridge.uplink.account`, `towline.bridge.downlink.account`); the sum is one.
+Witnesses that do not know each other count apart: the gateway what it received, stored and handed on, Spark what it saw
+in each committed batch, the sink what Kafka or the outbox took of it. The account brings them together and says whether
+they agree. What is counted differs by direction (`towline.bridge.uplink.account`, `towline.bridge.downlink.account`);
+the sum is one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Self
 
-__all__ = ["AccountWords", "LineAccount", "LineCounts", "unseen"]
+__all__ = ["AccountWords", "LineAccount", "LineCounts", "remark", "unseen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,10 @@ class LineAccount:
         carried: What is where it was to go.
         waiting: On disk, not yet carried.
         parts: What became of the others, by the keys of the words.
-        why_not: Why the parts are not the whole, or why the witnesses disagree; "" when the account adds up.
+        disagreements: Which witness says what, where they can't all be right; empty when the account adds up.
         uncounted: Messages that no report of Spark told of: a batch in work, or one committed while nobody listened.
         broken: What the guarantee promises and was not kept, or "".
-        notes: Remarks on `received` and on `carried`.
+        notes: Remarks on `received`, on `carried` and on `waiting`.
         more: What else stands in JSON.
         away: Gateways that do not answer, in words; their numbers are those of their last word.
     """
@@ -55,17 +56,22 @@ class LineAccount:
     carried: int
     waiting: int
     parts: Mapping[str, int]
-    why_not: str = ""
+    disagreements: Sequence[str] = ()
     uncounted: int = 0
     broken: str = ""
-    notes: tuple[str, str] = ("", "")
+    notes: tuple[str, str, str] = ("", "", "")
     more: Mapping[str, Any] = field(default_factory=dict)
     away: tuple[str, ...] = ()
 
     @property
     def adds_up(self) -> bool:
-        """Whether the parts are the whole, and both witnesses agree."""
-        return not self.why_not
+        """Whether the parts are the whole, and the witnesses agree."""
+        return not self.disagreements
+
+    @property
+    def why_not(self) -> str:
+        """All disagreements in one line."""
+        return "; ".join(self.disagreements)
 
     @property
     def arriving(self) -> int:
@@ -85,10 +91,10 @@ class LineAccount:
 
     def sum(self) -> str:
         """The sum; parts that are zero are left out, but for the three that matter."""
-        words, (on_received, on_carried) = self.words, self.notes
+        words, (on_received, on_carried, on_waiting) = self.words, self.notes
         others = (f"{word} {count:,}" for key, word in words.parts.items() if (count := self.parts[key]))
         carried = f"{words.carried} {self.carried:,}{on_carried}"
-        whole = " + ".join([carried, *others, f"waiting {self.waiting:,}"])
+        whole = " + ".join([carried, *others, f"waiting {self.waiting:,}{on_waiting}"])
         return f"{words.received} {self.received:,}{on_received} = {whole}"
 
     def as_json(self) -> dict[str, Any]:
@@ -100,15 +106,22 @@ class LineAccount:
             "waiting": self.waiting,
             "adds_up": self.adds_up,
             "why_not": self.why_not,
+            "disagreements": list(self.disagreements),
             "uncounted": self.uncounted,
             **({"away": list(self.away)} if self.away else {}),
             **self.more,
         }
 
 
+def remark(*counts: tuple[int, str]) -> str:
+    """What is to be said of some of a number's messages, such as " (9 of them uncounted)"; empty for none."""
+    said = [f"{count:,} of them {word}" for count, word in counts if count]
+    return f" ({', '.join(said)})" if said else ""
+
+
 def unseen(uncounted: int) -> str:
     """The remark on messages that no report of Spark told of; empty for none."""
-    return f" ({uncounted:,} of them uncounted)" if uncounted else ""
+    return remark((uncounted, "uncounted"))
 
 
 @dataclass(frozen=True, slots=True)

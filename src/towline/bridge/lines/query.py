@@ -95,6 +95,13 @@ class LineQuery(ABC, Generic[LineT]):
             counts: What was counted of the line, as JSON.
         """
 
+    def begun(self) -> dict[str, Any] | None:
+        """A report that says where the first batch of a checkpoint begins; None where that has batches.
+
+        Call it after `start`.
+        """
+        return None
+
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What the account takes of Spark's progress on a committed batch (`LineCounts.add`).
 

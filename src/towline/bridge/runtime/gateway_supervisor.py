@@ -130,6 +130,7 @@ class GatewaySupervisor(ChildSupervisor):
         silent = 0
         while not self._stopping.wait(ASK_S):
             try:
+                self._view.asks()
                 status = client.status(timeout_s=5.0)
             except GatewayError:
                 silent += 1
@@ -188,6 +189,7 @@ class GatewaySupervisor(ChildSupervisor):
         """Until the next try; meanwhile the account goes on by what stands in Kafka, where that has the inbox."""
         until = time.monotonic() + self._pauses.next()
         while not self._stopping.is_set() and (left := until - time.monotonic()) > 0:
+            self._view.asks()
             if landed and isinstance(self.line, Line) and (status := status_in_kafka(self.line)):
                 with self._state.lock:
                     self._view.hear(status)

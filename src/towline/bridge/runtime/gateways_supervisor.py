@@ -72,6 +72,7 @@ class GatewaysSupervisor(ChildSupervisor):
 
     def look(self) -> None:
         """Ask each once."""
+        self._view.asks()
         answers = each(self._places, lambda client: client.status(timeout_s=5.0))
         silent = [answer for answer in answers.values() if isinstance(answer, GatewayError)]
         drained = drained_at(self.line.checkpoint) if silent else {}

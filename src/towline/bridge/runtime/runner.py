@@ -93,6 +93,8 @@ class LineRunner:
                 self._count_again()
                 self._started_at, self._begun = time.monotonic(), False
                 self._running = self._line_query.start(self._host.spark)
+                if (begun := self._line_query.begun()) is not None:
+                    self._host.say("counted", line=self._name, **begun)
                 self._host.say("started", line=self._name)
             elif self._running is not None and not self._running.isActive:
                 self._catch_up(self._running)

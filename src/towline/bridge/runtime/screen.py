@@ -37,6 +37,8 @@ def line_state(view: LineView, spark: str) -> str:
         return "starting"
     if trouble := _gateway_trouble(view):
         return trouble
+    if view.account is not None and not view.account.adds_up:
+        return "does not add up ✗, see towline status"
     if spark != "running":
         return f"receiving, spark {spark}"
     return "running" if view.query == "running" else f"receiving, query {view.query}"
@@ -210,7 +212,7 @@ def _cells(view: LineView, spark: str) -> list[str]:
         view.name,
         f"{account.received:,}",
         f"{account.carried:,}",
-        f"{account.received - account.carried - account.parts['dead_lettered'] - account.pending:,}",
+        f"{sum(count for part, count in account.parts.items() if part not in ('dead_lettered', 'arriving')):,}",
         f"{account.parts['dead_lettered']:,}",
         f"{account.pending:,}",
         f"{rate_in:,.0f}",

@@ -95,6 +95,8 @@ class LineView:
         gateway_error: Why its gateway does not run, or None.
         query_error: Why its query failed last, or None since the last good batch.
         counts: Of committed batches.
+        asked: The same when the gateway was asked last.
+        counted: The same when that was answered: none of it can be newer than the answer.
         restarts: How often the query failed since the bridge began.
         gateway_restarts: How often the gateway was started again.
         samples: (monotonic seconds, received, committed).
@@ -116,6 +118,8 @@ class LineView:
     gateway_error: str | None = None
     query_error: str | None = None
     counts: LineCounts = field(default_factory=UplinkCounts)
+    asked: LineCounts | None = None
+    counted: LineCounts | None = None
     restarts: int = 0
     gateway_restarts: int = 0
     batch_ms: int = 0
@@ -146,9 +150,14 @@ class LineView:
             self.transactions.observe(open_s)
         self.done.append(BatchDone(batch, int(report.get("rows") or 0), self.batch_at, seconds, transactions))
 
+    def asks(self) -> None:
+        """The gateway is about to be asked; what is counted from here on may be newer than its answer."""
+        self.asked = self.counts
+
     def hear(self, status: Mapping[str, Any]) -> None:
         """Take an answer of the gateway."""
         self.status, self.heard = status, time.time()
+        self.counted, self.asked = self.asked or self.counts, None
 
     @property
     def silent(self) -> bool:
@@ -158,8 +167,16 @@ class LineView:
 
     @property
     def account(self) -> LineAccount | None:
-        """The account as it is now; None before the gateway's first word, and while none answers."""
-        return account_of(self.status, self.counts) if self.status and not self.silent else None
+        """The account as it is now; None before the gateway's first word, and while none answers.
+
+        A batch that was counted since its last answer may have messages that the answer knows nothing of: whether
+        witnesses disagree is said of what was counted when it came.
+        """
+        if not self.status or self.silent:
+            return None
+        account = account_of(self.status, self.counts)
+        stale = account is not None and not account.adds_up and self.counted is not None
+        return account_of(self.status, self.counted) if stale and self.counted is not None else account
 
     def sample(self, now: float) -> None:
         """Note where the line is, for the rates."""
@@ -189,6 +206,7 @@ class LineView:
             "direction": self.direction,
             "query": self.query,
             "counts": self.counts.as_json(),
+            **({"counted": self.counted.as_json()} if self.counted is not None and OWNER in self.status else {}),
             "gateway": dict(self.status),
             "heard": self.heard,
             "gateway_error": self.gateway_error,

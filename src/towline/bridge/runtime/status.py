@@ -126,7 +126,8 @@ def _line(
     status = _several(state_dir, saved) if elsewhere else gateway_status(state_dir)
     answers = status is not None
     if not answers and running and OWNER in said and time.time() - float(saved.get("heard") or 0) < SILENT_S:
-        status = said  # the bridge has asked Kafka
+        status = said  # the bridge has asked Kafka, when it had counted so far
+        counts = counts_of(saved.get("direction", "up"), saved.get("counted") or saved.get("counts", {}))
     elif not answers and landed is not None:
         status = status_in_kafka(landed)
     query = saved.get("query", _UNKNOWN_LINE) if running else "not running"
@@ -166,6 +167,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     yield from _troubles(gateway)
     yield from told_of_sharing(line)
     account = line["account"] or last.get("account") or {}  # these only grow
+    yield from (f"witnesses disagree: {each}   [TL-K61]" for each in account.get("disagreements") or ())
     yield from _told_of(_BROKER, gateway)
     yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
     yield from _told_of(_RECEIPTS, _publishers(gateway.get("receipts") or {}))

@@ -1,13 +1,22 @@
-"""What is counted of a line from MQTT to Kafka, by offsets of its journal."""
+"""What is counted of a line from MQTT to Kafka, by offsets of its journal, and who says so.
+
+    the journal   how many messages were taken in, and up to where they are done
+    Spark         how many each batch had, and why some of them did not come to the sink
+    the sink      how many it was given, how many Kafka acknowledged, as dead letters too, how many were lost
+    the marker    the same in Kafka itself, written in the transaction of the records (exactly_once)
+
+None of them knows the others. The account is their sum, and says who disagrees with whom [I11].
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
-from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, unseen
+from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, remark
 from towline.bridge.lines.elsewhere import AWAY, away_text
+from towline.bridge.lines.witness import SinkWitness
 
 if TYPE_CHECKING:
     from towline.spark.offsets import JournalPlace
@@ -17,10 +26,13 @@ __all__ = ["UplinkCounts", "spans_of"]
 #: Offsets of a journal where counting began and up to where it has come, or where a batch begins and ends.
 Span: TypeAlias = tuple[int, int]
 #: Counts of every batch.
-_OBSERVED: Final = ("filtered", "unrouted", "fallback", "dead_lettered", "deduplicated", "late", "astray")
-#: ``unrouted``: taken by no route. ``skipped``: given up by at_most_once after a crash. ``deduplicated``: recognised as
-#: repeats, by a dedupe key or by an open QoS 2 packet id. ``of_other_members``: received here, and stored by the member
-#: that they hash to. ``arriving``: not yet on disk and not acknowledged.
+_OBSERVED: Final = ("filtered", "unrouted", "fallback", "dead_lettered", "deduplicated", "late", "astray", "left_out")
+#: Of those, why a message did not come to the sink.
+_NOT_GIVEN: Final = ("filtered", "unrouted", "deduplicated", "late", "astray", "left_out")
+#: ``unrouted``: taken by no route. ``skipped``: given up by at_most_once after a crash. ``lost``: given up by its sink,
+#: Kafka did not take them in time. ``deduplicated``: recognised as repeats, by a dedupe key or by an open QoS 2 packet
+#: id. ``left_out``: did not come to the sink, in a batch whose reasons nobody told of. ``of_other_members``: received
+#: here, and stored by the member that they hash to. ``arriving``: not yet on disk and not acknowledged.
 _WORDS: Final = AccountWords(
     "received",
     "in_kafka",
@@ -29,8 +41,10 @@ _WORDS: Final = AccountWords(
         "filtered": "filtered",
         "unrouted": "unrouted",
         "skipped": "given up",
+        "lost": "lost",
         "dead_lettered": "dead-lettered",
         "deduplicated": "deduplicated",
+        "left_out": "left out",
         "of_other_members": "of other members",
         "arriving": "arriving",
     },
@@ -38,7 +52,11 @@ _WORDS: Final = AccountWords(
 
 
 class _Said(NamedTuple):
-    """What a gateway says of itself; the sum of several is a member-wise one."""
+    """What a gateway says of itself; the sum of several is a member-wise one.
+
+    ``before`` are the messages that were carried before the bridge began to count, ``waiting`` those that are not known
+    to be carried: committed, and not told of by the sink yet, among them (``untold``).
+    """
 
     end: int
     #: Sent again under an open QoS 2 id: answered, and not stored [I3].
@@ -46,15 +64,19 @@ class _Said(NamedTuple):
     others: int
     received: int
     committed: int
+    before: int
+    waiting: int
+    untold: int
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], upto: int) -> Self:
+    def of(cls, told: Mapping[str, Any], span: Span | None) -> Self:
         """What one says; of one that says nothing, what was carried.
 
         Args:
             told: ``received``, ``end``, ``committed``, ``deduplicated`` ...
-            upto: Where the bridge's own count of its journal ends.
+            span: Where the bridge's own count of its journal begins and ends; None before it has begun.
         """
+        upto = span[1] if span else 0
         end, repeats, others = (
             int(told.get(name, default))
             for name, default in (("end", upto), ("deduplicated", 0), ("of_other_members", 0))
@@ -63,7 +85,9 @@ class _Said(NamedTuple):
         received = max(int(told.get("received", end)), end + repeats + others)
         # The gateway learns of a commit with the next `latestOffset`, the bridge right after the batch.
         committed = max(int(told.get("committed", upto)), min(upto, end))
-        return cls(end, repeats, others, received, committed)
+        counted = min(upto, end) if span else committed
+        before = min(span[0], counted) if span else committed
+        return cls(end, repeats, others, received, committed, before, end - counted, committed - counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +101,18 @@ class UplinkCounts(LineCounts):
         unrouted: Taken by no route.
         deduplicated: Dropped as repeats.
         late: Dropped by the state store as older than its watermark, which no row should be.
-        astray: Rows of batches that did not come to the sink for no reason there is, which no row should be.
+        astray: Rows of batches that did not come to the sink for no reason there is, which no row should be; below zero
+            for rows that came there from nowhere.
+        left_out: Rows that did not come to the sink in batches whose reasons nobody told of.
         missed: Rows of batches that were committed while nobody listened (the bridge ended in between), or that were
-            skipped because the marker said that Kafka has them.
+            skipped because the marker said that Kafka has them, as far as the sink did not tell of them.
+        covered: The same as far as it did.
         skipped: Rows of a repeated batch that guarantee at_most_once served empty.
         told: Part of `dead_lettered` that the sink of `query` told of.
+        letters_off: Dead letters that the one note of the sink has and its sums have not.
+        plain_letters: Dead letters that the sink does not know as such: it has them among those acknowledged.
+        unwitnessed: Carried, and told of by Spark alone; None for those of an older version.
+        sink: What the sink told.
         spans: Of a line over several gateways what `since` and `upto` are of one, by journal; what was counted of a
             gateway that has gone stays.
     """
@@ -95,18 +126,35 @@ class UplinkCounts(LineCounts):
     deduplicated: int = 0
     late: int = 0
     astray: int = 0
+    left_out: int = 0
     missed: int = 0
+    covered: int = 0
     skipped: int = 0
     told: int = 0
+    letters_off: int = 0
+    plain_letters: int = 0
+    unwitnessed: int = 0
+    sink: SinkWitness = field(default_factory=SinkWitness)
     spans: Mapping[str, Span] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """From `as_json`; what an older version counted is carried, and has no other witness."""
+        known = {key: value for key, value in values.items() if key in cls.__dataclass_fields__ and key != "sink"}
+        counts = cls(**known, sink=SinkWitness.from_json(values.get("sink") or {}))
+        if "unwitnessed" in values:
+            return counts
+        elsewhere = sum(getattr(counts, name) for name in (*_NOT_GIVEN, "dead_lettered", "skipped"))
+        return replace(counts, unwitnessed=counts.offsets - elsewhere)
 
     def add(self, report: Mapping[str, Any]) -> Self:
         """Count a committed batch; one that was counted before changes nothing.
 
         Args:
             report: ``journal``, ``batch``, ``rows``, ``start``, ``end``, ``observed``, ``gives_up`` (whether rows that
-                a batch did not show were given up, or are in Kafka); where the sink counts dead letters, ``query`` and
-                ``letters`` (of all its batches up to this one).
+                a batch did not show were given up, or are in Kafka), ``known`` (whether it tells why rows did not come
+                to the sink), ``reasons`` (why they may not); what the sink says, as `SinkWitness.hear` takes it; where
+                it counts dead letters, ``query`` and ``letters`` (of all its batches up to this one).
         """
         counted = self._batch(report)
         if (dead_letters := report.get("letters")) is None:
@@ -114,7 +162,20 @@ class UplinkCounts(LineCounts):
         query = str(report["query"])
         before = counted.told if query == counted.query else 0
         total = max(before, int(dead_letters))
-        return replace(counted, query=query, told=total, dead_lettered=counted.dead_lettered + total - before)
+        added = total - before
+        counted = replace(counted, query=query, told=total, dead_lettered=counted.dead_lettered + added)
+        return counted._balanced(self, report, added)  # noqa: SLF001 - its own
+
+    def _balanced(self, before: UplinkCounts, report: Mapping[str, Any], added: int) -> Self:
+        """The sink counts a dead letter in two notes; of what its sums do not tell, the one is all there is."""
+        more = added - (self.sink.sums.dead_lettered - before.sink.sums.dead_lettered)
+        sure = "sink" in report and self.sink.whole  # the sums tell of all that was counted
+        again = self.batch == before.batch == int(report["batch"])
+        if not more:
+            return self
+        if sure and not again:
+            return replace(self, letters_off=self.letters_off + more)
+        return replace(self, unwitnessed=self.unwitnessed - more)
 
     def _batch(self, report: Mapping[str, Any]) -> Self:
         if "spans" in report:
@@ -123,7 +184,7 @@ class UplinkCounts(LineCounts):
         if journal != self.journal:  # another journal: its offsets begin anew
             fresh = replace(self, journal=journal) if self.since is None else type(self)(journal=journal)
             return fresh._batch(report)  # noqa: SLF001 - its own
-        end, observed = report.get("end"), report.get("observed") or {}
+        end = report.get("end")
         rows = int(report.get("rows") or 0)
         if end is None:
             return self
@@ -131,42 +192,64 @@ class UplinkCounts(LineCounts):
         start = end - rows if start is None else start
         since = start if self.since is None else self.since
         before = start if self.since is None else self.upto
+        moved = replace(self, since=since, upto=max(end, before, self.upto), batch=report["batch"])
         if end <= before:
-            return replace(self, since=since, upto=max(before, self.upto), batch=report["batch"])
-        hidden = max(0, end - start - rows)
-        given_up = hidden if report.get("gives_up", True) else 0
-        return replace(
-            self,
-            since=since,
-            upto=end,
-            batch=report["batch"],
-            rows=self.rows + rows,
-            missed=self.missed + max(0, start - before) + hidden - given_up,
-            skipped=self.skipped + given_up,
-            **{name: getattr(self, name) + int(observed.get(name, 0)) for name in _OBSERVED},
-        )
+            return moved._again(self.batch, report)  # noqa: SLF001 - its own
+        return moved._counted(report, end - start, max(0, start - before), begun=self.since is not None)  # noqa: SLF001
 
     def _batch_of_several(self, report: Mapping[str, Any]) -> Self:
-        spans, rows = self._known_spans(), int(report.get("rows") or 0)
-        held = missed = 0
+        spans = self._known_spans()
+        held = gap = 0
         moved = dict(spans)
         for journal, (start, end) in report["spans"].items():
             since, before = spans.get(journal, (start, start))
             if end > before:
                 held += end - start
-                missed += max(0, start - before)
+                gap += max(0, start - before)
             moved[journal] = (since, max(before, end))
         counted = replace(self, journal="", since=None, upto=0, spans=moved, batch=report["batch"])
-        if not held and not missed:  # counted before, or without a row
-            return counted
+        if not held and not gap:  # counted before, or without a row
+            return counted._again(self.batch, report)  # noqa: SLF001 - its own
+        # Of a gateway that has come or gone since the last report, what lies in between is not known by its offsets.
+        complete = spans.keys() == report["spans"].keys()
+        return counted._counted(report, held, gap, begun=bool(spans), complete=complete)  # noqa: SLF001 - its own
+
+    def _again(self, last: int, report: Mapping[str, Any]) -> Self:
+        return replace(self, sink=self.sink.told_again(report)) if int(report["batch"]) == last else self
+
+    def _counted(self, report: Mapping[str, Any], held: int, gap: int, *, begun: bool, complete: bool = True) -> Self:
+        """Count messages that were not counted before.
+
+        Args:
+            report: Of a batch.
+            held: How many offsets the batch has.
+            gap: How many lie between the batch that was reported last and this one.
+            begun: Something was counted before.
+            complete: The report names every journal that messages since the last one may be from.
+        """
+        rows, observed = int(report.get("rows") or 0), dict(report.get("observed") or {})
         hidden = max(0, held - rows)
         given_up = hidden if report.get("gives_up", True) else 0
-        observed = report.get("observed") or {}
+        silent = gap + hidden - given_up
+        heard = self.sink.hear(report, batch=held > 0, counted=begun, complete=complete)
+        covered = 0
+        if heard is not None:
+            covered = silent if heard.whole else silent - gap
+            known = report.get("known", True)
+            left = covered - (heard.sums.given - (heard.own if known and held else 0))
+            observed = _with(observed, _why(report.get("reasons")), left)
+        told_of = sum(int(observed.get(name, 0)) for name in _NOT_GIVEN)
+        unwitnessed = (gap + held - given_up - told_of) if heard is None else silent - covered
+        letters = int(observed.get("dead_lettered", 0))
         return replace(
-            counted,
+            self,
             rows=self.rows + rows,
-            missed=self.missed + missed + hidden - given_up,
+            missed=self.missed + silent - covered,
+            covered=self.covered + covered,
             skipped=self.skipped + given_up,
+            sink=self.sink if heard is None else heard.witness,
+            plain_letters=self.plain_letters + (letters if heard is not None else 0),
+            unwitnessed=self.unwitnessed + unwitnessed - (letters if heard is None else 0),
             **{name: getattr(self, name) + int(observed.get(name, 0)) for name in _OBSERVED},
         )
 
@@ -176,72 +259,117 @@ class UplinkCounts(LineCounts):
         return known if self.since is None else {**known, self.journal: (self.since, self.upto)}
 
     @property
+    def offsets(self) -> int:
+        """Messages that were counted, as the journals number them."""
+        return sum(upto - since for since, upto in self._known_spans().values())
+
+    @property
     def agree(self) -> bool:
         """Whether the rows are as many as the offsets."""
-        if self.spans:
-            return sum(upto - since for since, upto in self.spans.values()) == self.rows + self.missed + self.skipped
-        return self.since is None or self.upto - self.since == self.rows + self.missed + self.skipped
+        return self.offsets == self.rows + self.missed + self.covered + self.skipped
 
     def account(self, gateway: Mapping[str, Any]) -> LineAccount:
-        """Bring both witnesses together.
+        """Bring the witnesses together.
 
         Args:
             gateway: ``received``, ``end``, ``committed``, ``deduplicated`` ...
         """
         if "gateways" in gateway:
             return self._account_of_several(gateway["gateways"])
-        said = _Said.of(gateway, self.upto)
-        return self._account(said, self._disagreement(said.end))
+        said = _Said.of(gateway, None if self.since is None else (self.since, self.upto))
+        beyond = _beyond(self.upto, said.end) if self.upto > said.end else ""
+        return self._account(said, [beyond] if beyond else [])
 
     def _account_of_several(self, gateways: Mapping[str, Mapping[str, Any]]) -> LineAccount:
         """The sum over the gateways: of one that is away what it said last, of one that has gone what was carried."""
-        total, why_not = _Said(0, 0, 0, 0, 0), ""
+        total, beyond = _Said(*[0] * len(_Said._fields)), list[str]()
         parts = {str(part.get("journal", name)): (name, part) for name, part in gateways.items()}
         for journal in sorted({*parts, *self.spans}):
-            (name, part), (_, upto) = parts.get(journal, (journal, {})), self.spans.get(journal, (0, 0))
-            said = _Said.of(part, upto)
-            why_not = why_not or (f"gateway {name}: {_beyond(upto, said.end)}" if upto > said.end else "")
+            (name, part), span = parts.get(journal, (journal, {})), self.spans.get(journal)
+            said = _Said.of(part, None if span is None else (int(span[0]), int(span[1])))
+            if span is not None and span[1] > said.end:
+                beyond.append(f"gateway {name}: {_beyond(span[1], said.end)}")
             total = _Said(*map(sum, zip(total, said, strict=True)))
         away = {name: part for name, part in gateways.items() if AWAY in part}
-        told = self._account(total, why_not or self._disagreement(None))
+        told = self._account(total, beyond)
         return replace(told, away=tuple(away_text(name, part) for name, part in away.items()))
 
-    def _account(self, said: _Said, why_not: str) -> LineAccount:
-        elsewhere = self.dead_lettered + self.deduplicated + self.late + self.astray
-        uncounted = said.committed - self.rows - self.skipped if self.agree and not why_not else 0
+    def _account(self, said: _Said, beyond: list[str]) -> LineAccount:
+        sums = self.sink.sums
+        plain = min(self.plain_letters, sums.acknowledged)
+        not_witnessed = said.before + self.unwitnessed + sums.unknown
+        carried = not_witnessed + sums.acknowledged - plain
+        parts = {
+            "filtered": self.filtered,
+            "unrouted": self.unrouted,
+            "skipped": self.skipped,
+            "lost": sums.lost,
+            "dead_lettered": self.dead_lettered - self.plain_letters + plain,
+            "deduplicated": self.deduplicated + said.repeats,
+            "left_out": self.left_out,
+            "of_other_members": said.others,
+            "arriving": said.received - said.end - said.repeats - said.others,
+        }
+        known = [*beyond, *self._disagreements()]
+        uncounted = said.committed - self.rows - self.skipped - self.covered if self.agree and not known else 0
+        witnessed = self.sink.began is not None
+        seen = (not_witnessed, "not witnessed") if witnessed else (uncounted - said.untold, "uncounted")
+        whole = carried + sum(parts.values()) + said.waiting
+        if whole != said.received and not known:
+            known = [f"{said.received:,} were received · the parts are {whole:,}"]
         return LineAccount(
             _WORDS,
             said.received,
-            said.committed - self.filtered - self.unrouted - self.skipped - elsewhere,
-            waiting=said.end - said.committed,
-            parts={
-                "filtered": self.filtered,
-                "unrouted": self.unrouted,
-                "skipped": self.skipped,
-                "dead_lettered": self.dead_lettered,
-                "deduplicated": self.deduplicated + said.repeats,
-                "of_other_members": said.others,
-                "arriving": said.received - said.end - said.repeats - said.others,
-            },
-            why_not=why_not,
+            carried,
+            waiting=said.waiting,
+            parts=parts,
+            disagreements=known,
             uncounted=uncounted,
-            notes=("", unseen(uncounted)),
+            notes=("", remark(seen, (sums.again, "again")), remark((said.untold, "committed"))),
+            more={
+                "not_witnessed": not_witnessed,
+                "witnessed_since": self.sink.began,
+                "again": sums.again,
+            },
         )
 
-    def _disagreement(self, end: int | None) -> str:
-        """Why the counts, and a journal that ends there, can't both be right, or ""."""
-        if end is not None and self.upto > end:
-            return _beyond(self.upto, end)
-        if not self.agree and self.spans:
-            rows = sum(upto - since for since, upto in self.spans.values())
-            return f"offsets of {rows:,} messages gave {self.rows + self.missed:,} rows"
+    def _disagreements(self) -> Iterator[str]:
+        """Which witness says what, where they can't both be right."""
         if not self.agree:
-            return f"offsets {self.since:,} to {self.upto:,} gave {self.rows + self.missed:,} rows"
-        if self.astray:
-            return f"{self.astray:,} rows did not come to the sink. That should not happen; please report it"
+            where = f"offsets {self.since:,} to {self.upto:,}" if self.since is not None else "offsets"
+            yield f"{where} have {self.offsets:,} messages · Spark saw {self.rows + self.missed + self.covered:,} rows"
+        if self.astray > 0:
+            yield f"{self.astray:,} rows did not come to the sink, for no reason that the line has"
+        if self.astray < 0:
+            yield f"the sink was given {-self.astray:,} rows more than the journal has committed"
         if self.late:
-            return f"{self.late:,} rows were lost: Spark took them for late. That should not happen; please report it"
-        return ""
+            yield f"{self.late:,} rows were lost: Spark took them for late. That should not happen; please report it"
+        yield from self._of_the_sink()
+
+    def _of_the_sink(self) -> Iterator[str]:
+        sink, sums = self.sink, self.sink.sums
+        if not sink.accounts_for_all:
+            before = sum(getattr(self, name) for name in (*_NOT_GIVEN, "skipped"))
+            others = ((sums.lost, "lost"), (sums.unknown, "unknown"), (before, "that did not come to it"))
+            more = "".join(f" + {count:,} {word}" for count, word in others if count)
+            yield f"journal says {sums.given + before:,} committed · the sink says {sink.kafka}{more}"
+        yield from sink.against_markers()
+        if self.letters_off:
+            told = self.dead_lettered
+            yield f"the sink's note of dead letters says {told:,} · its sums say {told - self.letters_off:,}"
+
+
+def _why(reasons: object) -> str:
+    """What is counted of rows that did not come to the sink, and of which nobody told why."""
+    possible = list(reasons) if isinstance(reasons, list | tuple) else None
+    if possible is None:
+        return "left_out"
+    return "astray" if not possible else possible[0] if len(possible) == 1 and possible[0] in _NOT_GIVEN else "left_out"
+
+
+def _with(observed: Mapping[str, int], name: str, left: int) -> dict[str, int]:
+    name = "astray" if left < 0 else name
+    return {**observed, name: int(observed.get(name, 0)) + left}
 
 
 def _beyond(upto: int, end: int) -> str:

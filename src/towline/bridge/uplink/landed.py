@@ -213,6 +213,15 @@ class LandedRows:
         upto = min(end, self._fresh) if self._once_below else 0
         return lookup.count_below(self._place, begin, upto, self._once_below) if begin < upto else 0
 
+    def handed_once(self, batch: int) -> int:
+        """How many rows of a batch are never served twice.
+
+        Raises:
+            TowlineError: As `towline.landing.lookup.count_below`.
+        """
+        begin, end = self._begin(batch) or 0, self._end(batch) or 0
+        return lookup.count_below(self._place, begin, end, self._once_below)
+
     def _say(self, offset: int) -> None:
         followers.commit(self._place, CONSUMER, offset)
         self._said = max(self._said, offset)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import BATCH_BYTES, Line
-from towline.bridge.lines.evidence import places_at, range_of, read_checkpoint
+from towline.bridge.lines.evidence import answer_of, places_at, range_of, read_checkpoint
 from towline.bridge.lines.identity import UNKNOWN, Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
@@ -18,19 +20,21 @@ from towline.bridge.uplink.account import spans_of
 from towline.bridge.uplink.counting import COUNTS, reasons
 from towline.bridge.uplink.landed import LandedRows
 from towline.bridge.uplink.packing import plain_routes
-from towline.bridge.uplink.recovery import gather, handed_out, offset_of, starting
+from towline.bridge.uplink.recovery import count_below, gather, handed_out, offset_of, starting
 from towline.bridge.uplink.source import FORMAT
 from towline.bridge.uplink.sql import Repeats, apply
 from towline.checkpoint import Checkpoint
+from towline.errors import TowlineError
 from towline.gateway.access import is_remote
 from towline.guarantee import Guarantee, policy
+from towline.kafka.markers import BEFORE_FIRST
 from towline.kafka.options import SinkSettings
 from towline.kafka.resetting import set_markers
 from towline.spark import tally
 from towline.spark.offsets import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -48,6 +52,8 @@ _ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 #: The value with which Spark does not ask for the size of an Arrow batch after every row, which costs a fifth of its
 #: work (`BatchedPythonArrowInput.writeSizedBatch`). Micro-batches are small enough: the gateway knows their size.
 _UNLIMITED: Final = (1 << 31) - 1
+#: Of a report of which nobody knows more than which offsets it is about.
+_UNHEARD: Final[Mapping[str, Any]] = MappingProxyType({"rows": 0, "observed": {}, "gives_up": False, "known": False})
 #: With records packed, rows are few and large, and the sink begins with the first before the last is read.
 PACKED_BYTES: Final = 1 << 20
 
@@ -57,6 +63,8 @@ class UplinkQuery(LineQuery[Line]):
 
     #: Where a checkpoint without a batch begins, which Spark does not report of its first; None before the start.
     _began: int | None = None
+    #: Whose offset that is; "" for a checkpoint with batches.
+    _journal = ""
     #: The same of several gateways, by name.
     _begun: Mapping[str, int] = MappingProxyType({})
 
@@ -84,6 +92,7 @@ class UplinkQuery(LineQuery[Line]):
             identity.save(line.gateway.state_dir)  # the next start finds a checkpoint, and asks for the same
         begin = starting(line, identity, evidence)
         self._began = offset_of(begin, evidence)
+        self._journal = evidence.gateway_journal if evidence.planned is None else ""
         self._note_begun(evidence)
         return self._writer(self.source(spark, begin, str(handed)), identity), identity
 
@@ -115,9 +124,28 @@ class UplinkQuery(LineQuery[Line]):
         return self._writer(self.source(spark, begin, json.dumps(handed)), identity), identity
 
     def _note_begun(self, evidence: Evidence) -> None:
-        """Note a batch that was begun and will not be served whole again, whose messages are given up."""
-        if evidence.planned is not None and not evidence.decided and policy(self.line.guarantee).gives_up:
-            tally.begun_before(Checkpoint(str(self.line.checkpoint)), evidence.planned)
+        """Note a batch that was begun and will not be served whole again, and how many of its messages are given up."""
+        batch, rule = evidence.planned, policy(self.line.guarantee)
+        if batch is not None and not evidence.decided and rule.gives_up:
+            asks = rule.serves_again and self._reasons  # else the sink, or the guarantee, says it
+            given_up = self._given_up(batch, rule.once_below) if asks else None
+            tally.begun_before(Checkpoint(str(self.line.checkpoint)), batch, given_up)
+
+    def _given_up(self, batch: int, once_below: int) -> int | None:
+        """How many messages of a batch have a lower QoS; None where they can't be had now."""
+        line, logs = self.line, Checkpoint(str(self.line.checkpoint))
+        try:
+            if self._landed is not None:
+                return self._landed.handed_once(batch)
+            if line.gateways:
+                return several.count_below(line, self.bridge.gateway.access(), logs, batch, once_below)
+            (begin, end), places = range_of(logs, batch), places_at(logs, batch)
+            begin = max(begin, self._began or 0) if batch == 0 else begin
+            ask = partial(count_below, start=begin, end=places[0], qos=once_below)
+            return answer_of(line.gateway.state_dir, ask) if begin < end else 0
+        except TowlineError as error:
+            sys.stderr.write(f"--- line {line.name}\n{error}\n")
+            return None
 
     def _writer(self, rows: DataFrame, identity: Identity) -> DataStreamWriter:
         return (
@@ -208,56 +236,85 @@ class UplinkQuery(LineQuery[Line]):
         One on all of them, and before that one on each that was run again without all of its rows: what it was not
         given is given up, and not in Kafka.
         """
-        del spark, counts
+        del spark
         line, landed = self.line, self._landed
         identity = Identity.read(line.gateway.state_dir)
         evidence = read_checkpoint(line.checkpoint) if landed is None else landed.evidence()
         if landed is not None and evidence.done_end:
             evidence = replace(evidence, done_end=landed.row_of(evidence.done_end))
-        if identity is None or identity.query != evidence.query or evidence.done is None:
-            return  # another line's batches, or none
+        if identity is None or identity.query != evidence.query:
+            return  # another line's batches
+        yield from self._passed_over(identity, counts)
+        if evidence.done is None:
+            return
         if line.gateways:
             yield from self._unreported_of_several(evidence, evidence.done)
             return
         if not evidence.done_end:
             return
-        report = {"query": evidence.query, "journal": evidence.journal, "rows": 0, "observed": {}, "gives_up": False}
+        report = {"query": evidence.query, "journal": evidence.journal, **_UNHEARD}
         checkpoint = Checkpoint(str(line.checkpoint))
-        for batch in tally.run_again(checkpoint):
-            given = tally.given_at(checkpoint, batch)
+        for batch, given_up in tally.run_again(checkpoint).items():
             start, end = range_of(checkpoint, batch) if landed is None else landed.rows_of(batch)
-            if batch <= evidence.done and given is not None and end:
-                part = {"batch": batch, "start": start, "end": end, "rows": given, "gives_up": True}
-                yield self._with_dead_letters({**report, **part})
-        yield self._with_dead_letters({**report, "batch": evidence.done, "end": evidence.done_end})
+            start = max(start, identity.start) if batch == 0 and landed is None else start
+            if batch <= evidence.done and end:
+                part = self._run_again(batch, end - start, given_up)
+                yield self._with_the_sink({**report, **part, "start": start, "end": end})
+        yield self._with_the_sink({**report, "batch": evidence.done, "end": evidence.done_end})
+
+    def _passed_over(self, identity: Identity, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What a line that began again has not counted and does not read any more: given up, or carried before."""
+        upto, begins = counts.get("upto", 0), identity.start
+        if counts.get("since") is None or identity.journal != counts.get("journal") or upto >= begins:
+            return
+        span = {"journal": identity.journal, "start": upto, "end": begins}
+        gives_up = not policy(self.line.guarantee).serves_again
+        yield {"query": "", "batch": BEFORE_FIRST, **span, **_UNHEARD, "gives_up": gives_up}
+
+    def begun(self) -> dict[str, Any] | None:
+        """Where the first batch of a checkpoint begins: that is where counting begins."""
+        if self._began is None or not self._journal or self.line.gateways:
+            return None
+        span = {"journal": self._journal, "start": self._began, "end": self._began}
+        return {"query": "", "batch": BEFORE_FIRST, **span, **_UNHEARD}
 
     def _unreported_of_several(self, evidence: Evidence, done: int) -> Iterator[dict[str, Any]]:
         checkpoint = Checkpoint(str(self.line.checkpoint))
-        report = {"query": evidence.query, "rows": 0, "observed": {}, "gives_up": False}
-        for batch in tally.run_again(checkpoint):
-            given, ends = tally.given_at(checkpoint, batch), places_at(checkpoint, batch)
-            if batch <= done and given is not None and ends:
+        report = {"query": evidence.query, **_UNHEARD}
+        for batch, given_up in tally.run_again(checkpoint).items():
+            if 0 < batch <= done and (ends := places_at(checkpoint, batch)):
                 spans = spans_of(places_at(checkpoint, batch - 1), ends)
-                yield self._with_dead_letters(
-                    {**report, "batch": batch, "spans": spans, "rows": given, "gives_up": True}
-                )
+                part = self._run_again(batch, sum(end - start for start, end in spans.values()), given_up)
+                yield self._with_the_sink({**report, **part, "spans": spans})
         if ends := places_at(checkpoint, done):
-            yield self._with_dead_letters({**report, "batch": done, "spans": spans_of((), ends)})
+            yield self._with_the_sink({**report, "batch": done, "spans": spans_of((), ends)})
+
+    def _run_again(self, batch: int, offsets: int, given_up: int | None) -> dict[str, Any]:
+        """What is known of a batch that was run again without some of its rows, and that nobody heard of."""
+        given = tally.given_at(Checkpoint(str(self.line.checkpoint)), batch)
+        why = self._reasons
+        if not policy(self.line.guarantee).serves_again:
+            given_up = offsets
+        if given is None or (given_up is None and why):
+            return {"batch": batch}  # what did not come to the sink may have been given up, or left out
+        served = given if given_up is None else offsets - given_up
+        left = {(why[0] if len(why) == 1 else "left_out" if why else "astray"): served - given}
+        return {"batch": batch, "rows": served, "observed": left, "gives_up": True, "known": True}
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What the account takes of a batch: journal and offsets, and repeats, which are rows that did not come out."""
         report, source = super().report(progress), source_of(progress)
         if self.line.gateways:
-            return self._with_dead_letters(self._with_left_out(self._spanning(report, source), progress))
+            return self._with_the_sink(self._with_left_out(self._spanning(report, source), progress))
         if self._landed is not None:
             report |= self._landed.done(source, report["rows"])
-            return self._with_dead_letters(self._with_left_out(report, progress))
+            return self._with_the_sink(self._with_left_out(report, progress))
         begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
         start = begin.get("offset", self._began)
         report |= {"journal": end.get("journal", ""), "start": start, "end": end.get("offset")}
         if start is not None:
             report["rows"] = self._messages(report["rows"], end.get("offset", start) - start)
-        return self._with_dead_letters(self._with_left_out(report, progress))
+        return self._with_the_sink(self._with_left_out(report, progress))
 
     def _spanning(self, report: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
         """A report with the range that it has of each gateway's journal."""
@@ -281,22 +338,37 @@ class UplinkQuery(LineQuery[Line]):
         line, rows = self.line, report["rows"]
         given = tally.given_at(Checkpoint(str(line.checkpoint)), report["batch"]) if rows else 0
         if given is None:  # as a batch that nobody heard of
-            return {**report, "rows": 0, "observed": {}, "gives_up": False}
+            return {**report, **_UNHEARD}
         observed: dict[str, int] = dict(report["observed"])
         late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in progress.get("stateOperators") or [])
         left = rows - given - late - sum(observed.get(name, 0) for name in COUNTS)
-        why = reasons(line.routes, dead_letters=line.dead_letter_topic is not None, repeats=line.within is not None)
-        unknown = [name for name in why if name not in observed]
+        unknown = [name for name in self._reasons if name not in observed]
         named = {unknown[0]: left} if len(unknown) == 1 else {}
         return {**report, "observed": {**observed, **named, "late": late, "astray": left - sum(named.values())}}
 
-    def _with_dead_letters(self, report: dict[str, Any]) -> dict[str, Any]:
-        """A report with the sink's own count of dead letters: that knows those which Kafka would have refused, too."""
+    @cached_property
+    def _reasons(self) -> list[str]:
+        """Why rows may not come to the sink."""
+        line = self.line
+        return reasons(line.routes, dead_letters=line.dead_letter_topic is not None, repeats=line.within is not None)
+
+    def _with_the_sink(self, report: dict[str, Any]) -> dict[str, Any]:
+        """A report with the sink's own word: what became of its rows, and its own count of dead letters.
+
+        It knows those that Kafka would have refused, too.
+        """
+        checkpoint, batch = Checkpoint(str(self.line.checkpoint)), report["batch"]
+        given_up = ["skipped"] if policy(self.line.guarantee).gives_up else []
+        report["reasons"] = [*self._reasons, *given_up]
+        if said := tally.said_at(checkpoint, batch):
+            sums, own = said
+            # Of several gateways nobody has told where the checkpoint began.
+            whole = sums.since == 0 and not self.line.gateways and self._landed is None
+            report["sink"] = {"sums": sums.as_json(), "own": own.as_json(), "whole": whole}
         if not self._sink_counts():
             return report
         observed = {name: count for name, count in report["observed"].items() if name != "dead_lettered"}
-        dead_letters = tally.sum_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
-        return {**report, "observed": observed, "letters": dead_letters}
+        return {**report, "observed": observed, "letters": tally.sum_at(checkpoint, batch)}
 
 
 def _places(offset: Any) -> tuple[JournalPlace, ...]:

@@ -13,8 +13,10 @@ from towline.guarantee import policy
 if TYPE_CHECKING:
     from towline.bridge.config.model import Line
     from towline.bridge.lines.identity import Identity
+    from towline.gateway.client import GatewayClient
+    from towline.spark.offsets import JournalPlace
 
-__all__ = ["gather", "handed_out", "offset_of", "starting"]
+__all__ = ["count_below", "gather", "handed_out", "offset_of", "starting"]
 
 
 def gather(line: Line, consumer: str, identity: Identity) -> Evidence:
@@ -50,6 +52,22 @@ def offset_of(begin: str, seen: Evidence) -> int:
     """The offset that `starting` has named, when the gateway says what it said."""
     named = {"committed": max(seen.committed, seen.first), "latest": seen.tip}
     return named[begin] if begin in named else int(begin)
+
+
+def count_below(gateway: GatewayClient, start: int, end: JournalPlace, qos: int) -> int:
+    """How many rows of a range were received with a lower QoS; they are read for it.
+
+    Args:
+        gateway: That has them.
+        start: Offset of the first row.
+        end: The place after the last one.
+        qos: The QoS.
+
+    Raises:
+        GatewayError: It has not got them.
+    """
+    rows = gateway.read(end.journal, start, end.offset, incarnation=end.incarnation)
+    return sum(sum(one < qos for one in chunk.column("qos").to_pylist()) for chunk in rows)
 
 
 def handed_out(identity: Identity, seen: Evidence) -> int:

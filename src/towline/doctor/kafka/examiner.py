@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "answers", "examine", "judge"]
 
+#: librdkafka's name of a broker that it was told of, which has the broker's number; a bootstrap server has none.
+_TOLD: Final = re.compile(r"(?P<address>\S+:\d+)/(?P<id>\d+): (?P<why>.+)")
 #: All questions about Kafka that an answering cluster is asked.
 RULES: Final[tuple[Callable[[LookedAt], Iterator[Finding]], ...]] = (
     *topics.RULES,
@@ -39,6 +42,9 @@ def examine(case: Case) -> Iterator[Finding]:
     try:
         kafka, needed = read(case, partial(wanted, bridge), begun)
     except (KafkaError, ConfigError) as error:
+        if elsewhere := _TOLD.search(error.what):
+            yield _unreached(int(elsewhere["id"]), elsewhere["address"], elsewhere["why"])
+            return
         yield _answer(
             Standing.BROKEN,
             f"{error.what}",
@@ -62,18 +68,22 @@ def judge(look: LookedAt) -> Iterator[Finding]:
 def answers(kafka: KafkaSeen) -> Iterator[Finding]:
     """TL-D25: whether it answers, and whether each broker is where it tells its clients that it is."""
     for number, why in sorted(kafka.unreached.items()):
-        yield _answer(
-            Standing.BROKEN,
-            f"broker {number} tells its clients to come to {kafka.brokers[number]}, which can't be reached: {why}",
-            until="now: the partitions that it leads can't be written or read from here",
-            mend="Correct its advertised.listeners, or the network between.",
-        )
+        yield _unreached(number, kafka.brokers[number], why)
     if not kafka.unreached:
         count = len(kafka.brokers)
         yield _answer(
             Standing.HOLDS,
             f"{counted(count, 'broker')} of cluster {kafka.cluster_id}, in {kafka.answer_s * 1000:,.0f} ms",
         )
+
+
+def _unreached(number: int, address: str, why: str) -> Finding:
+    return _answer(
+        Standing.BROKEN,
+        f"broker {number} tells its clients to come to {address}, which can't be reached: {why}",
+        until="now: the partitions that it leads can't be written or read from here",
+        mend="Correct its advertised.listeners, or the network between.",
+    )
 
 
 def _answer(verdict: Standing, because: str, *, until: str = "", mend: str = "") -> Finding:

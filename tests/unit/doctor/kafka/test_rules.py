@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engines.planting import SOUND
+from tests.engines.planting import SOUND, bridge_case
 from towline.bridge.config.file import load
 from towline.doctor.case import LineLoad
 from towline.doctor.findings import Finding, Standing
-from towline.doctor.kafka import copies, retention, rights, topics, transactions
+from towline.doctor.kafka import copies, examiner, retention, rights, topics, transactions
 from towline.doctor.kafka.brokerclock import least_apart
 from towline.doctor.kafka.examiner import answers, judge
 from towline.doctor.kafka.flaws import days, named, sized
 from towline.doctor.kafka.planned import planned
 from towline.doctor.kafka.seen import DENIED_GROUP, KafkaSeen, LookedAt, TopicSeen
 from towline.doctor.kafka.wanted import TopicRole, WantedTopic, wanted, writers
+from towline.kafka import faults
 
 BROKEN, WARNS, LIMITED, HOLDS = Standing.BROKEN, Standing.WARNS, Standing.LIMITED, Standing.HOLDS
 #: A broker's settings as Kafka ships them, but for what it is sound to set.
@@ -254,6 +255,20 @@ def test_a_broker_that_can_not_be_reached_is_named(look: LookedAt) -> None:
     assert (row.code, row.verdict) == ("TL-D25", BROKEN)
     assert "broker 2" in row.because
     assert "unknown host" in row.because
+
+
+def test_a_broker_that_the_client_gave_up_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine the client leaves its bootstrap server for that address before it has the list of topics."""
+
+    def gives_up(*_: object) -> None:
+        raise faults.unreachable(
+            "k:9092", 11.0, "127.0.0.1:1/7: Connect to ipv4#127.0.0.1:1 failed: Connection refused"
+        )
+
+    monkeypatch.setattr(examiner, "read", gives_up)
+    (row,) = examiner.examine(bridge_case(tmp_path, "b", "k:9092"))
+    assert (row.code, row.verdict) == ("TL-D25", BROKEN)
+    assert row.because.startswith("broker 7 tells its clients to come to 127.0.0.1:1, which can't be reached: Connect")
 
 
 def test_rights_are_told_with_the_command_that_gives_them(look: LookedAt) -> None:

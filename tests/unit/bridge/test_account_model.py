@@ -1,0 +1,250 @@
+"""[I11] Whatever is killed wherever, the account adds up; and it does not where a witness says something else."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.bridge.uplink_model import STEPS, Message, ModelLine
+from towline.bridge.uplink.query import UplinkQuery
+from towline.guarantee import Guarantee
+from towline.kafka import guard
+from towline.kafka.exactly_once import BatchOrigin
+
+MESSAGES = st.builds(Message, st.sampled_from(("sent", "sent", "filtered", "dead", "lost")), st.integers(0, 1))
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("receive"), st.lists(MESSAGES, min_size=1, max_size=6)),
+        st.tuples(st.just("run"), st.just("")),
+        st.tuples(st.just("run"), st.sampled_from(STEPS)),
+        st.tuples(st.just("save"), st.none()),
+        st.tuples(st.just("power failure"), st.none()),
+        st.tuples(st.just("begin again"), st.none()),
+    ),
+    max_size=14,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "require_topics", lambda _: None)
+    monkeypatch.setattr(guard, "look", lambda *_: BatchOrigin())
+
+
+def a_line(place: Path, guarantee: str, *, letters: bool) -> ModelLine:
+    own = f'name = "telemetry"\nguarantee = "{guarantee}"\n' + ('dead_letter_topic = "dead"\n' if letters else "")
+    route = "where = \"topic <> 'none'\"\n"
+    bridge = read(GOOD.replace('name = "telemetry"\n', own) + route, place)
+    return ModelLine(UplinkQuery(bridge, bridge.uplinks[0]), guarantee)
+
+
+def operate(line: ModelLine, operation: str, what: Any) -> None:
+    if operation == "receive":
+        line.receive(what)
+    elif operation == "run":
+        line.run(what)
+    elif operation == "save":
+        line.save()
+    elif operation == "power failure":
+        line.kill()
+        line.forget_the_note()
+    else:
+        line.kill()
+        line.begin_again()
+
+
+def check(line: ModelLine) -> None:
+    """The sum is whole and holds."""
+    account = line.account
+    assert account.adds_up, account.sentence()
+    assert account.carried + sum(account.parts.values()) + account.waiting == account.received == len(line.journal)
+    assert min(account.carried, account.waiting, *account.parts.values()) >= 0, account.sentence()
+
+
+@pytest.mark.parametrize("letters", [True, False])
+@pytest.mark.parametrize("guarantee", [one.value for one in Guarantee])
+@given(operations=OPERATIONS)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_killed_wherever_the_sum_holds(
+    guarantee: str, letters: bool, operations: list[tuple[str, Any]]
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        line = a_line(Path(place), guarantee, letters=letters)
+        for operation, what in operations:
+            operate(line, operation, what)
+            check(line)
+        while line.run():
+            check(line)
+        line.start()
+        check(line)
+        assert line.account.waiting == 0
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+@given(operations=OPERATIONS)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_kafka_has_is_what_the_account_says(guarantee: str, operations: list[tuple[str, Any]]) -> None:
+    """Each message counts once, however often at_least_once writes it; nothing is witnessed by nobody."""
+    with tempfile.TemporaryDirectory() as place:
+        line = a_line(Path(place), guarantee, letters=True)
+        for operation, what in operations:
+            if operation != "power failure":
+                operate(line, operation, what)
+        while line.run():
+            pass
+        line.start()
+        account = line.account
+        sent, dead = ({n for n, fate in line.records if fate == one} for one in ("sent", "dead"))
+        filtered = sum(one.fate == "filtered" for one in line.journal)
+        if ("begin again", None) in operations and account.more["not_witnessed"]:
+            assert account.carried >= len(sent)  # what was not reported when its checkpoint was put aside
+            return
+        assert account.more["not_witnessed"] == 0
+        assert (account.carried, account.parts["dead_lettered"]) == (len(sent), len(dead))
+        assert account.parts["filtered"] + account.parts["left_out"] == filtered
+
+
+def runs(place: Path, guarantee: str, *, letters: bool = True) -> ModelLine:
+    """A line that has carried ten messages in two batches."""
+    line = a_line(place, guarantee, letters=letters)
+    for fates in (["sent"] * 5, ["sent", "sent", "sent", "dead", "filtered"]):
+        line.receive([Message(fate) for fate in fates])
+        assert line.run()
+    return line
+
+
+def another_batch(line: ModelLine) -> str:
+    line.receive([Message()] * 3)
+    assert line.run()
+    return line.account.sentence()
+
+
+def note(line: ModelLine, change: Callable[[dict[str, Any]], None]) -> None:
+    file = line.path / "towline.rows"
+    values = json.loads(file.read_text())
+    change(values)
+    file.write_text(json.dumps(values))
+
+
+def test_every_way_is_in_the_sentence(tmp_path: Path) -> None:
+    line = runs(tmp_path, "exactly_once")
+    assert line.account.sentence() == (
+        "received 10 = in Kafka 8 + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
+    )
+    assert (line.account.more["not_witnessed"], line.account.more["again"]) == (0, 0)
+
+
+def test_rows_that_kafka_did_not_acknowledge_are_told(tmp_path: Path) -> None:
+    """Position 2 of the sums is what Kafka acknowledged (`SinkSums`)."""
+    line = runs(tmp_path, "at_least_once")
+
+    def fewer(values: dict[str, Any]) -> None:
+        values["sums"][-1][1][2] -= 1
+
+    note(line, fewer)
+    assert (
+        "does not add up ✗ (journal says 13 committed · the sink says 10 acknowledged by Kafka + 1 dead letters "
+        "+ 1 that did not come to it)"
+    ) in another_batch(line)
+    assert "✗" in another_batch(line), "it stays"
+
+
+def test_rows_that_the_sink_was_not_given_are_told(tmp_path: Path) -> None:
+    line = runs(tmp_path, "at_least_once")
+    line.receive([Message()] * 3)
+    line.run("committed")  # and the report comes from the note
+    note(line, lambda values: values["sums"][-1][1].__setitem__(1, values["sums"][-1][1][1] + 1))
+    line.counts = line.counts.from_json(line.saved) if line.saved else line.counts
+    line.start()
+    assert "✗" in line.account.sentence()
+
+
+def test_a_marker_with_other_totals_is_told(tmp_path: Path) -> None:
+    line = runs(tmp_path, "exactly_once")
+    assert line.marker is not None
+    line.marker = type(line.marker)(**{**line.marker.__dict__, "total_rows": line.marker.total_rows + 7})
+    assert (
+        "does not add up ✗ (Kafka's markers say 19 rows, 1 of them dead letters · the sink says 11 acknowledged by "
+        "Kafka + 1 dead letters)"
+    ) in another_batch(line)
+
+
+def test_a_marker_that_a_person_has_set_is_no_disagreement(tmp_path: Path) -> None:
+    line = runs(tmp_path, "exactly_once")
+    line.marker = None  # removed, and `onMissingMarker` says to write
+    assert "adds up ✓" in another_batch(line)
+
+
+def test_a_note_of_dead_letters_that_was_changed_is_told(tmp_path: Path) -> None:
+    line = runs(tmp_path, "at_least_once")
+    file = line.path / "towline.letters"
+    values = json.loads(file.read_text())
+    values["sums"][-1][1] += 2
+    file.write_text(json.dumps(values))
+    assert "does not add up ✗ (the sink's note of dead letters says 3 · its sums say 1)" in another_batch(line)
+
+
+def test_messages_that_at_most_once_loses_in_its_sink_are_in_the_account(tmp_path: Path) -> None:
+    line = a_line(tmp_path, "at_most_once", letters=False)
+    line.receive([Message(), Message("lost"), Message("lost")])
+    line.run()
+    assert line.account.sentence() == "received 3 = in Kafka 1 + lost 2 + waiting 0   adds up ✓"
+
+
+def test_what_a_crash_wrote_again_is_told_as_again(tmp_path: Path) -> None:
+    line = runs(tmp_path, "at_least_once")
+    line.save()
+    line.receive([Message()] * 3)
+    line.run("noted")
+    line.run()
+    assert line.account.sentence() == (
+        "received 13 = in Kafka 11 (3 of them again) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
+    )
+
+
+def test_a_note_of_an_older_version_is_a_beginning(tmp_path: Path) -> None:
+    line = runs(tmp_path, "at_least_once")
+
+    def old(values: dict[str, Any]) -> None:
+        del values["sums"]
+
+    note(line, old)
+    before = line.counts.as_json()
+    for name in ("sink", "unwitnessed", "covered", "left_out", "letters_off", "plain_letters"):
+        del before[name]
+    line.counts = line.counts.from_json(before)
+    assert "adds up ✓" in line.account.sentence()
+    assert "in Kafka 11 (8 of them not witnessed) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓" in (
+        another_batch(line)
+    )
+    assert line.account.more["witnessed_since"]
+
+
+def test_what_a_batch_gave_up_is_not_what_it_left_out(tmp_path: Path) -> None:
+    """by_qos, killed in the batch, run again, and killed once more before anybody heard of it."""
+    line = a_line(tmp_path, "by_qos", letters=True)
+    line.save()
+    line.receive([Message(qos=0), Message(qos=0), Message("filtered"), Message("filtered", qos=0), Message()])
+    line.run("in Kafka")
+    line.run("committed")
+    line.start()
+    assert line.account.sentence() == "received 5 = in Kafka 1 + filtered 1 + given up 3 + waiting 0   adds up ✓"
+
+
+def test_what_is_committed_and_not_told_of_is_not_in_kafka_yet(tmp_path: Path) -> None:
+    line = a_line(tmp_path, "by_qos", letters=True)
+    line.receive([Message(qos=0)] * 4)
+    line.run("in Kafka")
+    line.run("told the gateway")
+    assert line.account.sentence() == "received 4 = in Kafka 0 + waiting 4 (4 of them committed)   adds up ✓"
+    line.start()
+    line.save()
+    assert line.account.sentence() == "received 4 = in Kafka 0 + given up 4 + waiting 0   adds up ✓"

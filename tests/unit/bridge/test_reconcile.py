@@ -1,0 +1,178 @@
+"""What Kafka says against what the line says: equal, one batch ahead, or told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.cli.test_main import ran
+from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.reconcile import Comparison, of_ends, of_journal, of_markers, of_offsets
+from towline.bridge.runtime import reconciling
+from towline.bridge.runtime.reconciling import reconcile, render_comparisons
+from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.status import collect
+from towline.checkpoint import Checkpoint
+from towline.errors import KafkaError
+from towline.kafka.markers import Marker, MarkerStep, MarkerTotals
+from towline.kafka.markerstore import MarkerStore
+from towline.spark import tally
+from towline.spark.sink_note import NotedBatch, SinkBatch, SinkSums
+
+NOTED = NotedBatch(4, SinkSums(0, 20, 18, 2), MarkerTotals(20, 2), "s/2")
+MARKERS = {
+    0: Marker(4, 2, 3, writer="q", total_rows=12, total_dead_lettered=2),
+    1: Marker(4, 2, 1, writer="q", total_rows=8),
+}
+
+
+def verdicts(noted: NotedBatch | None, markers: dict[int, Marker | None]) -> list[bool | None]:
+    return [one.agrees for one in of_markers(noted, markers, "s/2")]
+
+
+def test_markers_that_are_as_the_sink_noted_them_agree() -> None:
+    rows, dead = of_markers(NOTED, MARKERS, "s/2")
+    assert (rows.kafka, rows.line, dead.kafka, dead.line) == (20, 20, 2, 2)
+    assert verdicts(NOTED, dict(MARKERS)) == [True, True]
+
+
+@given(st.integers(0, 9), st.integers(0, 3), st.booleans())
+def test_a_kill_between_kafka_and_the_note_is_no_disagreement(rows: int, dead: int, both: bool) -> None:
+    ahead = {
+        part: Marker(5, 2, rows, writer="q", dead_lettered=dead).following(marker) if both or not part else marker
+        for part, marker in MARKERS.items()
+    }
+    assert verdicts(NOTED, dict(ahead)) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"total_rows": 13}, "the markers say 21, the sink has noted 20"),
+        ({"total_dead_lettered": 1}, "the markers say 1, the sink has noted 2"),
+        ({"batch": 3}, "a marker is of batch 3, the sink has noted batch 4"),
+        ({"batch": 6}, "a marker is of batch 6, the sink has noted batch 4"),
+    ],
+)
+def test_other_markers_are_told(change: dict[str, Any], why: str) -> None:
+    found = list(of_markers(NOTED, {**MARKERS, 0: replace(MARKERS[0], **change)}, "s/2"))
+    assert [one.why for one in found if one.agrees is False] == [f"{why}   [TL-K62]"]
+
+
+def test_a_marker_that_is_gone_is_told() -> None:
+    (found,) = of_markers(NOTED, {0: MARKERS[0], 1: None}, "s/2")
+    assert (found.agrees, found.why) == (False, "1 of 2 markers are not there   [TL-K62]")
+
+
+@pytest.mark.parametrize(
+    ("noted", "markers"),
+    [
+        (None, dict(MARKERS)),
+        (replace(NOTED, marks=None), dict(MARKERS)),
+        (replace(NOTED, sink="other/2"), dict(MARKERS)),
+        (NOTED, {**MARKERS, 1: Marker(4, 2)}),
+        (None, {}),
+    ],
+)
+def test_what_can_not_be_compared_is_no_disagreement(
+    noted: NotedBatch | None, markers: dict[int, Marker | None]
+) -> None:
+    assert verdicts(noted, markers) == [None]
+
+
+def test_a_topic_that_ends_too_early_is_told() -> None:
+    bounds = {"a": {0: (5, 60), 1: (0, 40)}, "b": {0: (0, 10)}}
+    assert of_ends("records", ["a", "b"], bounds, 110).agrees is True
+    assert of_ends("records", ["a", "b"], bounds, 111).why == (
+        "Kafka has room for 110, and acknowledged 111: was a topic made anew, or did Kafka lose records?   [TL-K63]"
+    )
+    assert "c is not there" in of_ends("records", ["c"], bounds, 1).why
+    assert of_ends("records", ["c"], bounds, 0).agrees is True
+
+
+def test_a_journal_ahead_of_its_checkpoint_is_told() -> None:
+    assert of_journal(900, 900).agrees
+    assert of_journal(890, 900).agrees, "the gateway hears of it with the next batch"
+    assert of_journal(1_000, 900).why == (
+        "journal says 1,000 committed · the checkpoint's last batch ends at 900   [TL-K61]"
+    )
+
+
+def test_where_a_line_stands_is_where_kafka_has_records() -> None:
+    bounds = {"t": {0: (0, 50), 1: (20, 50), 2: (0, 5)}}
+    found = list(of_offsets({"t": {"0": 50, "1": 10, "2": 7, "3": 1}}, bounds))
+    assert [one.agrees for one in found] == [True, False, False, False]
+    assert [one.why.rpartition("[")[2] for one in found] == ["", "TL-K64]", "TL-K63]", "TL-K63]"]
+
+
+def test_the_table_has_a_part_for_each_line() -> None:
+    one = Comparison("records", 1_012, 990, agrees=True, bound=True)
+    two = Comparison("dead letters", 1, 2, agrees=False, why="Kafka has room for 1", bound=True)
+    text = render_comparisons({"l": [one.as_json(), two.as_json()], "m": []})
+    assert text.splitlines() == [
+        '▸ line "l"                                           Kafka         line',
+        "  records                                 1,012          990  ≥ ✓",
+        "  dead letters                                1            2  ≥ ✗: Kafka has room for 1",
+        '▸ line "m"                                           Kafka         line',
+        "  nothing of it is in Kafka",
+    ]
+
+
+def test_a_line_is_held_against_its_markers_and_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = 'name = "telemetry"\nguarantee = "exactly_once"\ndead_letter_topic = "dead"\n'
+    bridge = read(GOOD.replace('name = "telemetry"\n', own), tmp_path)
+    (line,) = bridge.uplinks
+    place = Path(str(line.checkpoint))
+    place.mkdir(parents=True)
+    Identity("telemetry", "s", query="q").save(line.gateway.state_dir)
+    step = MarkerStep(None, MarkerTotals(20, 2))
+    tally.given(Checkpoint(str(place)), 4, 20, SinkBatch(20, 18, 2, marks=step, sink="s/1"))
+    marker = Marker(4, 1, 20, writer="q", dead_lettered=2, total_rows=20, total_dead_lettered=2)
+    asked: list[str] = []
+
+    def read_all(store: MarkerStore) -> dict[int, Marker]:
+        asked.append(store.topic)
+        return {0: marker}
+
+    monkeypatch.setattr(MarkerStore, "read_all", read_all)
+    ends = {"telemetry": {0: (0, 19)}, "dead": {0: (0, 2)}}
+    monkeypatch.setattr(reconciling, "topic_bounds", lambda _, names: {name: ends[name] for name in names})
+    state = BridgeState("plant-7", bridge.state_dir, {"telemetry": "up"})
+    report = {"batch": 4, "query": "q", "journal": "j", "start": 0, "end": 20, "rows": 20, "observed": {}, "letters": 2}
+    sums = SinkSums(4, 20, 18, 2).as_json()
+    state.lines["telemetry"].counts = state.lines["telemetry"].counts.add(
+        {**report, "sink": {"sums": sums, "own": sums}}
+    )
+    state.save()
+    found = reconcile(bridge, collect(bridge.state_dir))["telemetry"]
+    assert asked == ["towline.s.markers"]
+    assert [(one["what"], one["kafka"], one["line"], one["agrees"]) for one in found] == [
+        ("rows in the markers", 20, 20, True),
+        ("dead letters in the markers", 2, 2, True),
+        ("records", 19, 18, True),
+        ("dead letters", 2, 2, True),
+    ]
+
+
+def test_a_kafka_that_is_away_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge = read(GOOD, tmp_path)
+
+    def away(*_: object) -> None:
+        raise KafkaError("TL-K01", "k1:9092", "no answer", "Is it there?")
+
+    monkeypatch.setattr(reconciling, "topic_bounds", away)
+    code, out, err = ran(capsys, "status", "--reconcile", "--json", str(bridge.file))
+    assert (code, err) == (3, "k1:9092: no answer. Is it there?   [TL-K01]\n")
+    assert "reconciled" not in json.loads(out)
+    code, out, err = ran(capsys, "status", "--reconcile", "--state-dir", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "[TL-C149]" in err

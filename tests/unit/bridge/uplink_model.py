@@ -1,0 +1,268 @@
+"""A line from MQTT to Kafka without Spark and Kafka: real sink, note, reports and account, and kills at each step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from pyspark.sql.types import StringType, StructField, StructType
+
+from towline.bridge.config.model import Line
+from towline.bridge.lines.account import LineAccount
+from towline.bridge.lines.identity import Identity
+from towline.bridge.uplink.account import UplinkCounts
+from towline.bridge.uplink.query import UplinkQuery
+from towline.checkpoint import Checkpoint
+from towline.guarantee import policy
+from towline.kafka.delivery import Delivered
+from towline.kafka.markers import Marker, MarkerStep
+from towline.spark import tally
+from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
+
+__all__ = ["STEPS", "Message", "ModelLine"]
+
+SCHEMA: Final = StructType([StructField("value", StringType())])
+#: Where the processes of a line may be killed in a batch, in order.
+STEPS: Final = (
+    "planned",  # offsets/N is written
+    "in Kafka",  # records, and their marker, are there
+    "noted",  # the sink's note has the batch
+    "committed",  # commits/N is written
+    "told the gateway",  # its watermark has moved
+    "reported",  # the bridge has counted it
+)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is to become of a message.
+
+    Attributes:
+        fate: ``sent``, ``filtered`` by a where, ``dead`` letter, or ``lost`` by a sink that may.
+        qos: 0 or 1.
+    """
+
+    fate: str = "sent"
+    qos: int = 1
+
+
+@dataclass
+class ModelLine:
+    """A line and all that a kill does not take.
+
+    Attributes:
+        query: The real one, of which only the reports are used.
+        journal: Its messages, by offset.
+        records: How often Kafka has each of them, by offset: as a record where it belongs, and as a dead letter.
+        committed: The gateway's watermark.
+        counts: What the bridge knows, in memory.
+        saved: The same on disk, which may be older.
+        marker: In Kafka.
+        sink: Its id.
+    """
+
+    query: UplinkQuery
+    guarantee: str
+    journal: list[Message] = field(default_factory=list)
+    records: Counter[tuple[int, str]] = field(default_factory=Counter)
+    committed: int = 0
+    counts: UplinkCounts = field(default_factory=UplinkCounts)
+    saved: dict[str, Any] = field(default_factory=dict)
+    marker: Marker | None = None
+    sink: int = 1
+    generation: int = 1
+    restarted: bool = True
+    began: int = 0
+
+    def __post_init__(self) -> None:
+        Identity("telemetry", "s1").save(self.line.gateway.state_dir)
+
+    # -- what there is on disk --
+
+    @property
+    def line(self) -> Line:
+        return self.query.line
+
+    @property
+    def path(self) -> Path:
+        return Path(str(self.line.checkpoint))
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(str(self.path))
+
+    @property
+    def name(self) -> str:
+        return f"q{self.generation}"
+
+    def _begin(self) -> None:
+        for name in ("offsets", "commits"):
+            (self.path / name).mkdir(parents=True)
+        (self.path / "metadata").write_text(json.dumps({"id": self.name}))
+        self._known(self.name)
+
+    def _known(self, query: str) -> None:
+        known = Identity("telemetry", f"s{self.sink}", self.generation, query, journal="j", start=self.began)
+        known.save(self.line.gateway.state_dir)
+
+    def _end_of(self, batch: int) -> int:
+        if batch < 0:
+            return self.began
+        (offset,) = self.checkpoint.offsets(batch)
+        return int(offset["gateways"]["plant"]["offset"])
+
+    # -- what happens --
+
+    def receive(self, messages: list[Message]) -> None:
+        self.journal += messages
+
+    def save(self) -> None:
+        """bridge.json is written once a second."""
+        self.saved = json.loads(json.dumps(self.counts.as_json()))
+
+    def kill(self) -> None:
+        """Bridge, driver and JVM, with -9."""
+        self.counts = UplinkCounts.from_json(self.saved)
+        self.restarted = True
+
+    def forget_the_note(self) -> None:
+        """A power failure took what was not synced."""
+        (self.path / "towline.rows").unlink(missing_ok=True)
+
+    def begin_again(self) -> None:
+        """``towline run --begin-again``: a new checkpoint and sink id behind the last batch that is done."""
+        logs, serves = self.checkpoint, policy(self.guarantee).serves_again
+        last = logs.last_commit_batch() if serves else logs.last_offsets_batch()
+        self.began = max(self.committed, self._end_of(-1 if last is None else last))
+        if not self.path.exists():
+            return
+        shutil.move(self.path, self.path.with_name(f"checkpoint.{self.generation}"))
+        self.generation, self.sink, self.marker = self.generation + 1, self.sink + 1, None
+        self.restarted = True
+        self._known("")
+
+    def start(self) -> None:
+        """The driver's start: what was committed and not reported is told now, and a batch begun before is noted."""
+        if not self.restarted:
+            return
+        self.restarted = False
+        for report in self.query.unreported(cast("Any", None), self.counts.as_json()):
+            self.counts = self.counts.add(json.loads(json.dumps(report)))
+        if not self.path.exists():
+            self._begin()
+            self.query._began, self.query._journal = self.began, "j"
+            self.counts = self.counts.add(self.query.begun() or {})
+            self.save()
+            self.committed = max(self.committed, self.began)  # the first `latestOffset` says so
+        planned, done = self.checkpoint.last_offsets_batch(), self.checkpoint.last_commit_batch()
+        rule = policy(self.guarantee)
+        if planned is not None and planned != done and rule.gives_up:
+            start, end = self._end_of(planned - 1), self._end_of(planned)
+            below = sum(one.qos < rule.once_below for one in self.journal[start:end])
+            tally.begun_before(self.checkpoint, planned, below if rule.serves_again else None)
+
+    def run(self, kill_after: str = "") -> bool:
+        """One batch, as far as it comes; whether there was one."""
+        self.start()
+        planned, done = self.checkpoint.last_offsets_batch(), self.checkpoint.last_commit_batch()
+        again = planned is not None and planned != done
+        if not again:
+            start, end = self._end_of(-1 if planned is None else planned), len(self.journal)
+            if start == end:
+                return False
+            planned = 0 if planned is None else planned + 1
+            offset = {"gateways": {"plant": {"journal": "j", "offset": end}}, "tick": 0}
+            (self.path / "offsets" / str(planned)).write_text(f"v1\n{{}}\n{json.dumps(offset)}")
+        assert planned is not None
+        steps = self._steps(planned, again=again)
+        for step in STEPS:
+            if step != "planned":
+                next(steps)
+            if step == kill_after:
+                self.kill()
+                return True
+        return True
+
+    def _steps(self, batch: int, *, again: bool) -> Any:
+        start, end = self._end_of(batch - 1), self._end_of(batch)
+        rule = policy(self.guarantee)
+        served = [n for n in range(start, end) if not again or self.journal[n].qos >= rule.once_below]
+        given = [n for n in served if self.journal[n].fate != "filtered"]
+        written = self._deliver(batch, given)
+        yield
+        self._writer().commit([written], batch)
+        yield
+        (self.path / "commits" / str(batch)).write_text("v1\n{}")
+        yield
+        self.committed = end
+        yield
+        self.counts = self.counts.add(json.loads(json.dumps(self.query.report(self._progress(batch, served)))))
+        yield
+
+    def _progress(self, batch: int, served: list[int]) -> dict[str, Any]:
+        def place(offset: int) -> dict[str, Any]:
+            return {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
+
+        filtered = sum(self.journal[n].fate == "filtered" for n in served)
+        dead = sum(self._fate(n) == "dead" for n in served)
+        observed = {"filtered": filtered, "unrouted": 0} if self.line.dead_letter_topic is None else {}
+        observed |= {"dead_lettered": dead} if self.line.dead_letter_topic and not self.query._sink_counts() else {}
+        ends = {"startOffset": place(self._end_of(batch - 1)), "endOffset": place(self._end_of(batch))}
+        return {
+            "id": self.name,
+            "batchId": batch,
+            "numInputRows": len(served),
+            "durationMs": {"addBatch": 1},
+            "sources": [ends],
+            "observedMetrics": {"towline": observed} if observed else {},
+        }
+
+    def _writer(self) -> StreamWriter:
+        options = {"kafka.bootstrap.servers": "k1:9092", "guarantee": self.guarantee, "sinkId": f"s{self.sink}"}
+        options |= {"parallelism": "1"} if self.guarantee == "exactly_once" else {}
+        sink = KafkaTransactional({**options, "topic": "t"}).streamWriter(SCHEMA, overwrite=False)
+        sink._location = str(self.path)
+        return sink
+
+    def _deliver(self, batch: int, given: list[int]) -> KafkaWritten:
+        """What the strategies of `towline.kafka` do."""
+        if self.guarantee == "exactly_once" and self.marker is not None and self.marker.batch == batch:
+            marker = self.marker
+            found = Marker(0, 1, total_rows=marker.total_rows - marker.rows)
+            dead = marker.total_dead_lettered - marker.dead_lettered
+            step: MarkerStep | None = MarkerStep(found.totals._replace(dead_lettered=dead), marker.totals)
+            rows = marker.rows - marker.dead_lettered
+            done = Delivered(rows, 0, dead_lettered=marker.dead_lettered, skipped=True, marks=step)
+            return KafkaWritten(0, batch, self.name, done, len(given))
+        fates = {n: self._fate(n) for n in given}
+        self.records.update((n, fate) for n, fate in fates.items() if fate != "lost")
+        sent, dead, lost = (sum(fate == one for fate in fates.values()) for one in ("sent", "dead", "lost"))
+        if not self.query._sink_counts():  # they are records like others
+            sent, dead = sent + dead, 0
+        step = self._mark(batch, sent + dead, dead) if self.guarantee == "exactly_once" else None
+        done = Delivered(sent, 0, lost, "Kafka is away" if lost else "", dead, marks=step)
+        return KafkaWritten(0, batch, self.name, done, len(given))
+
+    def _fate(self, offset: int) -> str:
+        """Only at_most_once loses, and only a line with a topic for them has dead letters."""
+        fate = self.journal[offset].fate
+        possible = fate != "lost" or self.guarantee == "at_most_once"
+        possible = possible and (fate != "dead" or self.line.dead_letter_topic is not None)
+        return fate if possible else "sent"
+
+    def _mark(self, batch: int, rows: int, dead: int) -> MarkerStep:
+        before, marker = self.marker, Marker(batch, 1, rows, writer=self.name, dead_lettered=dead)
+        marker = Marker(**{**marker.__dict__, "total_rows": rows, "total_dead_lettered": dead})
+        self.marker = marker if before is None else marker.following(before)
+        return MarkerStep(None if before is None else before.totals, self.marker.totals)
+
+    # -- what is said --
+
+    @property
+    def account(self) -> LineAccount:
+        end = len(self.journal)
+        return self.counts.account({"received": end, "end": end, "committed": self.committed})

@@ -1,0 +1,126 @@
+"""What the outbox says is done, and what the broker has acknowledged: two counts, in the same frames [I11]."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mqtt5 import PubAckReasonCode
+
+from tests.unit.delivery.test_outbound import Line
+from towline.bridge.downlink.account import DownlinkCounts
+from towline.delivery.outrows import arrived, rows_of
+from towline.delivery.standing import begin_counting, standing
+from towline.journal import Limits, Outbox
+from towline.mqtt.events import Lost
+from towline.schema import OUTBOX_SCHEMA
+
+
+def an_outbox(directory: Path, messages: int = 0) -> Outbox:
+    outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
+    if messages:
+        outbox.append(arrived(rows_of([{"topic": "t", "payload": b"7", "qos": 1} for _ in range(messages)]), 0))
+    return outbox
+
+
+def verdict(outbox: dict[str, Any]) -> str:
+    return DownlinkCounts().account({"outbox": outbox}).sentence()
+
+
+def test_answers_are_counted_beside_the_numbers(tmp_path: Path) -> None:
+    line = Line(tmp_path, 5)
+    line.connect()
+    line.answer()
+    found = line.downlink.status()
+    assert (found["delivered"], found["acknowledged"], found["sent"], found["delivered_before"]) == (5, 5, 0, 0)
+    assert "taken 5 (5 of them uncounted) = delivered 5" in verdict(found)
+    assert "adds up ✓" in verdict(found)
+
+
+def test_with_qos_0_nobody_answers(tmp_path: Path) -> None:
+    line = Line(tmp_path, 4, qos=0)
+    line.connect()
+    found = line.downlink.status()
+    assert (found["delivered"], found["acknowledged"], found["sent"]) == (4, 0, 4)
+    assert "adds up ✓" in verdict(found)
+
+
+def test_a_refused_message_is_not_acknowledged(tmp_path: Path) -> None:
+    line = Line(tmp_path, 3)
+    line.connect()
+    line.answer(PubAckReasonCode.NOT_AUTHORIZED)
+    line.downlink.turn()
+    found = line.downlink.status()
+    assert (found["delivered"], found["acknowledged"], found["refused"]) == (0, 0, 3)
+    assert "adds up ✓" in verdict(found)
+
+
+def test_a_message_that_is_done_and_that_no_broker_has_taken_is_told(tmp_path: Path) -> None:
+    """The planted fault: a row is done, and its acknowledgement is in no count."""
+    line = Line(tmp_path, 5)
+    line.connect(window=4)
+    line.outbox.finish((4,))
+    line.answer()
+    assert ("does not add up ✗ (the outbox says 5 delivered · the broker has acknowledged 4)") in verdict(
+        line.downlink.status()
+    )
+
+
+def test_an_outbox_of_a_version_that_did_not_count_them_is_a_beginning(tmp_path: Path) -> None:
+    outbox = an_outbox(tmp_path, 6)
+    outbox.finish(range(4))
+    outbox.flush(durable=True)
+    outbox.close()
+    line = Line(tmp_path, 0)
+    assert line.connect() == [7, 7]
+    line.answer()
+    found = line.downlink.status()
+    assert (found["delivered"], found["acknowledged"], found["delivered_before"]) == (6, 2, 4)
+    assert "delivered 6 (4 of them not witnessed)" in verdict(found)
+    assert "adds up ✓" in verdict(found)
+
+
+@settings(deadline=None, max_examples=40)  # files
+@given(st.lists(st.sampled_from(["append", "connect", "answer", "refuse", "lost", "flush", "kill"]), max_size=12))
+def test_whatever_a_crash_takes_both_counts_are_of_one_moment(steps: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        line = Line(directory, 3)
+        for step in steps:
+            line = _step(line, step, directory)
+            found = standing(line.outbox)
+            assert found["delivered"] == sum(found[name] for name in ("acknowledged", "sent", "delivered_before"))
+        line.outbox.journal.close()
+
+
+def _step(line: Line, step: str, directory: Path) -> Line:
+    online = line.session.state.name == "ONLINE"
+    if step == "append":
+        line.outbox.append(arrived(rows_of([{"topic": "d0", "payload": b"7", "qos": 1}]), 0))
+        line.downlink.turn()
+    elif step == "connect" and not online:
+        line.connect()
+    elif step == "answer" and online:
+        line.answer()
+    elif step == "refuse" and online:
+        line.answer(PubAckReasonCode.NOT_AUTHORIZED)
+    elif step == "lost" and online:
+        line.end(Lost())
+    elif step == "flush":
+        line.downlink.flush()
+    elif step == "kill":  # what was not flushed is forgotten by both
+        line.outbox.journal.close()
+        line.downlink.refused.close()
+        return Line(directory, 0)
+    return line
+
+
+def test_counting_begins_once(tmp_path: Path) -> None:
+    outbox = an_outbox(tmp_path, 3)
+    begin_counting(outbox)
+    outbox.finish((0,))
+    begin_counting(outbox)
+    assert standing(outbox)["delivered_before"] == 0
