@@ -95,3 +95,17 @@ def test_a_lock_is_another_process_s_until_it_ends(tmp_path: Path) -> None:
 def test_a_secret_is_the_file_without_the_end_of_its_line(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b" p w \r\n")
     assert files.secret(tmp_path / "key") == b" p w "
+
+
+def test_a_file_is_made_once_private_and_without_leftovers(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    files.create_durably(path, "first")
+    with pytest.raises(FileExistsError):
+        files.create_durably(path, "second")
+    assert path.stat().st_mode & 0o777 == files.PRIVATE
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(FileExistsError):
+        files.create_durably(tmp_path / "link", "third")
+    assert not (tmp_path / "nowhere").exists()
