@@ -192,7 +192,18 @@ def test_without_the_proof_harness_the_other_commands_are_there(
 
 @pytest.mark.parametrize(
     "command",
-    ["run", "check", "status", "doctor", "gateway", "dlq show", "dlq replay", "refused show", "refused replay"],
+    [
+        "run",
+        "reload",
+        "check",
+        "status",
+        "doctor",
+        "gateway",
+        "dlq show",
+        "dlq replay",
+        "refused show",
+        "refused replay",
+    ],
 )
 def test_every_command_on_a_bridge_file_takes_its_environment(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str

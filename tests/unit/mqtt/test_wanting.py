@@ -101,10 +101,10 @@ def test_a_filter_that_is_refused_takes_the_change_back_and_not_the_connection()
     (unsubscribe,) = sent(receive(session, SubAckPacket(second.packet_id, [GRANTED]), now=2.2))
     assert isinstance(unsubscribe, UnsubscribePacket)
     assert sorted(unsubscribe.patterns) == ["c", "d"]
-    assert not session.subscribed
+    subscribed = session.subscribed
+    assert not subscribed
     receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.3)
-    assert session.refusal is not None
-    assert '"c"' in session.refusal.what
+    assert '"c"' in str(session.refusal)
     assert session.subscribed
     assert session.subscriptions.known == {"a/#": A.terms, "b": B.terms}
     (again,) = asked(session, C)

@@ -79,7 +79,7 @@ class Supervisor:
     ) -> None:
         self._bridge = bridge
         self._file = bridge
-        self._read = read or (lambda: load(bridge.file))
+        self._read = read or (lambda: load(bridge.file, environment=bridge.environment))
         self._screen = screen
         self._observe = observe
         self._again = tuple(again)

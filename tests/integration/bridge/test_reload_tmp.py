@@ -1,0 +1,252 @@
+"""Routes that change while messages come: at the broker, in a batch that was begun, and in a whole bridge."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.conftest import NewMosquitto, NewTopic
+from tests.helpers import wait_until
+from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.gateway.serving import served
+from towline.bridge.runtime.reloading import APPLIED
+from towline.bridge.runtime.runner import LineRunner
+from towline.bridge.runtime.state import read_state
+from towline.bridge.uplink.query import CONSUMER, UplinkQuery
+from towline.checkpoint import Checkpoint
+from towline.gateway.client import GatewayClient
+from towline.gateway.filters import ChangeState
+from towline.gateway.launch import ensure
+from towline.gateway.settings import GatewaySettings
+from towline_prove.devstack import Kafka, Mosquitto
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+LONG = 150
+
+
+# -- at the broker -----------------------------------------------------------------------------------------------------
+
+
+def settings_of(place: Path, broker: Mosquitto, *filters: str) -> GatewaySettings:
+    asked = [{"filter": one, "qos": 1} for one in filters]
+    return GatewaySettings.model_validate(
+        {"name": "g", "state_dir": place / "g", "brokers": broker.uri, "subscriptions": asked}
+    )
+
+
+def wanted(client: GatewayClient, settings: GatewaySettings, change: str) -> tuple[str, str]:
+    """Ask until it is known what became of it."""
+    asked = settings.model_dump(mode="json")["subscriptions"]
+
+    def told() -> tuple[str, str] | None:
+        state, text = client.want(change, asked, settings.digest())
+        return None if state == ChangeState.ASKED else (state, text)
+
+    return wait_until(told, what=change)
+
+
+def test_filters_change_in_the_session_that_is_there(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """What comes is there before what goes is gone, and that brings nothing any more."""
+    with ensure(settings_of(tmp_path, mosquitto, "kept/#", "old/#"), owner_pid=os.getpid()) as client:
+        pid = client.status()["pid"]
+        try:
+            wait_until(lambda: client.status()["state"] == "online", what="the session")
+            between = settings_of(tmp_path, mosquitto, "kept/#", "old/#", "new/#")
+            assert wanted(client, between, "first") == (ChangeState.GRANTED, "")
+            publish(mosquitto, 0, 1, topic="new/x")
+            publish(mosquitto, 1, 1, topic="old/x")
+            after = settings_of(tmp_path, mosquitto, "kept/#", "new/#")
+            assert wanted(client, after, "second") == (ChangeState.GRANTED, "")
+            publish(mosquitto, 2, 1, topic="old/x")
+            publish(mosquitto, 3, 1, topic="kept/x")
+            status = wait_until(lambda: (now := client.status())["end"] >= 3 and now, what="what is subscribed")
+            assert (status["connects"], status["sessions_lost"]) == (1, 0)
+            rows = client.read(status["journal"], 0, status["end"])
+            assert [v for batch in rows for v in batch.column("payload").to_pylist()] == [b"m0", b"m1", b"m3"]
+            with ensure(after, owner_pid=os.getpid()) as same:
+                assert same.status()["pid"] == pid, "its settings are these now"
+        finally:
+            os.kill(pid, signal.SIGTERM)
+
+
+# -- in a batch that was begun -----------------------------------------------------------------------------------------
+
+#: Guarantee and parallelism, and how often a message of the batch is in Kafka that was written and not committed.
+BEGUN = [("exactly_once", 2, 1), ("at_least_once", 1, 2)]
+
+
+@pytest.mark.parametrize(("guarantee", "parallelism", "times"), BEGUN)
+def test_a_batch_that_was_begun_is_finished_by_its_own_routes(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path, guarantee: str, parallelism: int, times: int
+) -> None:
+    """In Kafka and not in Spark's commit log, as after a kill between the two: never in a second topic."""
+    one, two, three = topic("one"), topic("two"), topic("three")
+    reports: list[dict[str, Any]] = []
+
+    def say(kind: str, **values: Any) -> None:
+        reports.append({"kind": kind, **values})
+
+    host: Any = SimpleNamespace(spark=spark, say=say, ending=lambda: False)
+    own = f'name = "telemetry"\nguarantee = "{guarantee}"\nparallelism = {parallelism}\n'
+    head = GOOD.partition("[[uplink.route]]")[0].replace("k1:9092", kafka.bootstrap)
+    head = head.replace("plant-7", f"{guarantee}-{parallelism}")  # a marker topic of its own
+
+    def query(name: str, filter_: str) -> UplinkQuery:
+        route = f'[[uplink.route]]\nfrom = "{filter_}"\nkey = "{{mqtt.topic}}"\ntopic = "{name}"\n'
+        bridge = read(head.replace('name = "telemetry"\n', own) + route, tmp_path)
+        return UplinkQuery(bridge, bridge.uplinks[0])
+
+    def numbers(name: str) -> list[int]:
+        return sorted(int(value) for _, value, _ in in_kafka(kafka.bootstrap, name))
+
+    first = query(one, "telemetry/{device}/#")
+    runner = LineRunner(host, first, {})
+
+    def carried(condition: Callable[[], bool], what: str) -> None:
+        def is_so() -> bool:
+            runner.step()
+            return condition()
+
+        wait_until(is_so, LONG, what)
+
+    with served(tmp_path / "state" / "telemetry", name="telemetry") as server:
+
+        def committed(end: int) -> Callable[[], bool]:
+            return lambda: server.journal.consumers.get(CONSUMER) == end
+
+        carried(committed(server.add(12)), "the first batch")
+        # In the place of the commit log's next entry: Spark fails where a kill would have ended it.
+        log = first.line.checkpoint / "commits"
+        entry = log / str((Checkpoint(str(first.line.checkpoint)).last_commit_batch() or 0) + 1)
+        entry.touch()
+        server.add(12)
+        carried(lambda: any(one["kind"] == "failed" for one in reports), "a batch that can't be committed")
+        runner.hold(time.monotonic() + LONG)
+        assert reports[-1] == {"kind": "held", "line": "telemetry"}
+        runner.step()
+        entry.unlink()
+        assert numbers(one) == [*range(24)]
+
+        runner.take(query(two, "telemetry/{device}/#"))
+        carried(committed(server.add(12)), "what was begun, and what is new")
+        runner.hold(time.monotonic() + LONG)
+        runner.take(query(three, "elsewhere/#"))
+        carried(committed(server.add(12)), "what was received for a route that is gone")
+        runner.hold(time.monotonic() + LONG)
+    assert numbers(one) == sorted([*range(12), *[*range(12, 24)] * times])
+    assert numbers(two) == [*range(24, 48)]
+    assert numbers(three) == []
+    assert sum(one["kind"] == "failed" for one in reports) == 1
+
+
+# -- in a whole bridge -------------------------------------------------------------------------------------------------
+
+
+class Load:
+    """Numbered messages of QoS 2 to a topic, until told to stop; the broker has every one that is counted."""
+
+    def __init__(self, broker: Mosquitto, topic: str) -> None:
+        self._broker, self._topic = broker, topic
+        self._ending = threading.Event()
+        self.sent = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for first in count(0, 20):
+            if self._ending.is_set():
+                return
+            publish(self._broker, first, 20, topic=self._topic, text="{}", qos=2)
+            self.sent = first + 20
+
+    def end(self) -> int:
+        self._ending.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.sent
+
+
+def write(bridge: Running, broker: Mosquitto, kafka: Kafka, *routes: tuple[str, str]) -> None:
+    made = "".join(f'[[uplink.route]]\nfrom = "{one}"\ntopic = "{to}"\n' for one, to in routes)
+    bridge.file.write_text(f"""
+name = "tests"
+state_dir = "state"
+mqtt = {{ brokers = "{broker.uri}" }}
+kafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}
+spark = {{ master = "local[2]" }}
+[[uplink]]
+name = "line"
+guarantee = "exactly_once"
+{made}""")
+
+
+@pytest.fixture
+def loads() -> Iterator[list[Load]]:
+    running: list[Load] = []
+    yield running
+    for one in running:
+        one.end()
+
+
+def test_a_load_runs_through_two_reloads_and_a_kill(
+    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic, loads: list[Load]
+) -> None:
+    """Lost 0, doubled 0: a topic that changes, one that comes, and one that goes; the first reload is killed midway."""
+    broker = new_mosquitto(max_queued_messages="0")
+    before, after, gone, new = topic("before"), topic("after"), topic("gone"), topic("new")
+    write(bridge, broker, kafka, ("k/#", before), ("old/#", gone))
+    bridge.program = ("tests.integration.bridge.dying", "what comes is subscribed")
+    bridge.start()
+    wait_until(bridge.online, PATIENCE, "the gateway")
+    kept, old = Load(broker, "k/d"), Load(broker, "old/d")
+    loads += [kept, old]
+    wait_until(lambda: bridge.account().get("in_kafka", 0) > 0, PATIENCE, "the first batch")
+
+    write(bridge, broker, kafka, ("k/#", after), ("old/#", gone), ("new/#", new))
+    bridge.process.send_signal(signal.SIGHUP)
+    assert bridge.ended() == -signal.SIGKILL
+    bridge.program = ("towline.cli",)
+    bridge.start()
+    wait_until(lambda: bridge.online() and bridge.line()["query"] == "running", PATIENCE, "the next start")
+    loads.append(fresh := Load(broker, "new/d"))
+    wait_until(lambda: fresh.sent > 0, PATIENCE, "messages of the new route")
+
+    old_sent = old.end()
+    write(bridge, broker, kafka, ("k/#", after), ("new/#", new))
+    command = [sys.executable, "-m", "towline.cli", "reload", str(bridge.file)]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert 'line "line": 3 routes → 2; unsubscribed old/#' in told.stdout
+    publish(broker, old_sent, 5, topic="old/d", text="{}", qos=2)
+    bridge.kill("towline.gateway")
+    kept_sent, new_sent = kept.end(), fresh.end()
+    total = kept_sent + new_sent + old_sent
+    wait_until(lambda: (a := bridge.account())["received"] >= total and not a["waiting"], PATIENCE, "all of it")
+    account = bridge.status_command()["lines"]["line"]["account"]
+    assert (account["adds_up"], account["in_kafka"], account["unrouted"]) == (True, total, 0)
+    assert bridge.interrupt() == 0
+
+    in_before, in_after, in_gone, in_new = (
+        [int(value) for _, value, _ in in_kafka(kafka.bootstrap, name)] for name in (before, after, gone, new)
+    )
+    assert in_before + in_after == [*range(kept_sent)], "each once and in order, whatever its topic"
+    assert in_before
+    assert in_after
+    assert in_gone == [*range(old_sent)], "none of what was received before its route went"
+    assert in_new == [*range(new_sent)]
+    state = read_state(bridge.directory / "state") or {}
+    assert state["reload"]["outcome"] == APPLIED
