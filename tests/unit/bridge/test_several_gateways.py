@@ -182,7 +182,7 @@ STEPS = st.lists(
 )
 def test_gateways_come_and_go_and_reports_are_lost_and_the_sum_holds(steps: list[tuple[str, list[int]]]) -> None:
     """A third of what comes is filtered; the sink's sums go on whoever heard of a batch."""
-    counts, sums, ends, there = UplinkCounts(), SinkSums(0), dict[str, int](), ["j0"]
+    counts, sums, ends, there = UplinkCounts(), SinkSums(0), {"j0": 0}, ["j0"]
     for number, (step, sizes) in enumerate(steps):
         if step == "join" and len(there) < len(sizes):
             there.append(f"j{number + 1}")
