@@ -28,6 +28,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("save"), st.none()),
         st.tuples(st.just("power failure"), st.none()),
         st.tuples(st.just("begin again"), st.none()),
+        st.tuples(st.just("late"), st.none()),
     ),
     max_size=14,
 )
@@ -51,6 +52,10 @@ def operate(line: ModelLine, operation: str, what: Any) -> None:
         line.receive(what)
     elif operation == "run":
         line.run(what)
+    elif operation == "late":
+        line.late = True
+        line.run()
+        line.late = False
     elif operation == "save":
         line.save()
     elif operation == "power failure":
@@ -96,7 +101,7 @@ def test_what_kafka_has_is_what_the_account_says(guarantee: str, operations: lis
     with tempfile.TemporaryDirectory() as place:
         line = a_line(Path(place), guarantee, letters=True)
         for operation, what in operations:
-            if operation != "power failure":
+            if operation not in ("power failure", "late"):
                 operate(line, operation, what)
         while line.run():
             pass
@@ -110,6 +115,16 @@ def test_what_kafka_has_is_what_the_account_says(guarantee: str, operations: lis
         assert account.more["not_witnessed"] == 0
         assert (account.carried, account.parts["dead_lettered"]) == (len(sent), len(dead))
         assert account.parts["filtered"] + account.parts["left_out"] == filtered
+
+
+def test_a_report_that_came_too_late_for_the_sinks_word_is_not_counted_twice(tmp_path: Path) -> None:
+    line = runs(tmp_path, "at_least_once")
+    for operation in ("late", "run"):
+        line.receive([Message()] * 3)
+        operate(line, operation, "")
+    assert line.account.sentence() == (
+        "received 16 = in Kafka 14 (3 of them not witnessed) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
+    )
 
 
 def runs(place: Path, guarantee: str, *, letters: bool = True) -> ModelLine:
