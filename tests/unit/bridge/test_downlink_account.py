@@ -174,6 +174,18 @@ def test_a_note_of_the_outbox_that_is_none_says_nothing(tmp_path: Path, text: st
     assert "adds up ✓" in line.sentence()
 
 
+def test_a_report_that_came_too_late_for_the_sinks_word_is_not_counted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = runs(tmp_path)
+    with monkeypatch.context() as late:
+        late.setattr(line.query, "_with_the_sink", lambda report: report)
+        line.run((4, 0, 1))
+    line.run((2, 0, 1))
+    assert line.sentence() == "taken 20 = delivered 14 + dead-lettered 5 + filtered 1 + waiting 0   adds up ✓"
+    assert line.counts.brought == 10
+
+
 def test_a_note_without_rows_is_a_beginning(tmp_path: Path) -> None:
     line = a_line(tmp_path)
     line.batches, line.accepted, line.brought, line.committed = [(5, 0, 0)], 5, 0, 0

@@ -15,8 +15,9 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import guard
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, ByQos, Delivered, Task
 from towline.kafka.exactly_once import ExactlyOnce
+from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, account
-from towline.spark.tally import sum_at
+from towline.spark.tally import given_at, said_at, sum_at
 
 OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}
 SCHEMA = StructType([StructField("value", StringType())])
@@ -75,6 +76,29 @@ def test_dead_letters_of_a_batch_are_noted_once(tmp_path: Path) -> None:
     for batch in (7, 7):  # Spark was killed before it noted the commit
         sink.commit([written(dead_lettered=3), written()], batch)
     assert sum_at(Checkpoint(str(tmp_path)), 7) == 3
+
+
+def test_what_became_of_the_rows_is_noted(tmp_path: Path) -> None:
+    """Of a task that was skipped what its marker says; of one by a person's marker nobody knows."""
+    sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
+    sink._location = str(tmp_path)
+    sink.commit([written(rows=7, dead_lettered=3), KafkaWritten(1, 7, "q", Delivered(4, 0, skipped=True), 9)], 7)
+    sums, _ = said_at(Checkpoint(str(tmp_path)), 7) or pytest.fail("nothing")
+    assert (sums.given, sums.acknowledged, sums.dead_lettered, sums.unknown) == (11, 11, 3, 0)
+    assert given_at(Checkpoint(str(tmp_path)), 7) is None, "the two do not say the same"
+    by_hand = KafkaWritten(1, 8, "q", Delivered(0, 0, skipped=True, by_hand=True), 9)
+    sink.commit([written(batch=8, rows=10), by_hand], 8)
+    sums, own = said_at(Checkpoint(str(tmp_path)), 8) or pytest.fail("nothing")
+    assert (own.given, own.acknowledged, own.unknown) == (19, 10, 9)
+    assert given_at(Checkpoint(str(tmp_path)), 8) == 19
+
+
+def test_steps_of_markers_are_summed_where_all_partitions_have_them() -> None:
+    one, two = MarkerStep(MarkerTotals(5, 1), MarkerTotals(9, 2)), MarkerStep(None, MarkerTotals(3, 0))
+    assert MarkerStep.over([one, one]) == MarkerStep(MarkerTotals(10, 2), MarkerTotals(18, 4))
+    assert MarkerStep.over([one, two]) == MarkerStep(None, MarkerTotals(12, 2))
+    assert MarkerStep.over([one, None]) is None
+    assert MarkerStep.over([]) is None
 
 
 def test_committing_twice_and_aborting_do_no_harm() -> None:

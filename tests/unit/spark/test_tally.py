@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from towline.checkpoint import Checkpoint
 from towline.errors import JournalError
+from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.spark import tally
-from towline.spark.tally import given, given_at, noted, sum_at, took, took_at
+from towline.spark.sink_note import SinkBatch, SinkSums
+from towline.spark.tally import (
+    begun_before,
+    given,
+    given_at,
+    noted,
+    noted_last,
+    run_again,
+    said_at,
+    sum_at,
+    took,
+    took_at,
+)
 
 
 def test_a_batch_that_is_run_again_is_counted_once(tmp_path: Path) -> None:
@@ -81,3 +95,84 @@ def test_times_that_a_power_failure_took_are_not_known(tmp_path: Path, text: str
     assert took_at(place, 1) == []
     took(place, 1, [2.0])
     assert took_at(place, 1) == [2.0]
+
+
+def said(given: int, acknowledged: int | None = None, **more: Any) -> SinkBatch:
+    return SinkBatch(given, given if acknowledged is None else acknowledged, **more)
+
+
+def test_what_became_of_the_rows_is_summed_and_a_batch_that_runs_again_counts_once(tmp_path: Path) -> None:
+    place = Checkpoint(str(tmp_path))
+    for batch, one in (
+        (0, said(5)),
+        (1, said(4, 3, dead_lettered=1)),
+        (1, said(4, 3, dead_lettered=1)),
+        (2, said(2, 0, lost=2)),
+    ):
+        given(place, batch, one.given, one)
+    sums, own = said_at(place, 2) or pytest.fail("nothing")
+    assert sums == SinkSums(0, given=11, acknowledged=8, dead_lettered=1, lost=2, again=3)
+    assert (own.given, own.lost, own.again) == (2, 2, 0)
+    assert said_at(place, 3) is None
+    last = noted_last(place)
+    assert last is not None
+    assert (last.batch, last.sums) == (2, sums)
+
+
+def test_sums_begin_anew_behind_a_batch_that_was_not_noted(tmp_path: Path) -> None:
+    """A note of before a power failure, or of a version that noted none."""
+    place = Checkpoint(str(tmp_path))
+    given(place, 0, 5, said(5))
+    given(place, 1, 6)
+    given(place, 2, 7, said(7))
+    assert said_at(place, 2) == (SinkSums(2, 7, 7), SinkSums(2, 7, 7))
+    assert given_at(place, 1) == 6
+
+
+def test_only_the_newest_sums_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tally, "_SUMS_KEPT", 3)
+    place = Checkpoint(str(tmp_path))
+    for batch in range(9):
+        given(place, batch, 2, said(2))
+    sums, own = said_at(place, 8) or pytest.fail("nothing")
+    assert (sums.since, sums.given, own.given) == (0, 18, 2)
+    assert [said_at(place, batch) is not None for batch in (5, 6, 7)] == [False, False, True]
+
+
+def test_markers_are_held_against_where_the_batch_before_left_them(tmp_path: Path) -> None:
+    place = Checkpoint(str(tmp_path))
+    first = MarkerStep(None, MarkerTotals(5, 0))
+    given(place, 0, 5, said(5, marks=first, sink="s/1"))
+    given(place, 1, 5, said(5, marks=MarkerStep(MarkerTotals(12, 1), MarkerTotals(17, 1)), sink="s/1"))
+    sums, _ = said_at(place, 1) or pytest.fail("nothing")
+    assert (sums.drift, sums.drift_dead) == (7, 1)
+    other, anew = MarkerStep(MarkerTotals(0, 0), MarkerTotals(5, 0)), MarkerStep(None, MarkerTotals(9, 9))
+    for batch, marks in ((2, other), (3, anew)):  # of another sink, and where there was no marker
+        given(place, batch, 5, said(5, marks=marks, sink="s.2/1"))
+        sums, _ = said_at(place, batch) or pytest.fail("nothing")
+        assert (sums.drift, sums.drift_dead) == (7, 1)
+
+
+def test_a_batch_that_the_marker_skipped_was_not_written_again(tmp_path: Path) -> None:
+    place = Checkpoint(str(tmp_path))
+    step = MarkerStep(None, MarkerTotals(5, 0))
+    for _ in range(2):
+        given(place, 0, 5, said(5, marks=step, sink="s/1"))
+    sums, _ = said_at(place, 0) or pytest.fail("nothing")
+    assert sums.again == 0
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"sums":[[1]]}', '{"sums":7}', '{"sums":[[1,["x"],null,""]]}'])
+def test_sums_that_a_power_failure_took_are_not_known(tmp_path: Path, text: str) -> None:
+    (tmp_path / tally._ROWS).write_text(text)
+    place = Checkpoint(str(tmp_path))
+    assert said_at(place, 1) is None
+    assert noted_last(place) is None
+
+
+def test_what_a_batch_gives_up_is_known_where_it_was_counted(tmp_path: Path) -> None:
+    place = Checkpoint(str(tmp_path))
+    (tmp_path / tally._AGAIN).write_text('{"v":1,"batches":[[3,0]]}')  # of a version that did not count
+    begun_before(place, 5, 2)
+    begun_before(place, 7)
+    assert run_again(place) == {3: None, 5: 2, 7: None}

@@ -110,7 +110,7 @@ class DownlinkCounts(LineCounts):
             dead: Dead letters that it says it brought.
             whole: They are of all batches since the last report.
         """
-        counted = self
+        counted = replace(self, told=None)  # sums that come after a report without them are of what it has counted
         if (said := report.get("brought")) is not None:
             goes_on = (
                 self.told is not None and self.query == str(report.get("query", "")) and self.since == said["since"]
@@ -127,7 +127,7 @@ class DownlinkCounts(LineCounts):
             )
         heard = self.sink.hear(report, batch=True, counted=False)
         if heard is None:
-            return counted
+            return replace(counted, sink=self.sink.silent(report))
         # A failure notice that Kafka refuses is a dead letter too, and Spark knows nothing of that.
         missing = max(0, dead - heard.sums.dead_lettered)
         return replace(counted, sink=heard.witness, letters_off=self.letters_off + missing)

@@ -68,14 +68,18 @@ class SinkWitness:
             return None
         sums, own = SinkSums.from_json(said["sums"]), SinkSums.from_json(said["own"])
         query = str(report.get("query", ""))
-        told = self.told if query == self.query else None
-        if told is None and said.get("whole") and counted:
-            told = replace(NOTHING, since=sums.since)
+        told = self.told
+        if query != self.query:
+            told = replace(NOTHING, since=sums.since) if said.get("whole") and counted else None
         whole = complete and told is not None and sums.since == told.since
         added = sums.minus(told) if whole and told else own if batch else NOTHING
         began = self.began or float(report.get("at", time.time()))
         heard = SinkWitness(began, query, sums, self.sums.plus(added), whole)
         return Testimony(heard, added, whole, own.given)
+
+    def silent(self, report: Mapping[str, Any]) -> Self:
+        """After a report without its word: the sums that come next are of messages that were counted without it."""
+        return replace(self, told=None, query=str(report.get("query", "")), whole=False)
 
     def told_again(self, report: Mapping[str, Any]) -> Self:
         """The same batch as in the last report, which may have been run again meanwhile: it is counted once."""

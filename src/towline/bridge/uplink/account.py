@@ -247,7 +247,7 @@ class UplinkCounts(LineCounts):
             missed=self.missed + silent - covered,
             covered=self.covered + covered,
             skipped=self.skipped + given_up,
-            sink=self.sink if heard is None else heard.witness,
+            sink=self.sink.silent(report) if heard is None else heard.witness,
             plain_letters=self.plain_letters + (letters if heard is not None else 0),
             unwitnessed=self.unwitnessed + unwitnessed - (letters if heard is None else 0),
             **{name: getattr(self, name) + int(observed.get(name, 0)) for name in _OBSERVED},
