@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from towline.cli.screen import BridgeFile, command_app, json_text, plain
+from towline.text import printable
 
 __all__ = ["app", "check"]
 
@@ -19,6 +20,9 @@ app = command_app()
 def check(
     file: BridgeFile = Path("bridge.toml"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also every setting that broker and Kafka are told, and its source.")
+    ] = False,
 ) -> None:
     """Validate a bridge file and print the plan.
 
@@ -33,4 +37,12 @@ def check(
     sql = examine(bridge, file)
     plan["sql"] = sql.verdict
     plan["warnings"] += sql.warnings
+    if verbose:
+        from towline.bridge.runtime.effective import effective, render_effective  # noqa: PLC0415
+
+        plan["effective"] = effective(bridge)
+        if not as_json:
+            text = "\n".join(map(printable, render_effective(plan["effective"]))) + "\n"
+            sys.stdout.write(plain(render(plan) + text))
+            return
     sys.stdout.write(json_text(plan, indent=2) if as_json else plain(render(plan)))

@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 import uuid
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -23,13 +24,27 @@ from towline.kafka.markers import Marker
 from towline.kafka.options import FORMAT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from towline.kafka.admin import TopicFacts
     from towline.kafka.options import SinkSettings
 
-__all__ = ["MarkerStore"]
+__all__ = ["READER", "MarkerStore"]
 
 #: Records looked at from the end in the first try: a marker, the control records of its transaction, and some more.
 _BACK: Final = 16
+#: What the reader of markers is told beside the sink's settings.
+READER: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        **LEADER_ONLY,
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": 1,  # the end of the partition is an empty fetch, which Kafka answers after this
+    }
+)
 #: Settings of the marker topic: small segments, so that a reader after months still starts near the end.
 _CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20)}
 
@@ -207,14 +222,8 @@ def _consumer(settings: SinkSettings) -> Any:
     if kept is None:
         config: dict[str, Any] = {
             **resolve(settings.client, FORMAT),
-            **LEADER_ONLY,
+            **READER,
             "group.id": f"towline-{uuid.uuid4()}",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 1,  # the end of the partition is an empty fetch, which Kafka answers after this
             "error_cb": lambda _error: None,
         }
         try:

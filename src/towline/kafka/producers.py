@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from towline.kafka.columns import Record, Rows
     from towline.kafka.options import SinkSettings
 
-__all__ = ["KafkaProducer", "borrow", "discard"]
+__all__ = ["OWN", "KafkaProducer", "borrow", "discard"]
 
 #: Errors kept for the message; all are counted.
 FIRST_ERRORS: Final = 3
@@ -34,6 +34,8 @@ FIRST_ERRORS: Final = 3
 GRACE_S: Final = 5.0
 #: Longest single wait for room in the queue, in seconds, before failures are looked at again.
 _ROOM_WAIT_S: Final = 0.1
+#: What every producer is told beside the sink's settings.
+OWN: Final[Mapping[str, Any]] = MappingProxyType({"delivery.report.only.error": True})
 #: librdkafka's default message.max.bytes.
 _MESSAGE_MAX_BYTES: Final = "1000000"
 
@@ -63,7 +65,7 @@ class KafkaProducer:
         config: dict[str, Any] = {
             **resolve(settings.client, FORMAT),
             **more,
-            "delivery.report.only.error": True,
+            **OWN,
             "on_delivery": self._report,
             "error_cb": self._note,
         }

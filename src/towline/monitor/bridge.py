@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.lines.elsewhere import AWAY, DRAINED
 from towline.bridge.runtime.landed import OWNER
+from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED
 from towline.monitor import health
 from towline.monitor.endpoint import MonitorEndpoint
 from towline.monitor.facts import AccountFacts, BridgeFacts, GatewayFacts, LineFacts
@@ -26,6 +27,8 @@ __all__ = ["BridgeMonitor", "serve_bridge"]
 
 #: Of the codes in what is said of a line.
 _CODE: Final = re.compile(r"\[(TL-[A-Z]\d{2,3})\]")
+#: Whether the file is what runs, by what became of its last reload.
+_RELOADED: Final = {APPLIED: True, UNCHANGED: True, REFUSED: False}
 _STARTING: Final = health.Problem("the bridge is starting")
 
 
@@ -57,7 +60,13 @@ class BridgeMonitor:
         with state.lock:
             lines = [self._line(view) for view in state.lines.values()]
             return BridgeFacts(
-                state.name, state.spark, state.kafka, now - state.beat, lines, spark_restarts=state.spark_restarts
+                state.name,
+                state.spark,
+                state.kafka,
+                now - state.beat,
+                lines,
+                spark_restarts=state.spark_restarts,
+                reloaded=_RELOADED.get(state.reload.get("outcome", "")),
             )
 
     def look(self) -> None:

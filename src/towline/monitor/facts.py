@@ -120,6 +120,7 @@ class BridgeFacts:
         beat_s: Seconds since its loop looked around.
         lines: Its lines.
         spark_restarts: How often the driver was started again.
+        reloaded: Whether the last reload of the file was taken up; None before the first, and while one is under way.
     """
 
     name: str
@@ -128,3 +129,4 @@ class BridgeFacts:
     beat_s: float
     lines: Sequence[LineFacts]
     spark_restarts: int = 0
+    reloaded: bool | None = None

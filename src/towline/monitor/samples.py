@@ -172,6 +172,8 @@ def of_bridge(facts: BridgeFacts, now: float, queue: int | None = None) -> Itera
     labels = (facts.name,)
     yield Sample("towline_spark_running", labels, int(facts.spark == "running"))
     yield Sample("towline_spark_restarts_total", labels, facts.spark_restarts)
+    if facts.reloaded is not None:
+        yield Sample("towline_config_last_reload_successful", labels, int(facts.reloaded))
     if facts.kafka != "unknown":
         yield Sample("towline_kafka_reachable", labels, int(facts.kafka == "reachable"))
     for line in facts.lines:

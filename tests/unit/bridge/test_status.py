@@ -46,7 +46,7 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     assert current["file_changed"]
     assert code_of(current) == NOT_KNOWN
     text = render(current)
-    assert f"! {file} has changed since the start: what runs is what it said then. Start towline run again." in text
+    assert f"! {file} has changed since it was read: what runs is what it said then. towline reload" in text
     assert 'line "telemetryX"      query not in the running bridge' in text
     assert "Start towline run." not in text
     assert not collect(tmp_path, None)["lines"].keys() - {"telemetry"}

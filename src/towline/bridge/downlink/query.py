@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_
 from towline.bridge.lines.recovery import examine
 from towline.errors import ConfigError
 from towline.kafka.admin import reachable
+from towline.kafka.options import SinkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,10 +91,22 @@ class DownlinkQuery(LineQuery[DownLine]):
         }
         return spark.readStream.format("kafka").options(**options).load()
 
-    def _reading(self) -> dict[str, str]:
-        """Options of Spark's Kafka source, whichever records are asked for."""
+    def source_settings(self) -> dict[str, str]:
+        """What Spark's Kafka source is told, as Kafka's Java client names it, secrets as names of variables."""
+        secrets: dict[str, str] = {}  # they go nowhere
+        return {k.removeprefix("kafka."): v for k, v in self._reading(secrets).items() if k.startswith("kafka.")}
+
+    def sink_settings(self) -> SinkSettings | None:
+        """What the sink of dead letters is told at the line's next start; None for a line without one."""
+        if self.line.dead_letter_topic is None:
+            return None
+        both = self._both_sinks(self._identity()).items()
+        return SinkSettings.parse({k.removeprefix(DEAD_LETTERS): v for k, v in both if k.startswith(DEAD_LETTERS)})
+
+    def _reading(self, environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
+        """Options of Spark's Kafka source, whichever records are asked for; `environ` as for `java_client`."""
         return {
-            **{f"kafka.{name}": value for name, value in java_client(self.bridge.kafka.client()).items()},
+            **{f"kafka.{name}": value for name, value in java_client(self.bridge.kafka.client(), environ).items()},
             # Spark's source shows uncommitted and aborted records without it.
             "kafka.isolation.level": self.line.section.isolation_level,
             "includeHeaders": "true",

@@ -13,6 +13,7 @@ from towline.bridge.config.model import CHECKPOINT, Line
 from towline.bridge.lines.elsewhere import AWAY, DRAINED, away_trouble
 from towline.bridge.runtime.landed import OWNER, advice_on, render_owner, status_in_kafka
 from towline.bridge.runtime.members import is_drained, left_sessions, look_at_members, render_member, told_of_sharing
+from towline.bridge.runtime.reloading import REFUSED
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import (
     SILENT_S,
@@ -68,6 +69,7 @@ def collect(
         "pid": state.get("pid"),
         "updated": updated,
         "file": (read := state.get("file") or {}).get("path"),
+        "reload": state.get("reload") or {"number": 0},
         "file_changed": running and bool(read) and digest_of(Path(read["path"])) != read["sha256"],
         "spark": state.get("spark", "not started") if running else "not running",
         "kafka": state.get("kafka", "unknown") if running else "unknown",
@@ -266,14 +268,24 @@ def render(status: dict[str, Any]) -> str:
         out = [f"{head}not running{how}   {last}"]
     out += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
     if status["file_changed"]:
-        what = "has changed since the start: what runs is what it said then"
-        out.append(f"  ! {status['file']} {what}. Start towline run again.")
+        what = "has changed since it was read: what runs is what it said then"
+        out.append(f"  ! {status['file']} {what}. towline reload takes up its routes, a new start all of it.")
+    out += _render_reload(status["reload"]) if status["running"] else []
     if status["kafka_error"] and status["running"]:
         out.append(f"  {status['kafka_error']}")
     for name, line in status["lines"].items():
         out += _render_line(name, line, running=status["running"] or status["silent"])
     # Errors, broker names and states came over the network; each line stays one line.
     return "\n".join(map(printable, out)) + "\n"
+
+
+def _render_reload(reload: Mapping[str, Any]) -> list[str]:
+    """What became of the last reload; a refusal in its own words."""
+    if not reload.get("number"):
+        return []
+    at, texts = reload.get("at"), reload.get("texts") or []
+    head = f"  reload    {reload.get('outcome')}{f' {_moment(at)}' if at else ''}"
+    return [head, *(f"  ! {text}" for text in texts)] if reload.get("outcome") == REFUSED else [head]
 
 
 def _moment(at: float | None) -> str:

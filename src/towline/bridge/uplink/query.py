@@ -153,9 +153,15 @@ class UplinkQuery(LineQuery[Line]):
         return (
             self.records(rows, identity)
             .writeStream.format("kafka_transactional")
-            .option("guarantee", self.line.guarantee.value)
-            .options(**self._sink_options(identity))
+            .options(**self._guaranteed_sink(identity))
         )
+
+    def _guaranteed_sink(self, identity: Identity) -> dict[str, str]:
+        return {"guarantee": self.line.guarantee.value, **self._sink_options(identity)}
+
+    def sink_settings(self) -> SinkSettings:
+        """What the sink of the line's next start is told; no connection is made."""
+        return SinkSettings.parse(self._guaranteed_sink(self._identity()))
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
         own = {"deadLetterTopic": str(self.line.dead_letter_topic)} if self._sink_counts() else {}

@@ -1,0 +1,316 @@
+"""What each line really tells its broker and Kafka, and where each setting comes from: ``towline check -v``.
+
+Nothing is worked out here a second time: the CONNECT is the packet that the gateway sends, the filters are its
+session's, and Kafka's settings are those that the query hands to the sink and the sink to librdkafka. A secret is named
+by its file, and what came from the environment by its variable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.bridge.config.model import AnyLine, Line
+from towline.bridge.config.places import KeyPath, Places
+from towline.bridge.downlink.query import DownlinkQuery
+from towline.bridge.uplink.query import UplinkQuery
+from towline.gateway.sessions import connection_options
+from towline.guarantee import policy
+from towline.kafka.clientconfig import file_property
+from towline.kafka.markerstore import READER
+from towline.kafka.producers import OWN
+from towline.mqtt.handshake import connect_packet
+from towline.mqtt.versions import NAMES
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge, DownLine
+    from towline.gateway.settings import GatewaySettings
+    from towline.kafka.options import SinkSettings
+    from towline.mqtt.events import Filter
+    from towline.net.transport import Tls
+
+__all__ = ["EffectiveSetting", "effective", "render_effective"]
+
+#: A variable of the environment, as a bridge file names it.
+_REFERENCE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+DEFAULT: Final = "default"
+#: What no key of the file changes.
+ALWAYS: Final = "always"
+_FOR_EVER: Final = 0xFFFFFFFF
+_RETAINED: Final = ("retained messages always", "retained messages if new", "no retained messages")
+#: Settings of librdkafka that the sink makes of its own time-out.
+_TIMED: Final = frozenset({"message.timeout.ms", "transaction.timeout.ms"})
+#: Keys of [kafka] that stand for a setting.
+_NAMED: Final = {
+    "bootstrap.servers": "bootstrap_servers",
+    "sasl.password.file": "password_file",
+    "ssl.key.password.file": "key_password_file",
+}
+#: Longest value, in characters, that the column of the sources waits for.
+_WIDEST: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSetting:
+    """One setting.
+
+    Attributes:
+        name: As its protocol or client calls it.
+        value: In text; never a secret.
+        source: ``FILE:LINE``, ``guarantee = …``, ``default`` or ``always``.
+    """
+
+    name: str
+    value: str
+    source: str
+
+
+class Origins:
+    """Where the keys of a bridge file stand.
+
+    Args:
+        file: The file; where it can't be read, no line is named.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._name = file.name
+        try:
+            text = file.read_text(encoding="utf-8")
+            self._raw: dict[str, Any] = tomllib.loads(text)
+        except (OSError, ValueError):
+            text, self._raw = "", {}
+        self._places = Places(text)
+        self._hidden = {name: value for name in _REFERENCE.findall(text) if (value := os.environ.get(name))}
+
+    def index(self, kind: str, name: str) -> int:
+        """The number of a line's table; -1 where it is not in this file."""
+        tables = self._raw.get(kind, [])
+        return next((n for n, one in enumerate(tables) if isinstance(one, dict) and one.get("name") == name), -1)
+
+    def at(self, *paths: KeyPath) -> str | None:
+        """``FILE:LINE`` of the first of these keys that is there; None for none."""
+        found = next((path for path in paths if self._has(path)), None)
+        return None if found is None else f"{self._name}:{self._places.line(found)}"
+
+    def _has(self, path: KeyPath) -> bool:
+        here: Any = self._raw
+        for part in path:
+            if isinstance(part, int):
+                if not isinstance(here, list) or not 0 <= part < len(here):
+                    return False
+            elif not isinstance(here, dict) or part not in here:
+                return False
+            here = here[part]
+        return True
+
+    def masked(self, text: str) -> str:
+        """A text without what came from the environment, which may be a secret [I12]."""
+        for name, value in self._hidden.items():
+            text = text.replace(value, f"${{{name}}}")
+        return text
+
+
+def effective(bridge: Bridge) -> dict[str, dict[str, list[dict[str, str]]]]:
+    """Every setting of every line: line → what it is about → settings, as JSON values."""
+    origins = Origins(bridge.file)
+
+    def shown(one: EffectiveSetting) -> dict[str, str]:
+        return asdict(replace(one, value=origins.masked(one.value) or '""'))
+
+    return {
+        line.name: {head: [shown(one) for one in settings] for head, settings in _of_line(bridge, line, origins)}
+        for line in bridge.lines
+    }
+
+
+def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterator[tuple[str, list[EffectiveSetting]]]:
+    kind = "uplink" if isinstance(line, Line) else "downlink"
+    table = (kind, origins.index(kind, line.name))
+    for gateway in line.each_gateway:
+        name = f" of {gateway.name}" if gateway.share else ""
+        yield f"MQTT{name}", list(_Connection(line, gateway, origins, table).settings())
+    if isinstance(line, Line):
+        settings = UplinkQuery(bridge, line).sink_settings()
+        yield "Kafka producer", _producer(bridge, settings, origins)
+        if policy(settings.guarantee).transactions:
+            yield "Kafka consumer of markers", _client(bridge, settings, origins, {**settings.client, **READER})
+        return
+    query = DownlinkQuery(bridge, line)
+    own = {"isolation.level": origins.at((*table, "isolation_level")) or f"guarantee = {line.guarantee}"}
+    yield (
+        "Kafka consumer (Spark's source)",
+        [
+            EffectiveSetting(name, value, own.get(name) or _of_client(bridge, name, origins) or ALWAYS)
+            for name, value in query.source_settings().items()
+        ],
+    )
+    if (dead := query.sink_settings()) is not None:
+        yield "Kafka producer of dead letters", _producer(bridge, dead, origins)
+
+
+class _Connection:
+    """The settings of one gateway's connection.
+
+    Args:
+        line: Whose gateway.
+        gateway: What it is told.
+        origins: Where keys stand.
+        table: Kind and number of the line's table.
+    """
+
+    def __init__(self, line: AnyLine, gateway: GatewaySettings, origins: Origins, table: tuple[str, int]) -> None:
+        self._line, self._gateway, self._origins, self._table = line, gateway, origins, table
+        # An authenticator is code of the user's: it is named, and not asked for anything here.
+        self._options = connection_options(gateway.model_copy(update={"authenticator": None}), None)
+        self._config = self._options.session_at(self._options.levels[0])
+        self._promised = f"guarantee = {line.guarantee}"
+
+    def settings(self) -> Iterator[EffectiveSetting]:
+        """All of them."""
+        yield from self._who()
+        yield from self._session()
+        yield from self._filters()
+        yield from self._way()
+
+    def _setting(self, name: str, value: object, key: str = "", otherwise: str = DEFAULT) -> EffectiveSetting:
+        keys = key.split(".") if key else ()
+        place = self._origins.at((*self._table, "mqtt", *keys), ("mqtt", *keys)) if key else None
+        return EffectiveSetting(name, _text(value), place or (otherwise if key else ALWAYS))
+
+    def _optional(self, name: str, value: object, key: str) -> Iterator[EffectiveSetting]:
+        if value is not None:
+            yield self._setting(name, value, key)
+
+    def _who(self) -> Iterator[EffectiveSetting]:
+        gateway, options = self._gateway, self._options
+        yield self._setting("brokers", ", ".join(map(str, options.brokers)), "brokers")
+        yield self._setting("protocol", ", then ".join(NAMES[level] for level in options.levels), "protocol")
+        names = self._origins.at(("mqtt", "client_id_prefix"), ("name",)), self._origins.at((*self._table, "name"))
+        yield self._setting("client id", self._config.client_id, "client_id", " and ".join(filter(None, names)))
+        yield from self._optional("user name", self._config.username, "username")
+        yield from self._optional("password", _file(gateway.password_file), "password_file")
+        yield from self._optional("authentication", gateway.authenticator, "authenticator")
+
+    def _session(self) -> Iterator[EffectiveSetting]:
+        packet = connect_packet(self._config, None, discarding=False)
+        yield self._setting("Clean Start", packet.clean_start)
+        yield self._setting("Session Expiry Interval", _seconds(packet.session_expiry_interval), "session_expiry_s")
+        yield self._setting("Receive Maximum", packet.receive_max, "receive_maximum")
+        yield self._setting("Keep Alive", _seconds(packet.keep_alive), "keep_alive_s")
+        yield self._setting("Topic Alias Maximum", packet.topic_alias_max, "topic_alias_maximum")
+        announced = packet.max_packet_size
+        yield self._setting("Maximum Packet Size", "not announced" if announced is None else f"{announced:,} B")
+        yield self._setting("taken in whole", f"up to {self._options.max_packet_bytes:,} B", "max_packet_bytes")
+        if (will := packet.will) is not None:
+            retained = ", retained" if will.retain else ""
+            yield self._setting("will", f"{will.topic}, QoS {int(will.qos)}{retained}", "will")
+
+    def _filters(self) -> Iterator[EffectiveSetting]:
+        for one in self._config.filters:
+            yield EffectiveSetting(f"filter {one.pattern}", _filter(one), self._source_of(one))
+        if self._config.filters:
+            place = self._origins.at((*self._table, "ack_after")) or self._promised
+            yield EffectiveSetting("acknowledged after", self._gateway.acks.value, place)
+
+    def _source_of(self, one: Filter) -> str:
+        """Where a filter's QoS comes from: a route that says it, or the guarantee."""
+        for number, route in enumerate(self._line.routes if isinstance(self._line, Line) else ()):
+            if route.pattern.filter == one.pattern:
+                table = (*self._table, "route", number)
+                places = (self._promised, self._origins.at((*table, "from")))
+                return self._origins.at((*table, "qos")) or ", ".join(filter(None, places))
+        return self._promised
+
+    def _way(self) -> Iterator[EffectiveSetting]:
+        gateway, options = self._gateway, self._options
+        if any(broker.tls for broker in options.brokers):
+            yield from (self._setting(name, value, key) for name, value, key in _tls(options.tls or gateway.tls))
+        yield from self._optional("proxy", options.proxy, "proxy")
+        yield from self._optional("WebSocket headers", _file(gateway.websocket_headers_file), "websocket_headers_file")
+        yield self._setting("connect time-out", _seconds(self._config.connect_timeout_s), "connect_timeout_s")
+        yield self._setting("first pause", _seconds(options.reconnect_delay_s), "reconnect_delay_s")
+        yield self._setting("longest pause", _seconds(options.reconnect_max_delay_s), "reconnect_max_delay_s")
+        yield self._setting("linger", f"{options.linger_s * 1000:g} ms", "linger_ms")
+        yield self._setting("unknown session", self._config.unknown_session, "unknown_session")
+        yield self._setting("follows redirects", options.follow_redirects, "follow_redirects")
+        yield self._setting("brokers share sessions", options.brokers_share_sessions, "brokers_share_sessions")
+
+
+def _filter(one: Filter) -> str:
+    handling = "retained messages as the journal knows the filter"
+    parts = [f"QoS {one.qos}", handling if one.retain_handling is None else _RETAINED[one.retain_handling]]
+    parts += ["no local"] if one.no_local else []
+    parts += [] if one.retain_as_published else ["RETAIN cleared"]
+    parts += [f"identifier {one.identifier}"] if one.identifier is not None else []
+    return ", ".join(parts)
+
+
+def _tls(tls: Tls) -> Iterator[tuple[str, object, str]]:
+    yield "TLS", f"{tls.min_version} and newer", "tls.min_version"
+    yield "certificate of the broker", "not verified: insecure" if tls.insecure else "verified", "tls.insecure"
+    for name, key in (("authorities", "ca_file"), ("certificate", "cert_file"), ("key", "key_file")):
+        if (file := getattr(tls, key)) is not None:
+            yield name, file, f"tls.{key}"
+    if tls.server_name:
+        yield "server name", tls.server_name, "tls.server_name"
+    if tls.alpn:
+        yield "ALPN", ", ".join(tls.alpn), "tls.alpn"
+
+
+def _producer(bridge: Bridge, settings: SinkSettings, origins: Origins) -> list[EffectiveSetting]:
+    more: dict[str, Any] = {}
+    if policy(settings.guarantee).transactions and settings.sink_id is not None:
+        parts = sorted({0, settings.parallelism - 1})
+        more["transactional.id"] = " to ".join(settings.transactional_id(settings.sink_id, part) for part in parts)
+    return _client(bridge, settings, origins, {**settings.client, **more, **OWN})
+
+
+def _client(
+    bridge: Bridge, settings: SinkSettings, origins: Origins, given: Mapping[str, Any]
+) -> list[EffectiveSetting]:
+    """The settings that a client of librdkafka is given, and whose word each is."""
+    promise, found = policy(settings.guarantee), []
+    for name in sorted(given):
+        always = any(name in fixed and given[name] == fixed[name] for fixed in (OWN, READER))
+        promised = name in promise.kafka or name in _TIMED or name == "transactional.id"
+        own = ALWAYS if always else f"guarantee = {settings.guarantee}" if promised else DEFAULT
+        source = _of_client(bridge, name, origins) if settings.client.get(name) == given[name] else None
+        value = f"in {given[name]}" if file_property(name) is not None else _text(given[name])
+        found.append(EffectiveSetting(name, value, source or own))
+    return found
+
+
+def _of_client(bridge: Bridge, name: str, origins: Origins) -> str | None:
+    """Where [kafka] says a setting of the client; None where it does not."""
+    if name not in bridge.kafka.client():
+        return None
+    own: list[KeyPath] = [("kafka", _NAMED[name])] if name in _NAMED else []
+    return origins.at(*own, ("kafka", "settings", name), ("kafka", "settings", *name.split("."))) or "the file"
+
+
+def _file(path: Path | None) -> str | None:
+    return None if path is None else f"in {path}"
+
+
+def _seconds(value: float | None) -> str:
+    return "none" if value is None else "for ever" if value == _FOR_EVER else f"{value:g} s"
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def render_effective(settings: Mapping[str, Mapping[str, list[dict[str, str]]]]) -> list[str]:
+    """The settings as lines of text, each still to be escaped."""
+    out = []
+    for line, parts in settings.items():
+        for head, rows in parts.items():
+            name, value = (max((len(row[key]) for row in rows), default=0) for key in ("name", "value"))
+            out += ["", f'▸ line "{line}"   {head}']
+            out += [f"  {row['name']:{name}}  {row['value']:{min(value, _WIDEST)}}  {row['source']}" for row in rows]
+    return out

@@ -1,0 +1,177 @@
+"""What ``towline check -v`` shows is what the clients are given, with its source, and no secret."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.bridge.test_config import read
+from towline.bridge.config.model import Bridge
+from towline.bridge.runtime.effective import effective, render_effective
+from towline.bridge.uplink.query import UplinkQuery
+from towline.kafka import markerstore, producers
+from towline.kafka.transactions import Transactional
+
+FILE = """name = "plant"
+state_dir = "state"
+[mqtt]
+brokers = "mqtts://b"
+username = "${WHO}"
+password_file = "secret"
+tls = { server_name = "broker" }
+keep_alive_s = 30
+[kafka]
+bootstrap_servers = "k:9092"
+password_file = "secret"
+[kafka.settings]
+"linger.ms" = 7
+sasl.mechanism = "PLAIN"
+"sasl.username" = "${WHO}"
+[[uplink]]
+name = "up"
+guarantee = "exactly_once"
+parallelism = 3
+mqtt = { receive_maximum = 77 }
+[[uplink.route]]
+from = "a/{x}/#"
+topic = "t"
+[[uplink.route]]
+from = "b/#"
+topic = "t"
+qos = 2
+[[downlink]]
+name = "down"
+from = "t"
+topic = "c"
+dead_letter_topic = "dead"
+"""
+SECRET, WHO = "n0t-to-be-shown", "envy-of-the-environment"
+
+
+@pytest.fixture
+def bridge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bridge:
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "bridge.toml").write_text(FILE)
+    monkeypatch.setenv("WHO", WHO)
+    return read(FILE, tmp_path, {"WHO": WHO})
+
+
+def shown(bridge: Bridge, line: str, head: str) -> dict[str, tuple[str, str]]:
+    rows = effective(bridge)[line][head]
+    return {row["name"]: (row["value"], row["source"].replace("bridge.toml:", "")) for row in rows}
+
+
+def test_the_connection_is_that_of_the_gateway(bridge: Bridge, tmp_path: Path) -> None:
+    found = shown(bridge, "up", "MQTT")
+    assert found == {
+        "brokers": ("mqtts://b:8883", "4"),
+        "protocol": ("MQTT 5", "default"),
+        "client id": ("plant-up", "1 and 17"),
+        "user name": ("${WHO}", "5"),
+        "password": (f"in {tmp_path / 'secret'}", "6"),
+        "Clean Start": ("false", "always"),
+        "Session Expiry Interval": ("for ever", "default"),
+        "Receive Maximum": ("77", "20"),
+        "Keep Alive": ("30 s", "8"),
+        "Topic Alias Maximum": ("0", "default"),
+        "Maximum Packet Size": ("not announced", "always"),
+        "taken in whole": ("up to 67,108,864 B", "default"),
+        "filter a/+/#": (
+            "QoS 2, retained messages as the journal knows the filter",
+            "guarantee = exactly_once, 22",
+        ),
+        "filter b/#": ("QoS 2, retained messages as the journal knows the filter", "27"),
+        "acknowledged after": ("journal", "guarantee = exactly_once"),
+        "TLS": ("1.2 and newer", "default"),
+        "certificate of the broker": ("verified", "default"),
+        "server name": ("broker", "7"),
+        "connect time-out": ("10 s", "default"),
+        "first pause": ("0.25 s", "default"),
+        "longest pause": ("30 s", "default"),
+        "linger": ("1 ms", "default"),
+        "unknown session": ("refuse", "default"),
+        "follows redirects": ("false", "default"),
+        "brokers share sessions": ("false", "default"),
+    }
+    assert "acknowledged after" not in shown(bridge, "down", "MQTT"), "it receives nothing"
+
+
+class Captured(Exception):
+    """Ends what would open a connection."""
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What clients of librdkafka were given."""
+    configs: list[dict[str, Any]] = []
+
+    def client(config: dict[str, Any], **_: object) -> Any:
+        configs.append(config)
+        raise Captured
+
+    monkeypatch.setattr(producers, "Producer", client)
+    monkeypatch.setattr(markerstore, "Consumer", client)
+    return configs
+
+
+def test_the_clients_are_given_what_is_shown(bridge: Bridge, given: list[dict[str, Any]]) -> None:
+    """Callbacks and the random name of a group aside; secrets are read, and not shown."""
+    settings = UplinkQuery(bridge, bridge.uplinks[0]).sink_settings()
+    with pytest.raises(Captured):
+        Transactional(settings, settings.transactional_id(settings.sink_id or "", 1), {})
+    with pytest.raises(Captured):
+        markerstore._consumer(settings)
+    for config, head in zip(given, ("Kafka producer", "Kafka consumer of markers"), strict=True):
+        assert config["sasl.password"] == SECRET
+        plain = {name: value for name, value in config.items() if not callable(value) and name != "group.id"}
+        found = shown(bridge, "up", head)
+        assert found.pop("sasl.password.file")[0].startswith("in /")
+        del plain["sasl.password"]
+        assert sorted(found) == sorted(plain)
+        words = {True: "true", False: "false", "": '""', WHO: "${WHO}"}
+        for name, value in plain.items():
+            if name != "transactional.id":
+                assert found[name][0] == (words[value] if value in words and value != 1 else str(value)).replace(
+                    "True", "true"
+                ), name
+
+
+def test_each_setting_of_kafka_has_its_source(bridge: Bridge) -> None:
+    producer = shown(bridge, "up", "Kafka producer")
+    assert producer["transactional.id"] == ("towline.plant.up.0 to towline.plant.up.2", "guarantee = exactly_once")
+    sources = {name: source for name, (_, source) in producer.items()}
+    assert sources["bootstrap.servers"] == "10"
+    assert sources["linger.ms"] == "13"
+    assert sources["sasl.mechanism"] == "14"
+    assert sources["sasl.password.file"] == "11"
+    assert sources["acks"] == sources["message.timeout.ms"] == "guarantee = exactly_once"
+    assert sources["batch.size"] == "default"
+    assert sources["delivery.report.only.error"] == "always"
+    source = shown(bridge, "down", "Kafka consumer (Spark's source)")
+    assert source["isolation.level"] == ("read_committed", "guarantee = at_least_once")
+    assert source["bootstrap.servers"] == ("k:9092", "10")
+    assert shown(bridge, "down", "Kafka producer of dead letters")["acks"] == ("all", "guarantee = at_least_once")
+
+
+def test_no_secret_is_shown(bridge: Bridge) -> None:
+    said = effective(bridge)
+    for text in (json.dumps(said), "\n".join(render_effective(said))):
+        assert SECRET not in text
+        assert WHO not in text
+
+
+def test_the_command_shows_it_and_its_json(bridge: Bridge) -> None:
+    command = [sys.executable, "-m", "towline.cli", "check", str(bridge.file)]
+    text = subprocess.run([*command, "-v"], capture_output=True, text=True, check=True).stdout
+    assert '▸ line "up"   Kafka producer\n' in text
+    assert SECRET not in text
+    assert WHO not in text
+    said = json.loads(subprocess.run([*command, "-v", "--json"], capture_output=True, text=True, check=True).stdout)
+    assert said["effective"] == effective(bridge)
+    plain = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert "effective" not in plain
