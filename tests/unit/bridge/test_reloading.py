@@ -16,7 +16,8 @@ from typing import Any, Self
 import pytest
 
 from tests.helpers import wait_until
-from tests.unit.bridge.test_config import parse, read
+from tests.unit.bridge.test_config import read
+from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import asking, reloading
 from towline.bridge.runtime.asking import reload_from_outside
