@@ -161,8 +161,8 @@ _ALL: Final = [
         _BRIDGE,
         {
             "spark_running": "1 while Spark's session is up",
-            "config_last_reload_successful": "1 when the last reload made the file what runs, or found it so; "
-            "0 when it was refused; absent before the first",
+            "config_last_reload_successful": "1 when the last reload made the file what runs, or found it so; 0 when "
+            "it was refused; absent before the first",
             "kafka_reachable": "1 when Kafka answered and has every topic; 0 when it did not, as far as is known",
         },
     ),

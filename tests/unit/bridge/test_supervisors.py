@@ -194,3 +194,50 @@ def test_what_the_driver_is_told_is_ascii(state: BridgeState, stopping: threadin
             assert process.stdout is not None
             received = Bridge.model_validate_json(ast.literal_eval(process.stdout.read()))
     assert received.uplinks[0].routes == bridge.uplinks[0].routes
+
+
+#: A driver that does what it is told about queries, and says so; `killed` once, at its first command.
+OBEDIENT = """
+import json, os, sys
+bridge, counts = json.loads(sys.stdin.readline()), sys.stdin.readline()
+for line in sys.stdin:
+    if line.startswith("{"):
+        order = json.loads(line)
+        mark = os.path.join(sys.argv[1], "killed")
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), 9)
+        if "hold" in order:
+            print(json.dumps({"kind": "held", "line": order["hold"]}), flush=True)
+        else:
+            with open(os.path.join(sys.argv[1], "taken"), "a") as taken:
+                taken.write(order["take"]["name"] + " " + order["take"]["sections"][0]["topic"] + chr(10))
+            print(json.dumps({"kind": "started", "line": order["take"]["name"]}), flush=True)
+"""
+
+
+def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(stopping: threading.Event, tmp_path: Path) -> None:
+    """The driver is killed before it has stopped the query: the next one is told before it starts any."""
+    bridge = read(GOOD, tmp_path)
+    bridge.state_dir.mkdir()
+    state = BridgeState("plant", tmp_path, {"telemetry": "up"})
+    child = DriverSupervisor(bridge, state, SimpleNamespace(ready=threading.Event()), stopping)  # type: ignore[arg-type]
+    child.command = (sys.executable, "-c", OBEDIENT, str(tmp_path))
+    child.given_up["telemetry"] = "its SQL was wrong"
+    other = read(GOOD.replace('name = "telemetry"', 'name = "second"'), tmp_path)
+    child._bridge = bridge.model_copy(update={"lines": (*bridge.lines, *other.lines)})
+    state.lines |= BridgeState("plant", tmp_path, {"second": "up"}).lines
+    child.start()
+    try:
+        assert child.hold(["telemetry"], 60)
+        assert (tmp_path / "killed").exists()
+        assert state.lines["telemetry"].query == "held for a reload"
+        changed = read(GOOD.replace('topic = "', 'topic = "x.', 1), tmp_path)
+        child.take(changed.model_copy(update={"lines": (*changed.lines, *other.lines)}), ["telemetry"])
+        wait_until(lambda: state.lines["telemetry"].query == "running", what="the query")
+        assert (tmp_path / "taken").read_text() == f"telemetry {changed.uplinks[0].sections[0].topic}\n"
+        assert child.given_up == {}, "a line that was given up begins again"
+    finally:
+        stopping.set()
+        child.kill()
+        child.join(20)

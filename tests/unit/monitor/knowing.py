@@ -116,7 +116,7 @@ def a_bridge(
     lines = [line]
     if not gateways and up and status is UP_STATUS:
         lines.append(LineFacts("b", "back", "down", "running", [_back()], SOUND))
-    return BridgeFacts("b", spark, kafka, beat_s, lines)
+    return BridgeFacts("b", spark, kafka, beat_s, lines, reloaded=True)
 
 
 def _back() -> GatewayFacts:

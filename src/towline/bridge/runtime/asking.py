@@ -40,22 +40,21 @@ def reload_from_outside(bridge: Bridge, patience_s: float = _PATIENCE_S) -> dict
     """
     state_dir = bridge.state_dir
     state = _running(state_dir)
-    before = state.get("reload", {}).get("number")
     other = (state.get("file") or {}).get("path")
-    if before is None:
+    if "reload" not in state:
         what = f"the bridge with pid {state['pid']} was started by a version that ends at SIGHUP"
         raise ConfigError("TL-C177", str(state_dir), what, "Stop it and start it again.")
     if other != str(bridge.file):
         what, do = f"the bridge that runs was started from {other}", "Name that file."
         raise ConfigError("TL-C177", str(bridge.file), what, do)
-    # One that is under way may have read the file before it was changed: the next one has not.
-    wanted = before + 1 + (state["reload"].get("outcome") == UNDER_WAY)
+    asked = time.time()
     with contextlib.suppress(ProcessLookupError):
         os.kill(state["pid"], signal.SIGHUP)
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         told: dict[str, Any] = _running(state_dir).get("reload", {})
-        if told.get("number", 0) >= wanted and told.get("outcome") != UNDER_WAY:
+        # One that was under way may have read the file before it was changed.
+        if told.get("began", 0.0) >= asked and told.get("outcome") != UNDER_WAY:
             return told
         time.sleep(_LOOK_S)
     what, do = f"no answer in {patience_s:.0f} s", "Look at towline status, and at what towline run says."

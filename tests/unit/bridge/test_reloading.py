@@ -1,0 +1,315 @@
+"""The steps of a reload in their order, and what each that fails leaves behind: what ran before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.unit.bridge.test_config import read
+from towline.bridge.config.file import parse
+from towline.bridge.config.model import Bridge
+from towline.bridge.runtime import asking, reloading
+from towline.bridge.runtime.asking import reload_from_outside
+from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, Reloading
+from towline.bridge.runtime.state import BridgeState, read_state
+from towline.bridge.runtime.status import collect, render
+from towline.errors import ConfigError, GatewayUnreachable, KafkaError, TowlineError
+from towline.gateway.filters import ChangeState
+from towline.processes import ProcessMark
+
+HEAD = """
+name = "plant"
+state_dir = "state"
+mqtt = { brokers = "mqtt://b" }
+kafka = { bootstrap_servers = "k:9092" }
+"""
+OTHER = '[[uplink]]\nname = "other"\nroute = [{ from = "o/#", topic = "t" }]\n'
+
+
+def line(*filters: str, topic: str = "t", own: str = "") -> str:
+    routes = ", ".join(f'{{ from = "{one}", topic = "{topic}" }}' for one in filters)
+    return f'{HEAD}[[uplink]]\nname = "up"\n{own}\nroute = [{routes}]\n{OTHER}'
+
+
+class Scene:
+    """A bridge whose parts write down what they are asked for."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        self._place = place
+        self.asked: list[str] = []
+        self.answers = {"held": True}
+        #: What the gateway says of a change, by its filters; granted where nothing is said.
+        self.told: dict[str, tuple[str, str]] = {}
+        self.kafka_error: TowlineError | None = None
+        bridge = self.write(text)
+        self.state = BridgeState("plant", place, {one.name: "up" for one in bridge.lines}, file=bridge.file)
+        self.stopping = threading.Event()
+        self.children: Any = [SimpleNamespace(line=one, fatal=None) for one in bridge.lines]
+        driver: Any = SimpleNamespace(hold=self._hold, take=self._take)
+        kafka: Any = SimpleNamespace(see_to=self._see_to, take=lambda _: None)
+        monkeypatch.setattr(reloading, "discover", lambda _: self)
+        monkeypatch.setattr(reloading, "_GRANT_S", 0.3)
+        self.reloading = Reloading(bridge, bridge, self._read, self.state, driver, kafka, self.children, self.stopping)
+
+    def write(self, text: str) -> Bridge:
+        (self._place / "bridge.toml").write_text(text)
+        return read(text, self._place)
+
+    def _read(self) -> Bridge:
+        file = self._place / "bridge.toml"
+        return parse(file.read_text(), file, {})
+
+    def _hold(self, names: list[str], _: float) -> bool:
+        self.asked.append(f"hold {' '.join(names)}")
+        return self.answers["held"]
+
+    def _take(self, bridge: Bridge, names: list[str]) -> None:
+        routes = {name: [one.from_ for one in bridge.line(name).sections] for name in names}  # type: ignore[union-attr]
+        self.asked.append(f"take {routes}")
+
+    def _see_to(self, _: Bridge, topics: list[str]) -> None:
+        self.asked.append(f"topics {' '.join(topics)}")
+        if self.kafka_error:
+            raise self.kafka_error
+
+    def want(self, _: str, filters: list[dict[str, Any]], __: str) -> tuple[str, str]:
+        named = " ".join(one["filter"] for one in filters)
+        if self.asked[-1] != f"want {named}":
+            self.asked.append(f"want {named}")
+        return self.told.get(named, (ChangeState.GRANTED.value, ""))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+    def reload(self, text: str) -> dict[str, Any]:
+        self.write(text) if "[[" in text else (self._place / "bridge.toml").write_text(text)
+        self.reloading.reload()
+        return dict(self.state.reload)
+
+    def lines(self) -> list[list[str]]:
+        return [[one.from_ for one in child.line.sections] for child in self.children]
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch, line("a/#", "b/#"))
+
+
+BEFORE = [["a/#", "b/#"], ["o/#"]]
+
+
+def test_what_comes_is_subscribed_before_the_query_and_what_goes_is_unsubscribed_after(scene: Scene) -> None:
+    told = scene.reload(line("a/#", "c/#"))
+    assert scene.asked == [
+        "hold up",
+        "want a/# b/# c/#",
+        "take {'up': ['a/#', 'c/#']}",
+        "want a/# c/#",
+    ]
+    assert told["outcome"] == APPLIED
+    assert told["texts"] == ['line "up": 2 routes → 2; subscribed c/#; unsubscribed b/#']
+    assert scene.lines() == [["a/#", "c/#"], ["o/#"]]
+    scene.asked.clear()
+    assert scene.reload(line("a/#", "c/#"))["outcome"] == UNCHANGED
+    assert scene.asked == []
+    assert scene.state.heard()[0].startswith('reload: line "up": ')
+
+
+def test_without_other_filters_no_gateway_is_asked(scene: Scene) -> None:
+    assert scene.reload(line("a/#", "b/#", topic="u"))["outcome"] == APPLIED
+    assert scene.asked == ["topics u", "hold up", "take {'up': ['a/#', 'b/#']}"]
+
+
+def test_what_may_be_lost_is_unsubscribed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = 'guarantee = "at_most_once"'
+    scene = Scene(tmp_path, monkeypatch, line("k", "a/#", own=own))
+    assert scene.reload(line("k", "a/b", own=own))["outcome"] == APPLIED
+    assert scene.asked[1:] == ["want k", "want k a/b", "take {'up': ['k', 'a/b']}", "want k a/b"]
+
+
+def test_a_filter_that_the_broker_refuses_changes_nothing(scene: Scene) -> None:
+    scene.told["a/# b/# c/#"] = ChangeState.REFUSED.value, 'the broker refused "c/#"'
+    told = scene.reload(line("a/#", "c/#"))
+    assert told["outcome"] == REFUSED
+    assert "a filter is not subscribed: the broker refused" in told["texts"][0]
+    assert told["texts"][0].endswith("[TL-C176]")
+    assert scene.asked[2:] == ["want a/# b/#", "take {'up': ['a/#', 'b/#']}"]
+    assert scene.lines() == BEFORE
+    assert "refused, the bridge goes on as before" in "".join(scene.state.heard())
+    del scene.told["a/# b/# c/#"]
+    assert scene.reload(line("a/#", "c/#"))["outcome"] == APPLIED, "what is refused once may be asked for again"
+
+
+def test_a_broker_that_is_away_changes_nothing(scene: Scene) -> None:
+    scene.told["a/# b/# c/#"] = ChangeState.ASKED.value, ""
+    scene.state.lines["up"].hear({"last_error": {"text": "b: no connection"}})
+    told = scene.reload(line("a/#", "c/#"))
+    assert "b: no connection" in told["texts"][0]
+    assert scene.lines() == BEFORE
+
+
+def test_a_broker_that_goes_away_is_asked_again_by_the_gateway(scene: Scene) -> None:
+    scene.told["a/#"] = ChangeState.ASKED.value, ""
+    told = scene.reload(line("a/#"))
+    assert told["outcome"] == APPLIED
+    assert told["texts"][0].endswith("unsubscribed b/#; unsubscribed when its broker answers again")
+    assert scene.lines()[0] == ["a/#"]
+
+
+def test_a_gateway_that_is_started_again_is_asked_anew(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(Scene):
+        def __init__(self) -> None:
+            """It has no part of its own."""
+
+        def want(self, *_: object) -> tuple[str, str]:
+            raise GatewayUnreachable("TL-G01", "g", "gone", "Wait.")
+
+    answers = [None, Gone(), scene, scene]
+    monkeypatch.setattr(reloading, "discover", lambda _: answers.pop(0))
+    assert scene.reload(line("a/#", "b/#", "c/#"))["outcome"] == APPLIED
+    assert answers == []
+
+
+def test_what_only_a_person_can_mend_ends_the_reload(scene: Scene) -> None:
+    scene.children[0].fatal = ConfigError("TL-M20", "up", "the broker holds a session", "Decide.")
+    assert "[TL-M20]" in scene.reload(line("a/#", "c/#"))["texts"][0]
+    assert scene.asked[-1] == "take {'up': ['a/#', 'b/#']}"
+
+
+def test_spark_that_does_not_answer_changes_nothing(scene: Scene) -> None:
+    scene.answers["held"] = False
+    told = scene.reload(line("a/#", "c/#"))
+    assert told["texts"][0].endswith("[TL-C174]")
+    assert scene.asked == ["hold up", "take {'up': ['a/#', 'b/#']}"]
+    scene.stopping.set()
+    assert "the bridge ends" in scene.reload(line("a/#", "c/#"))["texts"][0]
+
+
+def test_while_kafka_is_away_topics_that_are_known_may_change_place(scene: Scene) -> None:
+    scene.kafka_error = KafkaError("TL-K01", "k:9092", "no answer", "Wait.")
+    told = scene.reload(line("a/#", topic="new"))
+    assert "it is not known whether Kafka has new" in told["texts"][0]
+    assert told["texts"][0].endswith("[TL-C173]")
+    assert scene.asked == ["topics new"]
+    assert scene.reload(line("a/#"))["outcome"] == APPLIED
+    scene.kafka_error = KafkaError("TL-B03", "k:9092", "it is not there", "Create it.")
+    assert "[TL-B03]" in scene.reload(line("a/#", topic="new"))["texts"][0]
+
+
+@pytest.mark.parametrize("text", ["name = ", line("a/#", topic="no such/name"), line("a/#") + "colour = 1\n"])
+def test_a_mistake_is_told_as_check_tells_it(scene: Scene, tmp_path: Path, text: str) -> None:
+    (tmp_path / "bridge.toml").write_text(text)
+    scene.reloading.reload()
+    told = dict(scene.state.reload)
+    check = [sys.executable, "-m", "towline.cli", "check", str(tmp_path / "bridge.toml")]
+    said = subprocess.run(check, capture_output=True, text=True, check=False).stderr
+    assert told["outcome"] == REFUSED
+    assert told["texts"] == said.splitlines()
+    assert scene.asked == []
+
+
+def test_whatever_goes_wrong_the_bridge_goes_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reloading, "changes", lambda *_: 1 / 0)
+    assert "[TL-B55]" in scene.reload(line("a/#"))["texts"][0]
+
+
+def test_status_tells_the_last_reload(scene: Scene, tmp_path: Path) -> None:
+    scene.state.save()
+    assert "reload" not in render(collect(tmp_path, ["up"]))
+    scene.reload(line("a/#", "c/#"))
+    scene.state.save()
+    status = collect(tmp_path, ["up"])
+    assert status["reload"]["outcome"] == APPLIED
+    assert "  reload    applied " in render(status)
+    assert not status["file_changed"]
+    scene.reload("name = ")
+    scene.state.save()
+    text = render(collect(tmp_path, ["up"]))
+    assert "  reload    refused " in text
+    assert "! " in text.partition("reload    refused")[2]
+    assert "[TL-C11]" in text
+    assert collect(tmp_path, ["up"])["file_changed"]
+
+
+# -- from another process ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked_from_outside(tmp_path: Path) -> Bridge:
+    text = line("a/#").replace('"state"', f'"{tmp_path}"')
+    (tmp_path / "bridge.toml").write_text(text)
+    return read(text, tmp_path)
+
+
+def told_by(bridge: Bridge, **more: Any) -> BridgeState:
+    state = BridgeState("plant", bridge.state_dir, {"up": "up"}, file=bridge.file)
+    state.reload = {"number": 0, **more}
+    state.save()
+    return state
+
+
+def test_the_answer_is_that_of_a_reload_that_began_after_the_question(
+    asked_from_outside: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is under way may have read the file as it was before."""
+    before = {"began": time.time(), "outcome": UNDER_WAY}
+    state = told_by(asked_from_outside, **before)
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
+    found: list[dict[str, Any]] = []
+    asking_thread = threading.Thread(target=lambda: found.append(reload_from_outside(asked_from_outside, 60.0)))
+    asking_thread.start()
+    wait_until(lambda: sent == [(os.getpid(), signal.SIGHUP)], what="SIGHUP")
+    after = {"began": time.time()}
+    for told in ({**before, "outcome": APPLIED}, {**after, "outcome": UNDER_WAY}, {**after, "outcome": REFUSED}):
+        assert not found
+        state.reload = {"number": 1, "texts": [], **told}
+        state.save()
+    wait_until(lambda: bool(found), what="the answer")
+    asking_thread.join()
+    assert found[0]["outcome"] == REFUSED
+
+
+def test_without_a_bridge_that_can_reload_nothing_is_sent(
+    asked_from_outside: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal"))
+    state_dir = asked_from_outside.state_dir
+    with pytest.raises(ConfigError, match=r"no bridge runs here.*TL-C177"):
+        reload_from_outside(asked_from_outside)
+    told_by(asked_from_outside)
+    said = read_state(state_dir) or {}
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"ticks": ProcessMark.of(os.getpid()).started - 1}, "no bridge runs here"),
+        ({"reload": None}, "ends at SIGHUP"),
+        ({"file": {"path": "/elsewhere.toml"}}, "was started from /elsewhere.toml"),
+    ]
+    for change, words in changes:
+        made = {key: value for key, value in {**said, **change}.items() if value is not None}
+        (state_dir / "bridge.json").write_text(json.dumps(made))
+        with pytest.raises(ConfigError, match=rf"{words}.*TL-C177"):
+            reload_from_outside(asked_from_outside)
+
+
+def test_a_bridge_that_gives_no_answer_is_told(asked_from_outside: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    told_by(asked_from_outside)
+    monkeypatch.setattr(os, "kill", lambda *_: None)
+    monkeypatch.setattr(asking, "_LOOK_S", 0.01)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"no answer.*TL-C178"):
+        reload_from_outside(asked_from_outside, 0.1)
+    assert time.monotonic() > began
