@@ -184,6 +184,13 @@ def test_a_gateway_that_is_started_again_is_asked_anew(scene: Scene, monkeypatch
     assert answers == []
 
 
+def test_a_gateway_that_is_nowhere_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inbox may be in Kafka, and its owner on another machine."""
+    monkeypatch.setattr(reloading, "discover", lambda _: None)
+    assert "no gateway answers on this machine. Reload again" in scene.reload(line("a/#", "c/#"))["texts"][0]
+    assert scene.lines() == BEFORE
+
+
 def test_what_only_a_person_can_mend_ends_the_reload(scene: Scene) -> None:
     scene.children[0].fatal = ConfigError("TL-M20", "up", "the broker holds a session", "Decide.")
     assert "[TL-M20]" in scene.reload(line("a/#", "c/#"))["texts"][0]

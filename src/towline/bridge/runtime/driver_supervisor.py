@@ -140,6 +140,9 @@ class DriverSupervisor(ChildSupervisor):
             self._bridge, self._holding = bridge, {}
             for name in lines:
                 self.given_up.pop(name, None)
+                with self._state.lock:
+                    view = self._state.lines[name]
+                    view.query, view.query_error = "starting", None
                 self._command(json.dumps({"take": bridge.line(name).model_dump(mode="json", by_alias=True)}))
 
     def kill(self) -> None:

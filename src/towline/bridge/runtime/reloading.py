@@ -206,7 +206,7 @@ class Reloading:
         for number, filters in enumerate(steps if one.after.guarantee is Guarantee.AT_MOST_ONCE else steps[:1]):
             state, text = self._want(one.after, filters, f"{change}-{number}", _GRANT_S)
             if state is not ChangeState.GRANTED:
-                what = text or self._why(one.after)
+                what = (text or self._why(one.after)).partition("   [TL-")[0].rstrip(".")
                 do = "Correct the filter or the broker's access list, and reload again."
                 do = do if state is ChangeState.REFUSED else "Reload again when it is there."
                 raise ConfigError("TL-C176", f'line "{one.after.name}"', f"a filter is not subscribed: {what}", do)
@@ -236,7 +236,7 @@ class Reloading:
         """
         settings = line.gateway.model_copy(update={"subscriptions": tuple(filters)})
         named, digest = settings.model_dump(mode="json", include={"subscriptions"})["subscriptions"], settings.digest()
-        deadline, told = time.monotonic() + patience_s, (ChangeState.ASKED.value, "")
+        deadline, told = time.monotonic() + patience_s, (ChangeState.ASKED.value, "no gateway answers on this machine")
         while told[0] == ChangeState.ASKED and time.monotonic() < deadline and not self._stopping.is_set():
             if fatal := self._gateways[line.name].fatal:
                 raise fatal

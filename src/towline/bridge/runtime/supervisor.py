@@ -44,6 +44,8 @@ __all__ = ["EXIT_INTERRUPTED", "Display", "Supervisor", "kept_by_broker"]
 EXIT_INTERRUPTED = 130
 #: Seconds between two looks at the children.
 TICK_S = 0.25
+#: Longest wait for a reload to be given up, in seconds.
+GIVE_UP_S = 2.0
 #: Longest wait for the driver to finish its batches, in seconds.
 FINISH_S = 75.0
 
@@ -222,6 +224,7 @@ class Supervisor:
         if self._interrupts == 1 and working:
             self._screen.say("stopping: the batch in work is finished first (Ctrl-C again ends at once)")
         self._spark_ending.set()
+        self._reloading.join(GIVE_UP_S)
         if working:
             self._driver.stop()
         else:
