@@ -29,6 +29,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("power failure"), st.none()),
         st.tuples(st.just("begin again"), st.none()),
         st.tuples(st.just("late"), st.none()),
+        st.tuples(st.just("no bridge.json"), st.none()),
     ),
     max_size=14,
 )
@@ -56,6 +57,9 @@ def operate(line: ModelLine, operation: str, what: Any) -> None:
         line.late = True
         line.run()
         line.late = False
+    elif operation == "no bridge.json":
+        line.saved = {}
+        line.kill()
     elif operation == "save":
         line.save()
     elif operation == "power failure":
@@ -101,7 +105,7 @@ def test_what_kafka_has_is_what_the_account_says(guarantee: str, operations: lis
     with tempfile.TemporaryDirectory() as place:
         line = a_line(Path(place), guarantee, letters=True)
         for operation, what in operations:
-            if operation not in ("power failure", "late"):
+            if operation not in ("power failure", "late", "no bridge.json"):
                 operate(line, operation, what)
         while line.run():
             pass
@@ -125,6 +129,18 @@ def test_a_report_that_came_too_late_for_the_sinks_word_is_not_counted_twice(tmp
     assert line.account.sentence() == (
         "received 16 = in Kafka 14 (3 of them not witnessed) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
     )
+
+
+def test_without_bridge_json_the_account_begins_anew(tmp_path: Path) -> None:
+    line = runs(tmp_path, "at_least_once")
+    operate(line, "no bridge.json", None)
+    line.start()
+    assert "received 10 = in Kafka 9 (9 of them uncounted) + dead-lettered 1 + waiting 0   adds up ✓" in (
+        line.account.sentence()
+    )
+    assert (
+        "received 13 = in Kafka 12 (9 of them not witnessed) + dead-lettered 1 + waiting 0   adds up ✓"
+    ) in another_batch(line)
 
 
 def runs(place: Path, guarantee: str, *, letters: bool = True) -> ModelLine:
