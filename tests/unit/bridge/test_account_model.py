@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ OPERATIONS = st.lists(
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "require_topics", lambda _: None)
     monkeypatch.setattr(guard, "look", lambda *_: BatchOrigin())
+    for name in ("fsync", "fdatasync"):  # no power fails here
+        monkeypatch.setattr(os, name, lambda _: None)
 
 
 def a_line(place: Path, guarantee: str, *, letters: bool) -> ModelLine:
@@ -94,6 +98,35 @@ def test_whatever_is_killed_wherever_the_sum_holds(
             check(line)
         line.start()
         check(line)
+        assert line.account.waiting == 0
+
+
+#: What may be gone, or be done, after a kill.
+AFTER = ("", "power failure", "no bridge.json", "begin again", "late")
+
+
+@pytest.mark.parametrize("guarantee", [one.value for one in Guarantee])
+def test_each_crash_point_and_what_may_be_gone_after_it(guarantee: str, tmp_path: Path) -> None:
+    """Enumerated: two batches, a kill at each step of the second, what is lost with it, and another kill."""
+    mixed = [Message(), Message(qos=0), Message("filtered"), Message("dead"), Message("lost", qos=0)]
+    for number, (first, after, second) in enumerate(product(STEPS, AFTER, ("", "in Kafka"))):
+        place = tmp_path / str(number)
+        place.mkdir()
+        line = a_line(place, guarantee, letters=True)
+        for operation, what in (
+            ("receive", mixed),
+            ("run", ""),
+            ("save", None),
+            ("receive", mixed),
+            ("run", first),
+            *([(after, None)] if after else []),
+            ("receive", mixed),
+            ("run", second),
+            ("run", ""),
+            ("run", ""),
+        ):
+            operate(line, operation, what)
+            check(line)
         assert line.account.waiting == 0
 
 
