@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("power failure"), st.none()),
         st.tuples(st.just("begin again"), st.none()),
         st.tuples(st.just("late"), st.none()),
+        st.tuples(st.just("no bridge.json"), st.none()),
     ),
     max_size=14,
 )
@@ -38,6 +41,8 @@ OPERATIONS = st.lists(
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "require_topics", lambda _: None)
     monkeypatch.setattr(guard, "look", lambda *_: BatchOrigin())
+    for name in ("fsync", "fdatasync"):  # no power fails here
+        monkeypatch.setattr(os, name, lambda _: None)
 
 
 def a_line(place: Path, guarantee: str, *, letters: bool) -> ModelLine:
@@ -56,6 +61,9 @@ def operate(line: ModelLine, operation: str, what: Any) -> None:
         line.late = True
         line.run()
         line.late = False
+    elif operation == "no bridge.json":
+        line.saved = {}
+        line.kill()
     elif operation == "save":
         line.save()
     elif operation == "power failure":
@@ -93,6 +101,35 @@ def test_whatever_is_killed_wherever_the_sum_holds(
         assert line.account.waiting == 0
 
 
+#: What may be gone, or be done, after a kill.
+AFTER = ("", "power failure", "no bridge.json", "begin again", "late")
+
+
+@pytest.mark.parametrize("guarantee", [one.value for one in Guarantee])
+def test_each_crash_point_and_what_may_be_gone_after_it(guarantee: str, tmp_path: Path) -> None:
+    """Enumerated: two batches, a kill at each step of the second, what is lost with it, and another kill."""
+    mixed = [Message(), Message(qos=0), Message("filtered"), Message("dead"), Message("lost", qos=0)]
+    for number, (first, after, second) in enumerate(product(STEPS, AFTER, ("", "in Kafka"))):
+        place = tmp_path / str(number)
+        place.mkdir()
+        line = a_line(place, guarantee, letters=True)
+        for operation, what in (
+            ("receive", mixed),
+            ("run", ""),
+            ("save", None),
+            ("receive", mixed),
+            ("run", first),
+            *([(after, None)] if after else []),
+            ("receive", mixed),
+            ("run", second),
+            ("run", ""),
+            ("run", ""),
+        ):
+            operate(line, operation, what)
+            check(line)
+        assert line.account.waiting == 0
+
+
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 @given(operations=OPERATIONS)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -101,7 +138,7 @@ def test_what_kafka_has_is_what_the_account_says(guarantee: str, operations: lis
     with tempfile.TemporaryDirectory() as place:
         line = a_line(Path(place), guarantee, letters=True)
         for operation, what in operations:
-            if operation not in ("power failure", "late"):
+            if operation not in ("power failure", "late", "no bridge.json"):
                 operate(line, operation, what)
         while line.run():
             pass
@@ -125,6 +162,18 @@ def test_a_report_that_came_too_late_for_the_sinks_word_is_not_counted_twice(tmp
     assert line.account.sentence() == (
         "received 16 = in Kafka 14 (3 of them not witnessed) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
     )
+
+
+def test_without_bridge_json_the_account_begins_anew(tmp_path: Path) -> None:
+    line = runs(tmp_path, "at_least_once")
+    operate(line, "no bridge.json", None)
+    line.start()
+    assert "received 10 = in Kafka 9 (9 of them uncounted) + dead-lettered 1 + waiting 0   adds up ✓" in (
+        line.account.sentence()
+    )
+    assert (
+        "received 13 = in Kafka 12 (9 of them not witnessed) + dead-lettered 1 + waiting 0   adds up ✓"
+    ) in another_batch(line)
 
 
 def runs(place: Path, guarantee: str, *, letters: bool = True) -> ModelLine:

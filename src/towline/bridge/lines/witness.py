@@ -81,11 +81,17 @@ class SinkWitness:
         """After a report without its word: the sums that come next are of messages that were counted without it."""
         return replace(self, told=None, query=str(report.get("query", "")), whole=False)
 
-    def told_again(self, report: Mapping[str, Any]) -> Self:
-        """The same batch as in the last report, which may have been run again meanwhile: it is counted once."""
-        said = report.get("sink")
-        same = said is not None and self.told is not None and str(report.get("query", "")) == self.query
-        return replace(self, told=SinkSums.from_json(said["sums"])) if same and said is not None else self
+    def told_again(self, report: Mapping[str, Any], *, same: bool) -> Self:
+        """A report without new messages: all that its sums are of was counted.
+
+        Args:
+            report: As `hear` takes it.
+            same: It is of the batch that was reported last, which may have been run again: that is counted once.
+        """
+        said, query = report.get("sink"), str(report.get("query", ""))
+        if said is None or not (same or self.told is None or query != self.query):
+            return self
+        return replace(self, query=query, told=SinkSums.from_json(said["sums"]), whole=False)
 
     @property
     def kafka(self) -> str:

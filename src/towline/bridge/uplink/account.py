@@ -215,7 +215,7 @@ class UplinkCounts(LineCounts):
         return counted._counted(report, held, gap, begun=bool(spans), complete=complete)  # noqa: SLF001 - its own
 
     def _again(self, last: int, report: Mapping[str, Any]) -> Self:
-        return replace(self, sink=self.sink.told_again(report)) if int(report["batch"]) == last else self
+        return replace(self, sink=self.sink.told_again(report, same=int(report["batch"]) == last))
 
     def _counted(self, report: Mapping[str, Any], held: int, gap: int, *, begun: bool, complete: bool = True) -> Self:
         """Count messages that were not counted before.
@@ -313,7 +313,7 @@ class UplinkCounts(LineCounts):
         known = [*beyond, *self._disagreements()]
         uncounted = said.committed - self.rows - self.skipped - self.covered if self.agree and not known else 0
         witnessed = self.sink.began is not None
-        seen = (not_witnessed, "not witnessed") if witnessed else (uncounted - said.untold, "uncounted")
+        seen = (not_witnessed, "not witnessed") if witnessed else (min(carried, uncounted - said.untold), "uncounted")
         whole = carried + sum(parts.values()) + said.waiting
         if whole != said.received and not known:
             known = [f"{said.received:,} were received · the parts are {whole:,}"]
