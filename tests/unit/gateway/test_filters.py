@@ -126,7 +126,7 @@ def test_a_session_that_begins_anew_wants_what_was_wanted_last(tmp_path: Path, b
         broker.accept(pump, session_present=False)
         pump.filters.ask("1", [A, C])
         turn(pump)
-        broker.say(pump, granted(3, 1))
+        broker.say(pump, granted(2, 1))
         assert pump.filters.ask("1", [A, C])["state"] == "granted"
         assert pump._recalled(5).config.filters == pump._driver.session.config.filters == pump.filters.wanted
         assert pump._departure._wanted() == pump.filters.wanted

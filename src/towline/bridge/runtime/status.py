@@ -277,7 +277,7 @@ def render(status: dict[str, Any]) -> str:
     if status["file_changed"]:
         what = "has changed since it was read: what runs is what it said then"
         out.append(f"  ! {status['file']} {what}. towline reload takes up its routes, a new start all of it.")
-    out += _render_reload(status["reload"]) if status["running"] else []
+    out += _render_reload(status.get("reload", {})) if status["running"] else []
     if status["kafka_error"] and status["running"]:
         out.append(f"  {status['kafka_error']}")
     for name, line in status["lines"].items():
