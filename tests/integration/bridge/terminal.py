@@ -58,7 +58,7 @@ def _plain(text: str) -> list[str]:
 
 
 class Terminal:
-    """A shell in a terminal of 100 columns that can't be redrawn.
+    """A shell in a terminal of 80 columns that can't be redrawn.
 
     Args:
         directory: Where it begins.
@@ -73,7 +73,7 @@ class Terminal:
 
     def __enter__(self) -> Self:
         self._main, side = pty.openpty()
-        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0))
+        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
         environ = {**os.environ, "TERM": "dumb", "PS1": PROMPT, "LC_ALL": "C.UTF-8", **self._environ}
         environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
         self._shell = subprocess.Popen(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from towline.spark.connector import spark_kafka_conf
@@ -22,9 +23,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
 
 
+def end_jvm() -> None:
+    """End the JVM of another room, if one runs: a JVM has the jars that it was started with."""
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(60)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
 @pytest.fixture(scope="package")  # a process has one SparkContext, and the next room has other settings
 def spark() -> Iterator[SparkSession]:
     """Two cores and three attempts a task, so that a failed task is really tried again."""
+    end_jvm()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     root = Path(__file__).parents[3]  # workers import classes of the tests, and the product they belong to
     os.environ["PYTHONPATH"] = f"{root}{os.pathsep}{root / 'src'}"
