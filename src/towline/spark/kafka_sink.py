@@ -224,10 +224,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 others.append(self._delivery.deliver(Task(partition, batch=batch, query=written[0].query), ()))
         checkpoint = Checkpoint(self._location)
         tally.noted(checkpoint, batch, total.dead_lettered)
-        tally.took(checkpoint, batch, [one.done.seconds for one in written if one.done.seconds is not None])
         known = all(answer.marked in (None, answer.given) for answer in written)
         given = sum(answer.given for answer in written) if known else None
-        tally.given(checkpoint, batch, given, said_of(written, others, self._sink(written)))
+        seconds = [one.done.seconds for one in written if one.done.seconds is not None]
+        tally.given(checkpoint, batch, given, said_of(written, others, self._sink(written)), seconds)
         checkpoint.sync_state()
 
     def _sink(self, written: Sequence[KafkaWritten]) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from towline.kafka.markers import MarkerStep, MarkerTotals
 
-__all__ = ["NotedBatch", "SinkBatch", "SinkSums", "noted_after"]
+__all__ = ["NotedBatch", "SinkBatch", "SinkSums", "alone", "noted_after"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +129,22 @@ def noted_after(known: Sequence[NotedBatch], batch: int, said: SinkBatch) -> Not
     before = next((one for one in reversed(known) if one.batch == batch - 1), None)
     former = next((one for one in reversed(known) if one.batch == batch), None)
     own = SinkSums(batch, said.given, said.acknowledged, said.dead_lettered, said.lost, said.unknown)
-    if former is not None and not _skipped(former, said):
-        own = replace(own, again=min(said.acknowledged, _own(known, former).acknowledged))
+    last_run = alone(known, batch)
+    if former is not None and last_run is not None and not _skipped(former, said):
+        own = replace(own, again=min(said.acknowledged, last_run.acknowledged))
     own = replace(own, **_drift(before, said))
     after = said.marks.after if said.marks else None
     return NotedBatch(batch, own if before is None else before.sums.plus(own), after, said.sink)
 
 
-def _own(known: Sequence[NotedBatch], noted: NotedBatch) -> SinkSums:
-    """What was said of one batch alone."""
-    before = next((one for one in reversed(known) if one.batch == noted.batch - 1), None)
-    same = before is not None and before.sums.since == noted.sums.since
-    return noted.sums.minus(before.sums) if before is not None and same else noted.sums
+def alone(known: Sequence[NotedBatch], batch: int) -> SinkSums | None:
+    """What was said of one batch alone; None where that is not known."""
+    sums, before = (next((one.sums for one in reversed(known) if one.batch == at), None) for at in (batch, batch - 1))
+    if sums is None:
+        return None
+    if before is not None and before.since == sums.since:
+        return sums.minus(before)
+    return sums if sums.since == batch else None
 
 
 def _skipped(former: NotedBatch, said: SinkBatch) -> bool:

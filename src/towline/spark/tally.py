@@ -4,20 +4,21 @@ Spark takes nothing back from a Python sink, and a row that Kafka refuses is kno
 the sum beside each batch before Spark commits it: a batch that is run again replaces what was noted of it, and who
 reads the note for a committed batch has counted that batch and all before it, whether anybody listened or not [I11].
 
-The rows of each batch, and the sums of what became of them (`towline.spark.sink_note`), are noted beside that and not
-synced: where a power failure took the note, nobody knows them, and the sums begin anew.
+The rows of each batch, the sums of what became of them (`towline.spark.sink_note`) and how long its transactions were
+open are noted beside that, in one file that is not synced: where a power failure took it, nobody knows them, and the
+sums begin anew.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from towline.errors import JournalError
-from towline.spark.sink_note import NotedBatch, SinkBatch, SinkSums, noted_after
+from towline.spark.sink_note import NotedBatch, SinkBatch, SinkSums, alone, noted_after
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from towline.checkpoint import Checkpoint
 
@@ -30,19 +31,19 @@ __all__ = [
     "run_again",
     "said_at",
     "sum_at",
-    "took",
     "took_at",
 ]
+
+_T = TypeVar("_T")
 
 _NAME: Final = "towline.letters"
 _ROWS: Final = "towline.rows"
 _AGAIN: Final = "towline.again"
-_TIMES: Final = "towline.times"
 #: Batches remembered: more than whoever listens can be behind.
 _KEPT: Final = 100
 #: The same of sums, each of which has all before it.
 _SUMS_KEPT: Final = 50
-#: The same of what is only looked at once.
+#: The same of times, which are only looked at once.
 _TIMES_KEPT: Final = 20
 
 
@@ -64,26 +65,72 @@ def noted(checkpoint: Checkpoint, batch: int, dead_letters: int) -> None:
         checkpoint.keep_note(_NAME, json.dumps({"v": 1, "sums": now}, separators=(",", ":")))
 
 
-def given(checkpoint: Checkpoint, batch: int, rows: int | None, said: SinkBatch | None = None) -> None:
-    """Note how many rows the sink was given in a batch, and what became of them.
+class _RowsNote(NamedTuple):
+    """What is noted of batches without a sync.
+
+    Attributes:
+        rows: Batches, and how many rows the sink was given of each.
+        sums: What became of them.
+        times: Batches, and how long each transaction of them was open, in seconds.
+    """
+
+    rows: list[tuple[int, int]]
+    sums: list[NotedBatch]
+    times: list[tuple[int, list[float]]]
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> _RowsNote:
+        """The note, as far as it is one of ours; nothing where the checkpoint is not local."""
+        try:
+            told = json.loads(checkpoint.note(_ROWS) or "{}")
+        except (OSError, ValueError):
+            told = {}
+        return cls(
+            _listed(told, "rows", _pair),
+            _listed(told, "sums", NotedBatch.from_json),
+            _listed(told, "times", _times),
+        )
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Write it."""
+        note = {
+            "v": 1,
+            "rows": self.rows[-_KEPT:],
+            "sums": [one.as_json() for one in self.sums[-_SUMS_KEPT:]],
+            "times": self.times[-_TIMES_KEPT:],
+        }
+        checkpoint.keep_note(_ROWS, json.dumps(note, separators=(",", ":")), synced=False)
+
+
+def given(
+    checkpoint: Checkpoint,
+    batch: int,
+    rows: int | None,
+    said: SinkBatch | None = None,
+    seconds: Sequence[float] = (),
+) -> None:
+    """Note how many rows the sink was given in a batch, what became of them, and what its transactions took.
 
     Args:
         checkpoint: Where.
         batch: The batch.
         rows: None where it did not look at all of them.
         said: What the sink says; None for nothing.
+        seconds: How long each transaction was open; none where there are no transactions.
 
     Raises:
         JournalError: TL-J20, the disk did not take it.
     """
-    known, before = _rows(checkpoint), _sums(checkpoint)
-    now = [entry for entry in known if entry[0] < batch] + ([] if rows is None else [(batch, rows)])
-    sums = [one for one in before if one.batch < batch]
+    before = _RowsNote.read(checkpoint)
+    now = _RowsNote(
+        [entry for entry in before.rows if entry[0] < batch] + ([] if rows is None else [(batch, rows)]),
+        [one for one in before.sums if one.batch < batch],
+        [entry for entry in before.times if entry[0] < batch] + ([(batch, [*seconds])] if seconds else []),
+    )
     if said is not None:
-        sums.append(noted_after(before, batch, said))
-    if now != known or sums != before:
-        note = {"v": 1, "rows": now[-_KEPT:], "sums": [one.as_json() for one in sums[-_SUMS_KEPT:]]}
-        checkpoint.keep_note(_ROWS, json.dumps(note, separators=(",", ":")), synced=False)
+        now.sums.append(noted_after(before.sums, batch, said))
+    if now != before:
+        now.keep(checkpoint)
 
 
 def begun_before(checkpoint: Checkpoint, batch: int, given_up: int | None = None) -> None:
@@ -114,63 +161,24 @@ def run_again(checkpoint: Checkpoint) -> dict[int, int | None]:
 
 def said_at(checkpoint: Checkpoint, batch: int) -> tuple[SinkSums, SinkSums] | None:
     """What the sink says of all batches up to one, and of that one alone; None for nothing."""
-    known = {one.batch: one.sums for one in _sums(checkpoint)}
-    sums, before = known.get(batch), known.get(batch - 1)
-    if sums is None:
-        return None
-    if before is not None and before.since == sums.since:
-        return sums, sums.minus(before)
-    return (sums, sums) if sums.since == batch else None
+    known = _RowsNote.read(checkpoint).sums
+    own = alone(known, batch)
+    return None if own is None else (next(one.sums for one in known if one.batch == batch), own)
 
 
 def noted_last(checkpoint: Checkpoint) -> NotedBatch | None:
     """What the sink said last; None for nothing, or where the checkpoint is not local."""
-    return next(iter(_sums(checkpoint)[-1:]), None)
-
-
-def _sums(checkpoint: Checkpoint) -> list[NotedBatch]:
-    try:
-        told: Mapping[str, list[list[object]]] = json.loads(checkpoint.note(_ROWS) or "{}")
-        return [NotedBatch.from_json(one) for one in told.get("sums", [])]
-    except (OSError, ValueError, TypeError, AttributeError):
-        return []
+    return next(iter(_RowsNote.read(checkpoint).sums[-1:]), None)
 
 
 def given_at(checkpoint: Checkpoint, batch: int) -> int | None:
     """What `given` was told of a batch; None for nothing, or where the checkpoint is not local."""
-    return dict(_rows(checkpoint)).get(batch)
-
-
-def _rows(checkpoint: Checkpoint) -> list[tuple[int, int]]:
-    try:
-        return _read(checkpoint, _ROWS, "rows")
-    except OSError:
-        return []
-
-
-def took(checkpoint: Checkpoint, batch: int, seconds: Sequence[float]) -> None:
-    """Note how long the transactions of a batch were open; nothing is written for none.
-
-    Raises:
-        JournalError: TL-J20, the disk did not take it.
-    """
-    if seconds:
-        times = {**{one: known for one, known in _times(checkpoint).items() if one < batch}, batch: [*seconds]}
-        kept = [*times.items()][-_TIMES_KEPT:]
-        checkpoint.keep_note(_TIMES, json.dumps({"v": 1, "times": kept}, separators=(",", ":")), synced=False)
+    return dict(_RowsNote.read(checkpoint).rows).get(batch)
 
 
 def took_at(checkpoint: Checkpoint, batch: int) -> list[float]:
-    """What `took` was told of a batch; nothing where it was told nothing, or the checkpoint is not local."""
-    return _times(checkpoint).get(batch, [])
-
-
-def _times(checkpoint: Checkpoint) -> dict[int, list[float]]:
-    try:
-        told = json.loads(checkpoint.note(_TIMES) or "{}").get("times", [])
-        return {int(batch): [float(one) for one in seconds] for batch, seconds in told}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+    """How long each transaction of a batch was open; nothing where there was none, or nobody knows."""
+    return dict(_RowsNote.read(checkpoint).times).get(batch, [])
 
 
 def sum_at(checkpoint: Checkpoint, batch: int) -> int:
@@ -183,9 +191,31 @@ def sum_at(checkpoint: Checkpoint, batch: int) -> int:
 
 
 def _read(checkpoint: Checkpoint, name: str = _NAME, key: str = "sums") -> list[tuple[int, int]]:
-    """Batches and what was noted of each, in order; a note that is none of ours is one that was never written."""
+    """Batches and what was noted of each, in order; a note that is none of ours is one that was never written.
+
+    Raises:
+        OSError: The file can't be read.
+    """
     try:
-        told = json.loads(checkpoint.note(name) or "{}").get(key, [])
-        return [(int(batch), int(count)) for batch, count in told]
+        told = json.loads(checkpoint.note(name) or "{}")
+    except ValueError:
+        return []
+    return _listed(told, key, _pair)
+
+
+def _listed(told: Any, key: str, read: Callable[[Any], _T]) -> list[_T]:
+    """The entries of a part of a note; none where it is none of ours."""
+    try:
+        return [read(one) for one in told.get(key, [])]
     except (ValueError, TypeError, AttributeError):
         return []
+
+
+def _pair(entry: Any) -> tuple[int, int]:
+    batch, count = entry
+    return int(batch), int(count)
+
+
+def _times(entry: Any) -> tuple[int, list[float]]:
+    batch, seconds = entry
+    return int(batch), [float(one) for one in seconds]

@@ -21,7 +21,6 @@ from towline.spark.tally import (
     run_again,
     said_at,
     sum_at,
-    took,
     took_at,
 )
 
@@ -84,16 +83,16 @@ def test_rows_that_a_power_failure_took_are_not_known(tmp_path: Path, text: str)
 def test_what_the_transactions_of_a_batch_took_is_that_of_its_last_run(tmp_path: Path) -> None:
     place = Checkpoint(str(tmp_path))
     for batch, seconds in ((0, [0.5]), (1, []), (2, [0.25, 2.0]), (2, [0.125])):
-        took(place, batch, seconds)
+        given(place, batch, None, seconds=seconds)
     assert [took_at(place, batch) for batch in range(4)] == [[0.5], [], [0.125], []]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"times":[[1]]}', '{"times":7}', '{"times":[[1,["x"]]]}'])
 def test_times_that_a_power_failure_took_are_not_known(tmp_path: Path, text: str) -> None:
-    (tmp_path / tally._TIMES).write_text(text)
+    (tmp_path / tally._ROWS).write_text(text)
     place = Checkpoint(str(tmp_path))
     assert took_at(place, 1) == []
-    took(place, 1, [2.0])
+    given(place, 1, None, seconds=[2.0])
     assert took_at(place, 1) == [2.0]
 
 
