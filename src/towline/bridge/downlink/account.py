@@ -12,11 +12,10 @@ None of them knows the others. The account is their sum, and says who disagrees 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
 
-from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, remark, unseen
-from towline.bridge.lines.witness import SinkWitness
+from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, remark
 
 __all__ = ["DownlinkCounts"]
 
@@ -44,7 +43,6 @@ class DownlinkCounts(LineCounts):
         unreported: Of `brought`, rows of batches that nobody reported.
         unlike: By how many rows the sink says more than Spark; below zero for fewer.
         beyond: Records that Spark took, and that Kafka's offsets have no room for.
-        sink: What the sink told of dead letters.
         letters_off: Dead letters that Spark counted, and of which the sink knows nothing.
     """
 
@@ -59,14 +57,7 @@ class DownlinkCounts(LineCounts):
     unreported: int = 0
     unlike: int = 0
     beyond: int = 0
-    sink: SinkWitness = field(default_factory=SinkWitness)
     letters_off: int = 0
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """From `as_json`."""
-        known = {key: value for key, value in values.items() if key in cls.__dataclass_fields__ and key != "sink"}
-        return cls(**known, sink=SinkWitness.from_json(values.get("sink") or {}))
 
     def add(self, report: Mapping[str, Any]) -> Self:
         """Count a committed batch; one that was counted before changes nothing.
@@ -168,7 +159,11 @@ class DownlinkCounts(LineCounts):
             disagreements=known,
             uncounted=uncounted,
             broken=broken,
-            notes=(unseen(uncounted), _delivered(degraded, before if "acknowledged" in outbox else 0), ""),
+            notes=(
+                remark((uncounted, "uncounted")),
+                remark((before if "acknowledged" in outbox else 0, "not witnessed"), (degraded, "at QoS 1, not 2")),
+                "",
+            ),
             more={"behind": self.behind, "degraded": degraded, "broken": broken, "not_witnessed": before},
         )
 
@@ -199,7 +194,3 @@ class DownlinkCounts(LineCounts):
             others = ((sent, "sent with QoS 0"), (before, "from before it counted"))
             more = "".join(f" + {count:,} {word}" for count, word in others if count)
             yield f"the outbox says {delivered:,} delivered · the broker has acknowledged {answered:,}{more}"
-
-
-def _delivered(degraded: int, before: int) -> str:
-    return remark((before, "not witnessed"), (degraded, "at QoS 1, not 2"))

@@ -22,12 +22,10 @@ from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
-from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.remembered import Remembered
 from towline.kafka.admin import reachable
 from towline.kafka.options import SinkSettings
-from towline.spark import tally
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,9 +84,7 @@ class DownlinkQuery(LineQuery[DownLine]):
             known = Remembered.read(place)
             if known is not None and (said := known.brought_at(batch)) is not None:
                 report["brought"] = {"since": known.since, "upto": said[0], "own": said[1]}
-        if told := tally.said_at(Checkpoint(place), batch):
-            report["sink"] = {"sums": told[0].as_json(), "own": told[1].as_json(), "whole": False}
-        return report
+        return self._with_sums(report)
 
     def _statements(self, identity: Identity) -> DownlinkStatements:
         """The mapping that the identity names, which may be the former one until a batch is done."""

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Self
 
-__all__ = ["AccountWords", "LineAccount", "LineCounts", "remark", "unseen"]
+from towline.bridge.lines.witness import SinkWitness
+
+__all__ = ["AccountWords", "LineAccount", "LineCounts", "remark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,6 @@ def remark(*counts: tuple[int, str]) -> str:
     return f" ({', '.join(said)})" if said else ""
 
 
-def unseen(uncounted: int) -> str:
-    """The remark on messages that no report of Spark told of; empty for none."""
-    return remark((uncounted, "uncounted"))
-
-
 @dataclass(frozen=True, slots=True)
 class LineCounts(ABC):
     """What the committed batches of a line held, over restarts.
@@ -135,6 +132,7 @@ class LineCounts(ABC):
         filtered: Left out by a ``where`` or a transform.
         dead_lettered: Sent to the dead-letter topic.
         fallback: Sent to a fallback topic.
+        sink: What the sink to Kafka told.
     """
 
     #: Key in a gateway's status without which there is no account.
@@ -146,6 +144,7 @@ class LineCounts(ABC):
     filtered: int = 0
     dead_lettered: int = 0
     fallback: int = 0
+    sink: SinkWitness = field(default_factory=SinkWitness)
 
     @abstractmethod
     def add(self, report: Mapping[str, Any]) -> Self:
@@ -170,4 +169,5 @@ class LineCounts(ABC):
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """From `as_json`; unknown keys are left out."""
-        return cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
+        known = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
+        return cls(**{**known, "sink": SinkWitness.from_json(values.get("sink") or {})})

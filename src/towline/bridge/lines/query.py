@@ -137,6 +137,20 @@ class LineQuery(ABC, Generic[LineT]):
             "observed": observed,
         }
 
+    def _with_sums(self, report: dict[str, Any], *, from_the_first: bool = False) -> dict[str, Any]:
+        """A report with the sums of the sink to Kafka, where it has noted any.
+
+        Args:
+            report: Of a batch.
+            from_the_first: Whether sums since batch 0 are of all that was ever counted.
+        """
+        said = tally.said_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
+        if said is None:
+            return report
+        sums, own = said
+        whole = from_the_first and sums.since == 0
+        return {**report, "sink": {"sums": sums.as_json(), "own": own.as_json(), "whole": whole}}
+
     def _identity(self) -> Identity:
         """Of the line; a new one before its first start."""
         line = self.line

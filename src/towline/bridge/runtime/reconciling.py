@@ -81,7 +81,7 @@ def _down(bridge: Bridge, line: DownLine, saved: Mapping[str, Any]) -> Iterator[
     yield from of_offsets(stands, topic_bounds(bridge.kafka.client(), stands))
     if line.dead_letter_topic:
         yield from _markers(bridge, line)
-    yield from _letters(bridge, line, counts.sink.sums.dead_lettered)  # type: ignore[attr-defined]
+    yield from _letters(bridge, line, counts.sink.sums.dead_lettered)
 
 
 def _letters(bridge: Bridge, line: AnyLine, dead_lettered: int) -> Iterator[Comparison]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAl
 
 from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, remark
 from towline.bridge.lines.elsewhere import AWAY, away_text
-from towline.bridge.lines.witness import SinkWitness
 
 if TYPE_CHECKING:
     from towline.spark.offsets import JournalPlace
@@ -112,7 +111,6 @@ class UplinkCounts(LineCounts):
         letters_off: Dead letters that the one note of the sink has and its sums have not.
         plain_letters: Dead letters that the sink does not know as such: it has them among those acknowledged.
         unwitnessed: Carried, and told of by Spark alone; None for those of an older version.
-        sink: What the sink told.
         spans: Of a line over several gateways what `since` and `upto` are of one, by journal; what was counted of a
             gateway that has gone stays.
     """
@@ -134,14 +132,12 @@ class UplinkCounts(LineCounts):
     letters_off: int = 0
     plain_letters: int = 0
     unwitnessed: int = 0
-    sink: SinkWitness = field(default_factory=SinkWitness)
     spans: Mapping[str, Span] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """From `as_json`; what an older version counted is carried, and has no other witness."""
-        known = {key: value for key, value in values.items() if key in cls.__dataclass_fields__ and key != "sink"}
-        counts = cls(**known, sink=SinkWitness.from_json(values.get("sink") or {}))
+        counts = super(UplinkCounts, cls).from_json(values)
         if "unwitnessed" in values:
             return counts
         elsewhere = sum(getattr(counts, name) for name in (*_NOT_GIVEN, "dead_lettered", "skipped"))

@@ -401,18 +401,18 @@ class UplinkQuery(LineQuery[Line]):
 
         It knows those that Kafka would have refused, too.
         """
-        checkpoint, batch = Checkpoint(str(self.line.checkpoint)), report["batch"]
         given_up = ["skipped"] if policy(self.line.guarantee).gives_up else []
-        report["reasons"] = [*self._reasons, *given_up]
-        if said := tally.said_at(checkpoint, batch):
-            sums, own = said
-            # Of several gateways nobody has told where the checkpoint began.
-            whole = sums.since == 0 and not self.line.gateways and self._landed is None
-            report["sink"] = {"sums": sums.as_json(), "own": own.as_json(), "whole": whole}
+        # Of several gateways nobody has told where the checkpoint began.
+        begins = not self.line.gateways and self._landed is None
+        report = self._with_sums({**report, "reasons": [*self._reasons, *given_up]}, from_the_first=begins)
         if not self._sink_counts():
             return report
         observed = {name: count for name, count in report["observed"].items() if name != "dead_lettered"}
-        return {**report, "observed": observed, "letters": tally.sum_at(checkpoint, batch)}
+        return {
+            **report,
+            "observed": observed,
+            "letters": tally.sum_at(Checkpoint(str(self.line.checkpoint)), report["batch"]),
+        }
 
 
 def _places(offset: Any) -> tuple[JournalPlace, ...]:
