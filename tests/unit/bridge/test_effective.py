@@ -173,3 +173,13 @@ def test_the_command_shows_it_and_its_json(bridge: Bridge) -> None:
     assert said["effective"] == effective(bridge)
     plain = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
     assert "effective" not in plain
+
+
+def test_no_part_of_a_value_is_shown_where_another_one_is_its_beginning(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A", WHO.partition("-")[0])
+    bridge.file.write_text(f"{FILE}# ${{A}}")
+    text = "\n".join(render_effective(effective(bridge)))
+    assert "${WHO}" in text
+    assert WHO.partition("-")[2] not in text

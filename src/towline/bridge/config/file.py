@@ -30,7 +30,7 @@ from towline.errors import ConfigError, did_you_mean
 from towline.guarantee import policy
 from towline.kafka.reserved import reserved
 
-__all__ = ["Reader", "hide_references", "load", "parse"]
+__all__ = ["Reader", "discreet", "load", "parse"]
 
 _REFERENCE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -395,10 +395,13 @@ def _elsewhere(raw: Mapping[str, Any]) -> bool:
     return bool(lines) and all(isinstance(one, dict) and "gateways" in one for one in lines)
 
 
-def hide_references(text: str, found: Mistakes, environ: Mapping[str, str] = os.environ) -> None:
-    """Show no value of a variable that the text of a file names [I12]."""
-    for _, name in _REFERENCE.findall(text):
-        found.hide(environ.get(name, ""), name)
+def discreet(sources: Sources, environ: Mapping[str, str] = os.environ) -> Mistakes:
+    """An empty list that shows no value of a variable which the files name [I12]."""
+    found = Mistakes(sources)
+    for text in sources.texts:
+        for _, name in _REFERENCE.findall(text):
+            found.hide(environ.get(name, ""), name)
+    return found
 
 
 def _stays(path: KeyPath) -> bool:

@@ -70,7 +70,7 @@ class Mistakes:
     def add_at(self, place: KeyPlace, code: str, subject: str, what: str, do: str) -> None:
         """Note a mistake at a place; the rest as for `add`."""
         where = f"{place}  {subject}" if subject else str(place)
-        error = ConfigError(code, self._mask(where), self._mask(what), self._mask(do))
+        error = ConfigError(code, self.masked(where), self.masked(what), self.masked(do))
         self._found.setdefault((place, str(error)), error)
 
     def add_details(
@@ -122,7 +122,8 @@ class Mistakes:
         """What was noted, in the order of the file."""
         return [error for _, error in sorted(self._found.items(), key=lambda item: item[0][0])]
 
-    def _mask(self, text: str) -> str:
+    def masked(self, text: str) -> str:
+        """A text that shows no hidden value; of two of which one contains the other, neither."""
         for value in sorted(self._hidden, key=len, reverse=True):
             text = text.replace(value, self._hidden[value])
         return text

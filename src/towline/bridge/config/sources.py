@@ -131,6 +131,19 @@ class Sources:
         """For a file that can't be read: every key stands in its first line."""
         return cls({}, "", {}, (), _Index([_File(shown, shown, "", Places(""))]))
 
+    @classmethod
+    def again(cls, file: Path, environment: str, shown: Path) -> Sources:
+        """What a bridge was read from, once more, to tell where its keys stand; unread where that can't be had now."""
+        try:
+            return compose(file.read_text(encoding="utf-8"), file, environment, shown=shown)
+        except (OSError, ValueError, ConfigError):
+            return cls.unread(shown)
+
+    def number(self, kind: str, name: str) -> int | None:
+        """The number of a line's table among those of its kind; None where there is none of that name."""
+        tables = self.raw.get(kind, [])
+        return next((n for n, one in enumerate(tables) if isinstance(one, dict) and one.get("name") == name), None)
+
     @property
     def files(self) -> tuple[Path, ...]:
         """Every file that was read; the one that the command named is the first."""

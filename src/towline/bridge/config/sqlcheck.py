@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.downlink import FailureNotice, Sql
-from towline.bridge.config.file import hide_references
+from towline.bridge.config.file import discreet
 from towline.bridge.config.mistakes import ConfigMistakes, Mistakes
 from towline.bridge.config.places import KeyPath
-from towline.bridge.config.sources import LINES, Sources, compose
+from towline.bridge.config.sources import Sources
 from towline.errors import ConfigError, SetupError, did_you_mean
 from towline.guarantee import Guarantee
 from towline.schema import SPARK_SCHEMA
@@ -302,7 +302,7 @@ def judge(bridge: Bridge, jvm: Any, shown: Path | None = None) -> tuple[dict[str
     wrong: dict[str, Mistakes] = {}
     warnings: list[str] = []
     fields_wrong: set[KeyPath] = set()
-    file = _File(bridge.file, bridge.environment, shown or bridge.file)
+    sources = Sources.again(bridge.file, bridge.environment, shown or bridge.file)
     for one in expressions:
         table = one.path[: 4 if one.path[0] == "uplink" else 2]
         if any((*table, "fields", name) in fields_wrong for name, _ in one.fields):
@@ -312,8 +312,8 @@ def judge(bridge: Bridge, jvm: Any, shown: Path | None = None) -> tuple[dict[str
                 warnings.append(f'line "{one.line}": {_key(one)} gives another value each time: {one.repeats}.')
         except ConfigError as error:
             fields_wrong.add(one.path)
-            wrong.setdefault(one.line, file.mistakes()).add(
-                error.code, file.path(one), one.subject, f"{_key(one)}: {error.what}", error.do
+            wrong.setdefault(one.line, discreet(sources)).add(
+                error.code, _place(sources, one), one.subject, f"{_key(one)}: {error.what}", error.do
             )
     return wrong, warnings
 
@@ -323,32 +323,11 @@ def _key(one: SqlExpression) -> str:
     return ".".join(part for part in one.path[2:] if isinstance(part, str) and part not in ("route", "sql"))
 
 
-class _File:
-    """Where an expression stands in the file, which a driver does not know."""
-
-    def __init__(self, file: Path, environment: str, shown: Path) -> None:
-        try:
-            text = file.read_text(encoding="utf-8")
-            self._sources = compose(text, file, environment, shown=shown)
-        except (OSError, ValueError, ConfigError):  # gone or changed meanwhile: the message has no line then
-            self._sources = Sources.unread(shown)
-        raw = self._sources.raw
-        self._names = {
-            kind: [table.get("name") for table in raw.get(kind, []) if isinstance(table, dict)] for kind in LINES
-        }
-
-    def mistakes(self) -> Mistakes:
-        """An empty list that shows no value of the environment [I12]."""
-        mistakes = Mistakes(self._sources)
-        for text in self._sources.texts:
-            hide_references(text, mistakes)
-        return mistakes
-
-    def path(self, one: SqlExpression) -> KeyPath:
-        """Its place among all lines of the file: a driver that is started again has no longer all of them."""
-        kind, _, *rest = one.path
-        names = self._names[str(kind)]
-        return (kind, names.index(one.line), *rest) if one.line in names else one.path
+def _place(sources: Sources, one: SqlExpression) -> KeyPath:
+    """Its place among all lines of the file: a driver that is started again has no longer all of them."""
+    kind, _, *rest = one.path
+    number = sources.number(str(kind), one.line)
+    return one.path if number is None else (kind, number, *rest)
 
 
 def examine(bridge: Bridge, shown: Path | None = None) -> Findings:

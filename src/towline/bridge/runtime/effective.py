@@ -7,19 +7,18 @@ by its file, and what came from the environment by its variable.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from towline.bridge.config.file import discreet
 from towline.bridge.config.model import AnyLine, Line
 from towline.bridge.config.places import KeyPath
-from towline.bridge.config.sources import Sources, compose
+from towline.bridge.config.reload import kind_of
+from towline.bridge.config.sources import Sources
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
-from towline.errors import ConfigError
 from towline.gateway.sessions import connection_options
 from towline.guarantee import policy
 from towline.kafka.clientconfig import file_property
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EffectiveSetting", "effective", "render_effective"]
 
-#: A variable of the environment, as a bridge file names it.
-_REFERENCE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 DEFAULT: Final = "default"
 #: What no key of the file changes.
 ALWAYS: Final = "always"
@@ -79,19 +76,15 @@ class Origins:
     """
 
     def __init__(self, bridge: Bridge) -> None:
-        shown = Path(bridge.file.name)
-        try:
-            text = bridge.file.read_text(encoding="utf-8")
-            self._sources = compose(text, bridge.file, bridge.environment, shown=shown)
-        except (OSError, ValueError, ConfigError):
-            self._sources = Sources.unread(shown)
-        named = {name for text in self._sources.texts for name in _REFERENCE.findall(text)}
-        self._hidden = {name: value for name in sorted(named) if (value := os.environ.get(name))}
+        self._sources = Sources.again(bridge.file, bridge.environment, Path(bridge.file.name))
+        #: A text without what came from the environment, which may be a secret [I12].
+        self.masked = discreet(self._sources).masked
 
-    def index(self, kind: str, name: str) -> int:
-        """The number of a line's table; -1 where it is not in this file."""
-        tables = self._sources.raw.get(kind, [])
-        return next((n for n, one in enumerate(tables) if isinstance(one, dict) and one.get("name") == name), -1)
+    def table(self, line: AnyLine) -> tuple[str, int]:
+        """Kind and number of a line's table; a number of -1 where it can't be found."""
+        kind = kind_of(line)
+        number = self._sources.number(kind, line.name)
+        return kind, -1 if number is None else number
 
     def at(self, *paths: KeyPath) -> str | None:
         """``FILE:LINE`` of the first of these keys that is there; None for none."""
@@ -109,12 +102,6 @@ class Origins:
             here = here[part]
         return True
 
-    def masked(self, text: str) -> str:
-        """A text without what came from the environment, which may be a secret [I12]."""
-        for name, value in self._hidden.items():
-            text = text.replace(value, f"${{{name}}}")
-        return text
-
 
 def effective(bridge: Bridge) -> dict[str, dict[str, list[dict[str, str]]]]:
     """Every setting of every line: line → what it is about → settings, as JSON values."""
@@ -130,8 +117,7 @@ def effective(bridge: Bridge) -> dict[str, dict[str, list[dict[str, str]]]]:
 
 
 def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterator[tuple[str, list[EffectiveSetting]]]:
-    kind = "uplink" if isinstance(line, Line) else "downlink"
-    table = (kind, origins.index(kind, line.name))
+    table = origins.table(line)
     for gateway in line.each_gateway:
         name = f" of {gateway.name}" if gateway.share else ""
         yield f"MQTT{name}", list(_Connection(line, gateway, origins, table).settings())
