@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from tests.helpers import wait_until
 from towline.bridge.runtime.hangup import Terminal
 
-#: A process with a terminal of its own that tells what each SIGHUP means.
+#: A process with a terminal of its own that tells what each SIGHUP means; it looks for it all the time, as a bridge does.
 _PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
 from towline.bridge.runtime.hangup import Terminal
 
 terminal = Terminal()
@@ -21,7 +21,7 @@ told = int(sys.argv[1])
 signal.signal(signal.SIGHUP, lambda *_: os.write(told, b"g" if terminal.just_gone() else b"r"))
 os.write(told, b"s")
 while True:
-    signal.pause()
+    time.sleep(0.1)
     terminal.look()
 """
 
