@@ -29,6 +29,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import re
 import weakref
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -57,6 +58,7 @@ __all__ = [
     "TakenOver",
     "TowlineError",
     "Unreachable",
+    "codes_in",
     "did_you_mean",
     "one_line",
 ]
@@ -67,6 +69,15 @@ _R = TypeVar("_R")
 
 #: Characters of a part of an error: a topic alone may have 65,535.
 _LONGEST = 4000
+
+
+#: The code at the end of an error's line.
+_CODE = re.compile(r"\[(TL-[A-Z]\d{2,3})\]")
+
+
+def codes_in(text: str) -> list[str]:
+    """The codes of the errors that a text tells, in order."""
+    return _CODE.findall(text)
 
 
 def did_you_mean(word: str, choices: Iterable[str], otherwise: str | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.bridge.lines.elsewhere import AWAY, DRAINED
 from towline.bridge.runtime.landed import OWNER
 from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED
+from towline.errors import codes_in
 from towline.monitor import health
 from towline.monitor.endpoint import MonitorEndpoint
 from towline.monitor.facts import AccountFacts, BridgeFacts, GatewayFacts, LineFacts
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BridgeMonitor", "serve_bridge"]
 
-#: Of the codes in what is said of a line.
-_CODE: Final = re.compile(r"\[(TL-[A-Z]\d{2,3})\]")
 #: Whether the file is what runs, by what became of its last reload.
 _RELOADED: Final = {APPLIED: True, UNCHANGED: True, REFUSED: False}
 _STARTING: Final = health.Problem("the bridge is starting")
@@ -102,7 +100,7 @@ class BridgeMonitor:
             view.query,
             [self._gateway(view, name, status) for name, status in _statuses(view, self._names).items()],
             _account(view.account),
-            codes=tuple(dict.fromkeys(_CODE.findall(errors))),
+            codes=tuple(dict.fromkeys(codes_in(errors))),
             query_restarts=view.restarts,
             gateway_restarts=view.gateway_restarts,
             batches=view.batches,

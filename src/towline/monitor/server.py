@@ -71,9 +71,8 @@ class _Server(WSGIServer):
     allow_reuse_address = True
     request_queue_size = _BACKLOG
 
-    def __init__(self, address: ListenAddress, on_tick: Callable[[], None]) -> None:
+    def __init__(self, address: ListenAddress) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._on_tick = on_tick
         self._places = threading.Semaphore(_MOST_CLIENTS)
         self._next_at = 0.0
         #: Connections and when each has to be done.
@@ -127,7 +126,6 @@ class _Server(WSGIServer):
         for request in late:
             with contextlib.suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
-        self._on_tick()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing to tell."""
@@ -141,7 +139,6 @@ class MetricsServer:
         registry: What ``/metrics`` shows.
         alive: What ``/healthz`` says.
         ready: What ``/readyz`` says.
-        on_tick: Called twice a second on the thread that accepts; must not raise, and must be quick.
 
     Raises:
         ConfigError: TL-C146, the address can't be had.
@@ -153,12 +150,11 @@ class MetricsServer:
         registry: CollectorRegistry,
         alive: Verdict,
         ready: Verdict,
-        on_tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._metrics = make_wsgi_app(registry)
         self._verdicts = {"/healthz": alive, "/readyz": ready}
         try:
-            self._server = _Server(address, on_tick)
+            self._server = _Server(address)
         except OSError as error:
             what = f"metrics can't be served there ({files.why(error)})"
             do = "Free the port, or name another one: [monitor] listen, or --metrics HOST:PORT."

@@ -15,11 +15,12 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import in_kafka
 from tests.unit.bridge.test_config import GOOD, changed, read
 from tests.unit.gateway.serving import Served, mixed_rows, served
+from towline.bridge.config.model import CONSUMER
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import begin_again
 from towline.bridge.uplink import sql
 from towline.bridge.uplink.account import UplinkCounts
-from towline.bridge.uplink.query import CONSUMER, UplinkQuery
+from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.spark.tally import given
 from towline_prove.devstack import Kafka

@@ -22,10 +22,11 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.gateway.serving import served
+from towline.bridge.config.model import CONSUMER
 from towline.bridge.runtime.reloading import APPLIED
 from towline.bridge.runtime.runner import LineRunner
 from towline.bridge.runtime.state import read_state
-from towline.bridge.uplink.query import CONSUMER, UplinkQuery
+from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.gateway.client import GatewayClient
 from towline.gateway.filters import ChangeState

@@ -157,7 +157,7 @@ class Reader:
         )
         lines = self._lines(surroundings, hono)
         for mistake in cluster_mistakes(spark, kafka, lines) if kafka is not None else ():
-            subject = f'{"uplink" if isinstance(mistake.line, Line) else "downlink"} "{mistake.line.name}"'
+            subject = f'{mistake.line.kind} "{mistake.line.name}"'
             self._mistakes.add(mistake.code, ("spark", "master"), subject, mistake.what, mistake.do)
         self._mistakes.raise_if_any()
         assert kafka is not None, "a section that failed has left a mistake"

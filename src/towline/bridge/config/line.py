@@ -13,7 +13,16 @@ from pydantic import BaseModel, ValidationError
 
 from towline.bridge.config.members import MembersReader
 from towline.bridge.config.mistakes import Mistakes
-from towline.bridge.config.model import CHECKPOINT, Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
+from towline.bridge.config.model import (
+    CHECKPOINT,
+    CONSUMER,
+    Dedupe,
+    DownLine,
+    DownlinkSection,
+    Line,
+    RouteSection,
+    UplinkSection,
+)
 from towline.bridge.config.patterns import Pattern, Template, allowed, kafka_name_problem
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.routes import Route, at_odds, subscriptions
@@ -259,7 +268,7 @@ class LineReader(TableReader):
             self._note("TL-C132", "inbox", what, do)
         landing = self._surroundings.landing
         name = f"{self._surroundings.bridge}.{uplink.name}"  # as its sink is called: other bridges have such lines too
-        return None if landing is None else landing.model_copy(update={"name": name, "consumers": ("bridge",)})
+        return None if landing is None else landing.model_copy(update={"name": name, "consumers": (CONSUMER,)})
 
     def _receipts(self, receipts: ReceiptSettings) -> ReceiptSettings:
         file = self._tables.secret_file(receipts.key_file, (*self._path, "receipts", "key_file"), self._subject)

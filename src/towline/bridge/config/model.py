@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -25,6 +25,7 @@ from towline.mqtt.events import Filter
 __all__ = [
     "BATCH_BYTES",
     "CHECKPOINT",
+    "CONSUMER",
     "NAME",
     "AnyLine",
     "Bridge",
@@ -43,6 +44,8 @@ __all__ = [
 
 #: Directory of Spark's checkpoint in a line's state directory.
 CHECKPOINT = "checkpoint"
+#: Name under which a bridge reads a gateway, and of its group where the inbox is in Kafka.
+CONSUMER = "bridge"
 #: Most bytes of a micro-batch, if the file says nothing: a whole one may be in memory twice on its way to the sink.
 BATCH_BYTES = 64 << 20
 
@@ -216,6 +219,7 @@ class AnyLine(Section):
     """One MQTT identity, one query, one direction.
 
     Attributes:
+        kind: Name of its table in the file.
         name: Unique in the file.
         guarantee: The promise.
         gateway: What its gateway is told.
@@ -225,6 +229,7 @@ class AnyLine(Section):
         dead_letter_topic: Where records go that can't be mapped or written; None for nowhere, the line stops then.
     """
 
+    kind: ClassVar[str]
     name: str
     guarantee: Guarantee
     gateway: GatewaySettings
@@ -265,6 +270,7 @@ class Line(AnyLine):
         members: What the gateways are told that share its messages, each on its machine; none for one gateway alone.
     """
 
+    kind: ClassVar[str] = "uplink"
     direction: Literal["up"] = "up"
     max_bytes_per_trigger: int = BATCH_BYTES
     target_batch_duration_s: float | None = None
@@ -330,6 +336,7 @@ class DownLine(AnyLine):
         section: What becomes of a record, as written.
     """
 
+    kind: ClassVar[str] = "downlink"
     direction: Literal["down"] = "down"
     section: DownlinkSection
 

@@ -134,7 +134,7 @@ def _fixed(running: Bridge, wanted: Bridge) -> Iterator[str]:
             yield key
     for table in old:
         yield from (f"[{table}] {key}" for key in _differing(old[table], new[table]))
-    before, after = ({(kind_of(line), line.name): line for line in bridge.lines} for bridge in (running, wanted))
+    before, after = ({(line.kind, line.name): line for line in bridge.lines} for bridge in (running, wanted))
     for kind, name in [*before, *(one for one in after if one not in before)]:
         subject = f'{kind} "{name}"'
         if (kind, name) not in after:
@@ -143,11 +143,6 @@ def _fixed(running: Bridge, wanted: Bridge) -> Iterator[str]:
             yield f"{subject}, which is new,"
         else:
             yield from (f"{subject}: {key}" for key in _fixed_keys(before[kind, name], after[kind, name]))
-
-
-def kind_of(line: AnyLine) -> str:
-    """The table of a line."""
-    return "uplink" if isinstance(line, Line) else "downlink"
 
 
 def _fixed_keys(before: AnyLine, after: AnyLine) -> Iterator[str]:

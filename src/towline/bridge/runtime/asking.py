@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.runtime.reloading import UNDER_WAY
-from towline.bridge.runtime.state import read_state
+from towline.bridge.runtime.state import is_there, read_state
 from towline.errors import ConfigError
-from towline.processes import ProcessMark
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -64,7 +63,6 @@ def reload_from_outside(bridge: Bridge, patience_s: float = _PATIENCE_S) -> dict
 def _running(state_dir: Path) -> dict[str, Any]:
     """The last word of the bridge that runs there."""
     state = read_state(state_dir) or {}
-    pid = state.get("pid")
-    if not isinstance(pid, int) or ProcessMark.of(pid).started != state.get("ticks"):
+    if not is_there(state):
         raise ConfigError("TL-C177", str(state_dir), "no bridge runs here", "Start it with towline run.")
     return state

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.bridge.config.file import discreet
 from towline.bridge.config.model import AnyLine, Line
 from towline.bridge.config.places import KeyPath
-from towline.bridge.config.reload import kind_of
 from towline.bridge.config.sources import Sources
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
@@ -82,9 +81,8 @@ class Origins:
 
     def table(self, line: AnyLine) -> tuple[str, int]:
         """Kind and number of a line's table; a number of -1 where it can't be found."""
-        kind = kind_of(line)
-        number = self._sources.number(kind, line.name)
-        return kind, -1 if number is None else number
+        number = self._sources.number(line.kind, line.name)
+        return line.kind, -1 if number is None else number
 
     def at(self, *paths: KeyPath) -> str | None:
         """``FILE:LINE`` of the first of these keys that is there; None for none."""

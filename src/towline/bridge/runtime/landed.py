@@ -23,7 +23,8 @@ def status_in_kafka(line: Line) -> dict[str, Any] | None:
     Rows and counters are those of the last transaction, and ``owner`` says who wrote it. What is in memory only, such
     as the state of the session, the owner alone knows.
     """
-    from towline.bridge.uplink.landed import CONSUMER, place_of  # noqa: PLC0415 - loads librdkafka
+    from towline.bridge.config.model import CONSUMER  # noqa: PLC0415 - as the next one
+    from towline.bridge.uplink.landed import place_of  # noqa: PLC0415 - loads librdkafka
     from towline.landing.lookup import word_of  # noqa: PLC0415
 
     place = place_of(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.config.model import Line
+from towline.bridge.config.model import CONSUMER, Line
 from towline.bridge.lines.evidence import kafka_offsets, read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.reconcile import Comparison, of_ends, of_journal, of_markers, of_offsets
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["reconcile", "render_comparisons"]
 
-#: Name under which a bridge reads a gateway.
-_CONSUMER: Final = "bridge"
 #: A batch may end between two looks: so often both are read again.
 _LOOKS: Final = 5
 #: Seconds Kafka has for each answer.
@@ -91,7 +89,7 @@ def _letters(bridge: Bridge, line: AnyLine, dead_lettered: int) -> Iterator[Comp
 
 
 def _journal(line: Line, gateway: Mapping[str, Any]) -> Iterator[Comparison]:
-    committed = (gateway.get("consumers") or {}).get(_CONSUMER)
+    committed = (gateway.get("consumers") or {}).get(CONSUMER)
     done = read_checkpoint(line.checkpoint).done_end if not line.gateways and line.gateway.landing is None else None
     if committed is not None and done is not None:
         yield of_journal(int(committed), done)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import json
 import logging
-import re
 import sys
 import time
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from towline.bridge.lines.elsewhere import DRAINED
+from towline.errors import codes_in
 from towline.logfile import log_settings
 from towline.text import printable, printable_lines
 
@@ -25,8 +25,6 @@ __all__ = ["JsonScreen", "LiveScreen", "PlainScreen", "lag_text", "line_state", 
 
 #: Seconds between two plain lines of a line that moves; one that stands still says nothing.
 PLAIN_S = 10.0
-#: The code of an error, at the end of its line.
-_CODE: Final = re.compile(r"\[(TL-[A-Z]\d{2,3})\]")
 
 
 def line_state(view: LineView, spark: str) -> str:
@@ -125,8 +123,8 @@ class JsonScreen:
 
     def say(self, text: str) -> None:
         """Write an event; one with a code is a warning."""
-        found = _CODE.search(text)
-        self._write(logging.WARNING if found else logging.INFO, text, **({"code": found[1]} if found else {}))
+        codes = codes_in(text)
+        self._write(logging.WARNING if codes else logging.INFO, text, **({"code": codes[0]} if codes else {}))
 
     def show(self, state: BridgeState) -> None:
         """Write what has another state than before."""

@@ -35,6 +35,7 @@ __all__ = [
     "digest_of",
     "gateway_status",
     "gateways_status",
+    "is_there",
     "read_state",
 ]
 
@@ -299,6 +300,13 @@ class BridgeState:
                 "lines": {name: view.as_json() for name, view in self.lines.items()},
             }
         files.replace(self._file, json.dumps(values, indent=1), synced=False)
+
+
+def is_there(state: Mapping[str, Any]) -> bool:
+    """Whether the process of the bridge that wrote this is there; a zombie has ended too."""
+    pid = state.get("pid")
+    ticks = ProcessMark.of(pid).started if isinstance(pid, int) else 0
+    return ticks != 0 and state.get("ticks", ticks) == ticks
 
 
 def gateway_status(state_dir: Path) -> dict[str, Any] | None:

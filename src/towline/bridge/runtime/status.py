@@ -22,10 +22,10 @@ from towline.bridge.runtime.state import (
     digest_of,
     gateway_status,
     gateways_status,
+    is_there,
     read_state,
 )
 from towline.errors import ConfigError
-from towline.processes import ProcessMark
 from towline.text import counted, printable
 
 __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]
@@ -64,7 +64,7 @@ def collect(
     state = state or {"lines": {}}
     names = lines or list(state["lines"])
     updated = state.get("updated")
-    there = _there(state)
+    there = is_there(state)
     running = there and time.time() - float(state.get("updated", 0)) < SILENT_S
     return {
         "bridge": state.get("bridge"),
@@ -104,13 +104,6 @@ def code_of(status: dict[str, Any]) -> int:
     runs = all(line["query"] == "running" for line in status["lines"].values())
     known = all(account and not account.get("away") for account in accounts)
     return 0 if runs and known else NOT_KNOWN
-
-
-def _there(state: dict[str, Any]) -> bool:
-    """Whether the bridge's own process is there; a zombie has ended too."""
-    pid = state.get("pid")
-    ticks = ProcessMark.of(pid).started if isinstance(pid, int) else 0
-    return ticks != 0 and state.get("ticks", ticks) == ticks
 
 
 def _line(

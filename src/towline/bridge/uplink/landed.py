@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.kafka_source import java_client
+from towline.bridge.config.model import CONSUMER
 from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge, Line
     from towline.bridge.lines.identity import Identity
 
-__all__ = ["CONSUMER", "KEY_SCHEMA", "LandedRows", "columns", "place_of"]
+__all__ = ["KEY_SCHEMA", "LandedRows", "columns", "place_of"]
 
-#: Name under which the bridge reads, and of its group.
-CONSUMER: Final = "bridge"
 #: The key of a row's record in Spark's words (`towline.landing.records`): bytes in base64, times in microseconds.
 KEY_SCHEMA: Final = (
     "topic string, qos byte, retain boolean, duplicate boolean, content_type string, payload_is_utf8 boolean, "

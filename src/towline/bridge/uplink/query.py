@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.config.model import BATCH_BYTES, Line
+from towline.bridge.config.model import BATCH_BYTES, CONSUMER, Line
 from towline.bridge.lines.evidence import answer_of, places_at, range_of, read_checkpoint
 from towline.bridge.lines.identity import UNKNOWN, Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
@@ -44,11 +44,7 @@ if TYPE_CHECKING:
     from towline.bridge.lines.evidence import Evidence
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["CONSUMER", "UplinkQuery"]
-
-#: Name under which the bridge reads a gateway.
-CONSUMER: Final = "bridge"
-
+__all__ = ["UplinkQuery"]
 
 _ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 #: The value with which Spark does not ask for the size of an Arrow batch after every row, which costs a fifth of its
