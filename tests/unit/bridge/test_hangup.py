@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from tests.helpers import wait_until
 from towline.bridge.runtime.hangup import Terminal
 
-#: A process with a terminal of its own that tells what each SIGHUP means, and looks for it all the time as a bridge does.
+#: A process with a terminal of its own that tells what each SIGHUP means, and looks for it as a bridge does.
 _PROGRAM = """
 import os, signal, sys, time
 from towline.bridge.runtime.hangup import Terminal
