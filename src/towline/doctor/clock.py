@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from towline.doctor import host
-from towline.doctor.findings import Finding, Standing
+from towline.doctor.findings import DoctorQuestion, Finding, Standing
 from towline.doctor.kafka.brokerclock import Skews, skews
 from towline.doctor.kafka.flaws import days
 from towline.doctor.kafka.wanted import PROBE, TopicRole, wanted
@@ -27,6 +27,7 @@ __all__ = ["ClockSeen", "examine", "judge"]
 _NEAR_S, _FAR_S = 1.0, 5.0
 #: A clock that went another way than the machine's own count of seconds by more than this was set.
 _JUMP_S: Final = 0.5
+_CLOCK: Final = DoctorQuestion("TL-D46", "clock")
 _SYNCHRONISE: Final = "Let it be synchronised: timedatectl set-ntp true, or chrony."
 
 
@@ -70,7 +71,7 @@ def examine(
     if broker.left:
         because = f"doctor made the topic {broker.left} to read Kafka's time, and may not remove it"
         mend = f"Remove it, or grant Delete on topics that begin with {PROBE}."
-        yield _row(Standing.WARNS, because, "somebody removes it", mend)
+        yield _CLOCK.answer(Standing.WARNS, because, "somebody removes it", mend)
     yield judge(
         ClockSeen(
             synchronised=synchronised(),
@@ -100,14 +101,14 @@ def judge(seen: ClockSeen) -> Finding:
     worst = max(seen.broker.by_broker.values(), key=abs, default=None)
     told = "" if worst is None else f"this machine's clock is {_apart(worst)} Kafka's; "
     for verdict, because, until in _faults(seen, worst):
-        return _row(verdict, f"{told}{because}", until, _SYNCHRONISE)
+        return _CLOCK.answer(verdict, f"{told}{because}", until, _SYNCHRONISE)
     if seen.one_machine:
-        return _row(Standing.HOLDS, f"{told}Kafka is on this machine: one clock for both")
+        return _CLOCK.answer(Standing.HOLDS, f"{told}Kafka is on this machine: one clock for both")
     if worst is None:
         until = "the brokers' clocks are wrong: they were not compared"
         because = f"this machine's clock is synchronised; {seen.broker.why}"
-        return _row(Standing.LIMITED, because, until)
-    return _row(Standing.HOLDS, f"{told}something synchronises it")
+        return _CLOCK.answer(Standing.LIMITED, because, until)
+    return _CLOCK.answer(Standing.HOLDS, f"{told}something synchronises it")
 
 
 def _faults(seen: ClockSeen, worst: float | None) -> Iterator[tuple[Standing, str, str]]:
@@ -141,7 +142,3 @@ def _apart(seconds: float) -> str:
 
 def _span(seconds: float) -> str:
     return f"{abs(seconds) * 1000:,.0f} ms" if abs(seconds) < 1 else days(abs(seconds) * 1000)
-
-
-def _row(verdict: Standing, because: str, until: str = "", mend: str = "") -> Finding:
-    return Finding(code="TL-D46", promise="clock", verdict=verdict, because=because, until=until, mend=mend)

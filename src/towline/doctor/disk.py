@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from towline import files
 from towline.bridge.config.model import Line
 from towline.doctor import host
-from towline.doctor.findings import Finding, Standing
+from towline.doctor.findings import DoctorQuestion, Finding, Standing
 from towline.doctor.kafka.flaws import days, named, sized
 from towline.sizing import journal_bytes_s
 
@@ -51,6 +51,10 @@ _LEAST_BYTES: Final = 1e9
 #: What Spark's checkpoint and scratch of a line want when a journal has taken all it may.
 _CHECKPOINT_BYTES: Final = 64 << 20
 _INODES: Final = 10_000
+_LOCAL_DISK: Final = "Name a directory on a local disk in state_dir."
+_STATE: Final = DoctorQuestion("TL-D44", "state directory")
+_ROOM: Final = DoctorQuestion("TL-D43", "room without Kafka")
+_SYNCS: Final = DoctorQuestion("TL-D42", "durable writes")
 
 
 @dataclass(frozen=True)
@@ -153,15 +157,8 @@ def _examined(found: Sequence[tuple[Spot, FileSystem]], sync: Callable[[Path], S
 
 
 def _lost(spot: Spot, why: str) -> Finding:
-    return Finding(
-        code="TL-D44",
-        promise="state directory",
-        verdict=Standing.BROKEN,
-        because=f"{spot.directory} can't be looked at: {why}",
-        until="now: the line does not start",
-        mend="Name a directory on a local disk in state_dir.",
-        line=spot.line,
-    )
+    because = f"{spot.directory} can't be looked at: {why}"
+    return _STATE.answer(Standing.BROKEN, because, "now: the line does not start", _LOCAL_DISK, line=spot.line)
 
 
 def sound(some: Sequence[Spot], seen: Sequence[FileSystem]) -> Iterator[Finding]:
@@ -170,26 +167,16 @@ def sound(some: Sequence[Spot], seen: Sequence[FileSystem]) -> Iterator[Finding]
     lines = named(spot.line for spot in some)
     where = f"{first.there} is on {first.kind or 'a file system of unknown kind'}, mounted at {first.mounted or '?'}"
     kept = "messages, checkpoint and identity" if any(spot.journal for spot in some) else "checkpoint and identity"
-    local = "Name a directory on a local disk in state_dir."
-
-    def row(verdict: Standing, because: str, until: str = "", mend: str = "") -> Finding:
-        return Finding(
-            code="TL-D44",
-            promise="state directory",
-            verdict=verdict,
-            because=because,
-            until=until,
-            mend=mend,
-        )
+    row = _STATE.answer
 
     if first.read_only:
-        yield row(Standing.BROKEN, f"{where}, read-only", "now: no line starts", local)
+        yield row(Standing.BROKEN, f"{where}, read-only", "now: no line starts", _LOCAL_DISK)
     elif not all(one.writable for one in seen):
         denied = next(one.there for one in seen if not one.writable)
-        yield row(Standing.BROKEN, f"this user may not write in {denied}", "now: the line does not start", local)
+        yield row(Standing.BROKEN, f"this user may not write in {denied}", "now: the line does not start", _LOCAL_DISK)
     elif first.kind in _IN_MEMORY:
         until = f"this machine restarts or loses power: {kept} are gone then"
-        yield row(Standing.BROKEN, f"{where}, which is memory", until, local)
+        yield row(Standing.BROKEN, f"{where}, which is memory", until, _LOCAL_DISK)
     elif first.kind in _LAYERED:
         until = f"the container is removed: {kept} are gone then"
         yield row(
@@ -197,12 +184,12 @@ def sound(some: Sequence[Spot], seen: Sequence[FileSystem]) -> Iterator[Finding]
         )
     elif first.kind in _REMOTE or first.kind.startswith("fuse."):
         until = "another machine, or the way to it, keeps neither a sync nor a lock as a local disk does"
-        yield row(Standing.WARNS, f"{where}, over the network", until, local)
+        yield row(Standing.WARNS, f"{where}, over the network", until, _LOCAL_DISK)
     elif not first.kind:
-        yield row(Standing.UNKNOWN, where, mend=f"Look at it with df -T. {local}")
+        yield row(Standing.UNKNOWN, where, mend=f"Look at it with df -T. {_LOCAL_DISK}")
     elif first.kind not in _LOCAL:
         until = "the power fails: names and contents that were synced may be gone"
-        yield row(Standing.WARNS, f"{where}, which has no journal that Towline is proved on", until, local)
+        yield row(Standing.WARNS, f"{where}, which has no journal that Towline is proved on", until, _LOCAL_DISK)
     elif open_to := [one.directory for one in seen if one.mode is not None and one.mode & 0o022]:
         until = "another user of this machine puts something in its place"
         yield row(Standing.WARNS, f"others may write in {open_to[0]}", until, f"chmod 700 {open_to[0]}")
@@ -220,29 +207,18 @@ def room(some: Sequence[Spot], seen: FileSystem) -> Iterator[Finding]:
     more = "Make room, or put state_dir on a larger disk."
     if seen.inodes is not None and seen.inodes < _INODES:
         verdict = Standing.WARNS if seen.inodes else Standing.BROKEN
-        yield _room(verdict, f"{seen.inodes:,} inodes free on {seen.mounted}", "no file can be made there", more)
+        yield _ROOM.answer(verdict, f"{seen.inodes:,} inodes free on {seen.mounted}", "no file can be made there", more)
     elif not journals:
         if seen.free < _CHECKPOINT_BYTES:
             until = "now: no batch can be committed" if seen.free == 0 else "the checkpoint has no room"
-            yield _room(Standing.BROKEN if seen.free == 0 else Standing.WARNS, fact, until, more)
+            yield _ROOM.answer(Standing.BROKEN if seen.free == 0 else Standing.WARNS, fact, until, more)
         else:
-            yield _room(Standing.HOLDS, f"{fact}, for checkpoints")
+            yield _ROOM.answer(Standing.HOLDS, f"{fact}, for checkpoints")
     elif usable <= 0:
         until = "now: nothing is received; the broker's queue has to hold it (TL-J02)"
-        yield _room(Standing.BROKEN, fact, until, "Make room, or lower min_free_bytes.")
+        yield _ROOM.answer(Standing.BROKEN, fact, until, "Make room, or lower min_free_bytes.")
     else:
         yield _timed(journals, usable, fact)
-
-
-def _room(verdict: Standing, because: str, until: str = "", mend: str = "") -> Finding:
-    return Finding(
-        code="TL-D43",
-        promise="room without Kafka",
-        verdict=verdict,
-        because=because,
-        until=until,
-        mend=mend,
-    )
 
 
 def _timed(journals: Sequence[Spot], usable: int, fact: str) -> Finding:
@@ -255,7 +231,7 @@ def _timed(journals: Sequence[Spot], usable: int, fact: str) -> Finding:
         fact += _limits(limited)
         until = f"{sized(most)} wait: intake then stops, and the broker's queue has to hold"
         near = most < _LEAST_BYTES
-        return _room(Standing.WARNS if near else Standing.LIMITED, fact, until, mend if near else "")
+        return _ROOM.answer(Standing.WARNS if near else Standing.LIMITED, fact, until, mend if near else "")
     times = [(usable / written, "")]
     times += [(spot.max_bytes / spot.written_s, spot.line) for spot in limited if spot.written_s and spot.max_bytes]
     seconds, line = min(times)
@@ -265,7 +241,7 @@ def _timed(journals: Sequence[Spot], usable: int, fact: str) -> Finding:
         fact += _limits([spot for spot in limited if spot.line == line])
     until = f"Kafka is away for {days(seconds * 1000)}: intake then stops, and the broker's queue has to hold"
     near = seconds < _LEAST_S
-    return _room(Standing.WARNS if near else Standing.LIMITED, fact, until, mend if near else "")
+    return _ROOM.answer(Standing.WARNS if near else Standing.LIMITED, fact, until, mend if near else "")
 
 
 def _limits(limited: Iterable[Spot]) -> str:
@@ -298,12 +274,7 @@ def kept_apart(some: Sequence[Spot]) -> Iterator[Finding]:
 
 def durable(some: Sequence[Spot], seen: FileSystem, measured: Syncs) -> Finding:
     """TL-D42: what a sync takes, and so how many messages a second the broker's window lets through."""
-
-    def row(verdict: Standing, because: str, until: str = "", mend: str = "") -> Finding:
-        return Finding(
-            code="TL-D42", promise="durable writes", verdict=verdict, because=because, until=until, mend=mend
-        )
-
+    row = _SYNCS.answer
     another = "Put state_dir on another disk; towline size says what a load needs."
     if not measured.times:
         because = f"a file in {seen.there} could not be made durable: {measured.why}"

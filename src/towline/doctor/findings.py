@@ -10,6 +10,7 @@ from typing import Any, Final
 __all__ = [
     "EXIT_CODES",
     "HEADS",
+    "DoctorQuestion",
     "Finding",
     "Standing",
     "as_json",
@@ -79,6 +80,25 @@ class Finding:
     def __post_init__(self) -> None:
         assert self.because, "a row without a fact proves nothing"
         assert self.mend or _ORDER[self.verdict] < _ORDER[Standing.WARNS], "a warning says what to do"
+
+
+@dataclass(frozen=True)
+class DoctorQuestion:
+    """What rows of one code answer.
+
+    Attributes:
+        code: Of the rows.
+        promise: Which they are about.
+    """
+
+    code: str
+    promise: str
+
+    def answer(self, verdict: Standing, because: str, until: str = "", mend: str = "", *, line: str = "") -> Finding:
+        """A row; its parts as `Finding` has them."""
+        return Finding(
+            code=self.code, promise=self.promise, verdict=verdict, because=because, until=until, mend=mend, line=line
+        )
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

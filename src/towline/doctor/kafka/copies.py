@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from towline.doctor.findings import Finding, Standing
+from towline.doctor.findings import DoctorQuestion, Finding, Standing
 from towline.doctor.kafka.flaws import Flaw, rows_of
 from towline.doctor.kafka.seen import TRANSACTIONS, KafkaSeen, TopicSeen
 
@@ -20,8 +20,8 @@ __all__ = ["RULES", "can_begin"]
 
 #: Copies with which one broker may be lost while another one is away.
 _ENOUGH: Final = 3
-_LOST: Final = "loss of a broker"
-_LOG: Final = "transactions without a broker"
+_LOST: Final = DoctorQuestion("TL-D27", "loss of a broker")
+_LOG: Final = DoctorQuestion("TL-D32", "transactions without a broker")
 _ALTER: Final = "kafka-configs.sh --bootstrap-server SERVERS --alter --topic TOPIC --add-config"
 
 
@@ -34,13 +34,11 @@ def copies(look: LookedAt) -> Iterator[Finding]:
     kafka = look.kafka
     if kafka.alone:
         place = f"{next(iter(kafka.brokers.values()))}{', on this machine' if kafka.local else ''}"
-        yield Finding(
-            code="TL-D27",
-            promise=_LOST,
-            verdict=Standing.WARNS,
-            because=f"Kafka is one broker ({place}): every topic has one copy",
-            until="its disk is lost, and with it what Kafka acknowledged; while it is away nothing reaches Kafka",
-            mend="For trying out that is all right. Else: three brokers, replication factor 3, min.insync.replicas 2.",
+        yield _LOST.answer(
+            Standing.WARNS,
+            f"Kafka is one broker ({place}): every topic has one copy",
+            "its disk is lost, and with it what Kafka acknowledged; while it is away nothing reaches Kafka",
+            "For trying out that is all right. Else: three brokers, replication factor 3, min.insync.replicas 2.",
         )
         return
     topics = look.of()
@@ -51,7 +49,8 @@ def copies(look: LookedAt) -> Iterator[Finding]:
         f"{len(topics)} topics have {least} copies or more, on {len(kafka.brokers)} brokers",
         until="several brokers lose their disks at once",
     )
-    yield from rows_of("TL-D27", _LOST, ((one.name, _few(one, most)) for one in topics if one.replicas < _ENOUGH), well)
+    few = ((one.name, _few(one, most)) for one in topics if one.replicas < _ENOUGH)
+    yield from rows_of(_LOST, few, well)
 
 
 def _few(one: TopicSeen, most: int) -> Flaw:
@@ -79,7 +78,7 @@ def in_sync(look: LookedAt) -> Iterator[Finding]:
         fact += f"{_range(one.replicas for one in judged)} copies"
         well = Flaw(Standing.HOLDS, fact, until="two brokers of a topic are away: writing waits for one of them")
     mended = ((name, Flaw(one.verdict, one.fact, one.until, _mend(look, one.mend))) for name, one in found)
-    yield from rows_of("TL-D28", "acknowledged by several", mended, well)
+    yield from rows_of(DoctorQuestion("TL-D28", "acknowledged by several"), mended, well)
 
 
 def _range(values: Iterable[int]) -> str:
@@ -113,7 +112,7 @@ def now(look: LookedAt) -> Iterator[Finding]:
     there = [one for one in topics if not one.planned]
     found = [(one.name, flaw) for one in there if (flaw := _behind(one)) is not None]
     well = Flaw(Standing.HOLDS, "every replica is in sync, every partition has a leader") if there else None
-    yield from rows_of("TL-D29", "replicas in sync", found, well)
+    yield from rows_of(DoctorQuestion("TL-D29", "replicas in sync"), found, well)
 
 
 def _behind(one: TopicSeen) -> Flaw | None:
@@ -139,7 +138,7 @@ def unclean(look: LookedAt) -> Iterator[Finding]:
     until = "all replicas in sync are away: one that is behind may lead then, and what it lacks is gone"
     bad = Flaw(Standing.WARNS, f"{name} = true", until, _mend(look, f"{_ALTER} {name}=false"))
     found = ((one.name, bad) for one in several if (one.config or {})[name] == "true")
-    yield from rows_of("TL-D30", "who may lead", found, Flaw(Standing.HOLDS, f"{name} = false"))
+    yield from rows_of(DoctorQuestion("TL-D30", "who may lead"), found, Flaw(Standing.HOLDS, f"{name} = false"))
 
 
 def can_begin(kafka: KafkaSeen) -> bool:
@@ -166,7 +165,7 @@ def transaction_log(look: LookedAt) -> Iterator[Finding]:
     judged = _log_flaw(copies_, least, kafka, there=log is not None)
     flaw = judged or (None if kafka.alone else Flaw(Standing.HOLDS, ""))
     if flaw is not None:
-        yield Finding(code="TL-D32", promise=_LOG, verdict=flaw.verdict, because=fact, until=flaw.until, mend=flaw.mend)
+        yield _LOG.answer(flaw.verdict, fact, flaw.until, flaw.mend)
 
 
 def _log_flaw(copies_: int, least: int | None, kafka: KafkaSeen, *, there: bool) -> Flaw | None:

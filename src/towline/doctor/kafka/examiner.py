@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from towline.doctor.findings import Finding, Standing
+from towline.doctor.findings import DoctorQuestion, Finding, Standing
 from towline.doctor.kafka import copies, retention, rights, topics, transactions
 from towline.doctor.kafka.planned import planned
 from towline.doctor.kafka.reading import read
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "answers", "examine", "judge"]
 
+_ANSWERS: Final = DoctorQuestion("TL-D25", "Kafka answers")
 #: librdkafka's name of a broker that it was told of, which has the broker's number; a bootstrap server has none.
 _TOLD: Final = re.compile(r"(?P<address>\S+:\d+)/(?P<id>\d+): (?P<why>.+)")
 #: All questions about Kafka that an answering cluster is asked.
@@ -45,7 +46,7 @@ def examine(case: Case) -> Iterator[Finding]:
         if elsewhere := _TOLD.search(error.what):
             yield _unreached(int(elsewhere["id"]), elsewhere["address"], elsewhere["why"])
             return
-        yield _answer(
+        yield _ANSWERS.answer(
             Standing.BROKEN,
             f"{error.what}",
             until="now: nothing reaches Kafka",
@@ -71,20 +72,16 @@ def answers(kafka: KafkaSeen) -> Iterator[Finding]:
         yield _unreached(number, kafka.brokers[number], why)
     if not kafka.unreached:
         count = len(kafka.brokers)
-        yield _answer(
+        yield _ANSWERS.answer(
             Standing.HOLDS,
             f"{counted(count, 'broker')} of cluster {kafka.cluster_id}, in {kafka.answer_s * 1000:,.0f} ms",
         )
 
 
 def _unreached(number: int, address: str, why: str) -> Finding:
-    return _answer(
+    return _ANSWERS.answer(
         Standing.BROKEN,
         f"broker {number} tells its clients to come to {address}, which can't be reached: {why}",
         until="now: the partitions that it leads can't be written or read from here",
         mend="Correct its advertised.listeners, or the network between.",
     )
-
-
-def _answer(verdict: Standing, because: str, *, until: str = "", mend: str = "") -> Finding:
-    return Finding(code="TL-D25", promise="Kafka answers", verdict=verdict, because=because, until=until, mend=mend)

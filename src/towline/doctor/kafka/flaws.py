@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from towline.doctor.findings import Finding, Standing
+from towline.doctor.findings import DoctorQuestion, Finding, Standing
 
 __all__ = ["Flaw", "days", "named", "rows_of", "sized"]
 
@@ -32,13 +32,12 @@ class Flaw:
 
 
 def rows_of(
-    code: str, promise: str, found: Iterable[tuple[str, Flaw]], well: Flaw | None = None, *, line: str = ""
+    question: DoctorQuestion, found: Iterable[tuple[str, Flaw]], well: Flaw | None = None, *, line: str = ""
 ) -> Iterator[Finding]:
     """A row for each flaw with the topics that have it; where there is none, one that says that all is well.
 
     Args:
-        code: Of the question.
-        promise: Its name.
+        question: What the rows answer.
         found: Topics and their flaws.
         well: What is told where nothing is found; None for nothing.
         line: Of which line; empty for the bridge.
@@ -47,15 +46,10 @@ def rows_of(
     for name, flaw in found:
         topics.setdefault(flaw, []).append(name)
     for flaw, names in topics.items():
-        yield _row(code, promise, flaw, f"{named(names)}: {flaw.fact}", flaw.mend.replace("TOPIC", names[0]), line)
+        mend = flaw.mend.replace("TOPIC", names[0])
+        yield question.answer(flaw.verdict, f"{named(names)}: {flaw.fact}", flaw.until, mend, line=line)
     if not topics and well is not None:
-        yield _row(code, promise, well, well.fact, well.mend, line)
-
-
-def _row(code: str, promise: str, flaw: Flaw, because: str, mend: str, line: str) -> Finding:
-    return Finding(
-        code=code, promise=promise, verdict=flaw.verdict, because=because, until=flaw.until, mend=mend, line=line
-    )
+        yield question.answer(well.verdict, well.fact, well.until, well.mend, line=line)
 
 
 def named(names: Iterable[str]) -> str:

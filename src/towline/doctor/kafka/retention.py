@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from towline.doctor.findings import Standing
+from towline.doctor.findings import DoctorQuestion, Standing
 from towline.doctor.kafka.flaws import Flaw, days, rows_of
 from towline.doctor.kafka.wanted import TopicRole
 
@@ -65,7 +65,7 @@ def kept(look: LookedAt) -> Iterator[Finding]:
     for line in look.bridge.lines:
         found = [*_kept(look, line.name)]
         bad = [(name, flaw) for name, flaw in found if flaw.verdict is Standing.WARNS]
-        yield from rows_of("TL-D34", "time to read", bad or found, line=line.name)
+        yield from rows_of(DoctorQuestion("TL-D34", "time to read"), bad or found, line=line.name)
 
 
 def _kept(look: LookedAt, line: str) -> Iterator[tuple[str, Flaw]]:
@@ -108,7 +108,7 @@ def times(look: LookedAt) -> Iterator[Finding]:
     judged = ((seen.name, _times(seen, look.kafka.servers)) for seen in look.of(TopicRole.RECORDS))
     found = [(name, flaw) for name, flaw in judged if flaw is not None]
     bad = [(name, flaw) for name, flaw in found if flaw.verdict is Standing.WARNS]
-    yield from rows_of("TL-D35", "outage of Kafka", bad or found)
+    yield from rows_of(DoctorQuestion("TL-D35", "outage of Kafka"), bad or found)
 
 
 def _times(seen: TopicSeen, servers: str) -> Flaw | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from towline.doctor.findings import Finding, Standing
+from towline.doctor.findings import DoctorQuestion, Finding, Standing
 from towline.doctor.kafka.flaws import Flaw, named, rows_of
 from towline.doctor.kafka.seen import DENIED_GROUP, OK
 from towline.doctor.kafka.topics import DENIED
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES"]
 
-_CODE: Final = "TL-D39"
-_PROMISE: Final = "rights"
+_RIGHTS: Final = DoctorQuestion("TL-D39", "rights")
 _ACL: Final = "kafka-acls.sh --bootstrap-server SERVERS --add --allow-principal User:THIS"
 _PREFIXED: Final = "--resource-pattern-type prefixed --transactional-id"
 _IDS: Final = "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
@@ -27,11 +26,11 @@ _READ: Final = "transaction.max.timeout.ms, transactional.id.expiration.ms, tran
 def rights(look: LookedAt) -> Iterator[Finding]:
     """TL-D39: one row for each right that is missing or not known."""
     found = [*_on_topics(look)]
-    yield from rows_of(_CODE, _PROMISE, found)
+    yield from rows_of(_RIGHTS, found)
     others = [*_on_the_rest(look)]
     yield from others
     if not found and not others and look.of():
-        yield _row(Standing.HOLDS, f"this user may do all that the lines need with {len(look.of())} topics")
+        yield _RIGHTS.answer(Standing.HOLDS, f"this user may do all that the lines need with {len(look.of())} topics")
 
 
 def _on_topics(look: LookedAt) -> Iterator[tuple[str, Flaw]]:
@@ -69,7 +68,7 @@ def _on_the_rest(look: LookedAt) -> Iterator[Finding]:
     acl = _ACL.replace("SERVERS", kafka.servers)
     refused = [one for one in look.writers if kafka.transactions.get(one.probe_id, (OK, ""))[0] == _IDS]
     for one in refused:
-        yield _row(
+        yield _RIGHTS.answer(
             Standing.WARNS,
             f"transactional id {one.probe_id} is refused, which a right for the prefix {one.prefix} would cover",
             until="never, unless each id is granted by its full name",
@@ -78,22 +77,18 @@ def _on_the_rest(look: LookedAt) -> Iterator[Finding]:
         )
     denied = [group for group, outcome in kafka.groups.items() if outcome == DENIED_GROUP]
     if denied:
-        yield _row(
+        yield _RIGHTS.answer(
             Standing.BROKEN,
             f"Read on the group {named(denied)} is not granted",
             until="never: rows are not removed from the landing topic",
             mend=f"{acl} --operation Read --group {denied[0]}",
         )
     if not kafka.settings and kafka.brokers:
-        yield _row(
+        yield _RIGHTS.answer(
             Standing.UNKNOWN,
             f"DescribeConfigs on the cluster is not granted: {_READ} can't be read",
             mend=f"{acl} --operation DescribeConfigs --cluster, for the user that runs doctor.",
         )
-
-
-def _row(verdict: Standing, because: str, *, until: str = "", mend: str = "", line: str = "") -> Finding:
-    return Finding(code=_CODE, promise=_PROMISE, verdict=verdict, because=because, until=until, mend=mend, line=line)
 
 
 RULES: Final = (rights,)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.model import Line
-from towline.doctor.findings import Finding, Standing
+from towline.doctor.findings import DoctorQuestion, Finding, Standing
 from towline.doctor.kafka.flaws import Flaw, named, rows_of, sized
 from towline.doctor.kafka.seen import OK, TopicSeen
 from towline.doctor.kafka.wanted import TopicRole
@@ -54,7 +54,7 @@ def there(look: LookedAt) -> Iterator[Finding]:
         well = Flaw(Standing.LIMITED, f"Towline makes {named(made)} at the start", until="")
     elif look.of():
         well = Flaw(Standing.HOLDS, f"{len(look.of())} topics are there")
-    yield from rows_of("TL-D26", "topics", missing, well)
+    yield from rows_of(DoctorQuestion("TL-D26", "topics"), missing, well)
 
 
 def _absent(look: LookedAt, one: WantedTopic) -> bool:
@@ -92,7 +92,7 @@ def markers(look: LookedAt) -> Iterator[Finding]:
             mend = f"{mend} --partitions {one.partitions}"
             found.append((one.name, Flaw(Standing.BROKEN, fact, "never: the line does not start (TL-K22)", mend)))
     well = Flaw(Standing.HOLDS, f"cleanup.policy = compact of {judged} marker topics") if judged else None
-    yield from rows_of("TL-D36", "markers of batches", found, well)
+    yield from rows_of(DoctorQuestion("TL-D36", "markers of batches"), found, well)
 
 
 def landing(look: LookedAt) -> Iterator[Finding]:
@@ -109,7 +109,7 @@ def landing(look: LookedAt) -> Iterator[Finding]:
             until = "never: its gateway does not start (TL-J35)"
             found.append((one.name, Flaw(Standing.BROKEN, fact, until, do.replace("SERVERS", look.kafka.servers))))
     well = Flaw(Standing.HOLDS, f"{judged} topics delete nothing by themselves") if judged else None
-    yield from rows_of("TL-D37", "inbox in Kafka", found, well)
+    yield from rows_of(DoctorQuestion("TL-D37", "inbox in Kafka"), found, well)
 
 
 def compacted(look: LookedAt) -> Iterator[Finding]:
@@ -132,7 +132,7 @@ def compacted(look: LookedAt) -> Iterator[Finding]:
         elif one.role in (TopicRole.RECORDS, TopicRole.SOURCE):
             until = "another record of the same key comes"
             found.append((one.name, Flaw(Standing.LIMITED, fact, until)))
-    yield from rows_of("TL-D38", "every record kept", found)
+    yield from rows_of(DoctorQuestion("TL-D38", "every record kept"), found)
 
 
 def sizes(look: LookedAt) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from towline.doctor.findings import Finding, Standing
+from towline.doctor.findings import DoctorQuestion, Finding, Standing
 from towline.doctor.kafka.flaws import days
 from towline.doctor.kafka.seen import OK
 from towline.text import counted
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES"]
 
+_BEGINS: Final = DoctorQuestion("TL-D31", "transactions")
 _LONGEST: Final = "transaction.max.timeout.ms"
 _REFUSED_CLOCK: Final = "INVALID_TRANSACTION_TIMEOUT"
 _DENIED: Final = "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
@@ -35,7 +36,7 @@ def clocks(look: LookedAt) -> Iterator[Finding]:
     fact = f"transaction.timeout.ms = {asked:,}"
     fact += "" if most is None else f", {_LONGEST} = {most:,} of the brokers"
     if (most is not None and most < asked) or any(outcome[0] == _REFUSED_CLOCK for _, outcome in failed):
-        yield _clock(
+        yield _BEGINS.answer(
             Standing.BROKEN,
             fact,
             until="never: Kafka refuses to begin a transaction",
@@ -46,27 +47,15 @@ def clocks(look: LookedAt) -> Iterator[Finding]:
         until = "never: the line writes nothing" if name else ""
         because = f"a transaction of {writer.probe_id} could not begin: {words}"
         mend = "Is a broker down, or Kafka busy? Mend that, and ask again."
-        yield _clock(Standing.BROKEN, because, until=until, mend=mend, line=writer.line)
+        yield _BEGINS.answer(Standing.BROKEN, because, until=until, mend=mend, line=writer.line)
     if tried and not failed:
         begun = sum(outcome[0] == OK for _, outcome in tried)
         if begun:
-            yield _clock(Standing.HOLDS, f"{counted(begun, 'writer')} began a transaction; {fact}")
+            yield _BEGINS.answer(Standing.HOLDS, f"{counted(begun, 'writer')} began a transaction; {fact}")
 
 
 def _tried(look: LookedAt, probe_id: str) -> bool:
     return probe_id in look.kafka.transactions
-
-
-def _clock(verdict: Standing, because: str, *, until: str = "", mend: str = "", line: str = "") -> Finding:
-    return Finding(
-        code="TL-D31",
-        promise="transactions",
-        verdict=verdict,
-        because=because,
-        until=until,
-        mend=mend,
-        line=line,
-    )
 
 
 def expiry(look: LookedAt) -> Iterator[Finding]:
