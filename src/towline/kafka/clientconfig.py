@@ -24,7 +24,7 @@ from towline.kafka.plainsecret import PlainSecret
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LEADER_ONLY", "QUIET", "check_client", "file_property", "insecurities", "resolve"]
+__all__ = ["LEADER_ONLY", "QUIET", "REFERENCE", "check_client", "file_property", "insecurities", "resolve"]
 
 #: Properties whose value is a secret: plain text is refused, since it would stand in Spark's plans.
 SECRETS: Final = frozenset(
@@ -131,7 +131,8 @@ COMMON: Final = (
     "ssl.key.password.file",
 )
 
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+#: A variable of the environment, whose value is taken where the connection is opened.
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NO_SUCH = "No such configuration property"
 #: A secret file is a line, or a PEM key: 64 KiB is more than any of them.
 SECRET_FILE_LIMIT = 64 << 10
@@ -205,7 +206,7 @@ def check_client(
     """
     for name, value in client.items():
         _check_name(name, where, prefix)
-        if name in SECRETS and not isinstance(value, PlainSecret) and not _REFERENCE.fullmatch(value):
+        if name in SECRETS and not isinstance(value, PlainSecret) and not REFERENCE.fullmatch(value):
             raise ConfigError(
                 "TL-C44",
                 where,
@@ -288,7 +289,7 @@ def _can_probe(name: str) -> bool:
 
 
 def _stand_in(name: str, value: str) -> str:
-    return "-" if name in SECRETS or file_property(name) or _REFERENCE.search(value) else value
+    return "-" if name in SECRETS or file_property(name) or REFERENCE.search(value) else value
 
 
 def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> dict[str, str]:
@@ -324,7 +325,7 @@ def _from_environment(name: str, value: str, where: str, prefix: str) -> str:
             )
         return found
 
-    return _REFERENCE.sub(lookup, value)
+    return REFERENCE.sub(lookup, value)
 
 
 def _from_file(name: str, path: str, where: str, prefix: str) -> str:

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from towline.errors import ConfigError
 from towline.kafka import jaas
+from towline.kafka.clientconfig import REFERENCE
 from towline.kafka.plainsecret import PlainSecret
 
 __all__ = ["IDLE", "REFUSED", "RULES", "Translation", "translated"]
@@ -46,8 +47,6 @@ Rule: TypeAlias = Callable[[str, Said], Mapping[str, str]]
 
 Its ValueError says what is wrong with the value, and after "; " what to do.
 """
-
-_REFERENCE: Final = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 def translated(settings: Mapping[str, str], where: str, prefix: str = "kafka.") -> Translation:
@@ -115,7 +114,7 @@ def _flag(value: str) -> bool:
 
 def _secret(value: str, option: str) -> str:
     """A reference to the environment as it is, and anything else as a secret in plain text."""
-    return value if _REFERENCE.fullmatch(value) else PlainSecret(value, option)
+    return value if REFERENCE.fullmatch(value) else PlainSecret(value, option)
 
 
 def _refusal(advice: str) -> Rule:
