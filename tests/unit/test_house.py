@@ -1,4 +1,4 @@
-"""House rules that no other tool checks: a class name means one thing, and a module is read in one sitting."""
+"""A house rule that no other tool checks: a class name means one thing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-LONGEST = 500
-
-
-def test_no_module_and_no_test_file_is_longer_than_one_reads_in_a_sitting() -> None:
-    files = [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-    lines = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in files}
-    assert {name: count for name, count in lines.items() if count > LONGEST} == {}
 
 
 def test_a_public_class_name_means_one_thing() -> None:

@@ -1,4 +1,4 @@
-"""A terminal with a shell in it, and the sessions of a page: what is typed, what is answered, and what may differ."""
+"""A terminal with a shell in it, and the sessions of a page that are typed into it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from tests.helpers import wait_until
 
-__all__ = ["PROMPT", "Terminal", "differences", "matches", "sessions"]
+__all__ = ["PROMPT", "Terminal", "sessions"]
 
 PROMPT: Final = "$ "
 #: A shell whose controlling terminal is its standard input, so that Ctrl-C reaches what runs in it.
@@ -34,27 +34,6 @@ _QUESTION: Final = re.compile(r"^(\S.*\[[^\[\]]*\]:)(?: (.*))?$")
 def sessions(page: str) -> list[str]:
     """The sessions of a page, in order."""
     return re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-
-
-def matches(said: str, wanted: str) -> bool:
-    """Whether a terminal shows what a page does, word for word, but for what differs from run to run.
-
-    A number is any number, with its commas and points; a word that begins with ``/`` is any path; a line of ``...`` is
-    any lines, or none. Spaces at the end of a line do not count. Everything else is the same.
-    """
-    lines = (r"(?:.*\n)*?" if line.strip() == "..." else re.escape(line) + r"\n" for line in _plain(wanted))
-    return re.fullmatch("".join(lines), "".join(f"{line}\n" for line in _plain(said))) is not None
-
-
-def differences(said: str, wanted: str) -> str:
-    """Both, for a person."""
-    return f"--- the page\n{wanted}\n--- the terminal\n{said}"
-
-
-def _plain(text: str) -> list[str]:
-    text = re.sub(r"(?<!\S)/\S*", "/", text)
-    text = re.sub(r"\d+(?:[.,]\d+)*", "0", text)
-    return [line.rstrip() for line in text.replace("\r\n", "\n").rstrip().split("\n")]
 
 
 class Terminal:
@@ -135,18 +114,6 @@ class Terminal:
             elif question := _QUESTION.match(line):
                 self.wait_for(f"{question[1]} ", timeout)
                 self.type((question[2] or "") + "\n")
-
-    def shows(self, session: str, timeout: float) -> None:
-        """Wait until it shows what a session does."""
-
-        def shown() -> bool:
-            text = self.said
-            return matches(text.removesuffix(PROMPT) if text.endswith(f"\n{PROMPT}") else text, session)
-
-        try:
-            wait_until(shown, timeout)
-        except AssertionError:
-            raise AssertionError(differences(self.said, session)) from None
 
     def _listen(self) -> None:
         while True:
