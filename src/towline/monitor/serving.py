@@ -27,29 +27,18 @@ def bridge_endpoint(bridge: Bridge, option: str | None) -> Iterator[Callable[[Br
         option: ``--metrics``, before the file.
 
     Raises:
-        ConfigError: TL-C145 for the option, TL-C146 if the address can't be had, TL-C148 if there is no OpenTelemetry:
-            nothing has been started then.
+        ConfigError: TL-C145 for the option, TL-C146 if the address can't be had: nothing has been started then.
     """
     address = _address(option or bridge.monitor.listen)
-    shown: list[Callable[[BridgeState], None]] = []
-    with contextlib.ExitStack() as stack:
-        if bridge.monitor.traces:
-            from towline.monitor.tracing import BatchSpans, tracer  # noqa: PLC0415 - loaded when it is wanted
+    if address is None:
+        yield lambda _: None
+        return
+    from towline.monitor.bridge import BridgeMonitor, serve_bridge  # noqa: PLC0415 - loaded when it is wanted
 
-            shown.append(stack.enter_context(BatchSpans(tracer())).show)
-        if address is not None:
-            from towline.monitor.bridge import BridgeMonitor, serve_bridge  # noqa: PLC0415
-
-            names = {line.name: line.gateway.name for line in bridge.lines}
-            monitor = BridgeMonitor(bridge.name, names, bridge.monitor.broker_queue_messages)
-            stack.enter_context(serve_bridge(monitor, address))
-            shown.append(monitor.show)
-
-        def show(state: BridgeState) -> None:
-            for one in shown:
-                one(state)
-
-        yield show
+    names = {line.name: line.gateway.name for line in bridge.lines}
+    monitor = BridgeMonitor(bridge.name, names, bridge.monitor.broker_queue_messages)
+    with serve_bridge(monitor, address):
+        yield monitor.show
 
 
 @contextlib.contextmanager

@@ -112,7 +112,6 @@ ticket_valid_s = 600
 [monitor]
 listen = "127.0.0.1:9464"
 broker_queue_messages = 1000
-traces = false
 [hono]
 adapter = "a"
 tenants = { t1 = { defaults = { ttl = 3 }, resource-limits = { max-ttl = 60 }, gateways = ["g"] } }

@@ -1,15 +1,11 @@
-"""Whether metrics and spans are asked for, and what is said where they can't be had."""
+"""Whether metrics are asked for, and what is said where they can't be had."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
@@ -17,16 +13,6 @@ from towline.bridge.config.monitoring import read_address
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import ConfigError
 from towline.monitor.serving import bridge_endpoint, gateway_endpoint
-from towline.monitor.tracing import BatchSpans
-
-REPORT = {
-    "query": "q",
-    "batch": 7,
-    "rows": 30,
-    "at": 1_700_000_000.5,
-    "millis": {"triggerExecution": 500},
-    "transactions": [0.25],
-}
 
 
 def bridge(tmp_path: Path, monitor: str = "") -> Bridge:
@@ -76,34 +62,3 @@ def test_nothing_listens_that_was_not_asked_for(tmp_path: Path) -> None:
 def test_an_unknown_key_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'\[monitor\]: unknown key "lissen". Did you mean "listen"'):
         bridge(tmp_path, 'lissen = "9464"')
-
-
-def test_a_batch_is_a_span() -> None:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    state = BridgeState("b", Path("nowhere"), {"line": "up"})
-    with BatchSpans(provider.get_tracer("towline")) as spans:
-        spans.show(state)
-        state.lines["line"].took(REPORT)
-        state.lines["line"].took(REPORT)  # told twice
-    (span,) = exporter.get_finished_spans()
-    assert (span.start_time, span.end_time) == (1_700_000_000_000_000_000, 1_700_000_000_500_000_000)
-    assert dict(span.attributes or {}) == {
-        "messaging.system": "kafka",
-        "messaging.batch.message_count": 30,
-        "towline.bridge": "b",
-        "towline.line": "line",
-        "towline.direction": "up",
-        "towline.batch": 7,
-        "towline.transaction_seconds": (0.25,),
-    }
-
-
-def test_without_the_extra_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with (
-        pytest.raises(ConfigError, match=r"TL-C148") as told,
-        bridge_endpoint(bridge(tmp_path, "traces = true"), None),
-    ):
-        pass
-    assert 'pip install "towline[otel]"' in str(told.value)

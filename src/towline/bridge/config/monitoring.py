@@ -36,12 +36,10 @@ class MonitorSection(Section):
             password: another address than loopback is for a network on which everybody may read them.
         broker_queue_messages: Most messages that the broker keeps for one client while it is away, such as Mosquitto's
             ``max_queued_messages``; for the metric of that outage budget. None where it has no limit or is not known.
-        traces: A span for each batch, through OpenTelemetry.
     """
 
     listen: str | None = None
     broker_queue_messages: Annotated[int, Field(ge=1)] | None = None
-    traces: bool = False
 
     @field_validator("listen")
     @classmethod

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from towline import files
 from towline.bridge.downlink.account import DownlinkCounts
@@ -27,7 +27,6 @@ from towline.timing import BATCHES, Histogram
 
 __all__ = [
     "BRIDGE_FILE",
-    "BatchDone",
     "BridgeState",
     "LineView",
     "account_of",
@@ -46,9 +45,6 @@ WINDOW_S = 5.0
 SILENT_S = 10.0
 #: Samples kept for the rates, one a second.
 SAMPLES = 10
-#: Batches kept for whoever makes spans of them.
-DONE = 1000
-
 
 #: What is counted of a line, by its direction.
 COUNTS: Final[Mapping[str, type[LineCounts]]] = {"up": UplinkCounts, "down": DownlinkCounts}
@@ -62,24 +58,6 @@ def counts_of(direction: str, values: Mapping[str, Any]) -> LineCounts:
 def account_of(status: Mapping[str, Any], counts: LineCounts) -> LineAccount | None:
     """The account of a line, whichever way it goes; None where its gateway does not say what it is made of."""
     return counts.account(status) if status.get(counts.witness) not in (None, {}) else None
-
-
-class BatchDone(NamedTuple):
-    """A committed batch.
-
-    Attributes:
-        number: Of the batch.
-        rows: What it had.
-        at: When it was committed, in seconds since 1970.
-        seconds: How long it took.
-        transactions: How long each was open, in seconds.
-    """
-
-    number: int
-    rows: int
-    at: float
-    seconds: float
-    transactions: tuple[float, ...]
 
 
 @dataclass
@@ -108,7 +86,6 @@ class LineView:
         transactions: How long their transactions were open; nothing is counted where the guarantee has none.
         batch_at: When the last of them was heard of, in seconds since 1970; None before the first.
         timed: Its query and number.
-        done: The last of them; whoever makes spans of them takes them away.
     """
 
     name: str
@@ -132,7 +109,6 @@ class LineView:
     transactions: Histogram = field(default_factory=lambda: Histogram(BATCHES))
     batch_at: float | None = None
     timed: tuple[str, int] = ("", -1)
-    done: deque[BatchDone] = field(default_factory=lambda: deque(maxlen=DONE))
 
     def took(self, report: Mapping[str, Any]) -> None:
         """Note how long a committed batch took, and its transactions; one that was noted before changes nothing.
@@ -144,12 +120,9 @@ class LineView:
         if query == self.timed[0] and batch <= self.timed[1]:
             return
         self.timed, self.batch_at = (query, batch), float(report.get("at", time.time()))
-        transactions = tuple(map(float, report.get("transactions", ())))
-        seconds = float(report.get("millis", {}).get("triggerExecution", 0)) / 1000
-        self.batches.observe(seconds)
-        for open_s in transactions:
-            self.transactions.observe(open_s)
-        self.done.append(BatchDone(batch, int(report.get("rows") or 0), self.batch_at, seconds, transactions))
+        self.batches.observe(float(report.get("millis", {}).get("triggerExecution", 0)) / 1000)
+        for open_s in report.get("transactions", ()):
+            self.transactions.observe(float(open_s))
 
     def asks(self) -> None:
         """The gateway is about to be asked; what is counted from here on may be newer than its answer."""
