@@ -30,9 +30,7 @@ def status(
     state_dir: Annotated[Path | None, typer.Option(help="The bridge's state_dir, instead of a file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts; null is what is not known.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every second until Ctrl-C.")] = False,
-    reconcile: Annotated[
-        bool, typer.Option("--reconcile", help="Ask Kafka too: its markers, and where its topics end.")
-    ] = False,
+    reconcile: Annotated[bool, typer.Option("--reconcile", help="Ask Kafka too: the totals of its markers.")] = False,
     environment: Environment = None,
 ) -> None:
     """Show the account: received = in Kafka + left out + waiting, and whether it adds up.

@@ -38,7 +38,6 @@ __all__ = [
     "missing_topics",
     "reachable",
     "settled",
-    "topic_bounds",
     "topic_facts",
     "watermarks",
 ]
@@ -166,26 +165,6 @@ def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) 
         found = admin.list_topics(timeout).topics.get(topic)
         places = [] if found is None else [TopicPartition(topic, number) for number in found.partitions]
         return _comes(lambda: not admin.open_transactions(places, timeout), timeout)
-
-
-def topic_bounds(
-    client: str | Mapping[str, str], names: Iterable[str], timeout: float = 15.0
-) -> dict[str, dict[int, tuple[int, int]]]:
-    """The first offset and the last stable one of each partition of topics; one that does not exist is left out.
-
-    Args:
-        client: Bootstrap servers, or a whole client configuration.
-        names: Topics; looked up in the cluster's whole list, so nothing is created.
-        timeout: Seconds to wait at most, for each answer.
-
-    Raises:
-        KafkaError: TL-K01.
-        ConfigError: The configuration is impossible.
-    """
-    with _connected(client) as admin:
-        listed = admin.list_topics(timeout).topics
-        places = {name: [TopicPartition(name, n) for n in listed[name].partitions] for name in names if name in listed}
-        return {name: admin.bounds(parts, timeout) for name, parts in places.items()}
 
 
 def delete_below(client: str | Mapping[str, str], ends: Mapping[tuple[str, int], int], timeout: float = 15.0) -> None:
@@ -374,20 +353,11 @@ class _Admin:
         stable = self._ends(places, IsolationLevel.READ_COMMITTED, timeout)
         return stable != self._ends(places, IsolationLevel.READ_UNCOMMITTED, timeout)
 
-    def bounds(self, places: list[TopicPartition], timeout: float) -> dict[int, tuple[int, int]]:
-        """The first offset of partitions, and the last stable one."""
-        earliest: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-        firsts = self._ends(places, IsolationLevel.READ_COMMITTED, timeout, earliest)
-        ends = self._ends(places, IsolationLevel.READ_COMMITTED, timeout)
-        return {partition: (first, ends[partition]) for partition, first in firsts.items()}
-
-    def _ends(
-        self, places: list[TopicPartition], isolation: IsolationLevel, timeout: float, spec: Any = None
-    ) -> dict[int, int]:
+    def _ends(self, places: list[TopicPartition], isolation: IsolationLevel, timeout: float) -> dict[int, int]:
         if not places:
             return {}
         latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        wanted = dict.fromkeys(places, spec or latest)
+        wanted = dict.fromkeys(places, latest)
 
         def ask() -> dict[int, int]:
             answers = self.client.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)

@@ -140,11 +140,6 @@ def test_kafka_says_the_same(account: Account) -> None:
     code, found = account.reconciled
     up = {one["what"]: (one["kafka"], one["line"]) for one in found["up"]}
     assert (up["rows in the markers"], up["dead letters in the markers"]) == ((63, 63), (3, 3))
-    assert up["records"][1] == 60
-    assert up["dead letters"][1] == 3
-    assert [one["line"] for one in found["down"]] == [one["kafka"] for one in found["down"]], (
-        "where the line stands is where the topic ends"
-    )
     assert all(one["agrees"] for line in found.values() for one in line)
     assert code == 0
 

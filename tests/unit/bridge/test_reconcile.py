@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.cli.test_main import ran
+from towline.bridge.config.model import Bridge
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.reconcile import Comparison, of_ends, of_journal, of_markers, of_offsets
-from towline.bridge.runtime import reconciling
-from towline.bridge.runtime.reconciling import reconcile, render_comparisons
-from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.reconciling import Comparison, of_journal, of_markers, reconcile, render_comparisons
 from towline.bridge.runtime.status import collect
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
@@ -87,16 +85,6 @@ def test_what_can_not_be_compared_is_no_disagreement(
     assert verdicts(noted, markers) == [None]
 
 
-def test_a_topic_that_ends_too_early_is_told() -> None:
-    bounds = {"a": {0: (5, 60), 1: (0, 40)}, "b": {0: (0, 10)}}
-    assert of_ends("records", ["a", "b"], bounds, 110).agrees is True
-    assert of_ends("records", ["a", "b"], bounds, 111).why == (
-        "Kafka has room for 110, and acknowledged 111: was a topic made anew, or did Kafka lose records?   [TL-K63]"
-    )
-    assert "c is not there" in of_ends("records", ["c"], bounds, 1).why
-    assert of_ends("records", ["c"], bounds, 0).agrees is True
-
-
 def test_a_journal_ahead_of_its_checkpoint_is_told() -> None:
     assert of_journal(900, 900).agrees
     assert of_journal(890, 900).agrees, "the gateway hears of it with the next batch"
@@ -105,33 +93,31 @@ def test_a_journal_ahead_of_its_checkpoint_is_told() -> None:
     )
 
 
-def test_where_a_line_stands_is_where_kafka_has_records() -> None:
-    bounds = {"t": {0: (0, 50), 1: (20, 50), 2: (0, 5)}}
-    found = list(of_offsets({"t": {"0": 50, "1": 10, "2": 7, "3": 1}}, bounds))
-    assert [one.agrees for one in found] == [True, False, False, False]
-    assert [one.why.rpartition("[")[2] for one in found] == ["", "TL-K64]", "TL-K63]", "TL-K63]"]
-
-
 def test_the_table_has_a_part_for_each_line() -> None:
-    one = Comparison("records", 1_012, 990, agrees=True, bound=True)
-    two = Comparison("dead letters", 1, 2, agrees=False, why="Kafka has room for 1", bound=True)
+    one = Comparison("rows in the markers", 1_012, 1_012, agrees=True)
+    two = Comparison("dead letters in the markers", 1, 2, agrees=False, why="the markers say 1")
     text = render_comparisons({"l": [one.as_json(), two.as_json()], "m": []})
     assert text.splitlines() == [
         '▸ line "l"                                           Kafka         line',
-        "  records                                 1,012          990  ≥ ✓",
-        "  dead letters                                1            2  ≥ ✗: Kafka has room for 1",
+        "  rows in the markers                     1,012        1,012  ✓",
+        "  dead letters in the markers                 1            2  ✗: the markers say 1",
         '▸ line "m"                                           Kafka         line',
-        "  nothing of it is in Kafka",
+        "  no markers to compare with: they belong to exactly_once",
     ]
 
 
-def test_a_line_is_held_against_its_markers_and_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def begun(tmp_path: Path) -> Bridge:
     own = 'name = "telemetry"\nguarantee = "exactly_once"\ndead_letter_topic = "dead"\n'
     bridge = read(GOOD.replace('name = "telemetry"\n', own), tmp_path)
+    Identity("telemetry", "s", query="q").save(bridge.uplinks[0].gateway.state_dir)
+    return bridge
+
+
+def test_a_line_is_held_against_its_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge = begun(tmp_path)
     (line,) = bridge.uplinks
     place = Path(str(line.checkpoint))
     place.mkdir(parents=True)
-    Identity("telemetry", "s", query="q").save(line.gateway.state_dir)
     step = MarkerStep(None, MarkerTotals(20, 2))
     tally.given(Checkpoint(str(place)), 4, 20, SinkBatch(20, 18, 2, marks=step, sink="s/1"))
     marker = Marker(4, 1, 20, writer="q", dead_lettered=2, total_rows=20, total_dead_lettered=2)
@@ -142,34 +128,23 @@ def test_a_line_is_held_against_its_markers_and_topics(tmp_path: Path, monkeypat
         return {0: marker}
 
     monkeypatch.setattr(MarkerStore, "read_all", read_all)
-    ends = {"telemetry": {0: (0, 19)}, "dead": {0: (0, 2)}}
-    monkeypatch.setattr(reconciling, "topic_bounds", lambda _, names: {name: ends[name] for name in names})
-    state = BridgeState("plant-7", bridge.state_dir, {"telemetry": "up"})
-    report = {"batch": 4, "query": "q", "journal": "j", "start": 0, "end": 20, "rows": 20, "observed": {}, "letters": 2}
-    sums = SinkSums(4, 20, 18, 2).as_json()
-    state.lines["telemetry"].counts = state.lines["telemetry"].counts.add(
-        {**report, "sink": {"sums": sums, "own": sums}}
-    )
-    state.save()
-    found = reconcile(bridge, collect(bridge.state_dir))["telemetry"]
+    found = reconcile(bridge, collect(bridge.state_dir, ["telemetry"]))["telemetry"]
     assert asked == ["towline.s.markers"]
     assert [(one["what"], one["kafka"], one["line"], one["agrees"]) for one in found] == [
         ("rows in the markers", 20, 20, True),
         ("dead letters in the markers", 2, 2, True),
-        ("records", 19, 18, True),
-        ("dead letters", 2, 2, True),
     ]
 
 
 def test_a_kafka_that_is_away_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bridge = read(GOOD, tmp_path)
+    bridge = begun(tmp_path)
 
     def away(*_: object) -> None:
         raise KafkaError("TL-K01", "k1:9092", "no answer", "Is it there?")
 
-    monkeypatch.setattr(reconciling, "topic_bounds", away)
+    monkeypatch.setattr(MarkerStore, "read_all", away)
     code, out, err = ran(capsys, "status", "--reconcile", "--json", str(bridge.file))
     assert (code, err) == (3, "k1:9092: no answer. Is it there?   [TL-K01]\n")
     assert "reconciled" not in json.loads(out)

@@ -1,18 +1,20 @@
-"""`towline status --reconcile`: reads Kafka itself, and holds the accounts of a bridge against it."""
+"""`towline status --reconcile`: holds the account of each line against the markers that Kafka has of it.
+
+A marker has the totals of all batches of the sink and is written in the transaction of the records (exactly_once):
+they are equal to what the sink has noted, or one batch ahead of it where a kill came between.
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import CONSUMER, Line
-from towline.bridge.lines.evidence import kafka_offsets, read_checkpoint
+from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.reconcile import Comparison, of_ends, of_journal, of_markers, of_offsets
-from towline.bridge.runtime.state import counts_of, read_state
-from towline.bridge.uplink.account import UplinkCounts
 from towline.checkpoint import Checkpoint
 from towline.guarantee import policy
-from towline.kafka.admin import topic_bounds
+from towline.kafka.markers import ANYONE, Marker, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline.spark import tally
@@ -20,15 +22,38 @@ from towline.spark import tally
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from towline.bridge.config.model import AnyLine, Bridge, DownLine
-    from towline.kafka.markers import Marker
+    from towline.bridge.config.model import AnyLine, Bridge
+    from towline.spark.sink_note import NotedBatch
 
-__all__ = ["reconcile", "render_comparisons"]
+__all__ = ["Comparison", "of_journal", "of_markers", "reconcile", "render_comparisons"]
 
 #: A batch may end between two looks: so often both are read again.
 _LOOKS: Final = 5
 #: Seconds Kafka has for each answer.
 _TIMEOUT: Final = "15"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One thing that two witnesses say.
+
+    Attributes:
+        what: It is about.
+        kafka: What Kafka says; None for nothing.
+        line: What the line says; None for nothing.
+        agrees: None where they can't be compared.
+        why: What is wrong, with its code, or why they can't be compared.
+    """
+
+    what: str
+    kafka: int | None
+    line: int | None
+    agrees: bool | None
+    why: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
 
 
 def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -39,53 +64,15 @@ def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> dict[str, list[dict[
         status: Of `towline.bridge.runtime.status.collect`, asked before.
 
     Raises:
-        KafkaError: TL-K01 no answer; as `MarkerStore.read`.
+        KafkaError: As `MarkerStore.read`.
         ConfigError: The client's configuration is impossible.
     """
-    saved = (read_state(bridge.state_dir) or {}).get("lines", {})
-    found = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for line in bridge.lines:
-        view, known = saved.get(line.name, {}), status["lines"].get(line.name) or {}
-        up = isinstance(line, Line)
-        comparisons = _up(bridge, line, view, known) if up else _down(bridge, line, view)  # type: ignore[arg-type]
-        found[line.name] = [one.as_json() for one in comparisons]
+        known = status["lines"].get(line.name) or {}
+        journal = _journal(line, known.get("gateway") or {}) if isinstance(line, Line) else ()
+        found[line.name] = [one.as_json() for one in (*journal, *_markers(bridge, line))]
     return found
-
-
-def _up(bridge: Bridge, line: Line, saved: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Comparison]:
-    """Numbers of the line first, Kafka's after that: they only grow."""
-    counts = counts_of("up", saved.get("counts", {}))
-    assert isinstance(counts, UplinkCounts)
-    yield from _journal(line, known.get("gateway") or {})
-    yield from _markers(bridge, line)
-    topics = {route.topic.constant for route in line.routes} | {route.fallback_topic for route in line.routes}
-    named = sorted(topic for topic in topics if topic)
-    plain = counts.plain_letters and line.dead_letter_topic
-    carried = counts.sink.sums.acknowledged
-    if policy(line.guarantee).kafka["acks"] == "0":
-        yield Comparison("records", None, carried, None, "with acks=0 Kafka acknowledges nothing")
-    elif None in {route.topic.constant for route in line.routes}:
-        yield Comparison("records", None, carried, None, "topics are made of messages")
-    else:
-        places = [*named, *([str(line.dead_letter_topic)] if plain else [])]
-        yield of_ends("records", places, topic_bounds(bridge.kafka.client(), places), carried)
-    yield from _letters(bridge, line, counts.sink.sums.dead_lettered)
-
-
-def _down(bridge: Bridge, line: DownLine, saved: Mapping[str, Any]) -> Iterator[Comparison]:
-    counts = counts_of("down", saved.get("counts", {}))
-    seen = read_checkpoint(line.checkpoint)
-    stands = kafka_offsets(line.checkpoint, seen.done) if seen.done is not None else {}
-    yield from of_offsets(stands, topic_bounds(bridge.kafka.client(), stands))
-    if line.dead_letter_topic:
-        yield from _markers(bridge, line)
-    yield from _letters(bridge, line, counts.sink.sums.dead_lettered)
-
-
-def _letters(bridge: Bridge, line: AnyLine, dead_lettered: int) -> Iterator[Comparison]:
-    if line.dead_letter_topic:
-        topics = [line.dead_letter_topic]
-        yield of_ends("dead letters", topics, topic_bounds(bridge.kafka.client(), topics), dead_lettered)
 
 
 def _journal(line: Line, gateway: Mapping[str, Any]) -> Iterator[Comparison]:
@@ -95,20 +82,31 @@ def _journal(line: Line, gateway: Mapping[str, Any]) -> Iterator[Comparison]:
         yield of_journal(int(committed), done)
 
 
-def _markers(bridge: Bridge, line: AnyLine) -> Iterator[Comparison]:
+def of_journal(committed: int, done: int) -> Comparison:
+    """The journal's watermark against the newest batch that is done: it is never ahead of it.
+
+    Args:
+        committed: As the gateway says, asked before the checkpoint was read.
+        done: Where that batch ends.
+    """
+    ahead = f"journal says {committed:,} committed · the checkpoint's last batch ends at {done:,}   [TL-K61]"
+    return Comparison("committed", None, committed, committed <= done, "" if committed <= done else ahead)
+
+
+def _markers(bridge: Bridge, line: AnyLine) -> list[Comparison]:
     identity = Identity.read(line.gateway.state_dir)
-    if not policy(line.guarantee).transactions or identity is None:
-        return
+    writes = isinstance(line, Line) or line.dead_letter_topic is not None  # a line down has its dead letters alone
+    if not policy(line.guarantee).transactions or identity is None or not writes:
+        return []
     store = MarkerStore(_settings(bridge, line, identity.sink), identity.sink)
     sink = f"{identity.sink}/{line.parallelism}"
     found: list[Comparison] = []
     for _ in range(_LOOKS):
         noted = tally.noted_last(Checkpoint(str(line.checkpoint)))
-        markers: Mapping[int, Marker | None] = store.read_all()
-        found = list(of_markers(noted, markers, sink))
+        found = list(of_markers(noted, store.read_all(), sink))
         if all(one.agrees is not False for one in found):
             break
-    yield from found
+    return found
 
 
 def _settings(bridge: Bridge, line: AnyLine, sink: str) -> SinkSettings:
@@ -117,21 +115,63 @@ def _settings(bridge: Bridge, line: AnyLine, sink: str) -> SinkSettings:
     return SinkSettings.parse({**client, **own})
 
 
+def of_markers(noted: NotedBatch | None, markers: Mapping[int, Marker | None], sink: str) -> Iterator[Comparison]:
+    """The totals of a sink's markers against its note.
+
+    Args:
+        noted: What the sink noted last; None for nothing.
+        markers: Of each partition, read after the note.
+        sink: As the note has it: ``<sink id>/<partitions>``.
+    """
+    what = "rows in the markers"
+    if noted is None or noted.marks is None or noted.sink != sink:
+        yield Comparison(what, _total(markers), None, None, "the sink has noted nothing that it wrote with them")
+        return
+    partitions = int(sink.rpartition("/")[2])
+    known = [marker for part in range(partitions) if (marker := markers.get(part)) is not None]
+    if len(known) < partitions:
+        why = f"{partitions - len(known):,} of {partitions:,} markers are not there   [TL-K62]"
+        yield Comparison(what, _total(markers), noted.marks.rows, agrees=False, why=why)
+        return
+    if any(marker.writer == ANYONE for marker in known):
+        yield Comparison(what, _total(markers), noted.marks.rows, None, "a person has set them")
+        return
+    if odd := next((one for one in known if not 0 <= one.batch - noted.batch <= 1), None):
+        why = f"a marker is of batch {odd.batch}, the sink has noted batch {noted.batch}   [TL-K62]"
+        yield Comparison(what, _total(markers), noted.marks.rows, agrees=False, why=why)
+        return
+    totals = [_before(one) if one.batch > noted.batch else one.totals for one in known]
+    rows, dead = (sum(column) for column in zip(*totals, strict=True))
+    letters = ("dead letters in the markers", dead, noted.marks.dead_lettered)
+    for about, kafka, line in ((what, rows, noted.marks.rows), letters):
+        why = "" if kafka == line else f"the markers say {kafka:,}, the sink has noted {line:,}   [TL-K62]"
+        yield Comparison(about, kafka, line, kafka == line, why)
+
+
+def _before(marker: Marker) -> MarkerTotals:
+    """The totals without its own batch, which the sink has not noted yet."""
+    return MarkerTotals(marker.total_rows - marker.rows, marker.total_dead_lettered - marker.dead_lettered)
+
+
+def _total(markers: Mapping[int, Marker | None]) -> int | None:
+    known = [marker.total_rows for marker in markers.values() if marker is not None]
+    return sum(known) if known else None
+
+
 def render_comparisons(found: Mapping[str, list[dict[str, Any]]]) -> str:
     """The table, a part for each line."""
     out = []
     for name, comparisons in found.items():
         out.append(f'▸ line "{name}"   {_ROW.format("", "Kafka", "line")}'.rstrip())
-        out += [_row(one) for one in comparisons] or ["  nothing of it is in Kafka"]
+        out += [_row(one) for one in comparisons] or ["  no markers to compare with: they belong to exactly_once"]
     return "\n".join(out) + "\n"
 
 
 def _row(one: Mapping[str, Any]) -> str:
     sign = {True: "✓", False: "✗", None: "not compared"}[one["agrees"]]
     kafka, line = ("" if one[name] is None else f"{one[name]:,}" for name in ("kafka", "line"))
-    relation = "≥" if one["bound"] and one["agrees"] is not None else ""
     why = f": {one['why']}" if one["why"] else ""
-    return f"  {_ROW.format(one['what'], kafka, line)}  {relation} {sign}{why}".rstrip()
+    return f"  {_ROW.format(one['what'], kafka, line)}  {sign}{why}".rstrip()
 
 
 _ROW: Final = "{:<32} {:>12} {:>12}"
