@@ -31,7 +31,6 @@ from towline.kafka.markers import (
     Marker,
     MarkerStep,
     MarkerTotals,
-    OnMissing,
     Situation,
     TaskRefusal,
     situation,
@@ -171,7 +170,6 @@ class ExactlyOnce(Delivery):
             # Also for KeyboardInterrupt and a stopped query: an open transaction would hold back every reader.
             producer.close()
             raise
-        transactions.give_back(self.settings, producer)
         return done
 
     def _take(self, work: _Work, screen: RecordCheck) -> Transactional:
@@ -187,19 +185,14 @@ class ExactlyOnce(Delivery):
     def _transact(self, work: _Work, producer: Transactional, screen: RecordCheck) -> Delivered:
         if work.claim is None:
             return self._write(work, producer, screen, None)
-        before = producer.marker or work.store(self.settings).read(work.task.partition)
+        before = work.store(self.settings).read(work.task.partition)
         found = situation(before, work.claim)
-        action = self._action(found)
+        action = STEPS[found].action
         if action is Action.FAIL:
             raise mismatch(found, before, work.claim, place_of(self.settings, work.sink_id))
-        if action is Action.SKIP and found is Situation.DONE and before is not None:
+        if action is Action.SKIP and before is not None:
             return self._skip(work, before)
-        return self._write(work, producer, screen, before, leave_out=action is Action.SKIP)
-
-    def _action(self, found: Situation) -> Action:
-        if found is Situation.MISSING:
-            return _MISSING[OnMissing(self.settings.on_missing)]
-        return STEPS[found].action
+        return self._write(work, producer, screen, before)
 
     def _skip(self, work: _Work, marker: Marker) -> Delivered:
         """The batch is in Kafka: say what was written then."""
@@ -219,20 +212,12 @@ class ExactlyOnce(Delivery):
             marks=MarkerStep(found, marker.totals),
         )
 
-    def _write(
-        self,
-        work: _Work,
-        producer: Transactional,
-        screen: RecordCheck,
-        before: Marker | None,
-        *,
-        leave_out: bool = False,
-    ) -> Delivered:
+    def _write(self, work: _Work, producer: Transactional, screen: RecordCheck, before: Marker | None) -> Delivered:
         rows = size = 0
-        crc = 0 if leave_out else self._crc(work)
+        crc = self._crc(work)
         begun = time.perf_counter()
         producer.begin()
-        for batch in () if leave_out else work.spool:
+        for batch in work.spool:
             converted = screen.rows(batch)
             producer.write(converted)
             rows, size = rows + converted.size, size + converted.bytes
@@ -241,18 +226,11 @@ class ExactlyOnce(Delivery):
             store = work.store(self.settings)
             producer.mark(store.topic, work.task.partition, store.key(work.task.partition), marker)
         producer.commit()
-        producer.marker = marker
         took = time.perf_counter() - begun
         found = before.totals if before is not None and before.writer != ANYONE else None
         marks = None if marker is None else MarkerStep(found, marker.totals)
-        return Delivered(
-            rows - screen.dead_letters,
-            size,
-            dead_lettered=screen.dead_letters,
-            seconds=took,
-            by_hand=leave_out,
-            marks=marks,
-        )
+        dead = screen.dead_letters
+        return Delivered(rows - dead, size, dead_lettered=dead, seconds=took, marks=marks)
 
     def _crc(self, work: _Work) -> int | None:
         """The checksum of the rows where a replay is compared with it, taken before the transaction is open."""
@@ -299,7 +277,6 @@ class ExactlyOnce(Delivery):
 
 #: Where a refusal is written down; elsewhere the marker itself already stops every task.
 _REFUSABLE: Final = frozenset({Situation.FIRST, Situation.NEXT, Situation.DONE})
-_MISSING: Final = {OnMissing.FAIL: Action.FAIL, OnMissing.REPLAY: Action.WRITE, OnMissing.SKIP: Action.SKIP}
 
 
 def _dead_before(marker: Marker) -> int:

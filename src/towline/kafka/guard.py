@@ -12,7 +12,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka import admin, faults
 from towline.kafka.exactly_once import BatchOrigin, place_of
-from towline.kafka.markers import Claim, OnMissing, Situation
+from towline.kafka.markers import Claim, Situation
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.mismatches import mismatch
 
@@ -78,7 +78,7 @@ def require_topics(settings: SinkSettings) -> None:
 
 def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, newest: int) -> None:
     done = checkpoint.last_commit_batch()
-    if done is None or settings.on_missing != OnMissing.FAIL:
+    if done is None:
         return
     store = MarkerStore(settings, sink_id)
     largest = _largest(store)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, StrEnum
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +27,6 @@ __all__ = [
     "MarkerRule",
     "MarkerStep",
     "MarkerTotals",
-    "OnMissing",
     "Situation",
     "TaskRefusal",
     "situation",
@@ -39,17 +38,6 @@ VERSION: Final = 1
 BEFORE_FIRST: Final = -1
 #: ``writer`` of a marker set by hand: any query may go on from it.
 ANYONE: Final = ""
-
-
-class OnMissing(StrEnum):
-    """What the option ``onMissingMarker`` says about a batch > 0 without a marker."""
-
-    #: Stop and tell; the default.
-    FAIL = "fail"
-    #: Write the batch: it is doubled if it was written before.
-    REPLAY = "replay"
-    #: Leave the batch out: it is lost if it was not written before.
-    SKIP = "skip"
 
 
 @dataclass(frozen=True)
@@ -146,15 +134,13 @@ class Marker:
             "batch": self.batch,
             "parallelism": self.parallelism,
             "rows": self.rows,
-            "crc": f"{self.crc or 0:016x}",  # an older Towline wants a number, and compares it as rarely
+            "crc": None if self.crc is None else f"{self.crc:016x}",
             "writerId": self.writer,
             "offsetsHash": self.offsets,
             "deadLettered": self.dead_lettered,
             "totalRows": self.total_rows,
             "totalDeadLettered": self.total_dead_lettered,
         }
-        if self.crc is None:
-            text["summed"] = False
         if self.refused is not None:
             text["refused"] = {
                 "batch": self.refused.batch,
@@ -179,12 +165,12 @@ class Marker:
                 batch=int(text["batch"]),
                 parallelism=int(text["parallelism"]),
                 rows=int(text["rows"]),
-                crc=int(text["crc"], 16) if text.get("summed", True) else None,
+                crc=None if text["crc"] is None else int(text["crc"], 16),
                 writer=str(text["writerId"]),
-                offsets=text.get("offsetsHash"),
-                dead_lettered=int(text.get("deadLettered", 0)),
-                total_rows=int(text.get("totalRows", 0)),
-                total_dead_lettered=int(text.get("totalDeadLettered", 0)),
+                offsets=text["offsetsHash"],
+                dead_lettered=int(text["deadLettered"]),
+                total_rows=int(text["totalRows"]),
+                total_dead_lettered=int(text["totalDeadLettered"]),
                 refused=None
                 if refused is None
                 else TaskRefusal(int(refused["batch"]), refused["run"], refused["partition"]),
@@ -273,7 +259,7 @@ class MarkerRule(NamedTuple):
     code: str = ""
 
 
-#: The whole decision. MISSING may be overruled by ``onMissingMarker``; nothing else may.
+#: The whole decision.
 STEPS: Final[Mapping[Situation, MarkerRule]] = MappingProxyType(
     {
         Situation.FIRST: MarkerRule(Action.WRITE),

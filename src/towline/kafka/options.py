@@ -13,7 +13,7 @@ from towline.guarantee import POLICIES, Guarantee, policy
 from towline.kafka.clientconfig import check_client
 from towline.kafka.javanames import translated
 from towline.kafka.reserved import reserved
-from towline.options import SPARKS, Format, Option, between, truth, whole, word
+from towline.options import SPARKS, Format, Option, between, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,10 +71,8 @@ class SinkSettings:
         prefix: What transactional ids and the marker topic begin with.
         marker_topic: The compacted topic of the markers; None for ``<prefix>.<sink id>.markers``.
         create_marker_topic: Whether it is created when it is missing.
-        on_missing: What to do when a batch > 0 has no marker.
         verify: Whether a skipped batch is compared with its marker; None for "if parallelism > 1, or the
             source's offsets were not compared".
-        reuse: Whether a producer that proved healthy serves the next transaction too.
         spool_memory: Bytes of a task's rows kept in memory.
         spool_disk: Bytes of a task's rows kept on disk beyond that; None for what the disk holds.
     """
@@ -93,9 +91,7 @@ class SinkSettings:
     prefix: str = "towline"
     marker_topic: str | None = None
     create_marker_topic: bool = True
-    on_missing: str = "fail"
     verify: bool | None = None
-    reuse: bool = False
     spool_memory: int = 64 << 20
     spool_disk: int | None = None
 
@@ -299,9 +295,7 @@ _FORMAT: Final = Format(
         Option("transactionalIdPrefix", _name, "prefix", _EXACTLY_ONCE),
         Option("markerTopic", _name, "marker_topic", _EXACTLY_ONCE),
         Option("createMarkerTopic", truth, "create_marker_topic", _EXACTLY_ONCE),
-        Option("onMissingMarker", word("fail", "replay", "skip"), "on_missing", _EXACTLY_ONCE),
         Option("verifyOnSkip", truth, "verify", _EXACTLY_ONCE),
-        Option("producerReuse", lambda text: word("never", "healthy")(text) == "healthy", "reuse", _EXACTLY_ONCE),
         Option("spoolMemoryBytes", whole(0, 1 << 40), "spool_memory", _EXACTLY_ONCE),
         Option("spoolDiskBytes", whole(0, 1 << 50), "spool_disk", _EXACTLY_ONCE),
     ),

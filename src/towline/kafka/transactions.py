@@ -6,14 +6,13 @@
     anything else, SystemError   nothing is certain: throw the producer away, make a new one, read the marker
 
 A commit request that timed out may reach Kafka late; under the old transaction protocol, the only one librdkafka
-speaks, it could then end the *next* transaction of the same epoch (KIP-890). So by default a producer serves one
-transaction: a new instance has a new epoch, and the late request is refused.
+speaks, it could then end the *next* transaction of the same epoch (KIP-890). So a producer serves one transaction: a
+new instance has a new epoch, and the late request is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from concurrent.futures import Future
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
-__all__ = ["Indefinite", "Starting", "Transactional", "clock", "give_back", "take"]
+__all__ = ["Indefinite", "Starting", "Transactional", "clock", "take"]
 
 #: Longest single call, in seconds, so that a deadline is met and a signal is heard.
 _CALL_S: Final = 5.0
@@ -87,9 +86,6 @@ class Transactional(KafkaProducer):
         super().__init__(settings, {**more, "transactional.id": transactional_id})
         self.transactional_id = transactional_id
         self.more = dict(more)
-        #: The marker this producer committed last; None before its first commit. While nobody fences this producer,
-        #: nobody else can have written a newer one.
-        self.marker: Marker | None = None
         #: Whether it may serve another transaction: no trouble with a connection, and a quick last commit.
         self.healthy = False
         self._open = False
@@ -222,22 +218,13 @@ class Transactional(KafkaProducer):
         return super()._refused(record, problem)
 
 
-#: Process id and transactional id -> a producer that proved healthy (producerReuse=healthy).
-_healthy: Final[dict[tuple[int, str], Transactional]] = {}
-
-
 def take(settings: SinkSettings, transactional_id: str, more: Mapping[str, str]) -> Transactional:
-    """A started producer: the one given back healthy if there is one, else a new one.
+    """A new producer, started.
 
     Raises:
         KafkaError: TL-K01, TL-K20.
         ConfigError: Secrets or TLS files.
     """
-    kept = _healthy.pop((os.getpid(), transactional_id), None)
-    if kept is not None and kept.more == dict(more) and kept.troubles == 0:
-        return kept
-    if kept is not None:
-        kept.close()
     fresh = Transactional(settings, transactional_id, more)
     try:
         fresh.start()
@@ -297,9 +284,3 @@ class Starting:
 def _closed(started: Future[Transactional]) -> None:
     if started.exception() is None:
         started.result().close()
-
-
-def give_back(settings: SinkSettings, producer: Transactional) -> None:
-    """Keep a producer for the next transaction if it may be kept."""
-    if settings.reuse and producer.healthy:
-        _healthy[os.getpid(), producer.transactional_id] = producer

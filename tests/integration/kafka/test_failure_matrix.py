@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.errors import KafkaError
-from towline.kafka import transactions
 from towline.kafka.admin import settled
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Delivered, Task
@@ -300,12 +298,9 @@ def test_the_marker_is_lost(kafka: Kafka, sink_id: str) -> None:
     set_markers(settings, sink_id, None)
     assert MarkerStore(settings, sink_id).read(0) is None
     assert "--to-batch 0 --parallelism 1 --yes" in refused(sink(kafka, sink_id), 1, "TL-K10").do
-    assert write(sink(kafka, sink_id, onMissingMarker="replay"), 1).rows == ROWS
+    set_markers(settings, sink_id, 0)
+    assert write(sink(kafka, sink_id), 1).rows == ROWS
     check(kafka, sink_id, 2)
-    set_markers(settings, sink_id, None)
-    assert write(sink(kafka, sink_id, onMissingMarker="skip"), 2).rows == 0
-    write(sink(kafka, sink_id), 3)
-    assert account(committed(kafka, sink_id), 4 * ROWS) == (ROWS, 0)  # what skip means
 
 
 def test_markers_fall_behind(kafka: Kafka, sink_id: str) -> None:
@@ -478,10 +473,3 @@ def test_an_open_transaction_ends_when_the_query_stops(kafka: Kafka, sink_id: st
 )
 def test_what_is_not_survived_stands_in_the_docs(words: str) -> None:
     assert words in (DOCS / "exactly-once.md").read_text()
-
-
-@pytest.fixture(autouse=True)
-def _no_producers_left() -> Iterator[None]:
-    yield
-    for key in list(transactions._healthy):
-        transactions._healthy.pop(key).close()

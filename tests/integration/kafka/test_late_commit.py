@@ -52,15 +52,14 @@ def release_in_the_middle(proxy: EndTxnHolder) -> None:
     assert proxy.answered.wait(60)
 
 
-@pytest.mark.parametrize("reuse", ["never", "healthy"])
 def test_a_late_commit_does_not_end_the_next_transaction(
-    holder: tuple[EndTxnHolder, Kafka], monkeypatch: pytest.MonkeyPatch, reuse: str
+    holder: tuple[EndTxnHolder, Kafka], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy, kafka = holder
-    topic = f"late.{reuse}"
+    topic = "late"
     kafka.create_topics({topic: 1})
     options: dict[str, Any] = {"kafka__socket__timeout__ms": "1000", "deliveryTimeout": "20"}
-    sink = exactly_once(kafka.bootstrap, topic=topic, sinkId=topic, producerReuse=reuse, **options)
+    sink = exactly_once(kafka.bootstrap, topic=topic, sinkId=topic, **options)
     sink.deliver(Task(0, batch=0, query=QUERY), counted(0, ROWS))
     rearm(proxy)
     # The request of batch 1 hangs; librdkafka gives up on that connection after a second and asks again on another.

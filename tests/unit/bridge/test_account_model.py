@@ -20,6 +20,7 @@ from towline.bridge.uplink.query import UplinkQuery
 from towline.guarantee import Guarantee
 from towline.kafka import guard
 from towline.kafka.exactly_once import BatchOrigin
+from towline.kafka.markers import Marker
 
 MESSAGES = st.builds(Message, st.sampled_from(("sent", "sent", "filtered", "dead", "lost")), st.integers(0, 1))
 OPERATIONS = st.lists(
@@ -251,7 +252,8 @@ def test_a_marker_with_other_totals_is_told(tmp_path: Path) -> None:
 
 def test_a_marker_that_a_person_has_set_is_no_disagreement(tmp_path: Path) -> None:
     line = runs(tmp_path, "exactly_once")
-    line.marker = None  # removed, and `onMissingMarker` says to write
+    assert line.marker is not None
+    line.marker = Marker(line.marker.batch, 1)
     assert "adds up ✓" in another_batch(line)
 
 

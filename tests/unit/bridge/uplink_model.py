@@ -19,7 +19,7 @@ from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.guarantee import policy
 from towline.kafka.delivery import Delivered
-from towline.kafka.markers import Marker, MarkerStep
+from towline.kafka.markers import ANYONE, Marker, MarkerStep
 from towline.spark import tally
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
 
@@ -263,7 +263,8 @@ class ModelLine:
         before, marker = self.marker, Marker(batch, 1, rows, writer=self.name, dead_lettered=dead)
         marker = Marker(**{**marker.__dict__, "total_rows": rows, "total_dead_lettered": dead})
         self.marker = marker if before is None else marker.following(before)
-        return MarkerStep(None if before is None else before.totals, self.marker.totals)
+        found = None if before is None or before.writer == ANYONE else before.totals
+        return MarkerStep(found, self.marker.totals)
 
     # -- what is said --
 

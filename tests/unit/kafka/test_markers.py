@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -82,12 +81,6 @@ markers = st.builds(
 @given(markers)
 def test_a_marker_comes_back_as_it_was(marker: Marker) -> None:
     assert Marker.from_json(marker.to_json()) == marker
-
-
-def test_a_marker_without_a_checksum_is_one_for_an_older_reader() -> None:
-    written = json.loads(Marker(6, 1, rows=10, crc=None).to_json())
-    assert (written["v"], int(written["crc"], 16), written.pop("summed")) == (1, 0, False)
-    assert Marker.from_json(json.dumps(written).encode()).crc == 0  # as it reads it
 
 
 @pytest.mark.parametrize(

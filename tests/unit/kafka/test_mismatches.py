@@ -22,7 +22,6 @@ def test_a_line_with_a_way_out(found: Situation) -> None:
     assert "{" not in str(error)
     assert any(word in error.do for word in ("`towline kafka marker reset --kafka k:9092 --sink s", ".coalesce(1)"))
     assert any(word in error.do for word in ("; or", "; else ", "; if it is"))
-    assert "onMissingMarker" not in str(error)
     assert ("sinkId" in str(error)) == ("towline run FILE --begin-again LINE" in str(error))  # it has no sinkId
 
 

@@ -82,7 +82,7 @@ def test_exactly_once_is_the_default() -> None:
     assert settings.guarantee == "exactly_once"
     assert settings.client["acks"] == "all"
     assert settings.client["transaction.timeout.ms"] == settings.client["message.timeout.ms"] == "60000"
-    assert (settings.parallelism, settings.on_missing, settings.reuse, settings.verify) == (1, "fail", False, None)
+    assert (settings.parallelism, settings.verify) == (1, None)
     assert settings.markers_of("s") == "towline.s.markers"
     assert settings.transactional_id("s", 3) == "towline.s.3"
 
@@ -126,7 +126,6 @@ def test_a_large_transaction_gets_more_time_unless_the_user_said_how_much() -> N
     ("options", "code"),
     [
         ({"guarantee": "at_least_once", "parallelism": "2"}, "TL-C41"),
-        ({"guarantee": "at_least_once", "producerReuse": "never"}, "TL-C41"),
         ({"guarantee": "at_most_once", "deadLetterTopic": "d"}, "TL-C41"),
         ({"parallelism": "0"}, "TL-C47"),
         ({"parallelism": "1001"}, "TL-C47"),
@@ -134,8 +133,6 @@ def test_a_large_transaction_gets_more_time_unless_the_user_said_how_much() -> N
         ({"sinkId": "a/b"}, "TL-C47"),
         ({"sinkId": ""}, "TL-C47"),
         ({"deadLetterTopic": ".."}, "TL-C47"),
-        ({"onMissingMarker": "guess"}, "TL-C47"),
-        ({"producerReuse": "always"}, "TL-C47"),
         ({"verifyOnSkip": "maybe"}, "TL-C47"),
         ({"spoolDiskBytes": "-1"}, "TL-C47"),
         ({"kafka.acks": "1"}, "TL-C41"),
