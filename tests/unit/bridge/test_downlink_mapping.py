@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD, read, the_line
-from towline.bridge.config.model import DownLine, DownlinkSection
-from towline.bridge.downlink.mapping import _digest, _former_digest, _sections, check_mapping, mappings
+from towline.bridge.config.model import DownLine
+from towline.bridge.downlink.mapping import check_mapping, mapping_of
 from towline.bridge.downlink.query import DownlinkQuery, covering
 from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
@@ -78,52 +77,11 @@ def test_only_batches_of_its_own_are_counted_again(tmp_path: Path, query: str, m
     checkpoint(line, {"commands": {"0": 12}})
     (line.checkpoint / "sources" / "0").mkdir(parents=True)
     (line.checkpoint / "sources" / "0" / "0").write_text('\0v1\n{"commands":{"0":5}}')
-    mapping = next(iter(mappings(line))) if mapped else "other"
+    mapping = mapping_of(line) if mapped else "other"
     Identity("commands", "plant-7.commands", query=query, mapping=mapping).save(line.gateway.state_dir)
     spark: Any = Spark()
     with pytest.raises(Asked) if asks else contextlib.nullcontext():
         assert list(DownlinkQuery(bridge, line).unreported(spark, {})) == []
-
-
-def test_a_batch_that_was_begun_before_there_was_that_policy_is_finished_without_it(tmp_path: Path) -> None:
-    line = the_line(GOOD + 'dead_letter_topic = "dead"\n', tmp_path)
-    now, before = _sections(line)
-    assert (now.control_characters, before.control_characters) == ("dead_letter", "send")
-    older = json.loads(before.model_dump_json())
-    for new in ("control_characters", "fields", "reject", "failure_notice", "isolation_level", "listen"):
-        del older[new]
-    text = json.dumps(older, separators=(",", ":"), ensure_ascii=False)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert _former_digest(before) == digest != _former_digest(now)
-    assert mappings(line)[digest] == before
-    assert next(iter(mappings(line).values())) == now
-
-
-#: What the version before wrote down, which made a digest of every key.
-WRITTEN = [
-    ("", "922570d4e6b8712d"),
-    ('dead_letter_topic = "dead"\n', "1f12755956d731bf"),
-    ('dead_letter_topic = "dead"\n', "62bc035599322d61"),
-    (
-        'dead_letter_topic = "dead"\nqos = 2\nwhere = "length(value) > 0"\nretain = { sql = "true" }\n',
-        "dd55615ade524498",
-    ),
-]
-
-
-@pytest.mark.parametrize(("more", "digest"), WRITTEN)
-def test_a_batch_that_the_version_before_has_begun_is_finished(tmp_path: Path, more: str, digest: str) -> None:
-    assert digest in mappings(the_line(GOOD + more, tmp_path))
-
-
-def test_a_version_with_another_setting_finds_the_same_mapping(tmp_path: Path) -> None:
-    class Later(DownlinkSection):
-        compression: str | None = None
-
-    section = the_line(GOOD + 'where = "length(value) > 0"\n', tmp_path).section
-    later = Later.model_validate(section.model_dump(by_alias=True))
-    assert _digest(later) == _digest(section)
-    assert _digest(later.model_copy(update={"compression": "zstd"})) != _digest(section)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +104,7 @@ def test_what_decides_which_record_becomes_which_row(tmp_path: Path, more: str, 
     key = more.partition(" ")[0]
     kept = head + "[[downlink]]" + "".join(f"{said}\n" for said in own.split("\n") if not said.startswith(f"{key} ="))
     now, before = the_line(kept + more, tmp_path), the_line(GOOD, tmp_path)
-    assert (next(iter(mappings(now))) == next(iter(mappings(before)))) is same
+    assert (mapping_of(now) == mapping_of(before)) is same
 
 
 @pytest.mark.parametrize(

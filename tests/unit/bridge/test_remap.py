@@ -121,22 +121,6 @@ def test_letters_belong_to_the_line_that_signed_them(tmp_path: Path) -> None:
     assert not shelf._chosen(Entry(0, 0, 0, DeadLetter(Reason.UNROUTED, None, None, None, source="other")), Wanted())
 
 
-@pytest.mark.parametrize(
-    "route", ['key = "{mqtt.gateway}-{mqtt.offset}"', 'where = "OFFSET > 6"', 'headers = { from = "{mqtt.gateway}" }']
-)
-def test_what_a_route_names_and_an_older_letter_lacks(tmp_path: Path, route: str) -> None:
-    """Versions before left gateway and offset out of what Kafka refused: it goes as it was mapped then."""
-    (line,) = bridge(tmp_path, route + "\n").uplinks
-    old = letter(Reason.TOPIC_MISSING, MQTT[:-3])
-    (made,) = Mapper(line, no_spark).outcomes([old])
-    assert made.record == ("x", b"payload", b"k", 9, None, None, 5, list(MQTT[:-3]))
-    if "where" not in route:
-        (made,) = Mapper(line, no_spark).outcomes([letter(Reason.TOPIC_MISSING)])
-        assert made.record is not None
-        assert made.record[0] == "telemetry"
-        assert made.record[2] == (b"g-7" if "key" in route else None)
-
-
 HUGE = b"9" * 30
 
 

@@ -30,9 +30,6 @@ _INDEX: Final = "__index"
 #: Largest numbers of the columns; what is larger was not written by a gateway.
 _QOS, _EXPIRY, _SUBSCRIPTION, _MOMENT, _OFFSET = 2, 0xFFFFFFFF, 268_435_455, 1 << 57, (1 << 63) - 1
 _DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
-#: What a dead letter lacks that Kafka refused in a version before: who received the message, and its number.
-_PLACE: Final = frozenset({"mqtt.gateway", "mqtt.offset"})
-_PLACE_IN_SQL: Final = re.compile(r"\b(gateway|offset)\b", re.IGNORECASE)
 #: The answers of a route without SQL.
 _WANTED: Final[Mapping[str, Any]] = {"wanted": True, "refusal": {"why": None}}
 #: Letters that are not the message: no route can make of them what it was.
@@ -139,9 +136,6 @@ class Mapper:
         """The fate of each, in order."""
         rows = [None if dead_letter.reason in _NOT_WHOLE else row_of(dead_letter) for dead_letter in dead_letters]
         taken = [None if row is None else first_match(self._routes, row["topic"]) for row in rows]
-        for index, (row, route) in enumerate(zip(rows, taken, strict=True)):
-            if row is not None and route is not None and _lacks(row, self._routes[route]):
-                rows[index] = None  # it goes as it was mapped then
         answers = self._answers(rows, taken)
         return [
             self._outcome(dead_letter, row, route, answers.get(index, _WANTED))
@@ -170,13 +164,6 @@ class Mapper:
             if mine and (route.where is not None or route.reject is not None or route.fields):
                 found |= _asked(self._spark(), route, mine)
         return found
-
-
-def _lacks(row: Mapping[str, Any], route: Route) -> bool:
-    """Whether a route names what the dead letter does not say."""
-    templates = [made for made in (route.topic, route.key, *(made for _, made in route.headers)) if made is not None]
-    named = any(_PLACE.intersection(made.fields) for made in templates)
-    return row["offset"] is None and (named or bool(_PLACE_IN_SQL.search(route.where or "")))
 
 
 def _judged(answer: Mapping[str, Any]) -> Remapped | None:

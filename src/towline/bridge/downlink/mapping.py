@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import DownLine
     from towline.bridge.lines.identity import Identity
 
-__all__ = ["check_mapping", "mappings", "with_mapping"]
+__all__ = ["check_mapping", "mapping_of", "section_of", "with_mapping"]
 
 
 def with_mapping(line: DownLine, file: Path | str, identity: Identity, evidence: Evidence) -> Identity:
@@ -30,10 +30,9 @@ def with_mapping(line: DownLine, file: Path | str, identity: Identity, evidence:
         TowlineError: TL-B27, a batch was begun with another mapping.
         GatewayUnreachable: TL-G01 when the gateway does not answer for a while.
     """
-    possible = mappings(line)
-    digest = next(iter(possible))
+    digest = mapping_of(line)
     if not evidence.decided:
-        check_mapping(line, file, identity, evidence, identity.mapping if identity.mapping in possible else digest)
+        check_mapping(line, file, identity, evidence, digest)
         return identity
     status = answer_of(line.gateway.state_dir, status_of)
     online = status.get("state") == "online"  # only then the broker's word is known, and None means no limit
@@ -54,15 +53,9 @@ def check_mapping(line: DownLine, file: Path | str, identity: Identity, evidence
         raise refusal(line, file, "TL-B27", what, "Set the line back until this batch is done, then change it")
 
 
-def mappings(line: DownLine) -> dict[str, DownlinkSection]:
-    """What may be made of a record, by digest, as this version and those before have it; the present one first."""
-    return {digest(section): section for digest in (_digest, _former_digest) for section in _sections(line)}
-
-
-def _sections(line: DownLine) -> tuple[DownlinkSection, DownlinkSection]:
-    """What is made of a record: as the line says it now, and as it was before control characters were looked at."""
-    now = line.section.model_copy(update={"control_characters": line.control_characters})
-    return now, now.model_copy(update={"control_characters": "send"})
+def section_of(line: DownLine) -> DownlinkSection:
+    """What the line says, with what it leaves to its dead-letter topic filled in."""
+    return line.section.model_copy(update={"control_characters": line.control_characters})
 
 
 #: What does not decide which record becomes which row of a batch that was begun.
@@ -76,22 +69,7 @@ _UNDECIDING: Final = {
 }
 
 
-def _digest(section: DownlinkSection) -> str:
-    """Changes with whatever decides which record becomes which row.
-
-    Of what differs from the defaults, so that a later version with one more key finds the same; a default must not
-    change its meaning then.
-    """
-    text = section.model_dump_json(exclude=_UNDECIDING, exclude_defaults=True)
+def mapping_of(line: DownLine) -> str:
+    """A digest that changes with whatever decides which record becomes which row."""
+    text = section_of(line).model_dump_json(exclude=_UNDECIDING, exclude_defaults=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-#: Keys that were added since the digest is no longer one of every key: the versions before did not write them down.
-_SINCE: Final = {"fields", "reject", "failure_notice", "listen"}
-
-
-def _former_digest(section: DownlinkSection) -> str:
-    """The same of an earlier version: a batch that it began can be finished by this one."""
-    unsaid = {"control_characters"} if section.control_characters == "send" else set()
-    unsaid |= {"isolation_level"} if section.isolation_level == "read_committed" else set()
-    return hashlib.sha256(section.model_dump_json(exclude=_SINCE | unsaid).encode()).hexdigest()[:16]

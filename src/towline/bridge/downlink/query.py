@@ -14,7 +14,7 @@ from towline.bridge.config.downlink import DownlinkSection, KafkaPattern
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
 from towline.bridge.downlink.account import DownlinkCounts
-from towline.bridge.downlink.mapping import mappings, with_mapping
+from towline.bridge.downlink.mapping import mapping_of, section_of, with_mapping
 from towline.bridge.downlink.recount import recounted
 from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MQTT, DownlinkSink
 from towline.bridge.downlink.sql import DownlinkStatements, apply
@@ -56,7 +56,7 @@ class DownlinkQuery(LineQuery[DownLine]):
         """One report for each batch: its records are read and mapped once more, and nothing is written."""
         line = self.line
         identity, evidence = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
-        if identity is None or identity.query != evidence.query or identity.mapping not in mappings(line):
+        if identity is None or identity.query != evidence.query or identity.mapping != mapping_of(line):
             return  # another line's batches, or made with another mapping than the line has now
 
         def read(options: Mapping[str, str]) -> DataFrame:
@@ -87,11 +87,9 @@ class DownlinkQuery(LineQuery[DownLine]):
         return self._with_sums(report)
 
     def _statements(self, identity: Identity) -> DownlinkStatements:
-        """The mapping that the identity names, which may be the former one until a batch is done."""
-        line = self.line
-        section = mappings(line).get(identity.mapping, line.section)
-        dead_letters = self._dead_letters(identity)
-        return DownlinkStatements(section, line.name, line.qos, identity.packet_limit, dead_letters, line.parallelism)
+        line, dead_letters = self.line, self._dead_letters(identity)
+        section, limit = section_of(line), identity.packet_limit
+        return DownlinkStatements(section, line.name, line.qos, limit, dead_letters, line.parallelism)
 
     def _records(self, spark: SparkSession, identity: Identity) -> DataFrame:
         line, section = self.line, self.line.section
