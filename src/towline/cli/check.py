@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, Environment, command_app, json_text, plain
+from towline.cli.screen import BridgeFile, command_app, json_text, plain
 from towline.text import printable
 
 __all__ = ["app", "check"]
@@ -20,7 +20,6 @@ app = command_app()
 def check(
     file: BridgeFile = Path("bridge.toml"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    environment: Environment = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also every setting that broker and Kafka are told, and its source.")
     ] = False,
@@ -33,7 +32,7 @@ def check(
     from towline.bridge.config.plan import plan_of, render  # noqa: PLC0415
     from towline.bridge.config.sqlcheck import examine  # noqa: PLC0415
 
-    bridge = load(file, environment=environment)
+    bridge = load(file)
     plan = plan_of(bridge)
     sql = examine(bridge, file)
     plan["sql"] = sql.verdict

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli.screen import AsJson, BridgeFile, Environment, command_app, json_text, lines_text, local_time
+from towline.cli.screen import AsJson, BridgeFile, command_app, json_text, lines_text, local_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,13 +42,12 @@ def show(
     reason: Reason = None,
     limit: Annotated[int, typer.Option(min=0, help="List so many of them; all are counted.")] = 20,
     as_json: AsJson = False,
-    environment: Environment = None,
 ) -> None:
     """Count the dead letters that wait, by line and reason, and list the first ones. No payload is shown."""
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.deadletters.dlq import shelves  # noqa: PLC0415
 
-    bridge = load(file, environment=environment)
+    bridge = load(file)
     counts: Counter[tuple[str, str, str]] = Counter()
     first: list[dict[str, Any]] = []
     ledgers = shelves(bridge)
@@ -71,7 +70,6 @@ def replay(
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many letters.", show_default=False)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only tell what would be done.")] = False,
     as_json: AsJson = False,
-    environment: Environment = None,
 ) -> None:
     """Map the dead letters again, with the bridge file as it is now, and write the mended ones to their topics.
 
@@ -82,7 +80,7 @@ def replay(
     from towline.bridge.deadletters import replay as replaying  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.deadletters.dlq import shelves  # noqa: PLC0415 - loaded when it is called
 
-    bridge = load(file, environment=environment)
+    bridge = load(file)
     wanted, total = _wanted(bridge, line, reason), replaying.Replay()
     ledgers = shelves(bridge)
     for shelf in ledgers:

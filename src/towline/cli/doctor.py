@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from towline.cli.screen import AsJson, BridgeFile, Environment, command_app, json_text, plain
+from towline.cli.screen import AsJson, BridgeFile, command_app, json_text, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,6 @@ def doctor(
         int, typer.Option(min=10, max=100_000, help="Messages that are queued to find the broker's limit.")
     ] = 1500,
     as_json: AsJson = False,
-    environment: Environment = None,
 ) -> None:
     """Measure what the broker, Kafka and this machine can keep of what a bridge file promises.
 
@@ -62,7 +61,7 @@ def doctor(
 
     if mosquitto_conf is not None:
         read(mosquitto_conf)  # a mistake in the command is told at once
-    bridge = load(file, environment=environment)
+    bridge = load(file)
     case = Case(bridge, rate=rate, seconds=seconds, mosquitto_conf=mosquitto_conf, probe_messages=probe_messages)
     case, found = _examined(case, quiet=as_json)
     if as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, Environment, MetricsAddress, command_app, plain
+from towline.cli.screen import BridgeFile, MetricsAddress, command_app, plain
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -32,7 +32,6 @@ def gateway(
         bool, typer.Option("--standby", help="Wait while another gateway has this line, and take over when it is gone.")
     ] = False,
     metrics: MetricsAddress = None,
-    environment: Environment = None,
 ) -> None:
     """Run the gateway of one line until Ctrl-C or SIGTERM.
 
@@ -49,7 +48,7 @@ def gateway(
     asked = [name for name, given in (("--drain", drain), ("--join", join), ("--standby", standby)) if given]
     if len(asked) > 1:
         raise ConfigError("TL-C23", "gateway", f"{' and '.join(asked)} contradict each other", "Give one of them.")
-    bridge = load(file, environment=environment)
+    bridge = load(file)
     settings = _chosen(bridge, file, line, member)
     if drain:
         raise typer.Exit(_drain(settings))

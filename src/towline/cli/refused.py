@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.cli.screen import AsJson, Environment, command_app, json_text, lines_text, local_time
+from towline.cli.screen import AsJson, command_app, json_text, lines_text, local_time
 from towline.text import printable
 
 __all__ = ["app"]
@@ -39,12 +39,11 @@ def show(
     line: Line = None,
     limit: Annotated[int, typer.Option(min=0, help="List so many of them; all are counted.")] = 20,
     as_json: AsJson = False,
-    environment: Environment = None,
 ) -> None:
     """Count the refused messages by line and reason, and list the oldest ones. No payload is shown."""
     counts: Counter[tuple[str, int, str]] = Counter()
     first: list[dict[str, Any]] = []
-    for name, directory in _places(place, line, environment):
+    for name, directory in _places(place, line):
         with _reached(directory) as ask:
             for row in _rows(ask):
                 counts[name, row["reason"], row["words"]] += 1
@@ -61,14 +60,13 @@ def replay(
     line: Line = None,
     limit: Limit = None,
     as_json: AsJson = False,
-    environment: Environment = None,
 ) -> None:
     """Send the refused messages again, each once: they enter the outbox behind what waits there.
 
     Mend first what the broker refused (rights, limits): it would refuse them once more. With or without a gateway
     running; a Publisher has to be closed.
     """
-    _move("replay", _places(place, line, environment), limit, as_json=as_json)
+    _move("replay", _places(place, line), limit, as_json=as_json)
 
 
 @app.command(epilog="Example:  towline refused drop bridge.toml --line commands --limit 1")
@@ -78,12 +76,11 @@ def drop(
     limit: Limit = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
-    environment: Environment = None,
 ) -> None:
     """Forget the refused messages, for good."""
     if not yes:
         typer.confirm("Forget these messages for good?", abort=True, err=True)
-    _move("drop", _places(place, line, environment), limit, as_json=as_json)
+    _move("drop", _places(place, line), limit, as_json=as_json)
 
 
 def _move(what: str, places: Iterator[tuple[str, Path]], limit: int | None, *, as_json: bool) -> None:
@@ -123,7 +120,7 @@ def _rows(ask: _Ask) -> Iterator[dict[str, Any]]:
             return
 
 
-def _places(place: Path, line: str | None, environment: str | None) -> Iterator[tuple[str, Path]]:
+def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
     """Name and state directory of what is meant."""
     from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
 
@@ -139,7 +136,7 @@ def _places(place: Path, line: str | None, environment: str | None) -> Iterator[
         return
     from towline.bridge.config.file import load  # noqa: PLC0415
 
-    bridge = load(place, environment=environment)
+    bridge = load(place)
     for found in (bridge.line(line),) if line is not None else bridge.downlinks:
         yield found.name, found.gateway.state_dir
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from towline.cli.screen import BridgeFile, Environment, command_app
+from towline.cli.screen import BridgeFile, command_app
 
 __all__ = ["app", "reload"]
 
@@ -14,7 +14,7 @@ app = command_app()
 
 
 @app.command(epilog="Example:  towline reload bridge.toml      the same as SIGHUP to towline run, and it waits")
-def reload(file: BridgeFile = Path("bridge.toml"), environment: Environment = None) -> None:
+def reload(file: BridgeFile = Path("bridge.toml")) -> None:
     """Have the bridge that runs take up its changed file: routes and batches of its uplinks.
 
     All of it or nothing: a file with a mistake, or with a change that needs a restart, changes nothing. Exit code 0
@@ -25,7 +25,7 @@ def reload(file: BridgeFile = Path("bridge.toml"), environment: Environment = No
     from towline.bridge.runtime.reloading import REFUSED  # noqa: PLC0415
     from towline.cli.screen import lines_text  # noqa: PLC0415
 
-    told = reload_from_outside(load(file, environment=environment))
+    told = reload_from_outside(load(file))
     refused = told["outcome"] == REFUSED
     typer.echo(lines_text(told["texts"]), nl=False, err=refused)
     raise typer.Exit(int(refused))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, Environment, MetricsAddress, command_app, is_live
+from towline.cli.screen import BridgeFile, MetricsAddress, command_app, is_live
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -39,7 +39,6 @@ def run(
         ),
     ] = None,
     metrics: MetricsAddress = None,
-    environment: Environment = None,
 ) -> None:
     """Run the lines of a bridge file and show their account.
 
@@ -52,7 +51,7 @@ def run(
     from towline.monitor.serving import bridge_endpoint  # noqa: PLC0415
 
     def read() -> Bridge:
-        return load(file, master=master, environment=environment)
+        return load(file, master=master)
 
     bridge = read()
     again = [bridge.line(name).name for name in begin_again or ()]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
-
-import typer
 
 from towline.cli.screen import command_app, json_text
 
@@ -15,11 +12,7 @@ app = command_app()
 
 
 @app.command(epilog="Example:  towline schema > bridge.schema.json")
-def schema(
-    included: Annotated[
-        bool, typer.Option("--included", help="Of a file that a bridge file includes: nothing has to be in it.")
-    ] = False,
-) -> None:
+def schema() -> None:
     """Print the JSON Schema (2020-12) of the bridge file.
 
     An editor with Taplo (Even Better TOML) reads it where the file begins with the line
@@ -28,4 +21,4 @@ def schema(
     """
     from towline.bridge.config.schema import bridge_schema  # noqa: PLC0415 - loaded when it is called
 
-    sys.stdout.write(json_text(bridge_schema(included=included), indent=2))
+    sys.stdout.write(json_text(bridge_schema(), indent=2))

@@ -17,7 +17,6 @@ from towline.text import printable, printable_lines
 __all__ = [
     "AsJson",
     "BridgeFile",
-    "Environment",
     "MetricsAddress",
     "command_app",
     "is_live",
@@ -29,15 +28,6 @@ __all__ = [
 
 #: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
 BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True)]
-Environment = Annotated[
-    str | None,
-    typer.Option(
-        "--environment",
-        metavar="NAME",
-        help="Of those in the file; else TOWLINE_ENVIRONMENT.",
-        show_default=False,
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 MetricsAddress = Annotated[
     str | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from towline.cli.screen import Environment, command_app, is_live, json_text, plain
+from towline.cli.screen import command_app, is_live, json_text, plain
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -31,7 +31,6 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="For scripts; null is what is not known.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every second until Ctrl-C.")] = False,
     reconcile: Annotated[bool, typer.Option("--reconcile", help="Ask Kafka too: the totals of its markers.")] = False,
-    environment: Environment = None,
 ) -> None:
     """Show the account: received = in Kafka + left out + waiting, and whether it adds up.
 
@@ -39,7 +38,7 @@ def status(
     elsewhere has, it tells what stands in Kafka. Exit codes: 0 every line runs and adds up, 1 an account does not add
     up, or Kafka says otherwise, 3 a line does not run, its account is not known, or Kafka does not answer.
     """
-    place, bridge = _place(file, state_dir, environment)
+    place, bridge = _place(file, state_dir)
     if reconcile:
         _reconcile(place, bridge, as_json=as_json)
     while True:
@@ -75,12 +74,12 @@ def _reconcile(place: Path, bridge: Bridge | None, *, as_json: bool) -> NoReturn
     raise typer.Exit(WRONG if disagree else code_of(current))
 
 
-def _place(file: Path | None, state_dir: Path | None, environment: str | None) -> tuple[Path, Bridge | None]:
+def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, Bridge | None]:
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
 
     if state_dir is not None and file is None:
         return state_dir, None
-    bridge = load(file or Path("bridge.toml"), environment=environment)
+    bridge = load(file or Path("bridge.toml"))
     return state_dir or bridge.state_dir, bridge
 
 

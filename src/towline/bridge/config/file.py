@@ -22,9 +22,8 @@ from towline.bridge.config.listening import Listening, listening
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
 from towline.bridge.config.monitoring import MonitorSection
-from towline.bridge.config.places import KeyPath
+from towline.bridge.config.places import Document, KeyPath
 from towline.bridge.config.section import Section
-from towline.bridge.config.sources import VARIABLE, Sources, compose
 from towline.bridge.config.tables import Surroundings, Tables
 from towline.errors import ConfigError, did_you_mean
 from towline.guarantee import policy
@@ -46,10 +45,7 @@ _OWNED = (
 
 
 class FileTable(Section):
-    """The whole file: its own keys, and the tables that are read one by one. A description is what to do without it.
-
-    ``include`` and ``environment`` are read before (`towline.bridge.config.sources`).
-    """
+    """The whole file: its own keys, and the tables that are read one by one. A description is what to do without it."""
 
     name: str = Field(pattern=NAME, description="Name the bridge; it becomes part of the MQTT client ids.")
     state_dir: Path = Field(description="Name a directory on a local disk; the journals live there.")
@@ -61,8 +57,6 @@ class FileTable(Section):
     monitor: dict[str, Any] = Field(default_factory=dict)
     uplink: Any = ()
     downlink: Any = ()
-    include: Any = None
-    environment: Any = None
 
     @field_validator("state_dir", mode="before")
     @classmethod
@@ -76,21 +70,13 @@ class FileTable(Section):
 _STAND_INS: dict[str, Any] = {"name": "x", "state_dir": Path(), "mqtt": {}, "kafka": {}}
 
 
-def load(
-    file: Path,
-    environ: Mapping[str, str] | None = None,
-    *,
-    master: str | None = None,
-    environment: str | None = None,
-) -> Bridge:
-    """Read a bridge file with all that it includes.
+def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
+    """Read a bridge file.
 
     Args:
         file: TOML, UTF-8.
-        environ: For ``${NAME}`` and TOWLINE_ENVIRONMENT; the process's own by default.
+        environ: For ``${NAME}``; the process's own by default.
         master: Spark's, in place of the one in the file.
-        environment: Which of the file's environments goes over it; None for the one that TOWLINE_ENVIRONMENT names, ""
-            for none.
 
     Raises:
         ConfigMistakes: With every mistake of the file.
@@ -104,40 +90,36 @@ def load(
         reason = (error.strerror or "it can't be read").lower()
         raise ConfigError("TL-C10", str(file), reason, "Name a bridge file; towline init makes one.") from error
     environ = os.environ if environ is None else environ
-    return parse(text, file, environ, master=master, environment=environment)
+    return parse(text, file, environ, master=master)
 
 
-def parse(
-    text: str, file: Path, environ: Mapping[str, str], *, master: str | None = None, environment: str | None = None
-) -> Bridge:
+def parse(text: str, file: Path, environ: Mapping[str, str], *, master: str | None = None) -> Bridge:
     """Read the text of a bridge file; `load` tells the rest."""
-    sources = compose(text, file, environ.get(VARIABLE, "") if environment is None else environment)
-    spark = sources.raw.get("spark", {})
+    document = Document(text, file)
+    spark = document.raw.get("spark", {})
     if master is not None and isinstance(spark, dict):
-        sources.raw["spark"] = {**spark, "master": master}
-    return Reader(sources, environ).bridge()
+        document.raw["spark"] = {**spark, "master": master}
+    return Reader(document, environ).bridge()
 
 
 class Reader:
     """Reads one file, section by section, noting mistakes as it goes."""
 
-    def __init__(self, sources: Sources, environ: Mapping[str, str]) -> None:
-        self._sources = sources
-        self._mistakes = Mistakes(sources)
-        for one in sources.misfits:
-            self._mistakes.add_at(one.place, one.code, one.subject, one.what, one.do)
+    def __init__(self, document: Document, environ: Mapping[str, str]) -> None:
+        self._file = document.file.absolute()
+        self._mistakes = Mistakes(document)
         self._environ = environ
         #: Whether a variable was missing, so that values may be stand-ins.
         self._unset = False
-        self._raw: dict[str, Any] = self._expand(sources.raw, ())
+        self._raw: dict[str, Any] = self._expand(document.raw, ())
         if _elsewhere(self._raw):
             self._raw.setdefault("mqtt", {})
-        self._tables = Tables(sources.directory, self._mistakes)
+        self._tables = Tables(self._file.parent, self._mistakes)
 
     def bridge(self) -> Bridge:
         """Everything, or every mistake."""
         table = self._file_table()
-        state_dir = self._sources.directory(("state_dir",)) / table.state_dir.expanduser()
+        state_dir = self._file.parent / table.state_dir.expanduser()
         kafka = self._kafka(table.kafka) if "kafka" in self._raw else None
         spark = self._spark(table.spark)
         creates_topics = kafka is not None and kafka.create_topics is not None
@@ -163,10 +145,7 @@ class Reader:
         assert kafka is not None, "a section that failed has left a mistake"
         return Bridge(
             name=table.name,
-            file=self._sources.files[0],
-            files=self._sources.files,
-            environment=self._sources.environment,
-            environments=tuple(sorted(self._sources.environments)),
+            file=self._file,
             state_dir=state_dir,
             kafka=kafka,
             spark=spark,
@@ -239,8 +218,7 @@ class Reader:
             do = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
             self._mistakes.add("TL-C16", place, "[spark.conf]", what, do)
         secret = self._tables.secret_file(section.secret_file, ("spark", "secret_file"), "[spark]")
-        home = self._sources.directory(("spark", "kafka_jars"))
-        jars = tuple(home / jar.expanduser() for jar in section.kafka_jars)
+        jars = tuple(self._file.parent / jar.expanduser() for jar in section.kafka_jars)
         for jar in jars:
             if not jar.is_file():
                 path, what = ("spark", "kafka_jars"), f"the jar {jar} is not there"
@@ -395,12 +373,11 @@ def _elsewhere(raw: Mapping[str, Any]) -> bool:
     return bool(lines) and all(isinstance(one, dict) and "gateways" in one for one in lines)
 
 
-def discreet(sources: Sources, environ: Mapping[str, str] = os.environ) -> Mistakes:
-    """An empty list that shows no value of a variable which the files name [I12]."""
-    found = Mistakes(sources)
-    for text in sources.texts:
-        for _, name in _REFERENCE.findall(text):
-            found.hide(environ.get(name, ""), name)
+def discreet(document: Document, environ: Mapping[str, str] = os.environ) -> Mistakes:
+    """An empty list that shows no value of a variable which the file names [I12]."""
+    found = Mistakes(document)
+    for _, name in _REFERENCE.findall(document.text):
+        found.hide(environ.get(name, ""), name)
     return found
 
 

@@ -243,11 +243,7 @@ class LineReader(TableReader):
         return named
 
     def _located(self, place: str) -> str:
-        return (
-            place
-            if "://" in place or not place
-            else str(self._tables.directory((*self._path, "gateways")) / Path(place).expanduser())
-        )
+        return place if "://" in place or not place else str(self._tables.directory / Path(place).expanduser())
 
     def _landing(self, uplink: UplinkSection, sections: tuple[RouteSection, ...]) -> LandingSettings | None:
         """Where an inbox in Kafka is; None with a mistake noted, or with one in [kafka]."""

@@ -17,8 +17,7 @@ from towline.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from towline.bridge.config.places import KeyPath
-    from towline.bridge.config.sources import KeyPlace, Sources
+    from towline.bridge.config.places import Document, KeyPath
 
 __all__ = ["UNKNOWN", "ConfigMistakes", "Mistakes"]
 
@@ -43,16 +42,16 @@ class ConfigMistakes(ConfigError):
 
 
 class Mistakes:
-    """Collects the mistakes of one file and of those it includes.
+    """Collects the mistakes of one file.
 
     Args:
-        sources: Where its keys stand.
+        document: Where its keys stand.
     """
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-        #: KeyPlace and error, without repetition.
-        self._found: dict[tuple[KeyPlace, str], ConfigError] = {}
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        #: Line and error, without repetition.
+        self._found: dict[tuple[int, str], ConfigError] = {}
         #: Values that came from the environment, never to be shown [I12].
         self._hidden: dict[str, str] = {}
 
@@ -63,15 +62,10 @@ class Mistakes:
 
     def add(self, code: str, path: KeyPath, subject: str, what: str, do: str = "") -> None:
         """Note a mistake at a key path; ``subject`` names the table or line it is in."""
-        if code == "TL-C02" and (names := self._sources.said_by(path)):
-            do = f"{do} Or choose an environment that has it: {', '.join(names)}."
-        self.add_at(self._sources.place(path), code, subject, what, do)
-
-    def add_at(self, place: KeyPlace, code: str, subject: str, what: str, do: str) -> None:
-        """Note a mistake at a place; the rest as for `add`."""
-        where = f"{place}  {subject}" if subject else str(place)
+        where = self._document.where(path)
+        where = f"{where}  {subject}" if subject else where
         error = ConfigError(code, self.masked(where), self.masked(what), self.masked(do))
-        self._found.setdefault((place, str(error)), error)
+        self._found.setdefault((self._document.line(path), str(error)), error)
 
     def add_details(
         self,

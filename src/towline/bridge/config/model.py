@@ -368,9 +368,6 @@ class Bridge(Section):
     Attributes:
         name: Of the bridge.
         file: Where it was read from.
-        files: All files that were read: that one, and what it includes.
-        environment: Which of its environments goes over it; "" for none.
-        environments: Those that it has.
         state_dir: Directory of the bridge; each line has one of its name inside.
         kafka: Where records go.
         spark: The Spark session.
@@ -381,20 +378,12 @@ class Bridge(Section):
 
     name: str
     file: Path
-    files: tuple[Path, ...] = ()
-    environment: str = ""
-    environments: tuple[str, ...] = ()
     state_dir: Path
     kafka: KafkaSection
     spark: SparkSection
     gateway: GatewaySection = GatewaySection()
     monitor: MonitorSection = MonitorSection()
     lines: tuple[Annotated[Line | DownLine, Field(discriminator="direction")], ...]
-
-    @property
-    def named(self) -> str:
-        """How a command names it: the file, and the environment."""
-        return f"{self.file} --environment {self.environment}" if self.environment else str(self.file)
 
     @property
     def uplinks(self) -> tuple[Line, ...]:

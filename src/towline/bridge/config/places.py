@@ -1,4 +1,4 @@
-"""Where in a TOML file a key stands, so that a mistake can name its line.
+"""A bridge file as TOML, and the line of each of its keys, so that a mistake can name it.
 
 `tomllib` keeps no positions. One pass over the text is enough: it need not judge the file, only find the lines on
 which tables and keys begin, because it runs after `tomllib` has accepted the text.
@@ -7,12 +7,88 @@ which tables and keys begin, because it runs after `tomllib` has accepted the te
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
-__all__ = ["KeyPath", "Places", "plain_path"]
+from towline.errors import ConfigError
+
+__all__ = ["Document", "KeyPath", "Places"]
 
 #: Keys and array indices from the root, as pydantic's ``loc``.
 KeyPath = tuple[str | int, ...]
+
+#: Settings of another program, whose dotted names may be written as tables too.
+_SETTINGS: Final = (("kafka", "settings"), ("spark", "conf"))
+
+
+class Document:
+    """A bridge file: what it says, and where.
+
+    Args:
+        text: Of the file.
+        file: As the user named it.
+
+    Attributes:
+        raw: The values.
+
+    Raises:
+        ConfigError: TL-C11, it is not TOML.
+    """
+
+    def __init__(self, text: str, file: Path) -> None:
+        try:
+            self.raw: dict[str, Any] = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise _not_toml(str(error), text, file) from error
+        for section, key in _SETTINGS:
+            if isinstance(table := self.raw.get(section), dict) and key in table:
+                table[key] = _flat(table[key])
+        self.text, self.file = text, file
+        self._places = Places(text)
+
+    @classmethod
+    def again(cls, file: Path, shown: Path) -> Document:
+        """The file that a bridge was read from, once more, to tell where its keys stand; empty if that can't be had."""
+        try:
+            return cls(file.read_text(encoding="utf-8"), shown)
+        except (OSError, ValueError, ConfigError):
+            return cls("", shown)
+
+    def line(self, path: KeyPath) -> int:
+        """The line of a key, or of the nearest table around it, from 1."""
+        return self._places.line(path)
+
+    def where(self, path: KeyPath) -> str:
+        """The same as ``FILE:LINE``."""
+        return f"{self.file}:{self.line(path)}"
+
+    def number(self, kind: str, name: str) -> int | None:
+        """The number of a line's table among those of its kind; None where there is none of that name."""
+        tables = self.raw.get(kind, [])
+        return next((n for n, one in enumerate(tables) if isinstance(one, dict) and one.get("name") == name), None)
+
+
+def _flat(value: Any, prefix: str = "") -> Any:
+    """Dotted keys as one: TOML reads ``security.protocol = "SSL"`` as a table in a table."""
+    if not isinstance(value, dict):
+        return value
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = item
+    return flat
+
+
+def _not_toml(message: str, text: str, file: Path) -> ConfigError:
+    found = re.search(r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, re.DOTALL)
+    what, line = (found[1], found[2]) if found else (message, None)
+    where = f"{file}:{line or max(1, len(text.splitlines()))}"
+    return ConfigError("TL-C11", where, f"not TOML: {what[:1].lower()}{what[1:]}", "Correct the line.")
+
 
 _KEY = r'(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|\'[^\']*\')'
 _DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
@@ -21,7 +97,7 @@ _ASSIGN = re.compile(rf"\s*({_DOTTED})\s*=")
 _QUOTES = re.compile(r'"""|\'\'\'|"|\'')
 
 
-def plain_path(path: KeyPath) -> KeyPath:
+def _plain_path(path: KeyPath) -> KeyPath:
     """The path with its dotted keys taken apart: ``"a.b"`` in quotes and ``a.b`` name the same setting."""
     return tuple(part for key in path for part in (key.split(".") if isinstance(key, str) else (key,)))
 
@@ -48,7 +124,7 @@ class Places:
 
     def line(self, path: KeyPath) -> int:
         """The line of a key, or of the nearest table around it; 1 for what stands nowhere."""
-        path = plain_path(path)
+        path = _plain_path(path)
         for length in range(len(path), 0, -1):
             if (found := self._lines.get(path[:length])) is not None:
                 return found
@@ -66,7 +142,7 @@ class Places:
 
 
 def _split(dotted: str) -> KeyPath:
-    return plain_path(tuple(part.strip("\"'") for part in re.findall(_KEY, dotted)))
+    return _plain_path(tuple(part.strip("\"'") for part in re.findall(_KEY, dotted)))
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

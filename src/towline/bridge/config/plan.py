@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 from typing import Any, Final
 
@@ -101,10 +100,6 @@ def plan_of(bridge: Bridge) -> dict[str, Any]:
     return {
         "bridge": bridge.name,
         "file": str(bridge.file),
-        "named": bridge.named,
-        "includes": [str(file) for file in bridge.files[1:]],
-        "environment": bridge.environment or None,
-        "environments": list(bridge.environments),
         "state_dir": str(bridge.state_dir),
         "kafka": {
             "bootstrap_servers": bridge.kafka.bootstrap_servers,
@@ -315,7 +310,6 @@ def render(plan: dict[str, Any]) -> str:
         f"  kafka     {kafka['bootstrap_servers']}   topics {topics}{notes}",
         f"  state     {plan['state_dir']}",
     ]
-    out += _render_sources(plan)
     if source := plan["spark"]["kafka_source"]:
         out.append(f"  spark     {source}")
     if sql := plan.get("sql"):
@@ -323,19 +317,8 @@ def render(plan: dict[str, Any]) -> str:
     for line in plan["lines"]:
         out += ["", *(_render_downlink(line) if line["direction"] == "down" else _render_uplink(line))]
     out += ["", *(f"warning  {text}" for text in plan["warnings"])] if plan["warnings"] else []
-    out += ["", f"Nothing was contacted. Start it with: towline run {plan['named']}"]
+    out += ["", f"Nothing was contacted. Start it with: towline run {plan['file']}"]
     return "\n".join(map(printable, out)) + "\n"
-
-
-def _render_sources(plan: dict[str, Any]) -> Iterator[str]:
-    """Where the settings are from, beside the file itself."""
-    if plan["includes"]:
-        yield f"  includes  {', '.join(plan['includes'])}"
-    others = [name for name in plan["environments"] if name != plan["environment"]]
-    if plan["environments"]:
-        chosen = plan["environment"] or "none"
-        also = f"   (there {'is' if len(others) == 1 else 'are'} {', '.join(others)}, not looked at)" if others else ""
-        yield f"  environment {chosen}{also}"
 
 
 def _render_uplink(line: dict[str, Any]) -> list[str]:

@@ -36,8 +36,8 @@ _OF_ITS_QUERY: Final = frozenset(
 _DERIVED: Final = frozenset({"name", "state_dir", "checkpoint", "guarantee", "subscriptions", "client", "owner_pid"})
 #: Keys of a gateway that stand beside the table ``mqtt`` of its line.
 _BESIDE_MQTT: Final = frozenset({"ack_after", "journal", "outbox", "receipts", "listen", "share"})
-#: What is said of the files, and what is compared line by line.
-_READ: Final = ("file", "files", "environment", "environments", "lines")
+#: What is said of the file, and what is compared line by line.
+_READ: Final = ("file", "lines")
 #: What may be neither lost nor doubled can't pass from one filter to another that takes the same topics.
 _STRICT: Final = frozenset({Guarantee.EXACTLY_ONCE, Guarantee.BY_QOS})
 _DO: Final = "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."

@@ -21,7 +21,6 @@ from towline.bridge.config.members import MemberSection
 from towline.bridge.config.model import KafkaSection, RouteSection, SparkSection, UplinkSection
 from towline.bridge.config.monitoring import MonitorSection
 from towline.bridge.config.section import NAME, Section
-from towline.bridge.config.sources import ENVIRONMENT, INCLUDE, LINES
 from towline.bridge.config.tables import MQTT_KEYS
 from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.journal import Limits
@@ -52,6 +51,7 @@ _WAYS: Final = {
     **{("Limits", name): _SIZE for name in ("max_bytes", "min_free_bytes", "segment_bytes", "retain_bytes")},
     **{("OutboxLimits", name): _SIZE for name in ("max_bytes", "min_free_bytes", "segment_bytes")},
 }
+_LINES: Final = ("uplink", "downlink")
 #: Tables of another program's settings, whose dotted names may be tables.
 _SETTINGS: Final = (("KafkaSection", "settings"), ("SparkSection", "conf"))
 _ENUMERATED: Final = ("enum", "pattern")
@@ -137,8 +137,6 @@ class _Document(Section):
     Attributes:
         name: Names the bridge; it becomes part of the MQTT client ids.
         state_dir: A directory on a local disk: the journals live there.
-        include: Further files, relative to this one; ``*`` and ``**`` as in a shell.
-        environment: Tables that go over the file with --environment NAME.
         mqtt: The MQTT broker, and what is said to it.
         kafka: Where records go.
         spark: The Spark session of the bridge.
@@ -151,8 +149,6 @@ class _Document(Section):
 
     name: str = Field(pattern=NAME)
     state_dir: str
-    include: str | list[str] | None = None
-    environment: dict[str, Any] = Field(default_factory=dict)
     mqtt: _Mqtt  # type: ignore[valid-type] # made above
     kafka: KafkaSection
     spark: SparkSection = SparkSection()
@@ -163,27 +159,20 @@ class _Document(Section):
     downlink: list[DownlinkTable] = Field(default_factory=list)
 
 
-def bridge_schema(*, included: bool = False) -> dict[str, Any]:
-    """The schema of a bridge file.
-
-    Args:
-        included: Of a file that another one includes, in which nothing has to be.
-    """
+def bridge_schema() -> dict[str, Any]:
+    """The schema of a bridge file."""
     made = _Document.model_json_schema(schema_generator=_Generator)
     defs: dict[str, Any] = made.pop("$defs")
     _other_ways(defs)
     _lines_need(defs)
-    made["properties"][ENVIRONMENT] |= {"additionalProperties": _environment(made, defs)}
-    for kind in LINES:
+    for kind in _LINES:
         made["properties"][kind]["minItems"] = 1
-    required = made.pop("required")
-    defs["KafkaSection"].pop("required")
-    whole = {} if included else _whole(required)
+    made |= _brokers(made)
     defs |= {"Variable": _VARIABLE, "Setting": _SETTING}
     for one in defs.values():
         one.pop("title", None)
-    made["title"] = "A file that a bridge file of Towline includes" if included else "A bridge file of Towline"
-    schema = {"$schema": _DIALECT, **made, **whole, "$defs": dict(sorted(defs.items()))}
+    made["title"] = "A bridge file of Towline"
+    schema = {"$schema": _DIALECT, **made, "$defs": dict(sorted(defs.items()))}
     return {key: _with_variables(value) for key, value in schema.items()}
 
 
@@ -251,71 +240,21 @@ def _lines_need(defs: dict[str, Any]) -> None:
     defs["DownlinkTable"]["anyOf"] = [{"required": ["from"]}, {"required": ["profile"]}]
 
 
-def _whole(required: list[str]) -> dict[str, Any]:
-    """What a file has to have that neither includes others nor has environments, which might have it."""
+def _brokers(made: dict[str, Any]) -> dict[str, Any]:
+    """At least one line; and brokers in [mqtt], or in each line that does not read gateways elsewhere."""
     brokers = {"required": ["mqtt"], "properties": {"mqtt": {"required": ["brokers"]}}}
     elsewhere = {"required": ["gateways"]}
-    return {
-        "if": {"not": {"anyOf": [{"required": [INCLUDE]}, {"required": [ENVIRONMENT]}]}},
-        "then": {
-            "required": [name for name in required if name != "mqtt"],
-            "properties": {"kafka": {"required": ["bootstrap_servers"]}},
-            "allOf": [
-                {"anyOf": [{"required": [kind]} for kind in LINES]},
-                {
-                    "anyOf": [
-                        brokers,
-                        {"required": ["mqtt"], **_each_line({"anyOf": [brokers, elsewhere]})},
-                        _each_line(elsewhere),
-                    ]
-                },
-            ],
-        },
-    }
+    ways = [
+        brokers,
+        {"required": ["mqtt"], **_each_line({"anyOf": [brokers, elsewhere]})},
+        _each_line(elsewhere),
+    ]
+    required = [name for name in made["required"] if name != "mqtt"]
+    return {"required": required, "allOf": [{"anyOf": [{"required": [kind]} for kind in _LINES]}, {"anyOf": ways}]}
 
 
 def _each_line(needs: dict[str, Any]) -> dict[str, Any]:
-    return {"properties": {kind: {"items": needs} for kind in LINES}}
-
-
-def _environment(document: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
-    """A table of an environment: every table in part, and lines by their names."""
-    parts: dict[str, Any] = {}
-    properties = {
-        key: _in_part(value, defs, parts)
-        for key, value in document["properties"].items()
-        if key not in (INCLUDE, ENVIRONMENT, *LINES)
-    }
-    for kind in LINES:
-        line = _in_part(document["properties"][kind]["items"], defs, parts)
-        properties[kind] = {"type": "object", "additionalProperties": line}
-    defs |= parts
-    defs["Environment"] = {
-        "type": "object",
-        "description": "What differs from the rest of the file.",
-        "properties": properties,
-        "additionalProperties": False,
-    }
-    return {"$ref": "#/$defs/Environment"}
-
-
-def _in_part(schema: Any, defs: dict[str, Any], parts: dict[str, Any]) -> Any:
-    """The schema of a table in which nothing has to be; lists are whole, as an environment replaces them."""
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        if defs[name].get("type") != "object":
-            return schema
-        part = {key: value for key, value in defs[name].items() if key not in ("required", "anyOf")}
-        part["properties"] = {key: _in_part(value, defs, parts) for key, value in part.get("properties", {}).items()}
-        if part == defs[name]:
-            return schema
-        parts[f"{name}InPart"] = part
-        return schema | {"$ref": f"#/$defs/{name}InPart"}
-    if "anyOf" in schema:
-        return schema | {"anyOf": [_in_part(one, defs, parts) for one in schema["anyOf"]]}
-    return schema
+    return {"properties": {kind: {"items": needs} for kind in _LINES}}
 
 
 def _with_variables(schema: Any) -> Any:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.bridge.config.downlink import FailureNotice, Sql
 from towline.bridge.config.file import discreet
 from towline.bridge.config.mistakes import ConfigMistakes, Mistakes
-from towline.bridge.config.places import KeyPath
-from towline.bridge.config.sources import Sources
+from towline.bridge.config.places import Document, KeyPath
 from towline.errors import ConfigError, SetupError, did_you_mean
 from towline.guarantee import Guarantee
 from towline.schema import SPARK_SCHEMA
@@ -302,7 +301,7 @@ def judge(bridge: Bridge, jvm: Any, shown: Path | None = None) -> tuple[dict[str
     wrong: dict[str, Mistakes] = {}
     warnings: list[str] = []
     fields_wrong: set[KeyPath] = set()
-    sources = Sources.again(bridge.file, bridge.environment, shown or bridge.file)
+    document = Document.again(bridge.file, shown or bridge.file)
     for one in expressions:
         table = one.path[: 4 if one.path[0] == "uplink" else 2]
         if any((*table, "fields", name) in fields_wrong for name, _ in one.fields):
@@ -312,8 +311,8 @@ def judge(bridge: Bridge, jvm: Any, shown: Path | None = None) -> tuple[dict[str
                 warnings.append(f'line "{one.line}": {_key(one)} gives another value each time: {one.repeats}.')
         except ConfigError as error:
             fields_wrong.add(one.path)
-            wrong.setdefault(one.line, discreet(sources)).add(
-                error.code, _place(sources, one), one.subject, f"{_key(one)}: {error.what}", error.do
+            wrong.setdefault(one.line, discreet(document)).add(
+                error.code, _place(document, one), one.subject, f"{_key(one)}: {error.what}", error.do
             )
     return wrong, warnings
 
@@ -323,10 +322,10 @@ def _key(one: SqlExpression) -> str:
     return ".".join(part for part in one.path[2:] if isinstance(part, str) and part not in ("route", "sql"))
 
 
-def _place(sources: Sources, one: SqlExpression) -> KeyPath:
+def _place(document: Document, one: SqlExpression) -> KeyPath:
     """Its place among all lines of the file: a driver that is started again has no longer all of them."""
     kind, _, *rest = one.path
-    number = sources.number(str(kind), one.line)
+    number = document.number(str(kind), one.line)
     return one.path if number is None else (kind, number, *rest)
 
 

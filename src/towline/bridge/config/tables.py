@@ -76,11 +76,11 @@ class Tables:
     """Reads tables of one file.
 
     Args:
-        directory: Tells what a relative path in the value at a key path is relative to.
+        directory: Of the file, which relative paths start from.
         mistakes: Where mistakes are noted.
     """
 
-    def __init__(self, directory: Callable[[KeyPath], Path], mistakes: Mistakes) -> None:
+    def __init__(self, directory: Path, mistakes: Mistakes) -> None:
         self.directory = directory
         self.mistakes = mistakes
 
@@ -131,7 +131,7 @@ class Tables:
         """A file, resolved; it must be there, or `do` says what to do."""
         if file is None:
             return None
-        file = self.directory(path) / file.expanduser()
+        file = self.directory / file.expanduser()
         if not file.is_file():
             self.mistakes.add("TL-C15", path, subject, f"{path[-1]} {file} is not there", do)
         return file

@@ -46,8 +46,8 @@ class DownlinkQuery(LineQuery[DownLine]):
         spark.dataSource.register(DownlinkSink)
         line, identity = self.line, self._identity()
         evidence = read_checkpoint(line.checkpoint)
-        identity = examine(line, self.bridge.named, identity, evidence)
-        identity = with_mapping(line, self.bridge.named, identity, evidence)
+        identity = examine(line, str(self.bridge.file), identity, evidence)
+        identity = with_mapping(line, str(self.bridge.file), identity, evidence)
         statements, transform = self._statements(identity), _transform(line)
         rows = apply(self._records(spark, identity), statements, COUNTER, KEPT_COUNTER, transform)
         return rows.writeStream.format(FORMAT).options(**self._both_sinks(identity)), identity

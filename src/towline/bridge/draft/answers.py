@@ -140,7 +140,7 @@ def mistake_in(draft: Draft, file: Path) -> ConfigError | None:
         file: Where.
     """
     try:
-        parse(render(draft.without_secrets(), file), file, os.environ, environment="")
+        parse(render(draft.without_secrets(), file), file, os.environ)
     except ConfigMistakes as found:
         return found.mistakes[0]
     except ConfigError as found:

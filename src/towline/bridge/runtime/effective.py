@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.file import discreet
 from towline.bridge.config.model import AnyLine, Line
-from towline.bridge.config.places import KeyPath
-from towline.bridge.config.sources import Sources
+from towline.bridge.config.places import Document, KeyPath
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
 from towline.gateway.sessions import connection_options
@@ -68,29 +67,29 @@ class EffectiveSetting:
 
 
 class Origins:
-    """Where the keys of a bridge stand, in its file and those that it includes.
+    """Where the keys of a bridge stand in its file.
 
     Args:
-        bridge: Whose; where its files can't be read, no line is named.
+        bridge: Whose; where its file can't be read, no line is named.
     """
 
     def __init__(self, bridge: Bridge) -> None:
-        self._sources = Sources.again(bridge.file, bridge.environment, Path(bridge.file.name))
+        self._document = Document.again(bridge.file, Path(bridge.file.name))
         #: A text without what came from the environment, which may be a secret [I12].
-        self.masked = discreet(self._sources).masked
+        self.masked = discreet(self._document).masked
 
     def table(self, line: AnyLine) -> tuple[str, int]:
         """Kind and number of a line's table; a number of -1 where it can't be found."""
-        number = self._sources.number(line.kind, line.name)
+        number = self._document.number(line.kind, line.name)
         return line.kind, -1 if number is None else number
 
     def at(self, *paths: KeyPath) -> str | None:
         """``FILE:LINE`` of the first of these keys that is there; None for none."""
         found = next((path for path in paths if self._has(path)), None)
-        return None if found is None else str(self._sources.place(found))
+        return None if found is None else self._document.where(found)
 
     def _has(self, path: KeyPath) -> bool:
-        here: Any = self._sources.raw
+        here: Any = self._document.raw
         for part in path:
             if isinstance(part, int):
                 if not isinstance(here, list) or not 0 <= part < len(here):

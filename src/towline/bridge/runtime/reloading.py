@@ -113,13 +113,11 @@ class Reloading:
         begun = {"number": self._count, "began": time.time()}
         self._state.reload = {**begun, "outcome": UNDER_WAY}
         try:
-            known = self._file.files
-            digest = digest_of(*known)  # before it is read: what changes after that shows as a change
+            digest = digest_of(self._file.file)  # before it is read: what changes after that shows as a change
             outcome, texts = APPLIED, self._reload()
             if not texts:
                 outcome, texts = UNCHANGED, [f"{self._file.file} says what runs"]
-            files = self._file.files
-            self._state.file_read(files[1:], digest if files == known else digest_of(*files))
+            self._state.file_read(digest)
         except TowlineError as error:
             outcome, texts = REFUSED, str(error).splitlines()
         except Exception as error:  # noqa: BLE001 - a reload that fails ends nothing

@@ -204,7 +204,6 @@ class BridgeState:
         lines: Names of the lines, and their directions.
         insecure: What the settings give up on the way to Kafka (`towline.kafka.clientconfig.insecurities`).
         file: What the bridge was read from; `towline status` says when it was changed since.
-        included: Further files that it was read from.
     """
 
     def __init__(
@@ -214,7 +213,6 @@ class BridgeState:
         lines: Mapping[str, str],
         insecure: Sequence[str] = (),
         file: Path | None = None,
-        included: Sequence[Path] = (),
     ) -> None:
         self.lock = threading.RLock()
         self.name = name
@@ -225,7 +223,7 @@ class BridgeState:
         self.kafka_insecure = list(insecure)
         self.lines = {line: LineView(line, direction) for line, direction in lines.items()}
         self._file = state_dir / BRIDGE_FILE
-        self._read = {} if file is None else _read(file, included)
+        self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
         self._started = time.time()
         #: What became of the last reload (`towline.bridge.runtime.reloading`).
         self.reload: Mapping[str, Any] = {"number": 0}
@@ -237,10 +235,10 @@ class BridgeState:
             view.counts = counts_of(view.direction, former.get(line, {}).get("counts", {}))
             view.before = former.get(line, {}).get("gateway", {})
 
-    def file_read(self, included: Sequence[Path], digest: str | None) -> None:
-        """What runs is what the bridge file says, and these that it includes, all together with this digest."""
+    def file_read(self, digest: str | None) -> None:
+        """What runs is what the bridge file says that has this digest."""
         with self.lock:
-            self._read = {**self._read, "included": [*map(str, included)], "sha256": digest}
+            self._read = {**self._read, "sha256": digest}
 
     def say(self, text: str) -> None:
         """An event for the person who watches: one line."""
@@ -310,14 +308,10 @@ def gateways_status(
     return None if status["state"] == "away" else status
 
 
-def _read(file: Path, included: Sequence[Path]) -> dict[str, Any]:
-    return {"path": str(file), "included": [*map(str, included)], "sha256": digest_of(file, *included)}
-
-
-def digest_of(*read: Path) -> str | None:
-    """SHA-256 of files, one after the other, as hex digits; None where one can't be read."""
+def digest_of(file: Path) -> str | None:
+    """SHA-256 of a file as hex digits; None where it can't be read."""
     try:
-        return hashlib.sha256(b"".join(file.read_bytes() for file in read)).hexdigest()
+        return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
         return None
 

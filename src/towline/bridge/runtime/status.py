@@ -37,7 +37,7 @@ WRONG, NOT_KNOWN = 1, 3
 
 def _changed(read: Mapping[str, Any]) -> bool:
     """Whether a file of a bridge is not as it was read."""
-    return bool(digest_of(Path(read["path"]), *map(Path, read.get("included", ()))) != read["sha256"])
+    return bool(digest_of(Path(read["path"])) != read["sha256"])
 
 
 def collect(

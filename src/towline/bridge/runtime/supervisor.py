@@ -81,7 +81,7 @@ class Supervisor:
     ) -> None:
         self._bridge = bridge
         self._file = bridge
-        self._read = read or (lambda: load(bridge.file, environment=bridge.environment))
+        self._read = read or (lambda: load(bridge.file))
         self._screen = screen
         self._observe = observe
         self._again = tuple(again)
@@ -119,9 +119,7 @@ class Supervisor:
             for text in insecure:
                 self._screen.say(f"insecure: [kafka] {text}")
             directions = {line.name: line.direction for line in bridge.lines}
-            self._state = BridgeState(
-                bridge.name, bridge.state_dir, directions, insecure, bridge.file, bridge.files[1:]
-            )
+            self._state = BridgeState(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
             self._observe(self._state)
             self._kafka = KafkaSupervisor(bridge, self._state, self._spark_ending)
             self._driver = DriverSupervisor(bridge, self._state, self._kafka, self._spark_ending)
@@ -153,7 +151,7 @@ class Supervisor:
         if isinstance(line, Line) and line.gateways:
             return GatewaysSupervisor(line, self._bridge, self._state, self._ending)
         log = self._bridge.logs / f"gateway-{line.name}.log"
-        return GatewaySupervisor(line, self._bridge.named, self._state, log, self._ending)
+        return GatewaySupervisor(line, str(self._bridge.file), self._state, log, self._ending)
 
     def _watch(self) -> TowlineError | None:
         """Show the account until the end is asked for, or nothing can go on."""

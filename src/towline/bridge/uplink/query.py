@@ -119,7 +119,7 @@ class UplinkQuery(LineQuery[Line]):
         if landed is not None:
             return self._prepared_for_landed(spark, landed, identity)
         evidence = gather(line, CONSUMER, identity)
-        identity = examine(line, self.bridge.named, identity, evidence, self._set_markers)
+        identity = examine(line, str(self.bridge.file), identity, evidence, self._set_markers)
         handed = handed_out(identity, evidence)
         if handed != identity.handed:
             identity = replace(identity, handed=handed)
@@ -135,7 +135,7 @@ class UplinkQuery(LineQuery[Line]):
     ) -> tuple[DataStreamWriter, Identity]:
         """As `_prepared`, for a line whose inbox is in Kafka."""
         evidence = landed.evidence()
-        identity = examine(self.line, self.bridge.named, identity, evidence, self._set_markers)
+        identity = examine(self.line, str(self.bridge.file), identity, evidence, self._set_markers)
         self._note_begun(evidence)
         return self._writer(landed.read(spark, identity, evidence.planned_end), identity), identity
 
@@ -143,9 +143,9 @@ class UplinkQuery(LineQuery[Line]):
         """As `_prepared`, for a line that reads gateways elsewhere."""
         line, identity = self.line, self._identity()
         seen = several.gather(line, self.bridge.gateway.access(), CONSUMER, identity)
-        several.belong(line, self.bridge.named, identity, seen)
+        several.belong(line, str(self.bridge.file), identity, seen)
         former = identity
-        identity = examine(line, self.bridge.named, identity, seen.checkpoint, self._set_markers)
+        identity = examine(line, str(self.bridge.file), identity, seen.checkpoint, self._set_markers)
         if identity.generation != former.generation:  # it begins anew behind what is done
             seen = several.gather(line, self.bridge.gateway.access(), CONSUMER, identity)
         handed = several.handed_out(identity, seen)
