@@ -15,7 +15,7 @@ import hmac
 import secrets
 from pathlib import Path
 
-from towline import Client
+from towline import Client, ClientSettings
 
 
 class ScramSha256:
@@ -69,7 +69,9 @@ def main() -> None:
     parser.add_argument("password_file", type=Path)
     given = parser.parse_args()
     password = given.password_file.read_bytes().rstrip(b"\r\n")
-    with Client(given.uri, client_id=given.user, authenticator=ScramSha256(given.user, password)) as client:
+    with Client(
+        given.uri, client_id=given.user, settings=ClientSettings(authenticator=ScramSha256(given.user, password))
+    ) as client:
         print(f"online at {client.broker}")
 
 

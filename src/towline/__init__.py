@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from towline.monitor.publisher import publisher_metrics
-    from towline.mqtt.events import Filter, SessionRecord
+    from towline.mqtt.events import Filter
     from towline.net.client import Client
-    from towline.net.messages import Memory, Message, Store, Will
+    from towline.net.messages import Message
+    from towline.net.options import ClientSettings
     from towline.net.transport import Proxy, Tls
     from towline.publisher import AsyncPublisher, Publisher
     from towline.spark.executors import check_executors
@@ -18,15 +19,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncPublisher",
     "Client",
+    "ClientSettings",
     "Filter",
-    "Memory",
     "Message",
     "Proxy",
     "Publisher",
-    "SessionRecord",
-    "Store",
     "Tls",
-    "Will",
     "check_executors",
     "publisher_metrics",
     "register",
@@ -36,8 +34,9 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("AsyncPublisher", "Publisher"), "towline.publisher"),
     "Client": "towline.net.client",
-    **dict.fromkeys(("Filter", "SessionRecord"), "towline.mqtt.events"),
-    **dict.fromkeys(("Memory", "Message", "Store", "Will"), "towline.net.messages"),
+    "ClientSettings": "towline.net.options",
+    "Filter": "towline.mqtt.events",
+    "Message": "towline.net.messages",
     **dict.fromkeys(("Proxy", "Tls"), "towline.net.transport"),
     "check_executors": "towline.spark.executors",
     "publisher_metrics": "towline.monitor.publisher",

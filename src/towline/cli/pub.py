@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,6 +19,7 @@ from towline.text import counted
 if TYPE_CHECKING:
     from towline.net.client import Client
     from towline.net.messages import PublishResult
+    from towline.net.options import ClientSettings
 
 __all__ = ["pub"]
 
@@ -59,28 +61,29 @@ def pub(
 
     Example: towline pub mqtt://127.0.0.1:1883 'telemetry/d{n}' '21.5' --count 1000
     """
-    from towline.net.transport import Endpoint, Tls  # noqa: PLC0415  # heavy modules load when they are needed
+    from towline.net.options import ClientSettings  # noqa: PLC0415  # heavy modules load when they are needed
+    from towline.net.transport import Endpoint, Tls  # noqa: PLC0415
 
     try:
         place = Endpoint.parse(broker)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="BROKER") from None
     properties = [_pair(text) for text in user_property or []]
+    tls = Tls(ca_file=ca_file) if ca_file else None
+    settings = ClientSettings(username=username, password=_secret(password_file), tls=tls)
     if durable is not None:
         _pub_durably(
-            str(place), topic, message, count, rate, qos, properties, retain, durable, timeout,
-            username=username, password=_secret(password_file), tls=Tls(ca_file=ca_file) if ca_file else None,
+            str(place), topic, message, count, rate, qos, properties, retain, durable, timeout, settings,
             receipts=receipts, receipt_key_file=receipt_key_file, receipt_trust_all_clients=receipt_trust_all_clients,
         )  # fmt: skip
         return
     if receipts:
         raise typer.BadParameter("it needs --durable", param_hint="--receipts")
     _check(topic, message, qos, properties)  # what can't be said is said before a connection is made
-    login = {"tls": Tls(ca_file=ca_file), "username": username, "password": _secret(password_file)}
     started = time.monotonic()
     screen = Console(stderr=True)
     plain = not screen.is_terminal or screen.is_dumb_terminal  # where a bar could not be taken away again
-    with _open(str(place), **login) as client, Progress(console=screen, transient=True, disable=plain) as progress:
+    with _open(str(place), settings) as client, Progress(console=screen, transient=True, disable=plain) as progress:
         task = progress.add_task("publishing", total=count)
         answers = _Answers(client, str(place))
         for number in range(count):
@@ -93,18 +96,18 @@ def pub(
     _account(count, answers.refused, time.monotonic() - started, place=str(place), qos=qos)
 
 
-def _open(broker: str, **login: Any) -> Client:
+def _open(broker: str, settings: ClientSettings) -> Client:
     """A client that is online; where the broker keeps no sessions, which is no reason not to publish, without one."""
     from towline.errors import Refused  # noqa: PLC0415
     from towline.net.client import Client  # noqa: PLC0415
 
     client_id = f"towline-pub-{os.getpid()}"
     try:
-        return Client(broker, client_id=client_id, **login).open()
+        return Client(broker, client_id=client_id, settings=settings).open()
     except Refused as error:
         if error.code != "TL-M12":
             raise
-        return Client(broker, client_id=client_id, session_expiry_s=0, **login).open()
+        return Client(broker, client_id=client_id, settings=replace(settings, session_expiry_s=0)).open()
 
 
 class _Answers:
@@ -178,12 +181,22 @@ def _pub_durably(
     retain: bool,
     state_dir: Path,
     timeout: float,
-    **login: Any,
+    settings: ClientSettings,
+    *,
+    receipts: bool,
+    **receipt_keys: Any,
 ) -> None:
     from towline.publisher import Publisher  # noqa: PLC0415
 
     outcomes: Counter[str] = Counter()
-    publisher = Publisher(broker, state_dir=state_dir, on_outcome=lambda _n, end: outcomes.update([end]), **login)
+    publisher = Publisher(
+        broker,
+        state_dir=state_dir,
+        settings=settings,
+        on_outcome=lambda _n, end: outcomes.update([end]),
+        receipts=receipts,
+        **receipt_keys,
+    )
     started = time.monotonic()
     waited = publisher.waiting
     last = None
@@ -202,7 +215,7 @@ def _pub_durably(
     left = publisher.close(timeout)  # what is left is told by the publisher
     before = f", {waited:,} of them from before" if waited else ""
     typer.echo(f"{counted(outcomes['delivered'])} {'acknowledged by' if qos else 'sent to'} {broker}{before}")
-    if login["receipts"]:
+    if receipts:
         typer.echo(f"{counted(outcomes['arrived'])} in Kafka")
     if outcomes["refused"] or outcomes["expired"]:
         typer.echo(f"{outcomes['refused']:,} refused, {outcomes['expired']:,} expired", err=True)

@@ -7,7 +7,7 @@
 
 One thread of the client's own talks to the broker, keeps the connection alive and makes it anew when it breaks, however
 long a message takes to be handled. **Every public method may be called from any thread.** Nothing of the caller's runs
-on the client's thread but the methods of an `Authenticator` and of a `Store`; neither may call the client.
+on the client's thread but the methods of an `Authenticator`, which may not call the client.
 
 What is in memory is lost with the process: messages not acknowledged come again from the broker, messages published
 and not confirmed are the caller's to publish again. `towline.gateway` is the same session with a disk under it.
@@ -20,40 +20,33 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType, TracebackType
-from typing import Final, Literal, Self
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Final, Self, Unpack
 
-from mqtt5 import Will as AnyWill
+from mqtt5 import ConnAckPacket
 
 from towline.errors import BrokerError, ConfigError, Unreachable
 from towline.mqtt.events import (
     Acknowledged,
     Action,
-    Authenticator,
     Deliver,
     Event,
     Filter,
     Online,
     Publish,
     PublishMany,
-    Remember,
-    SessionConfig,
     SessionLost,
     Settled,
     Stored,
     Token,
 )
 from towline.mqtt.rules import NO_QOS_2
+from towline.mqtt.session import Session
 from towline.mqtt.suspects import Culprits
-from towline.net.arrivals import Arrivals
-from towline.net.checks import check_connection, content_of, endpoints_of, filters_of
 from towline.net.driver import Hooks, SessionDriver
-from towline.net.messages import Memory, Message, PublishResult, Store, message_of, session_from
-from towline.net.options import ConnectionOptions, ProtocolName
-from towline.net.pauses import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from towline.net.transport import Proxy, Tls
+from towline.net.messages import Arrivals, Message, Properties, PublishResult, message_of, outbound
+from towline.net.options import ClientSettings
 
 __all__ = ["Client"]
 
@@ -68,30 +61,14 @@ _GOODBYE: Final = 2.0
 
 
 class Client:
-    """An MQTT client; a context manager and an iterator of messages.
+    """An MQTT client; a context manager and an iterable of messages.
 
     Args:
-        uri: The broker, ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH``; or several.
+        uri: The broker, ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH``; or several in
+            order of preference.
         client_id: Stable and nobody else's: it names the session.
         subscribe: Topic filters, or one; a plain text means QoS 1.
-        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it.
-        clean_start: Begin without the session of before, at every connection.
-        session_expiry_s: Seconds the broker keeps the session while we are away, 0xFFFFFFFF for ever; default 3,600, or
-            0 with `clean_start`. To MQTT 3.x everything above 0 is for ever.
-        unknown_session: ``adopt``, ``discard`` or ``refuse`` one that `store` knows nothing of [MQTT-3.2.2-4].
-        will: Published by the broker when the connection ends without our goodbye.
-        username, password: MQTT's.
-        tls, proxy: On the way to the broker; without `tls` the system's certificates verify.
-        authenticator, store: Enhanced authentication (MQTT 5); keeps packet ids and the session's record.
-        receive_maximum: Messages of QoS > 0 the broker may send without our acknowledgement; MQTT 3.x can't tell it.
-        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
-        connect_timeout_s: Seconds for the connection, and for CONNACK.
-        max_packet_bytes: A larger message comes without its payload, see `Message`.
-        topic_alias_maximum, topic_aliases: Aliases the broker may use; topics that get one when we publish.
-        problem_information: The server may explain itself with reason strings [MQTT 5 section 3.1.2.11.7].
-        brokers_share_sessions: The brokers are one cluster; otherwise each has a session of its own: nothing is
-            published with QoS 2, and what was under way to us comes again when one takes over from another.
-        follow_redirects, reconnect_delay_s, reconnect_max_delay_s, websocket_headers: As in `ConnectionOptions`.
+        settings: Everything else.
 
     Raises:
         ConfigError: Something that can't be (TL-C50, TL-C51).
@@ -103,72 +80,18 @@ class Client:
         *,
         client_id: str,
         subscribe: str | Filter | Sequence[str | Filter] = (),
-        protocol: ProtocolName = "5",
-        clean_start: bool = False,
-        session_expiry_s: int | None = None,
-        unknown_session: Literal["adopt", "discard", "refuse"] = "adopt",
-        will: AnyWill | None = None,
-        username: str | None = None,
-        password: bytes | str | None = None,
-        tls: Tls | None = None,
-        proxy: Proxy | None = None,
-        authenticator: Authenticator | None = None,
-        store: Store | None = None,
-        receive_maximum: int = 1000,
-        keep_alive_s: int = 60,
-        connect_timeout_s: float = 10.0,
-        max_packet_bytes: int = 64 << 20,
-        topic_alias_maximum: int = 0,
-        topic_aliases: int = 0,
-        problem_information: bool = True,
-        follow_redirects: bool = False,
-        brokers_share_sessions: bool = False,
-        reconnect_delay_s: float = FIRST_PAUSE_S,
-        reconnect_max_delay_s: float = LONGEST_PAUSE_S,
-        websocket_headers: Mapping[str, str] = MappingProxyType({}),
+        settings: ClientSettings = ClientSettings(),  # noqa: B008 - frozen
     ) -> None:
-        endpoints = endpoints_of(uri)
-        self._where = str(endpoints[0]) if len(endpoints) == 1 else f'client "{client_id}"'
-        headers = tuple(websocket_headers.items())
-        check_connection(self._where, protocol, max_packet_bytes, (reconnect_delay_s, reconnect_max_delay_s), headers)
-        expiry = (0 if clean_start else 3600) if session_expiry_s is None else session_expiry_s
+        self._options = settings.options(uri, client_id, subscribe)
+        self._where = self._options.session.where
         self._pid = os.getpid()
-        self._store = store or Memory()
-        self._options = ConnectionOptions(
-            session=SessionConfig(
-                client_id,
-                self._where,
-                filters_of(subscribe, self._where),
-                username=username,
-                password=password.encode() if isinstance(password, str) else password,
-                session_expiry_s=expiry,
-                receive_maximum=receive_maximum,
-                keep_alive_s=keep_alive_s,
-                connect_timeout_s=connect_timeout_s,
-                unknown_session=unknown_session,
-                durable=bool(expiry) and not clean_start,
-                clean_start=clean_start,
-                topic_alias_maximum=topic_alias_maximum,
-                topic_aliases=topic_aliases,
-                problem_information=problem_information,
-                will=will,
-                authenticator=authenticator,
-            ),
-            brokers=endpoints,
-            tls=tls,
-            proxy=proxy,
-            protocol=protocol,
-            max_packet_bytes=max_packet_bytes,
-            follow_redirects=follow_redirects,
-            brokers_share_sessions=brokers_share_sessions,
-            reconnect_delay_s=reconnect_delay_s,
-            reconnect_max_delay_s=reconnect_max_delay_s,
-            websocket_headers=headers,
-        )
         #: The message at which the broker ends the connection, where there is one.
         self._culprits = Culprits()
-        new_session = partial(session_from, self._store, self._options)
-        hooks = Hooks(new_session=new_session, perform=self._perform, ended=self._ended_connection)
+        hooks = Hooks(
+            new_session=lambda level: Session(self._options.session_at(level)),
+            perform=self._perform,
+            ended=self._ended_connection,
+        )
         self._driver = SessionDriver(self._options, hooks)
         #: Guards everything below; told of every change.
         self._changed = threading.Condition()
@@ -180,12 +103,13 @@ class Client:
         self._ended: BaseException | None = None
         #: Events for the session, from any thread.
         self._orders: deque[Event] = deque()
-        #: Token of each message that is not confirmed → its receipt.
-        self._receipts: dict[Token, PublishResult] = {}
+        #: Token of each message that is not confirmed → its result.
+        self._results: dict[Token, PublishResult] = {}
         self._token = 0
-        self._arrivals = Arrivals(self._driver.session.inbound.next_number)
+        self._arrivals = Arrivals()
         self._holding_back = False
-        self._sessions_lost = 0
+        #: Times the broker had forgotten our session, and with it what it held for us [MQTT-3.2.2-5].
+        self.sessions_lost = 0
 
     # -- for everybody --
 
@@ -199,13 +123,7 @@ class Client:
 
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come, until `close`; one that ends for another reason raises it."""
-        return self
-
-    def __next__(self) -> Message:
-        message = self.receive()
-        if message is None:
-            raise StopIteration
-        return message
+        return iter(self.receive, None)
 
     @property
     def online(self) -> bool:
@@ -218,14 +136,19 @@ class Client:
         return str(self._driver.endpoint)
 
     @property
+    def connack(self) -> ConnAckPacket | None:
+        """What the broker said when it took us in, with its limits; None without a connection.
+
+        Such are ``session_present``, ``session_expiry_interval`` (None where it keeps ours), ``receive_max``,
+        ``max_qos``, ``retain_available``, ``max_packet_size``, ``server_keep_alive``; what MQTT 3.x has no word for has
+        the value that means no limit.
+        """
+        return self._driver.session.server
+
+    @property
     def last_error(self) -> BrokerError | ConfigError | None:
         """Why there is no connection; None while there is one."""
         return self._driver.error
-
-    @property
-    def sessions_lost(self) -> int:
-        """Times the broker had forgotten our session, and with it what it held for us [MQTT-3.2.2-5]."""
-        return self._sessions_lost
 
     @property
     def dropped(self) -> int:
@@ -242,12 +165,12 @@ class Client:
             BrokerError: No broker took us at the first try; the client is closed.
             ConfigError: Files or a proxy that can't be used; the same.
         """
-        self._check()
+        self._check(opened=False)
+        if self._thread is None and not self._closing:
+            name = f"mqtt {self._options.session.client_id}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
         with self._changed:
-            if self._thread is None and not self._closing:
-                name = f"mqtt {self._options.session.client_id}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
             self._changed.wait_for(lambda: self._serves or self._driver.rounds or self._ended or self._closing)
             if self._serves and not (self._ended or self._closing):
                 return self
@@ -265,7 +188,7 @@ class Client:
             Unreachable: The client is not opened (TL-M50).
             BrokerError: The client has given up: a refusal, or its client id was taken over twice in a minute.
         """
-        self._check_open()
+        self._check()
         with self._changed:
             self._changed.wait_for(lambda: self._arrivals.waiting or self._closing or self._ended, timeout_s)
             if self._closing:
@@ -287,16 +210,11 @@ class Client:
         qos: int = 1,
         retain: bool = False,
         timeout_s: float | None = None,
-        content_type: str | None = None,
-        payload_is_utf8: bool = False,
-        response_topic: str | None = None,
-        correlation_data: bytes | None = None,
-        expiry_s: int | None = None,
-        user_properties: Sequence[tuple[str, str]] = (),
+        **properties: Unpack[Properties],
     ) -> PublishResult:
         """Hand over a message; it is sent, and sent again after a broken connection, until the broker answers.
 
-        Waits while 1,000 messages are not confirmed. MQTT 3.x leaves all properties out.
+        Waits while 1,000 messages are not confirmed.
 
         Args:
             topic: Topic name.
@@ -304,48 +222,29 @@ class Client:
             qos: 0, 1 or 2.
             retain: The broker keeps it for later subscribers.
             timeout_s: Longest wait in seconds for room among the unconfirmed, None for as long as it takes.
-            content_type: What the payload is.
-            payload_is_utf8: Say that the payload is text.
-            response_topic: Where an answer is expected.
-            correlation_data: For the answer.
-            expiry_s: Seconds after which nobody gets it any more.
-            user_properties: Pairs, in order.
+            properties: Of MQTT 5, see `towline.net.messages.Properties`.
 
         Raises:
             ConfigError: A message that can't be (TL-C51).
-            Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or not opened and 1,000 wait (TL-M50).
+            Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or not opened (TL-M50).
             BrokerError: Why the client has ended.
         """
         if qos == 2 and self._options.several_sessions:
-            raise ConfigError("TL-C51", f'message to "{topic[:80]}"', *NO_QOS_2)
-        content = content_of(
-            topic,
-            payload,
-            qos,
-            retain=retain,
-            content_type=content_type,
-            payload_format_indicator=int(payload_is_utf8),
-            response_topic=response_topic,
-            correlation_data=correlation_data,
-            message_expiry_interval=expiry_s,
-            user_properties=user_properties,
-        )
+            raise ConfigError("TL-C51", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
+        content = outbound(topic, payload, qos, retain=retain, **properties)
         self._check()
-        if len(self._receipts) >= _AHEAD:
-            self._check_open()
         with self._changed:
-            self._changed.wait_for(lambda: len(self._receipts) < _AHEAD or self._ended or self._closing, timeout_s)
+            self._changed.wait_for(lambda: len(self._results) < _AHEAD or self._ended or self._closing, timeout_s)
             if self._ended or self._closing:
                 raise self._ended or self._closed()
-            if len(self._receipts) >= _AHEAD:
+            if len(self._results) >= _AHEAD:
                 what = f"{_AHEAD:,} messages are not confirmed after {timeout_s:g} s"
                 raise Unreachable("TL-M33", self._where, what, "Is the broker alive? This message was not taken.")
             self._token += 1
-            receipt = PublishResult(topic, self._changed, self._check_open, self._missing_answer)
-            self._receipts[self._token] = receipt
+            result = self._results[self._token] = PublishResult(topic, self._changed, self._missing_answer)
             self._orders.append(Publish(self._token, content))
-            self._driver.wake()
-        return receipt
+        self._driver.wake()
+        return result
 
     def close(self, timeout_s: float = _GOODBYE) -> None:
         """Wait for what is not confirmed, say goodbye and close, for good; the session stays at the broker.
@@ -361,7 +260,7 @@ class Client:
         with self._changed:
             thread = self._thread
             if thread is not None:
-                self._changed.wait_for(lambda: not self._receipts or self._ended, timeout_s)
+                self._changed.wait_for(lambda: not self._results or self._ended, timeout_s)
             self._closing, self._goodbye_s = True, max(_GOODBYE, timeout_s)
             self._changed.notify_all()
         self._driver.cancel()
@@ -369,15 +268,8 @@ class Client:
             thread.join()
         else:
             self._driver.dispose()
-            self._end(self._closed())
 
     # -- on the caller's thread --
-
-    def _check(self) -> None:
-        """Refuse a process that has inherited the client: it has none of its threads, and its locks as they stood."""
-        if os.getpid() != self._pid:
-            what = f"this client belongs to the process that made it (pid {self._pid})"
-            raise Unreachable("TL-M34", self._where, what, "Make a new one after the fork.")
 
     @property
     def _serves(self) -> bool:
@@ -391,24 +283,19 @@ class Client:
             return f"{waiting:,} messages wait to be taken, and the answer lies behind them. Receive them."
         return "It is sent again by itself when the broker is back."
 
-    def _check_open(self) -> None:
-        """Refuse to wait for what nobody brings."""
-        self._check()
-        if self._thread is None and self._ended is None:
+    def _check(self, *, opened: bool = True) -> None:
+        """Refuse to wait for what nobody brings; before a lock is taken, which a forked process has as it stood."""
+        if os.getpid() != self._pid:
+            what = f"this client belongs to the process that made it (pid {self._pid})"
+            raise Unreachable("TL-M34", self._where, what, "Make a new one after the fork.")
+        if opened and self._thread is None and not self._closing:
             what = "the client is not opened, so nothing is sent or received"
             raise Unreachable("TL-M50", self._where, what, 'Use it as "with client:", or call open() first.')
 
     def _acknowledge(self, message: Message) -> None:
-        self._check()
         with self._changed:
-            if self._arrivals.is_settled(message.number) or message.qos == 0 or self._ended or self._closing:
-                return
-            held = self._driver.session.inbound.held.get(message.packet_id or 0)
-            # An id whose session the broker has lost meanwhile names nothing, or another message.
-            if message.qos == 2 and held is not None and held.number == message.number:
-                self._store.hold(message.packet_id or 0, held)
             self._arrivals.settle(message.number)
-            self._driver.wake()
+        self._driver.wake()
 
     def _closed(self) -> Unreachable:
         return Unreachable("TL-M32", self._where, "the client is closed", "Make a new one.")
@@ -463,24 +350,20 @@ class Client:
         with self._changed:
             if isinstance(action, Deliver):
                 self._deliver(action)
-            elif isinstance(action, Remember):
-                self._store.remember(action.record)
             elif isinstance(action, Acknowledged):
                 self._culprits.answered(action.token)
-                receipt = self._receipts.pop(action.token)
-                receipt.reason, receipt.degraded = action.reason, action.degraded
+                result = self._results.pop(action.token)
+                result.reason, result.degraded = action.reason, action.degraded
             elif isinstance(action, Online):
                 self._sort_out()
             elif isinstance(action, SessionLost):
-                self._sessions_lost += 1
+                self.sessions_lost += 1
             self._changed.notify_all()
         if isinstance(action, Deliver):
             self._driver.handle(Stored(action.ticket))
 
     def _deliver(self, action: Deliver) -> None:
         self._sort_out()
-        if action.released:
-            self._store.release(action.released)
         messages = action.messages
         for index, (packet, topic) in enumerate(zip(messages.packets, messages.topics, strict=True)):
             message = message_of(packet, topic, action.first + index, self._acknowledge, self._driver.count)
@@ -494,7 +377,7 @@ class Client:
     def _end(self, failure: BaseException) -> None:
         with self._changed:
             self._ended = failure
-            for receipt in self._receipts.values():
-                receipt._failure = failure  # noqa: SLF001  # ours
-            self._receipts.clear()
+            for result in self._results.values():
+                result.failure = failure
+            self._results.clear()
             self._changed.notify_all()

@@ -1,98 +1,29 @@
-"""What a `towline.net.client.Client` hands out and takes: messages, receipts, and the store for what must last."""
+"""Messages of a `towline.net.client.Client`: those that came, those that wait to be taken, and what was published."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import Any, Final, Self, TypedDict, Unpack, cast
 
-import mqtt5
-from mqtt5 import QoS
-
-from towline.errors import ConfigError, Refused, Unreachable
-from towline.mqtt.events import Held, SessionRecord
+from towline.errors import Refused, Unreachable
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.reasons import reason_words
 from towline.mqtt.rules import message_problem
-from towline.mqtt.session import Session
 from towline.mqtt.stubs import Published
-from towline.net.options import ConnectionOptions
+from towline.net.options import refuse
 
-__all__ = ["Memory", "Message", "PublishResult", "Store", "Will", "message_of", "session_from"]
+__all__ = ["Arrivals", "Message", "Properties", "PublishResult", "message_of", "outbound"]
 
-
-class Store(Protocol):
-    """Where a client keeps what must outlive the process; each method returns when it is durable.
-
-    A store that writes the packet id in the same transaction as the message's effect makes QoS 2 exactly once across
-    a crash. It may be called from the client's thread and from those that call `Message.ack`, never from two at once.
-    """
-
-    def load(self) -> tuple[SessionRecord | None, Mapping[int, Held]]:
-        """What is known of the broker's session, and the QoS 2 packet ids it has not released."""
-
-    def remember(self, record: SessionRecord | None) -> None:
-        """Keep the record of the session; None forgets it."""
-
-    def hold(self, packet_id: int, held: Held) -> None:
-        """A QoS 2 message is acknowledged: PUBREC leaves after this, and until `release` its id is a repeat."""
-
-    def release(self, packet_ids: Sequence[int]) -> None:
-        """These ids are free again, known or not: PUBCOMP leaves after this [MQTT-4.3.3-11]."""
-
-
-class Memory:
-    """The store that is none: a new process knows nothing, and QoS 2 messages of before may come a second time."""
-
-    def load(self) -> tuple[SessionRecord | None, Mapping[int, Held]]:
-        """Nothing."""
-        return None, {}
-
-    def remember(self, record: SessionRecord | None) -> None:
-        """The session has it."""
-
-    def hold(self, packet_id: int, held: Held) -> None:
-        """The session has it."""
-
-    def release(self, packet_ids: Sequence[int]) -> None:
-        """The session has it."""
-
-
-def session_from(store: Store, options: ConnectionOptions, level: int) -> Session:
-    """A session that goes on with what a store has of it, if that is of the same client id."""
-    record, held = store.load()
-    if record is not None and record.client_id != options.session.client_id:
-        record, held = None, {}
-    number = max((entry.number + 1 for entry in held.values()), default=0)
-    return Session(options.session_at(level), record, number, held)
-
-
-class Will(mqtt5.Will):
-    """What the broker publishes when the connection ends without our goodbye [MQTT 5 section 3.1.2.5].
-
-    Args:
-        topic: Topic name.
-        payload: Bytes, or text for UTF-8.
-        qos: 0, 1 or 2.
-        properties: As `mqtt5.Will` has them: ``retain``, ``will_delay_interval`` in seconds, ``content_type``, ...
-
-    Raises:
-        ConfigError: A message that can't be (TL-C51).
-    """
-
-    def __new__(cls, topic: str, *, payload: bytes | str = b"", qos: int | QoS = 0, **properties: Any) -> Self:
-        """Take numbers for QoS, and text."""
-        level = int(qos) if isinstance(qos, QoS) else qos
-        if problem := message_problem(topic, payload, level):
-            raise ConfigError("TL-C51", f"will to {str(topic)[:80]!r}", problem, "Change it.")
-        data = payload.encode() if isinstance(payload, str) else payload
-        make: Any = super().__new__
-        return cast("Self", make(cls, topic, payload=data, qos=QoS(level), **properties))
-
-    if TYPE_CHECKING:
-
-        def __init__(self, topic: str, *, payload: bytes | str = b"", qos: int | QoS = 0, **properties: Any) -> None:
-            """The arguments of `__new__`."""
+#: QoS 0 messages beyond this many waiting ones are dropped and counted: nothing holds their sender back.
+_MOST_WAITING: Final = 10_000
+#: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped. Receive
+#: Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages than it allows must be read too.
+_MOST_BYTES: Final = 64 << 20
+#: Bytes that a message takes beside what it carries.
+_OVERHEAD: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,25 +73,20 @@ class Message:
         It leaves in the order of arrival whatever the order of the calls, so a message that is never acknowledged
         holds back all after it [MQTT-4.6.0-2, -3]. A second call, one for QoS 0 and one after the client has ended do
         nothing; in the last case the broker sends the message again.
-
-        Raises:
-            Exception: What the `Store` raises; the message is not acknowledged then.
         """
         self._acknowledge(self)
+
+    @property
+    def size(self) -> int:
+        """Bytes it takes in memory, roughly."""
+        pairs = sum(len(name) + len(value) for name, value in self.user_properties)
+        return _OVERHEAD + len(self.topic) + len(self.payload or b"") + len(self.correlation_data or b"") + pairs
 
 
 def message_of(
     packet: Published, topic: str, number: int, acknowledge: Callable[[Message], None], connection: int
 ) -> Message:
-    """The message in a packet.
-
-    Args:
-        packet: As it came, or a stub.
-        topic: Topic aliases resolved.
-        number: Of the session.
-        acknowledge: What `Message.ack` calls.
-        connection: Number of the connection it came on.
-    """
+    """The message in a packet, or in the stub of one, that is `number` of the session."""
     return Message(
         topic,
         packet.payload,
@@ -181,28 +107,148 @@ def message_of(
     )
 
 
+class Arrivals:
+    """What came, in order, in memory, guarded by the client's lock.
+
+    A message waits until it is taken, and is settled once it is acknowledged: what is settled is a prefix of the
+    session's numbers, because acknowledgements leave in order [MQTT-4.6.0-2, -3].
+    """
+
+    def __init__(self) -> None:
+        #: Came and not handed out, in order.
+        self.waiting: deque[Message] = deque()
+        #: What they take in memory.
+        self._bytes = 0
+        #: Number of each message handed out and not acknowledged → its QoS.
+        self._taken: dict[int, int] = {}
+        #: Everything below is acknowledged.
+        self.settled = 0
+        #: Acknowledged out of turn; all above `settled`.
+        self._early: set[int] = set()
+        #: The connection whose beginning `connected` has seen.
+        self._connection = 0
+        #: QoS 0 messages that found no room.
+        self.dropped = 0
+
+    @property
+    def full(self) -> bool:
+        """So much waits that nothing more may be read."""
+        return self._bytes >= _MOST_BYTES
+
+    def add(self, message: Message) -> None:
+        """A message came."""
+        if not message.qos:
+            self.settle(message.number)
+            if len(self.waiting) >= _MOST_WAITING or self._bytes >= _MOST_BYTES // 2:
+                self.dropped += 1
+                return
+        self.waiting.append(message)
+        self._bytes += message.size
+
+    def take(self) -> Message:
+        """Hand out the first that waits."""
+        message = self.waiting.popleft()
+        self._bytes -= message.size
+        if message.qos:
+            self._taken[message.number] = message.qos
+        return message
+
+    def settle(self, number: int) -> None:
+        """A message is acknowledged, or can't be any more; a second call does nothing."""
+        self._taken.pop(number, None)
+        if number >= self.settled:
+            self._early.add(number)
+        while self.settled in self._early:
+            self._early.remove(self.settled)
+            self.settled += 1
+
+    def connected(self, connection: int, *, resumed: bool) -> None:
+        """On a new connection, settle what can't be acknowledged any more; a second call does nothing.
+
+        A kept session sends QoS 1 again under new numbers, so what nobody has taken is not handed out twice. A lost one
+        has no name for anything. QoS 2 in a kept session still waits for its acknowledgement: PUBREC to the repeat.
+
+        Args:
+            connection: Its number, which grows.
+            resumed: The session was kept.
+        """
+        if self._connection == connection:
+            return
+        self._connection = connection
+        for number, qos in list(self._taken.items()):
+            if qos == 1 or not resumed:
+                self.settle(number)
+        if not resumed:
+            return
+        waiting, self.waiting, self._bytes = self.waiting, deque(), 0
+        for message in waiting:
+            if message.qos == 1 and message._connection < connection:  # noqa: SLF001  # our own
+                self.settle(message.number)
+            else:
+                self.waiting.append(message)
+                self._bytes += message.size
+
+
+class Properties(TypedDict, total=False):
+    """Properties of a message to be published; MQTT 3.x leaves them out.
+
+    Attributes:
+        content_type: What the payload is.
+        payload_is_utf8: The payload is text.
+        response_topic: Where an answer is expected.
+        correlation_data: Goes into the answer.
+        expiry_s: Seconds after which nobody needs it any more.
+        user_properties: Pairs, in order, repetitions kept.
+    """
+
+    content_type: str | None
+    payload_is_utf8: bool | None
+    response_topic: str | None
+    correlation_data: bytes | None
+    expiry_s: int | None
+    user_properties: Sequence[tuple[str, str]]
+
+
+def outbound(
+    topic: str, payload: bytes | str, qos: int, *, retain: bool, **properties: Unpack[Properties]
+) -> OutboundMessage:
+    """What is to be published.
+
+    Raises:
+        ConfigError: TL-C51, MQTT has no way to say it.
+    """
+    where, said = f"message to {str(topic)[:80]!r}", cast("dict[str, Any]", properties)
+    text = bool(said.pop("payload_is_utf8", False))
+    if problem := message_problem(topic, payload, qos, **said):
+        refuse(where, problem)
+    said["message_expiry_interval"] = said.pop("expiry_s", None)
+    try:
+        data = payload.encode() if isinstance(payload, str) else payload
+        return OutboundMessage(topic, data, qos=qos, retain=retain, payload_format_indicator=text, **said)
+    except (ValueError, TypeError, OverflowError) as error:
+        refuse(where, str(error))
+
+
 class PublishResult:
     """What became of a published message. Made by `Client.publish`."""
 
-    def __init__(
-        self, topic: str, changed: threading.Condition, check: Callable[[], None], missing: Callable[[], str]
-    ) -> None:
+    def __init__(self, topic: str, changed: threading.Condition, missing: Callable[[], str]) -> None:
         #: Where it went.
         self.topic = topic
         #: The broker's reason code [MQTT 5 section 2.4], None while there is none. QoS 0: 0 when it was sent.
         self.reason: int | None = None
         #: The broker took a QoS 2 message at QoS 1.
         self.degraded = False
+        #: The client has ended before.
+        self.failure: BaseException | None = None
         self._changed = changed
-        self._check = check
         #: Why there may be no answer yet, and what to do.
         self._missing = missing
-        self._failure: BaseException | None = None
 
     @property
     def done(self) -> bool:
         """The broker has taken or refused it, or the client has ended before."""
-        return self.reason is not None or self._failure is not None
+        return self.reason is not None or self.failure is not None
 
     def wait(self, timeout_s: float | None = None) -> Self:
         """Wait until the broker has taken the message.
@@ -212,20 +258,17 @@ class PublishResult:
 
         Raises:
             Refused: The broker dropped it (TL-M31).
-            Unreachable: No answer in time (TL-M33), the client is not opened (TL-M50), or was closed before (TL-M32):
-                publish it again.
+            Unreachable: No answer in time (TL-M33), or the client was closed before (TL-M32): publish it again.
             BrokerError: Why the client has ended.
         """
-        if not self.done:
-            self._check()
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout_s):
-                what = f"no answer within {timeout_s:g} s to a message"
-                raise Unreachable("TL-M33", self.topic, what, self._missing())
-        if self.reason is None:
-            assert self._failure is not None
-            raise self._failure
-        if self.reason >= 0x80:
+                raise Unreachable(
+                    "TL-M33", self.topic, f"no answer within {timeout_s:g} s to a message", self._missing()
+                )
+        if self.failure is not None:
+            raise self.failure
+        if self.reason is not None and self.reason >= 0x80:
             what = f"the message was dropped: {reason_words(self.reason)} (0x{self.reason:02X})"
             raise Refused("TL-M31", self.topic, what, "Change the message, or the broker's limits and rights.")
         return self

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
-from towline.mqtt.events import SessionConfig
+from mqtt5 import Will
+
+from towline.errors import ConfigError
+from towline.mqtt.events import Authenticator, Filter, SessionConfig
+from towline.mqtt.rules import check_config, filter_problem, message_problem, whole_number_problem
 from towline.mqtt.versions import LEVELS
 from towline.net.pauses import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Endpoint, Proxy, Tls, header_problem
 
-__all__ = ["LONGEST_DELAY_S", "ConnectionOptions", "ProtocolName", "connection_problem"]
+__all__ = ["LONGEST_DELAY_S", "ClientSettings", "ConnectionOptions", "ProtocolName", "connection_problem", "refuse"]
 
 #: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
 ProtocolName: TypeAlias = Literal["5", "3.1.1", "3.1", "auto"]
@@ -19,6 +23,8 @@ ProtocolName: TypeAlias = Literal["5", "3.1.1", "3.1", "auto"]
 
 #: Longest pause that can be asked for, in seconds.
 LONGEST_DELAY_S: Final = 3600.0
+#: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
+_LARGEST_PACKET: Final = 268_435_455 + 5
 
 
 def connection_problem(first_s: float, longest_s: float, headers: Iterable[tuple[str, str]]) -> str | None:
@@ -77,3 +83,140 @@ class ConnectionOptions:
         """The session's part for a protocol level; MQTT 3.x has no topic aliases."""
         aliases = self.session.topic_alias_maximum if level == 5 else 0
         return replace(self.session, protocol=level, topic_alias_maximum=aliases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    """How a `Client` or a `Publisher` meets its broker.
+
+    Attributes:
+        username, password: MQTT's.
+        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it.
+        session_expiry_s: Seconds the broker keeps the session while we are away, 0xFFFFFFFF for ever; 0 to begin and
+            end without one. To MQTT 3.x everything above 0 is for ever. None for 3,600, and for ever in a `Publisher`.
+        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
+        will: Published by the broker when the connection ends without our goodbye.
+        authenticator: Enhanced authentication (MQTT 5).
+        receive_maximum: Messages of QoS > 0 the broker may send without our acknowledgement; MQTT 3.x can't tell it.
+        max_packet_bytes: A larger message comes without its payload, see `towline.Message`.
+        tls: On the way to the broker; None to verify against the system's certificates.
+        proxy: On the way to all brokers.
+        connect_timeout_s: Seconds for the connection, and again for CONNACK.
+        reconnect_delay_s: First pause before another connection in seconds; each further one is twice as long.
+        reconnect_max_delay_s: The longest.
+        websocket_headers: Further headers of the request that opens a WebSocket.
+        follow_redirects: Go to the server a broker names, same scheme, same verification.
+        brokers_share_sessions: The brokers are one cluster; otherwise each has a session of its own: nothing is
+            published with QoS 2, and what was under way to us comes again when one takes over from another.
+    """
+
+    username: str | None = None
+    password: bytes | str | None = field(default=None, repr=False)
+    protocol: ProtocolName = "5"
+    session_expiry_s: int | None = None
+    keep_alive_s: int = 60
+    will: Will | None = None
+    authenticator: Authenticator | None = None
+    receive_maximum: int = 1000
+    max_packet_bytes: int = 64 << 20
+    tls: Tls | None = None
+    proxy: Proxy | None = None
+    connect_timeout_s: float = 10.0
+    reconnect_delay_s: float = FIRST_PAUSE_S
+    reconnect_max_delay_s: float = LONGEST_PAUSE_S
+    websocket_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    follow_redirects: bool = False
+    brokers_share_sessions: bool = False
+
+    def options(
+        self,
+        uri: str | Sequence[str],
+        client_id: str,
+        subscribe: str | Filter | Sequence[str | Filter] = (),
+        *,
+        session_expiry_s: int = 3600,
+    ) -> ConnectionOptions:
+        """Connection and session to these brokers; what can't be is refused.
+
+        Args:
+            uri: The broker, or several in order of preference.
+            client_id: Stable and nobody else's.
+            subscribe: Topic filters, or one; a text means QoS 1.
+            session_expiry_s: Where the setting is None.
+
+        Raises:
+            ConfigError: TL-C51, or TL-C50 for what the version of the protocol can't say.
+        """
+        brokers = _endpoints_of(uri)
+        where = str(brokers[0]) if len(brokers) == 1 else f'client "{client_id}"'
+        headers = tuple(self.websocket_headers.items())
+        if problem := connection_problem(self.reconnect_delay_s, self.reconnect_max_delay_s, headers):
+            refuse(where, problem)
+        if self.protocol not in LEVELS:
+            refuse(where, f'protocol "{self.protocol}" is none of {", ".join(LEVELS)}')
+        if problem := whole_number_problem(self.max_packet_bytes, 1, _LARGEST_PACKET):
+            refuse("max_packet_bytes", problem)
+        if self.will and (problem := message_problem(self.will.topic, self.will.payload or b"", int(self.will.qos))):
+            refuse("will", problem)
+        expiry = session_expiry_s if self.session_expiry_s is None else self.session_expiry_s
+        session = SessionConfig(
+            client_id,
+            where,
+            _filters_of(subscribe, where),
+            username=self.username,
+            password=self.password.encode() if isinstance(self.password, str) else self.password,
+            session_expiry_s=expiry,
+            receive_maximum=self.receive_maximum,
+            keep_alive_s=self.keep_alive_s,
+            connect_timeout_s=self.connect_timeout_s,
+            unknown_session="adopt",
+            durable=expiry != 0,
+            clean_start=expiry == 0,
+            will=self.will,
+            authenticator=self.authenticator,
+        )
+        options = ConnectionOptions(
+            session=session,
+            brokers=brokers,
+            tls=self.tls,
+            proxy=self.proxy,
+            protocol=self.protocol,
+            max_packet_bytes=self.max_packet_bytes,
+            follow_redirects=self.follow_redirects,
+            brokers_share_sessions=self.brokers_share_sessions,
+            reconnect_delay_s=self.reconnect_delay_s,
+            reconnect_max_delay_s=self.reconnect_max_delay_s,
+            websocket_headers=headers,
+        )
+        check_config(options.session_at(options.levels[0]))
+        return options
+
+
+def refuse(where: str, what: str) -> NoReturn:
+    """Raise ConfigError TL-C51."""
+    raise ConfigError("TL-C51", where, what, "Change it.")
+
+
+def _endpoints_of(uri: str | Sequence[str]) -> tuple[Endpoint, ...]:
+    uris = (uri,) if isinstance(uri, str) else tuple(uri)
+    if not uris:
+        refuse("uri", "no broker")
+    try:
+        return tuple(Endpoint.parse(one) for one in uris)
+    except ValueError as error:
+        refuse("uri", str(error))
+
+
+def _filters_of(given: str | Filter | Sequence[str | Filter], where: str) -> tuple[Filter, ...]:
+    several: Any = (given,) if isinstance(given, str | Filter) else given
+    if not isinstance(several, Iterable) or not all(isinstance(one, str | Filter) for one in several):
+        refuse("subscribe", 'it is a topic filter, or a list of them, each a text or a Filter("telemetry/#", qos=2)')
+    filters = tuple(Filter(one) if isinstance(one, str) else one for one in several)
+    if len({one.pattern for one in filters}) != len(filters):
+        refuse(where, "a topic filter is subscribed twice")
+    for one in filters:
+        problem = filter_problem(one.pattern) if one.pattern else "a topic filter is not empty"
+        if problem or one.qos not in range(3) or one.retain_handling not in (None, 0, 1, 2):
+            level = f"qos and retain_handling are 0, 1 or 2, not {one.qos!r} and {one.retain_handling!r}"
+            refuse(f'subscription "{one.pattern}"', problem or level)
+    return filters

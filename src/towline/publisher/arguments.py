@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from towline.delivery.receipts.mark import MARK_BYTES
 from towline.errors import ConfigError
 from towline.mqtt.rules import NO_QOS_2, message_problem
-from towline.net.transport import Endpoint
 from towline.publisher.errors import wrong
 
-__all__ = ["check_settings", "endpoints_of", "fields_of"]
+__all__ = ["check_settings", "fields_of"]
 
 
 def fields_of(
@@ -21,10 +20,12 @@ def fields_of(
     *,
     several_sessions: bool = False,
     retain: bool,
-    payload_is_utf8: bool | None,
-    user_properties: Iterable[tuple[str, str]],
-    message_expiry_seconds: int | None,
-    **texts: str | bytes | None,
+    payload_is_utf8: bool | None = None,
+    user_properties: Iterable[tuple[str, str]] = (),
+    expiry_s: int | None = None,
+    content_type: str | None = None,
+    response_topic: str | None = None,
+    correlation_data: bytes | None = None,
 ) -> dict[str, Any]:
     """The columns of a message's row.
 
@@ -34,8 +35,9 @@ def fields_of(
     if qos == 2 and several_sessions:
         raise ConfigError("TL-C52", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
     pairs = tuple(user_properties or ())
-    said: dict[str, Any] = {**texts, "user_properties": pairs, "expiry_s": message_expiry_seconds}
-    if problem := message_problem(topic, payload, qos, MARK_BYTES, **said):
+    said = {"content_type": content_type, "response_topic": response_topic, "correlation_data": correlation_data}
+    room = MARK_BYTES
+    if problem := message_problem(topic, payload, qos, room, user_properties=pairs, expiry_s=expiry_s, **said):
         what = f"MQTT has no way to say it: {problem}"
         raise ConfigError("TL-C52", f"message to {str(topic)[:80]!r}", what, "Change it.")
     return {
@@ -45,8 +47,8 @@ def fields_of(
         "retain": bool(retain),
         "payload_is_utf8": None if payload_is_utf8 is None else bool(payload_is_utf8),
         "user_properties": [{"key": key, "value": value} for key, value in pairs] if pairs else None,
-        "message_expiry_seconds": message_expiry_seconds,
-        **texts,
+        "message_expiry_seconds": expiry_s,
+        **said,
     }
 
 
@@ -54,8 +56,6 @@ def fields_of(
 _UNLIMITED: Final = ("max_bytes", "max_age_s")
 #: Setting → its type, least and most.
 _SETTINGS: Final[Mapping[str, tuple[type, float, float]]] = {
-    "keep_alive_s": (int, 0, 0xFFFF),
-    "session_expiry_s": (int, 0, 0xFFFFFFFF),
     "min_free_bytes": (int, 0, 1 << 62),
     "max_bytes": (int, 1, 1 << 62),
     "max_age_s": (float, 0, 1e12),
@@ -63,14 +63,12 @@ _SETTINGS: Final[Mapping[str, tuple[type, float, float]]] = {
 }
 
 
-def check_settings(client_id: str, **settings: Any) -> None:
+def check_settings(**settings: Any) -> None:
     """Refuse what can't be, before the directory is touched.
 
     Raises:
         ConfigError: TL-C52.
     """
-    if problem := message_problem("t", b"", 0, client_id=client_id):
-        raise wrong(problem)
     for name, value in settings.items():
         kind, low, high = _SETTINGS[name]
         if value is None and name in _UNLIMITED:
@@ -78,18 +76,3 @@ def check_settings(client_id: str, **settings: Any) -> None:
         number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
         if not (number and low <= value <= high):
             raise wrong(f"{name} is {value!r}, and goes from {low:,} to {high:,}")
-
-
-def endpoints_of(brokers: str | Sequence[str]) -> tuple[Endpoint, ...]:
-    """The brokers, as the transport takes them.
-
-    Raises:
-        ConfigError: TL-C52.
-    """
-    uris = (brokers,) if isinstance(brokers, str) else tuple(brokers)
-    if not uris:
-        raise wrong("no broker is named")
-    try:
-        return tuple(Endpoint.parse(uri) for uri in uris)
-    except ValueError as error:
-        raise wrong(str(error)) from None

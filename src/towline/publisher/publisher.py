@@ -14,22 +14,19 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Final, Literal, NoReturn, Self
-
-from mqtt5 import Will as AnyWill
+from types import TracebackType
+from typing import Any, Final, Literal, NoReturn, Self, Unpack
 
 from towline.delivery.receipts.payload import PREFIX, receipt_topic
 from towline.errors import BrokerError, JournalError, PublisherError
 from towline.journal import Limits, Outbox
-from towline.mqtt.events import Authenticator, Filter, SessionConfig
-from towline.mqtt.versions import LEVELS
-from towline.net.options import ConnectionOptions, ProtocolName, connection_problem
-from towline.net.pauses import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from towline.net.transport import Proxy, Tls
-from towline.publisher.arguments import check_settings, endpoints_of, fields_of
+from towline.mqtt.events import Filter
+from towline.net.messages import Properties
+from towline.net.options import ClientSettings
+from towline.publisher.arguments import check_settings, fields_of
 from towline.publisher.awaited import CONSUMER, awaited_of, keys_of
 from towline.publisher.delivery import OutboxDelivery
 from towline.publisher.errors import left_behind, left_on_disk, wrong
@@ -56,13 +53,7 @@ class Publisher:
             preference.
         state_dir: Directory of this publisher alone, on a local disk.
         client_id: MQTT client id, stable; default one made from the directory's journal.
-        username: MQTT user name.
-        password: MQTT password.
-        tls: How to encrypt ``mqtts`` and ``wss``; None for verification against the system's certificates.
-        proxy: On the way to the broker.
-        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``.
-        keep_alive_s: Seconds; a shorter value of the server wins [MQTT-3.2.2-21].
-        session_expiry_s: Seconds the broker keeps the session, which QoS 2 needs; default for ever.
+        settings: The way to the broker; its `session_expiry_s` is for ever by default, which QoS 2 needs.
         abandon_session: A former client id of this directory whose session at the broker is given up: what is under way
             with QoS 2 may come twice. Without it a changed client id is refused.
         max_bytes: Most bytes of the outbox on disk; None for no limit but the disk.
@@ -78,15 +69,6 @@ class Publisher:
         receipt_patience_s: Seconds without progress before the gateway is asked what it has.
         on_outcome: Called with number and outcome (``delivered``, ``expired``, ``refused``; ``arrived`` with a
             receipt) of each message, also of those of an earlier life, on the mqtt thread.
-        brokers_share_sessions: The brokers are one cluster; otherwise each has a session of its own, and there is no
-            QoS 2.
-        will: Published by the broker when the connection ends without our goodbye.
-        authenticator: Enhanced authentication (MQTT 5).
-        follow_redirects: Go to the server a broker names, same scheme, same verification.
-        connect_timeout_s: Seconds for the connection, and again for the broker's answer to CONNECT.
-        reconnect_delay_s: First pause before another connection in seconds; each further one is twice as long.
-        reconnect_max_delay_s: The longest.
-        websocket_headers: Further headers of the request that opens a WebSocket.
 
     Raises:
         ConfigError: Something that can't be; TL-M23 for a changed client id.
@@ -99,13 +81,7 @@ class Publisher:
         *,
         state_dir: str | Path,
         client_id: str = "",
-        username: str | None = None,
-        password: bytes | str | None = None,
-        tls: Tls | None = None,
-        proxy: Proxy | None = None,
-        protocol: ProtocolName = "5",
-        keep_alive_s: int = 60,
-        session_expiry_s: int = 0xFFFFFFFF,
+        settings: ClientSettings = ClientSettings(),  # noqa: B008 - frozen
         abandon_session: str = "",
         max_bytes: int | None = None,
         min_free_bytes: int = 64 << 20,
@@ -117,33 +93,19 @@ class Publisher:
         receipt_prefix: str = PREFIX,
         receipt_patience_s: float = 30.0,
         on_outcome: Callable[[int, str], None] | None = None,
-        brokers_share_sessions: bool = False,
-        will: AnyWill | None = None,
-        authenticator: Authenticator | None = None,
-        follow_redirects: bool = False,
-        connect_timeout_s: float = 10.0,
-        reconnect_delay_s: float = FIRST_PAUSE_S,
-        reconnect_max_delay_s: float = LONGEST_PAUSE_S,
-        websocket_headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        endpoints = endpoints_of(brokers)
-        if protocol not in LEVELS or overflow not in ("block", "refuse"):
-            raise wrong("protocol is 5, 3.1.1, 3.1 or auto, overflow is block or refuse")
-        if receipts and protocol != "5":
+        options = settings.options(brokers, client_id or "towline", session_expiry_s=0xFFFFFFFF)
+        if overflow not in ("block", "refuse"):
+            raise wrong("overflow is block or refuse")
+        if receipts and settings.protocol != "5":
             raise wrong('receipts need protocol "5"')
-        headers = tuple(websocket_headers.items())
-        if problem := connection_problem(reconnect_delay_s, reconnect_max_delay_s, headers):
-            raise wrong(problem)
         check_settings(
-            client_id,
-            keep_alive_s=keep_alive_s,
-            session_expiry_s=session_expiry_s,
             min_free_bytes=min_free_bytes,
             max_bytes=max_bytes,
             max_age_s=max_age_s,
             receipt_patience_s=receipt_patience_s,
         )
-        where = str(endpoints[0])
+        where = str(options.brokers[0])
         self._directory = Path(state_dir).expanduser()
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
@@ -156,33 +118,13 @@ class Publisher:
         if not receipts:
             self._outbox.journal.forget(CONSUMER)
         topic = receipt_topic(receipt_prefix, self._outbox.journal.journal_id)
-        session = SessionConfig(
-            client_id or f"towline-{self._outbox.journal.journal_id}",
-            where,
+        session = replace(
+            options.session,
+            client_id=client_id or f"towline-{self._outbox.journal.journal_id}",
             filters=(Filter(topic, 1, retain_handling=0),) if receipts else (),  # the newest receipt is retained
-            username=username,
-            password=password.encode() if isinstance(password, str) else password,
-            session_expiry_s=session_expiry_s,
-            keep_alive_s=keep_alive_s,
-            unknown_session="adopt",
-            connect_timeout_s=connect_timeout_s,
-            will=will,
-            authenticator=authenticator,
-            durable=session_expiry_s > 0,
             durable_ids=True,
         )
-        self._options = ConnectionOptions(
-            session=session,
-            brokers=endpoints,
-            tls=tls,
-            proxy=proxy,
-            protocol=protocol,
-            follow_redirects=follow_redirects,
-            brokers_share_sessions=brokers_share_sessions,
-            reconnect_delay_s=reconnect_delay_s,
-            reconnect_max_delay_s=reconnect_max_delay_s,
-            websocket_headers=headers,
-        )
+        self._options = replace(options, session=session)
         self._log = Log()
         #: its condition guards what the threads share
         self._life = Lifecycle(self._directory)
@@ -243,14 +185,9 @@ class Publisher:
         *,
         qos: int = 1,
         retain: bool = False,
-        content_type: str | None = None,
-        payload_is_utf8: bool | None = None,
-        response_topic: str | None = None,
-        correlation_data: bytes | None = None,
-        user_properties: Iterable[tuple[str, str]] = (),
-        message_expiry_s: int | None = None,
         wait: bool = True,
         timeout: float | None = None,
+        **properties: Unpack[Properties],
     ) -> Receipt:
         """Hand over a message; on return it is durable.
 
@@ -259,15 +196,10 @@ class Publisher:
             payload: Bytes, or text for UTF-8.
             qos: 0, 1 or 2. QoS 0 is kept until it is sent, and sent once; with receipts it is kept as the others are.
             retain: The broker keeps it for later subscribers.
-            content_type: MQTT 5, as all that follow.
-            payload_is_utf8: The payload is text.
-            response_topic: Where an answer is expected.
-            correlation_data: Goes into the answer.
-            user_properties: Pairs, in order, repetitions kept.
-            message_expiry_s: Seconds from now after which nobody needs it any more.
             wait: Return when the message is durable; False returns at once: see `Receipt.on_disk`.
             timeout: Seconds to wait for room, and with `wait` for the disk; None for ever. A write under way is waited
                 for.
+            properties: Of MQTT 5, see `towline.net.messages.Properties`; the seconds of an expiry begin now.
 
         Raises:
             ConfigError: TL-C52, MQTT has no way to say this message.
@@ -278,17 +210,7 @@ class Publisher:
             JournalFailed: TL-J04, the disk failed: what was not durable before is not promised.
         """
         fields = fields_of(
-            topic,
-            payload,
-            qos,
-            several_sessions=self._options.several_sessions,
-            retain=retain,
-            content_type=content_type,
-            payload_is_utf8=payload_is_utf8,
-            response_topic=response_topic,
-            correlation_data=correlation_data,
-            user_properties=user_properties,
-            message_expiry_seconds=message_expiry_s,
+            topic, payload, qos, several_sessions=self._options.several_sessions, retain=retain, **properties
         )
         if wait:
             self._life.may_wait()

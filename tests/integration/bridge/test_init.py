@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import NewMosquitto
-from towline import Client
+from towline import Client, ClientSettings
 from towline.bridge.config.file import load
 from towline_prove.subject import GatewayRun
 
@@ -51,7 +51,9 @@ topic telemetry/# out 1
     with (
         GatewayRun(lines["cloud-in"]).start() as came,
         GatewayRun(lines["cloud-out"]).start() as out,
-        Client(remote.uri, client_id="far", username="plant", password=PASSWORD.encode()) as far,
+        Client(
+            remote.uri, client_id="far", settings=ClientSettings(username="plant", password=PASSWORD.encode())
+        ) as far,
         Client(local.uri, client_id="near") as near,
     ):
         came.online()

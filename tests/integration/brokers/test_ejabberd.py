@@ -13,6 +13,7 @@ from tests.engines.erlang import Ejabberd
 from tests.helpers import wait_until
 from tests.integration.doctor.brokers import UP, bridge_of, examined, wrong
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, payloads
+from towline import ClientSettings
 from towline.delivery.outrows import rows_of
 from towline.doctor.findings import Standing
 from towline.net.client import Client
@@ -31,7 +32,7 @@ def at(broker: Ejabberd, new_gateway: NewGateway, name: str, **settings: object)
 
 
 def publish(broker: Ejabberd, numbers: range, topic: str, qos: int) -> None:
-    with Client(broker.uri, client_id="device", username=USER, password="any") as client:
+    with Client(broker.uri, client_id="device", settings=ClientSettings(username=USER, password="any")) as client:
         for receipt in [client.publish(topic, b"%d" % n, qos=qos) for n in numbers]:
             receipt.wait(30)
 

@@ -9,6 +9,7 @@ from tests.engines.erlang import RabbitMQ
 from tests.helpers import wait_until
 from tests.integration.doctor.brokers import UP, bridge_of, examined, wrong
 from tests.integration.gateway.conftest import NewGateway, new_gateway, payloads
+from towline import ClientSettings
 from towline.delivery.outrows import rows_of
 from towline.doctor.findings import Standing
 from towline.net.client import Client
@@ -25,7 +26,7 @@ def test_auto_finds_out_that_it_speaks_3_1_1_and_a_session_outlives_a_kill(
     gateway.start()
     gateway.until(state="online", protocol="3.1.1")
     gateway.stop(signal.SIGKILL)
-    with Client(rabbitmq.uri, client_id="up-1-sender", protocol="auto") as client:
+    with Client(rabbitmq.uri, client_id="up-1-sender", settings=ClientSettings(protocol="auto")) as client:
         assert client.publish("up/x", b"0", qos=1).wait(30).reason == 0
     gateway.start()
     gateway.until(journaled=1, sessions_lost=0)
@@ -103,7 +104,7 @@ def test_a_drain_takes_in_what_is_queued_and_ends_the_session(rabbitmq: RabbitMQ
     gateway.start()
     gateway.until(state="online")
     gateway.stop()
-    with Client(rabbitmq.uri, client_id="out-1-sender", protocol="3.1.1") as client:
+    with Client(rabbitmq.uri, client_id="out-1-sender", settings=ClientSettings(protocol="3.1.1")) as client:
         for receipt in [client.publish("out/x", b"%d" % n, qos=1) for n in range(200)]:
             receipt.wait(30)
     gateway.start("drain")

@@ -27,7 +27,7 @@ from tests.integration.doctor.brokers import (
     lets_more_in,
     wrong,
 )
-from towline import Client
+from towline import Client, ClientSettings
 from towline.doctor.broker.probes import PREFIX
 from towline.doctor.findings import Finding, Standing, exit_code
 from towline.errors import SetupError
@@ -39,6 +39,7 @@ from towline_prove.devstack.ports import LOOPBACK
 pytestmark = pytest.mark.broker
 
 BROKEN, WARNS, UNKNOWN = Standing.BROKEN, Standing.WARNS, Standing.UNKNOWN
+AT_ONCE = ClientSettings(session_expiry_s=0)
 OWN = f"topic readwrite {PREFIX}/#\n"
 
 #: Two members with filters of their own.
@@ -219,12 +220,12 @@ def doctor(directory: Path, *options: str) -> subprocess.Popen[str]:
 
 def leftover(broker: Mosquitto) -> str:
     """A topic under which a message of the doctor's is retained; by then no session is there but that of who asks."""
-    with Client(broker.uri, client_id="finds", clean_start=True, subscribe=[f"{PREFIX}/#"]) as client:
+    with Client(broker.uri, client_id="finds", subscribe=[f"{PREFIX}/#"], settings=AT_ONCE) as client:
         client.publish(f"{PREFIX}/last", b"")  # what is retained comes before
         first = client.receive(30)
         assert first is not None
     total = b""
-    with Client(broker.uri, client_id="asks", clean_start=True, subscribe=["$SYS/broker/clients/total"]) as client:
+    with Client(broker.uri, client_id="asks", subscribe=["$SYS/broker/clients/total"], settings=AT_ONCE) as client:
 
         def only_we() -> bool:
             nonlocal total

@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.forked import ForkedProcess, fork_gateway
 from tests.helpers import wait_until
-from towline import Client
+from towline import Client, ClientSettings
 from towline.bridge.config.file import load
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
@@ -173,7 +173,7 @@ def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int =
     Each time as another client: one that takes over from itself loses the QoS 0 messages Mosquitto has not read yet.
     """
     uri = broker.uri.replace("mqtt://", "mqtts://") if tls else broker.uri
-    with Client(uri, client_id=f"test-{uuid.uuid4().hex}", tls=tls) as client:
+    with Client(uri, client_id=f"test-{uuid.uuid4().hex}", settings=ClientSettings(tls=tls)) as client:
         for result in [client.publish(topic, b"%d" % number, qos=qos) for number in numbers]:
             result.wait(60)
 

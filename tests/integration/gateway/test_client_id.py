@@ -14,7 +14,10 @@ from towline_prove.devstack import Mosquitto
 def test_a_changed_client_id_is_refused_until_the_old_session_is_given_up(
     mosquitto: Mosquitto, new_gateway: NewGateway
 ) -> None:
-    """What waits in the session of the former id would stay at the broker for ever."""
+    """What waits in the session of the former id would stay at the broker for ever.
+
+    [MQTT-3.1.3-2], [MQTT-3.1.3-2 of 3.1.1]: with another id the session of before is not ours.
+    """
     first = new_gateway(mosquitto, client_id="plant-7")
     first.start()
     first.until(state="online")

@@ -14,7 +14,7 @@ from mqtt5 import PublishPacket, QoS
 from tests.conftest import NewMosquitto
 from tests.helpers import publish_all, wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
-from towline import Client
+from towline import Client, ClientSettings
 from towline_prove.devstack import Mosquitto
 
 LIMIT = 10_000
@@ -142,7 +142,9 @@ def test_thousands_of_them_are_counted_and_told_once(mosquitto: Mosquitto, new_g
 
 
 def test_a_client_gets_a_message_without_payload_and_acknowledges_it(mosquitto: Mosquitto) -> None:
-    with Client(mosquitto.uri, client_id="app", subscribe=["t/#"], max_packet_bytes=1024) as client:
+    with Client(
+        mosquitto.uri, client_id="app", subscribe=["t/#"], settings=ClientSettings(max_packet_bytes=1024)
+    ) as client:
         send(mosquitto, publish(bytes(2_000)), publish(b"next"))
         first, second = client.receive(20), client.receive(20)
         assert first is not None

@@ -26,11 +26,10 @@ from mqtt5 import (
 )
 
 from tests.conftest import NewMosquitto
-from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
-from towline import Client, Filter
+from towline import Client, ClientSettings, Filter
 from towline.errors import ConfigError, Refused
 from towline_prove.devstack import Mosquitto
 
@@ -176,81 +175,11 @@ def test_a_group_with_an_identifier_and_qos_2(mosquitto: Mosquitto) -> None:
         assert (message.qos, message.subscription_ids) == (2, (5,))
 
 
-# Topic aliases ----------------------------------------------------------------------------------------------------
-
-
-def test_aliases_towards_mosquitto(new_mosquitto: NewMosquitto) -> None:
-    """Three topics get the three aliases it allows, the fourth none, and every message arrives under its topic."""
-    broker = new_mosquitto(max_topic_alias="3")
-    with Client(broker.uri, client_id="both", subscribe=["t/#"], topic_aliases=100) as client:
-        for number in range(200):
-            client.publish(f"t/{number % 4}", b"%d" % number)
-        taken = take(client, 200)
-    assert [(m.topic, int(m.payload or b"")) for m in taken] == [(f"t/{n % 4}", n) for n in range(200)]
-
-
-def test_aliases_from_mosquitto_are_understood_if_allowed(mosquitto: Mosquitto) -> None:
-    with Client(mosquitto.uri, client_id="both", subscribe=["t/#"], topic_alias_maximum=2) as client:
-        for number in range(50):
-            client.publish(f"t/{number % 5}", b"%d" % number)
-        assert [(m.topic, int(m.payload or b"")) for m in take(client, 50)] == [(f"t/{n % 5}", n) for n in range(50)]
-
-
 def sent(line: Line, count: int) -> list[PublishPacket]:
     return [line.expect(PublishPacket) for _ in range(count)]
 
 
-def aliases(packets: list[PublishPacket]) -> list[tuple[str, int | None]]:
-    return [(packet.topic, packet.topic_alias) for packet in packets]
-
-
-def test_aliases_belong_to_a_connection_and_resent_messages_have_none() -> None:
-    """[MQTT-3.3.2-9], [MQTT-3.2.2-17]: each connection's maximum counts, whatever we would like."""
-    seen: list[list[tuple[str, int | None]]] = []
-    cut, published = threading.Event(), threading.Event()
-
-    def first(line: Line) -> None:
-        line.welcome(topic_alias_max=2)
-        packets = sent(line, 5)
-        seen.append(aliases(packets))
-        line.send(PubAckPacket(packets[0].packet_id or 0))
-        published.set()
-        cut.wait(60)
-
-    def second(line: Line) -> None:
-        line.welcome(session_present=True, topic_alias_max=1)
-        packets = sent(line, 6)
-        assert [packet.duplicate for packet in packets] == [True] * 4 + [False] * 2
-        seen.append(aliases(packets))
-        line.send(*(PubAckPacket(packet.packet_id or 0) for packet in packets))
-        assert isinstance(line.receive(), DisconnectPacket)
-
-    with Scripted(first, second) as server, Client(server.uri, client_id="x", topic_aliases=10) as client:
-        receipts = [client.publish(topic) for topic in ("a", "b", "a", "c", "b")]
-        assert published.wait(60)
-        wait_until(lambda: receipts[0].done)
-        cut.set()
-        wait_until(lambda: not client.online or client._driver.count == 2, what="the end of the first connection")
-        receipts += [client.publish(topic) for topic in ("c", "c")]
-        assert [receipt.wait(60).reason for receipt in receipts] == [0] * 7
-    assert seen[0] == [("a", 1), ("b", 2), ("", 1), ("c", None), ("", 2)]
-    assert seen[1] == [("b", None), ("a", None), ("c", None), ("b", None), ("c", 1), ("", 1)]
-
-
-@pytest.mark.parametrize(("ours", "theirs"), [(0, 10), (10, 0)])
-def test_no_alias_unless_both_sides_want_it(ours: int, theirs: int) -> None:
-    """[MQTT-3.2.2-18]: without a maximum in CONNACK there is none."""
-
-    def script(line: Line) -> None:
-        line.welcome(topic_alias_max=theirs)
-        assert aliases(sent(line, 2)) == [("a", None)] * 2
-
-    with Scripted(script) as server, Client(server.uri, client_id="x", topic_aliases=ours) as client:
-        for receipt in [client.publish("a", qos=0) for _ in range(2)]:
-            receipt.wait(60)
-
-
-# Keep alive, problem information --------------------------------------------------------------------------------------
+# Keep alive ---------------------------------------------------------------------------------------------------------
 
 
 def test_server_keep_alive_on_mosquitto(new_mosquitto: NewMosquitto) -> None:
@@ -258,7 +187,7 @@ def test_server_keep_alive_on_mosquitto(new_mosquitto: NewMosquitto) -> None:
     broker = new_mosquitto(max_keepalive="5")
 
     def kept() -> bool:
-        with Client(broker.uri, client_id="x", subscribe=["t"], keep_alive_s=60) as client:
+        with Client(broker.uri, client_id="x", subscribe=["t"], settings=ClientSettings(keep_alive_s=60)) as client:
             assert client.receive(8.5) is None  # it drops after 7.5 s of silence
             assert client._driver.session.keep_alive_s == 5
             return client.online and client._driver.count == 1
@@ -278,24 +207,8 @@ def test_server_keep_alive_sets_the_pace_of_pings() -> None:
         assert line.closed()
 
     pinged = threading.Event()
-    with Scripted(script) as server, Client(server.uri, client_id="x", keep_alive_s=60):
+    with Scripted(script) as server, Client(server.uri, client_id="x", settings=ClientSettings(keep_alive_s=60)):
         assert pinged.wait(60)
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_request_problem_information(mosquitto: Mosquitto, wanted: bool) -> None:
-    """It leaves in CONNECT; a real broker takes either, and tells its reason in CONNACK and DISCONNECT in any case."""
-
-    def script(line: Line) -> None:
-        assert line.welcome().request_problem_info is wanted
-        assert line.closed()
-
-    with Scripted(script) as server, Client(server.uri, client_id="x", problem_information=wanted):
-        pass
-    with Client(mosquitto.uri, client_id="x", subscribe=["t"], problem_information=wanted) as client:
-        client.publish("t", user_properties=[("a", "b")]).wait(60)
-        (message,) = take(client, 1)
-        assert message.user_properties == (("a", "b"),), "the properties of a PUBLISH are not suppressed"
 
 
 def test_the_brokers_reason_string_is_in_the_error() -> None:

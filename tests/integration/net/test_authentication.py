@@ -15,7 +15,7 @@ import pytest
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnAckReasonCode, ConnectPacket, DisconnectPacket
 
 from tests.integration.net.scripted import Line, Scripted
-from towline import Client
+from towline import Client, ClientSettings
 from towline.errors import ConfigError, ProtocolViolation, Refused, TowlineError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "mqtt_scram.py"
@@ -76,14 +76,17 @@ def honest(line: Line) -> None:
 
 def refused(script: Callable[[Line], object], **options: Any) -> TowlineError:
     with Scripted(script) as server, pytest.raises(TowlineError) as caught:
-        Client(server.uri, client_id="x", **{"authenticator": scram(), **options}).open()
+        Client(server.uri, client_id="x", settings=ClientSettings(**{"authenticator": scram(), **options})).open()
     assert PASSWORD.decode() not in str(caught.value)
     return caught.value
 
 
 def test_scram_sha_256() -> None:
     """[MQTT-4.12.0-3], [MQTT-3.15.2-1], [MQTT-4.12.0-5]: AUTH is answered with AUTH, reason 0x18 and the method."""
-    with Scripted(honest) as server, Client(server.uri, client_id="x", authenticator=scram()) as client:
+    with (
+        Scripted(honest) as server,
+        Client(server.uri, client_id="x", settings=ClientSettings(authenticator=scram())) as client,
+    ):
         assert client.online
 
 
@@ -95,7 +98,10 @@ def test_each_connection_begins_a_new_exchange() -> None:
         line.send(ConnAckPacket(authentication_method=METHOD, authentication_data=word))
         cut.wait(60)
 
-    with Scripted(once, honest) as server, Client(server.uri, client_id="x", authenticator=scram()) as client:
+    with (
+        Scripted(once, honest) as server,
+        Client(server.uri, client_id="x", settings=ClientSettings(authenticator=scram())) as client,
+    ):
         cut.set()
         while server.connections < 2 or not client.online:
             assert client.receive(0.02) is None
@@ -190,7 +196,7 @@ def test_auth_while_online_is_a_protocol_error() -> None:
         assert line.closed()
         told.set()
 
-    with Scripted(again) as server, Client(server.uri, client_id="x", authenticator=scram()):
+    with Scripted(again) as server, Client(server.uri, client_id="x", settings=ClientSettings(authenticator=scram())):
         assert told.wait(60)
 
 
@@ -205,4 +211,4 @@ def test_a_method_the_server_does_not_know_is_told_as_such() -> None:
 
 def test_older_protocols_have_no_authentication() -> None:
     with pytest.raises(ConfigError, match="TL-C50"):
-        Client("mqtt://127.0.0.1", client_id="x", protocol="3.1.1", authenticator=scram())
+        Client("mqtt://127.0.0.1", client_id="x", settings=ClientSettings(protocol="3.1.1", authenticator=scram()))

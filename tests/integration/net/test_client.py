@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,8 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.test_outbox import save
 from tests.integration.net.conftest import Authority
-from towline import Client, Filter, Memory, Message, SessionRecord, Tls
+from towline import Client, ClientSettings, Filter, Message, Tls
 from towline.errors import Refused, TakenOver, TowlineError, Unreachable
-from towline.mqtt.events import Held
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.ports import free_port
 
@@ -49,7 +45,9 @@ def test_there_and_back(mosquitto: Mosquitto, protocol: Any, qos: int) -> None:
     [MQTT-4.2.0-1], [MQTT-7.0.0-2 of 3.1.1], [MQTT-7.1.2-1 of 3.1.1].
     """
     subscribe = [Filter("t/#", qos)]
-    with Client(mosquitto.uri, client_id="both", subscribe=subscribe, protocol=protocol) as client:
+    with Client(
+        mosquitto.uri, client_id="both", subscribe=subscribe, settings=ClientSettings(protocol=protocol)
+    ) as client:
         receipts = [client.publish(f"t/{n}", b"%d" % n, qos=qos) for n in range(200)]
         taken = take(client, 200)
         assert [receipt.wait(60).reason for receipt in receipts] == [0] * 200
@@ -94,7 +92,9 @@ def test_a_message_not_acknowledged_comes_again_to_the_next_client(mosquitto: Mo
 
 def test_acknowledgements_in_any_order_from_several_threads(mosquitto: Mosquitto) -> None:
     """A window of 10 moves only when acknowledgements leave, and they leave as a prefix [MQTT-4.6.0-2]."""
-    with Client(mosquitto.uri, client_id="both", subscribe=[Filter("t", 2)], receive_maximum=10) as client:
+    with Client(
+        mosquitto.uri, client_id="both", subscribe=[Filter("t", 2)], settings=ClientSettings(receive_maximum=10)
+    ) as client:
         receipts = [client.publish("t", b"%d" % n, qos=1 + n % 2) for n in range(100)]
         seen: list[int] = []
         while len(seen) < 100:
@@ -141,117 +141,14 @@ def test_a_broker_that_has_lost_the_session_is_told(mosquitto: Mosquitto) -> Non
         assert [m.payload for m in take(client, 1)] == [b"after"]
 
 
-class DirectoryStore:
-    """Packet ids as a file each, replaced whole: what an application's own transaction would hold."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        directory.mkdir(exist_ok=True)
-
-    def load(self) -> tuple[SessionRecord | None, Mapping[int, Held]]:
-        record = None
-        held = {}
-        for file in self._directory.iterdir():
-            stored = json.loads(file.read_text())
-            if file.name == "session":
-                record = SessionRecord(**stored)
-            else:
-                held[int(file.name)] = Held(*stored)
-        return record, held
-
-    def ids(self) -> set[str]:
-        """What is held now; from any thread, where `load` could meet a file that is just released."""
-        return {file.name for file in self._directory.iterdir()} - {"session"}
-
-    def remember(self, record: SessionRecord | None) -> None:
-        if record is not None:
-            given = [record.client_id, record.established, record.subscriptions]
-            names = ("client_id", "established", "subscriptions")
-            self._write("session", dict(zip(names, given, strict=True)))
-
-    def hold(self, packet_id: int, held: Held) -> None:
-        self._write(str(packet_id), list(held))
-
-    def release(self, packet_ids: Sequence[int]) -> None:
-        for packet_id in packet_ids:
-            (self._directory / str(packet_id)).unlink(missing_ok=True)
-
-    def _write(self, name: str, value: object) -> None:
-        new = self._directory.with_suffix(".new")
-        new.write_text(json.dumps(value))
-        new.replace(self._directory / name)
-
-
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.integration.net.test_client import DirectoryStore
-from towline import Client, Filter
-uri, place, when = sys.argv[1:]
-class Deadly(DirectoryStore):
-    def hold(self, packet_id, held):
-        if when == "before": os.kill(os.getpid(), signal.SIGKILL)
-        super().hold(packet_id, held)
-        if when == "after": os.kill(os.getpid(), signal.SIGKILL)
-    def release(self, packet_ids):
-        if when == "release": os.kill(os.getpid(), signal.SIGKILL)
-        super().release(packet_ids)
-        if when == "released": os.kill(os.getpid(), signal.SIGKILL)
-with Client(uri, client_id="reader", subscribe=[Filter("t", 2)], store=Deadly(Path(place))) as client:
-    for message in client:
-        message.ack()
-"""
-
-
-@pytest.mark.parametrize(("when", "again"), [("before", [b"once"]), ("after", []), ("release", []), ("released", [])])
-def test_with_a_store_qos_2_is_exactly_once_across_kill_9(
-    mosquitto: Mosquitto, tmp_path: Path, when: str, again: list[bytes]
-) -> None:
-    """Killed before the id is durable the message comes again; after it never."""
-    with Client(mosquitto.uri, client_id="reader", subscribe=[Filter("t", 2)], store=DirectoryStore(tmp_path / "ids")):
-        pass  # the session is there before the message
-    with Client(mosquitto.uri, client_id="device") as device:
-        device.publish("t", b"once", qos=2).wait(60)
-    command = [sys.executable, "-c", _KILLED, mosquitto.uri, str(tmp_path / "ids"), when]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    killed = subprocess.run(command, cwd=ROOT, env=env, timeout=120, check=False)
-    assert killed.returncode == -9
-    store = DirectoryStore(tmp_path / "ids")
-    with Client(mosquitto.uri, client_id="reader", subscribe=[Filter("t", 2)], store=store) as reader:
-        reader.publish("t", b"next", qos=2).wait(60)
-        taken = take(reader, 1 + len(again))
-        wait_until(lambda: not store.ids(), what="every id released")
-    assert [m.payload for m in taken] == [*again, b"next"]
-
-
-class Failing(Memory):
-    """A disk that takes nothing any more."""
-
-    def release(self, packet_ids: Sequence[int]) -> None:
-        raise OSError(28, f"No space left on device for {packet_ids}")
-
-
-@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
-def test_a_store_that_fails_ends_the_connection_and_is_told(mosquitto: Mosquitto, protocol: Any) -> None:
-    """[MQTT-4.8.0-2 of 3.1.1]: PUBREL can't be carried out, so the connection on which it came is closed."""
-    options = {"client_id": "x", "subscribe": [Filter("t", 2)], "protocol": protocol}
-    with Client(mosquitto.uri, store=Failing(), **options) as client:
-        client.publish("t", b"1", qos=2)
-        take(client, 1)
-        with pytest.raises(OSError, match="No space left"):
-            client.receive(10)
-        assert not client.online
-    with Client(mosquitto.uri, **options) as client:
-        assert client.receive(0.2) is None, "PUBREL came again to an unknown id and is complete"
-
-
 def test_a_will_is_published_when_the_process_dies(mosquitto: Mosquitto) -> None:
     script = """
 import os, signal, sys
 from mqtt5 import QoS
-from towline import Client, Will
+from mqtt5 import Will
+from towline import Client, ClientSettings
 will = Will("state/reader", payload=b"gone", qos=QoS.AT_LEAST_ONCE, content_type="text/plain")
-with Client(sys.argv[1], client_id="reader", will=will):
+with Client(sys.argv[1], client_id="reader", settings=ClientSettings(will=will)):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     with Client(mosquitto.uri, client_id="watcher", subscribe=["state/#"]) as watcher:
@@ -262,7 +159,9 @@ with Client(sys.argv[1], client_id="reader", will=will):
 
 def test_a_goodbye_publishes_no_will(mosquitto: Mosquitto) -> None:
     with Client(mosquitto.uri, client_id="watcher", subscribe=["state/#"]) as watcher:
-        with Client(mosquitto.uri, client_id="reader", will=Will("state/reader", payload=b"gone")):
+        with Client(
+            mosquitto.uri, client_id="reader", settings=ClientSettings(will=Will("state/reader", payload=b"gone"))
+        ):
             pass
         watcher.publish("state/end", b"end").wait(60)
         assert [m.payload for m in take(watcher, 1)] == [b"end"]
@@ -285,7 +184,7 @@ def test_a_refused_login_is_one_sentence_without_the_password(new_mosquitto: New
     users.chmod(0o600)
     broker = new_mosquitto(allow_anonymous="false", password_file=str(users))
     with pytest.raises(Refused, match=r"TL-M08") as caught:
-        Client(broker.uri, client_id="x", username="me", password="opensesame").open()
+        Client(broker.uri, client_id="x", settings=ClientSettings(username="me", password="opensesame")).open()
     assert "opensesame" not in str(caught.value)
 
 
@@ -317,7 +216,9 @@ def test_tls(new_mosquitto: NewMosquitto, authority: Authority) -> None:
     uri = f"mqtts://localhost:{broker.port}"
     with pytest.raises(Unreachable, match="TL-M07"):
         Client(uri, client_id="x").open()
-    with Client(uri, client_id="x", tls=Tls(ca_file=authority.ca_file), subscribe=["t"]) as client:
+    with Client(
+        uri, client_id="x", subscribe=["t"], settings=ClientSettings(tls=Tls(ca_file=authority.ca_file))
+    ) as client:
         client.publish("t", b"secret")
         assert take(client, 1)[0].payload == b"secret"
 

@@ -13,7 +13,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
-from towline import Client, Filter
+from towline import Client, ClientSettings, Filter
 from towline.errors import Unreachable
 
 MANY = 1500
@@ -51,11 +51,11 @@ def test_a_client_opens_in_front_of_a_backlog_without_a_window(new_mosquitto: Ne
     """MQTT 3.x has no Receive Maximum, and Mosquitto may be told to have none either: SUBACK comes last."""
     broker = new_mosquitto(max_inflight_messages="0", max_queued_messages="0")
     filters = [Filter("t", 1)]
-    Client(broker.uri, client_id="late", subscribe=filters, protocol=protocol).open().close()
+    Client(broker.uri, client_id="late", subscribe=filters, settings=ClientSettings(protocol=protocol)).open().close()
     with Client(broker.uri, client_id="pub") as publisher:
         for receipt in [publisher.publish("t", b"%d" % n) for n in range(MANY)]:
             receipt.wait(20)
-    client = opened(Client(broker.uri, client_id="late", subscribe=filters, protocol=protocol))
+    client = opened(Client(broker.uri, client_id="late", subscribe=filters, settings=ClientSettings(protocol=protocol)))
     with client:
         assert client.online
         assert [m.payload for m in take(client, MANY)] == [b"%d" % n for n in range(MANY)]
@@ -69,7 +69,10 @@ def test_an_answer_behind_messages_nobody_takes_is_heard() -> None:
         line.send(PubAckPacket(1))
 
     answer = backlog(MANY, 0, answered)
-    with Scripted(answer) as server, Client(server.uri, client_id="x", receive_maximum=10) as client:
+    with (
+        Scripted(answer) as server,
+        Client(server.uri, client_id="x", settings=ClientSettings(receive_maximum=10)) as client,
+    ):
         assert client.publish("out", b"x").wait(20).reason == 0
         assert len(take(client, MANY)) == MANY
 

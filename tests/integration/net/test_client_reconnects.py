@@ -23,7 +23,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
-from towline import Client
+from towline import Client, ClientSettings
 from towline.errors import BrokerError, ProtocolViolation, Refused
 
 ONE, TWO = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
@@ -120,28 +120,6 @@ def test_a_lost_session_lets_an_old_id_mean_a_new_message() -> None:
         wait_until(lambda: not client._driver.session.inbound.held)
 
 
-def test_what_was_published_before_the_version_is_agreed_on_is_sent_in_it() -> None:
-    """A broker of 3.1.1 answers CONNECT of 5 in its own words; the message waits for the second attempt."""
-
-    def older(line: Line) -> None:
-        line.expect(ConnectPacket)
-        line.sock.sendall(b"\x20\x02\x00\x01")
-        assert line.closed()
-
-    def speaks_311(line: Line) -> None:
-        old = Line(line.sock, 4)
-        old.expect(ConnectPacket)
-        old.send(ConnAckPacket())
-        old.send(PubAckPacket(old.expect(PublishPacket).packet_id or 0))
-        assert isinstance(old.receive(), DisconnectPacket)
-
-    with Scripted(older, speaks_311) as server:
-        client = Client(server.uri, client_id="x", protocol="auto")
-        receipt = client.publish("t", b"early")
-        with client:
-            assert receipt.wait(60).reason == 0
-
-
 @pytest.mark.parametrize(("protocol", "kind"), [("5", Refused), ("3.1.1", ProtocolViolation)])
 def test_a_version_the_broker_does_not_speak_is_one_sentence(protocol: str, kind: type) -> None:
     def other(line: Line) -> None:
@@ -150,7 +128,7 @@ def test_a_version_the_broker_does_not_speak_is_one_sentence(protocol: str, kind
         assert line.closed()
 
     with Scripted(other, version=5 if protocol == "5" else 4) as server, pytest.raises(kind) as caught:
-        Client(server.uri, client_id="x", protocol=protocol).open()  # type: ignore[arg-type]
+        Client(server.uri, client_id="x", settings=ClientSettings(protocol=protocol)).open()  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
@@ -185,14 +163,17 @@ def takes_one_311(line: Line) -> None:
 def test_an_end_in_place_of_connack_is_a_guess_at_the_version_that_is_confirmed(
     scripts: list[Callable[[Line], None]],
 ) -> None:
-    with Scripted(*scripts) as server, Client(server.uri, client_id="x", protocol="auto") as client:
+    with (
+        Scripted(*scripts) as server,
+        Client(server.uri, client_id="x", settings=ClientSettings(protocol="auto")) as client,
+    ):
         assert client.publish("t", b"x").wait(60).reason == 0
 
 
 def test_a_message_over_a_limit_that_3_1_1_has_no_word_for_stops_no_other(new_mosquitto: NewMosquitto) -> None:
     """The broker ends the connection at it each time it is sent; version 5 would have named a Maximum Packet Size."""
     broker = new_mosquitto(max_packet_size="2000")
-    with Client(broker.uri, client_id="x", protocol="3.1.1") as client:
+    with Client(broker.uri, client_id="x", settings=ClientSettings(protocol="3.1.1")) as client:
         sent = [client.publish("t", bytes(size), qos=2) for size in (10, 5000, 20, 30)]
         for receipt in (sent[0], *sent[2:]):
             assert receipt.wait(60).reason == 0

@@ -21,7 +21,7 @@ from tests.integration.net.authenticators import scram
 from tests.integration.net.scripted import Scripted
 from tests.integration.net.test_authentication import PASSWORD, honest
 from tests.integration.net.ways import Relay
-from towline import Client, Publisher
+from towline import Client, ClientSettings, Publisher
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.ports import free_port
 
@@ -85,11 +85,13 @@ def faces(new_gateway: NewGateway) -> dict[str, Face]:
 
     def client(uri: str, name: str, place: Path) -> contextlib.AbstractContextManager[object]:
         del place
-        return Client(uri, client_id=name, will=will_of(name), websocket_headers=HEADERS)
+        return Client(uri, client_id=name, settings=ClientSettings(will=will_of(name), websocket_headers=HEADERS))
 
     @contextlib.contextmanager
     def publisher(uri: str, name: str, place: Path) -> Iterator[object]:
-        with Publisher(uri, state_dir=place / name, will=will_of(name), websocket_headers=HEADERS) as made:
+        with Publisher(
+            uri, state_dir=place / name, settings=ClientSettings(will=will_of(name), websocket_headers=HEADERS)
+        ) as made:
             made.publish("hello", b"").at_broker.result(60)
             yield made
 
@@ -143,10 +145,12 @@ def test_enhanced_authentication(new_gateway: NewGateway, tmp_path: Path) -> Non
         running.stop()
 
     def client(uri: str) -> None:
-        Client(uri, client_id="c", authenticator=scram("device,1", PASSWORD)).open().close(0)
+        Client(uri, client_id="c", settings=ClientSettings(authenticator=scram("device,1", PASSWORD))).open().close(0)
 
     def publisher(uri: str) -> None:
-        with Publisher(uri, state_dir=tmp_path / "p", authenticator=scram("device,1", PASSWORD)) as made:
+        with Publisher(
+            uri, state_dir=tmp_path / "p", settings=ClientSettings(authenticator=scram("device,1", PASSWORD))
+        ) as made:
             wait_until(lambda: made.status()["online"], 30, "the publisher")
 
     for face in (gateway, client, publisher):

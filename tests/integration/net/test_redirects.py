@@ -15,7 +15,7 @@ from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
 from tests.integration.net.conftest import Authority
 from tests.integration.net.scripted import Line, Scripted
-from towline import Client, Tls
+from towline import Client, ClientSettings, Tls
 from towline.errors import Refused, Unreachable
 from towline.net.redirect import MOST_HOPS
 from towline_prove.devstack import Mosquitto
@@ -60,12 +60,12 @@ def test_server_moved_is_shown_and_final(mosquitto: Mosquitto) -> None:
 
 def test_a_server_that_names_none_is_only_an_error() -> None:
     with Scripted(elsewhere(None)) as server, pytest.raises(Unreachable, match="and does not say which"):
-        Client(server.uri, client_id="x", follow_redirects=True).open()
+        Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True)).open()
 
 
 def test_a_reference_of_control_characters_is_shown_harmlessly() -> None:
     with Scripted(elsewhere("a\x1b[2Jb\n" + "c" * 500)) as server, pytest.raises(Unreachable) as caught:
-        Client(server.uri, client_id="x", follow_redirects=True).open()
+        Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True)).open()
     assert "a?[2Jb?ccc" in str(caught.value)
     assert len(str(caught.value)) < 500
 
@@ -73,7 +73,10 @@ def test_a_reference_of_control_characters_is_shown_harmlessly() -> None:
 @pytest.mark.parametrize("reason", [ANOTHER, MOVED])
 def test_a_reference_in_connack_is_followed(mosquitto: Mosquitto, reason: ConnAckReasonCode) -> None:
     server = Scripted(elsewhere(f"no_name! 127.0.0.1:{mosquitto.port}", reason))
-    with server, Client(server.uri, client_id="x", subscribe=["t"], follow_redirects=True) as client:
+    with (
+        server,
+        Client(server.uri, client_id="x", subscribe=["t"], settings=ClientSettings(follow_redirects=True)) as client,
+    ):
         assert client.broker == mosquitto.uri
         client.publish("t", b"1").wait(60)
         message = client.receive(5)
@@ -85,7 +88,7 @@ def test_use_another_server_is_forgotten_and_server_moved_is_not(new_mosquitto: 
     target = new_mosquitto()
     reference = f"127.0.0.1:{target.port}"
     server = Scripted(elsewhere(reference), elsewhere(reference, MOVED))
-    with server, Client(server.uri, client_id="x", follow_redirects=True) as client:
+    with server, Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True)) as client:
         assert (server.connections, client.broker) == (1, target.uri)
         for connections in (2, 2):
             target.kill()
@@ -98,7 +101,10 @@ def test_use_another_server_is_forgotten_and_server_moved_is_not(new_mosquitto: 
 def test_a_reference_in_disconnect_is_followed(mosquitto: Mosquitto) -> None:
     now = threading.Event()
     script = ended(f"127.0.0.1:{mosquitto.port}", DisconnectReasonCode.SERVER_MOVED, now)
-    with Scripted(script) as server, Client(server.uri, client_id="x", follow_redirects=True) as client:
+    with (
+        Scripted(script) as server,
+        Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True)) as client,
+    ):
         assert client.broker == server.uri
         waiting = client.publish("t", b"1", qos=1)
         now.set()
@@ -119,7 +125,7 @@ def test_servers_that_send_us_round_are_given_up() -> None:
     with Scripted(*[there(1)] * (hops + 1)) as one, Scripted(*[there(0)] * hops) as other:
         ports += [one.port, other.port]
         with pytest.raises(Unreachable, match=rf"server to server {MOST_HOPS} times.*TL-M27"):
-            Client(one.uri, client_id="x", follow_redirects=True).open()
+            Client(one.uri, client_id="x", settings=ClientSettings(follow_redirects=True)).open()
 
 
 def test_the_certificate_of_the_other_server_is_verified(new_mosquitto: NewMosquitto, authority: Authority) -> None:
@@ -130,7 +136,9 @@ def test_the_certificate_of_the_other_server_is_verified(new_mosquitto: NewMosqu
     plain = Scripted(elsewhere(f"127.0.0.1:{wrong.port} 127.0.0.1:{right.port}"))
     with plain, TlsFront(plain.port, front) as port:
         tls = Tls(ca_file=authority.ca_file)
-        with Client(f"mqtts://localhost:{port}", client_id="x", tls=tls, follow_redirects=True) as client:
+        with Client(
+            f"mqtts://localhost:{port}", client_id="x", settings=ClientSettings(tls=tls, follow_redirects=True)
+        ) as client:
             assert client.broker == f"mqtts://127.0.0.1:{right.port}"
 
 

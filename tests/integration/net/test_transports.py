@@ -12,7 +12,7 @@ from tests.conftest import NewMosquitto
 from tests.integration.gateway.conftest import Gateway, NewGateway
 from tests.integration.net.conftest import Authority
 from tests.integration.net.ways import HttpProxy, SocksProxy
-from towline import Client
+from towline import Client, ClientSettings
 from towline.net.transport import Proxy, Tls
 from towline_prove.devstack.ports import free_port
 
@@ -36,7 +36,7 @@ def carried(
     gateway.start()
     status = gateway.until(state="online")
     assert status["broker"] == uri
-    with Client(uri, client_id="device", tls=tls, proxy=proxy) as client:
+    with Client(uri, client_id="device", settings=ClientSettings(tls=tls, proxy=proxy)) as client:
         for result in [client.publish("t/1", payload) for payload in sent]:
             result.wait(60)
     status = gateway.until(journaled=COUNT)

@@ -72,7 +72,7 @@ def test_no_crash_point_loses_anything(
     chunks: int,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """At QoS 2 nothing may come twice either."""
+    """At QoS 2 nothing may come twice either. [MQTT-4.8.0-2 of 3.1.1]: a disk that fails ends the connection."""
     bench = CrashBench(broker, tmp_path, qos=case.qos, messages=messages, chunks=chunks)
     points = list(bench.every(case.call, case.fault))
     record_property("points", len(points) - 1)

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import NewMosquitto
 from tests.engines.strace import Injection, fired, wrapped
 from tests.helpers import wait_until
-from towline import AsyncPublisher, Publisher
+from towline import AsyncPublisher, ClientSettings, Publisher
 from towline.cli import main
 from towline.errors import ConfigError, JournalLocked, PublisherError
 from towline.mqtt.events import Filter
@@ -163,7 +163,7 @@ def test_a_message_that_can_not_be_said_is_refused_at_once(broker: Mosquitto, tm
             publisher.publish("d/#", b"")
         with pytest.raises(ConfigError, match="TL-C52"):
             publisher.publish("d/1", b"", qos=3)
-        expired = publisher.publish("d/1", "1", message_expiry_s=0)
+        expired = publisher.publish("d/1", "1", expiry_s=0)
         with pytest.raises(PublisherError, match="TL-O05"):
             expired.at_broker.result(60)
 
@@ -295,7 +295,7 @@ def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"brokers_share_sessions=True.*TL-C52"):
         publisher.publish("t", b"2", qos=2)
     assert publisher.close(0) == 1
-    with Publisher(nowhere, state_dir=tmp_path / "b", brokers_share_sessions=True) as shared:
+    with Publisher(nowhere, state_dir=tmp_path / "b", settings=ClientSettings(brokers_share_sessions=True)) as shared:
         shared.publish("t", b"2", qos=2)
         assert shared.close(0) == 1
 

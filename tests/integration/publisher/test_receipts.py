@@ -19,7 +19,7 @@ from tests.conftest import NewMosquitto
 from tests.engines.strace import Injection, fired, wrapped
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
-from towline import AsyncPublisher, Publisher, files
+from towline import AsyncPublisher, ClientSettings, Publisher, files
 from towline.errors import ConfigError, GatewayError, PublisherError
 from towline.gateway.settings import GatewaySettings
 from towline_prove.devstack import Mosquitto
@@ -139,7 +139,7 @@ def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broke
         called = threading.Event()
         receipts[0].end_to_end.add_done_callback(lambda _stage: called.set())
         assert called.is_set()
-        expired = publisher.publish("t/1", "6", message_expiry_s=0)
+        expired = publisher.publish("t/1", "6", expiry_s=0)
         with pytest.raises(PublisherError, match="TL-O06"):
             expired.end_to_end.result(60)
     assert [n for n, outcome in outcomes if outcome == "arrived"] == list(range(6))
@@ -152,7 +152,7 @@ def test_a_publisher_without_receipts_says_so(broker: Mosquitto, tmp_path: Path)
     assert isinstance(failure, ConfigError)
     assert "receipts=True" in str(failure)
     with pytest.raises(ConfigError, match="receipts need protocol"):
-        Publisher(broker.uri, state_dir=tmp_path / "p", protocol="3.1.1", receipts=True)
+        Publisher(broker.uri, state_dir=tmp_path / "p", receipts=True, settings=ClientSettings(protocol="3.1.1"))
 
 
 def test_a_broker_that_loses_its_whole_store(

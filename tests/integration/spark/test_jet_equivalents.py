@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
-from towline import Client
+from towline import Client, ClientSettings
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import discover
 from towline.net.messages import Message
@@ -88,7 +88,12 @@ def test_builder_source_and_sink(
     query = jet["sinks"].built(items, broker.uri, place / "sink", "jet", secret)
     try:
         wait_until(lambda: online(place / "source"), PATIENCE, "the source's session")
-        with Client(broker.uri, client_id="ear", subscribe=["shouts/#"], username="jet", password="s3cret") as ear:
+        with Client(
+            broker.uri,
+            client_id="ear",
+            subscribe=["shouts/#"],
+            settings=ClientSettings(username="jet", password="s3cret"),
+        ) as ear:
             for name in ("ann", "bob"):
                 ear.publish(f"drivers/{name}", f"{name} brakes".encode(), qos=2).wait(60)
             heard = hear(ear, {"shouts/ann", "shouts/bob"})
@@ -99,7 +104,12 @@ def test_builder_source_and_sink(
         "shouts/bob": b"BOB BRAKES",
     }
     assert {message.qos for message in heard.values()} <= {1, 2}
-    with Client(broker.uri, client_id="late", subscribe=["shouts/ann"], username="jet", password="s3cret") as late:
+    with Client(
+        broker.uri,
+        client_id="late",
+        subscribe=["shouts/ann"],
+        settings=ClientSettings(username="jet", password="s3cret"),
+    ) as late:
         kept = late.receive(30)
     assert kept is not None
     assert kept.retain, "the message function sets retain"

@@ -53,6 +53,15 @@ def first_id(packets: list[Packet]) -> int:
     return packet.packet_id
 
 
+def test_no_topic_alias_leaves_whatever_the_server_allows() -> None:
+    """[MQTT-3.2.2-17], [MQTT-3.2.2-18], [MQTT-3.3.2-9]."""
+    outbound = connected(connack=ConnAckPacket(topic_alias_max=10))
+    for _ in range(2):
+        (packet,) = publish(outbound, 7, qos=0)
+        assert isinstance(packet, PublishPacket)
+        assert (packet.topic, packet.topic_alias) == ("t/7", None)
+
+
 def test_qos_2_is_published_released_completed() -> None:
     """[MQTT-4.3.3-2], [MQTT-4.3.3-4], [MQTT-4.3.3-5]."""
     outbound = connected()

@@ -84,10 +84,10 @@ def bad(**more: Any) -> dict[str, Any]:
         bad(user_properties=[("a", 1)]),
         bad(user_properties=[("a", "b", "c")]),
         bad(user_properties=["ab"]),
-        bad(message_expiry_s=-1),
-        bad(message_expiry_s=2**32),
-        bad(message_expiry_s=1.5),
-        bad(message_expiry_s=True),
+        bad(expiry_s=-1),
+        bad(expiry_s=2**32),
+        bad(expiry_s=1.5),
+        bad(expiry_s=True),
     ],
     ids=lambda message: str({key: str(value)[:20] for key, value in message.items()}),
 )
@@ -132,7 +132,7 @@ pairs = st.lists(st.tuples(texts, texts) | anything, max_size=3)
     response_topic=texts | anything,
     correlation_data=st.binary(max_size=5) | anything,
     user_properties=pairs,
-    message_expiry_seconds=st.integers(0, 2**32 - 1) | anything,
+    expiry_s=st.integers(0, 2**32 - 1) | anything,
 )
 def test_what_is_taken_can_be_stored_and_sent(**message: Any) -> None:
     try:
@@ -171,7 +171,7 @@ def test_a_forked_process_is_refused_at_once(publisher: Publisher) -> None:
 def test_a_forked_process_has_no_client() -> None:
     client = Client(NOWHERE, client_id="c")
     calls: list[Callable[[], object]] = [
-        client.open, client.receive, lambda: client.publish("t"), lambda: next(client)
+        client.open, client.receive, lambda: client.publish("t"), lambda: next(iter(client))
     ]  # fmt: skip
     with client._changed:
         assert [in_child(call) for call in calls] == [34] * len(calls)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from towline import Publisher
+from towline import ClientSettings, Publisher
 from towline.errors import ConfigError, JournalFull, JournalLocked, PublisherError
 
 NOWHERE = "mqtt://127.0.0.1:9"
@@ -63,9 +63,6 @@ def test_a_second_publisher_of_this_process_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        {"client_id": "a\0b"},
-        {"keep_alive_s": -1},
-        {"session_expiry_s": -1},
         {"min_free_bytes": -1},
         {"max_bytes": 0},
         {"max_age_s": -1},
@@ -77,4 +74,15 @@ def test_a_second_publisher_of_this_process_is_told_so(tmp_path: Path) -> None:
 def test_a_setting_that_cannot_be_leaves_the_directory_alone(tmp_path: Path, setting: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=rf"{next(iter(setting))}.*TL-C52"):
         Publisher(NOWHERE, state_dir=tmp_path / "p", **setting)  # type: ignore[arg-type]
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("setting", [{"keep_alive_s": -1}, {"session_expiry_s": -1}], ids=str)
+def test_a_setting_of_the_connection_that_cannot_be_leaves_the_directory_alone(
+    tmp_path: Path, setting: dict[str, int]
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{next(iter(setting))}.*TL-C51"):
+        Publisher(NOWHERE, state_dir=tmp_path / "p", settings=ClientSettings(**setting))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"client_id.*TL-C51"):
+        Publisher(NOWHERE, state_dir=tmp_path / "p", client_id="a\0b")
     assert not (tmp_path / "p").exists()
