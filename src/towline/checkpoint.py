@@ -171,20 +171,6 @@ class Checkpoint:
         """
         return offset in self.offsets(self.last_commit_batch() if done else self.last_offsets_batch())
 
-    def committed_at(self, offset: object) -> float | None:
-        """When the newest batch was committed, if that ends at a source offset, in seconds since 1970; else None.
-
-        Args:
-            offset: As the source gave it to Spark, a JSON value.
-        """
-        path, batch = self._path, self.last_commit_batch()
-        if path is None or batch is None or offset not in self.offsets(batch):
-            return None
-        try:
-            return (path / _COMMITS / str(batch)).stat().st_mtime
-        except OSError:
-            return None
-
     def watermark_ms(self, offset: object) -> int | None:
         """The watermark of the newest batch, if that ends at a source offset, in ms since 1970; else None.
 

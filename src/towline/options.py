@@ -23,7 +23,6 @@ __all__ = [
     "Option",
     "between",
     "label",
-    "milliseconds",
     "path",
     "promise",
     "size",
@@ -34,8 +33,6 @@ __all__ = [
 
 #: What Spark itself adds to the options of a sink.
 SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
-_DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(ms|s|min)?")
-_MILLISECONDS: Final = {"ms": 1, "s": 1_000, "min": 60_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,18 +208,6 @@ def size(text: str) -> int:
     if not match:
         raise ValueError("it is a size such as 1048576, 512m or 2g")
     return int(match[1]) << (10 * " kmgt".index(match[2] or " "))
-
-
-def milliseconds(text: str) -> int:
-    """Milliseconds of ``500``, ``500 ms``, ``2 s`` or ``1 min``.
-
-    Raises:
-        ValueError: It is none of these.
-    """
-    found = _DURATION.fullmatch(text.strip().lower())
-    if not found:
-        raise ValueError('it is a time such as 500, "500 ms", "2 s" or "1 min"')
-    return round(float(found[1]) * _MILLISECONDS[found[2] or "ms"])
 
 
 def path(text: str) -> str:

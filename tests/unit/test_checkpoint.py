@@ -333,12 +333,3 @@ def test_a_line_of_the_offset_log_ends_at_a_line_feed_alone(tmp_path: Path) -> N
     checkpoint = Checkpoint(str(tmp_path))
     assert checkpoint.offsets(0) == checkpoint.newest_offsets() == [offset]
     assert checkpoint.ends_at(offset, done=False)
-
-
-def test_it_knows_when_its_newest_batch_was_committed(spark: Spark) -> None:
-    found = Checkpoint(str(spark.path))
-    assert found.committed_at({"offset": 0}) is None
-    spark.run(0, 1)
-    spark.plan(2)
-    at = (spark.path / "commits" / "1").stat().st_mtime
-    assert [found.committed_at({"offset": n}) for n in range(3)] == [None, at, None]

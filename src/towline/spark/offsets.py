@@ -110,11 +110,6 @@ class Position:
         """The offsets of all gateways together: so many rows lie before this position."""
         return sum(place.offset for place in self.places)
 
-    def rows_since(self, before: Self) -> int:
-        """Rows between two positions, of the gateways that both have: one that joins brings none yet."""
-        known = {place.gateway: place.offset for place in before.places}
-        return sum(place.offset - known.get(place.gateway, place.offset) for place in self.places)
-
     def place(self, gateway: str) -> JournalPlace | None:
         """The place of a gateway; None where it has none."""
         return next((place for place in self.places if place.gateway == gateway), None)

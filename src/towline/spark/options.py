@@ -63,13 +63,6 @@ def _poll(text: str) -> float:
     return value / 1000
 
 
-def _target(text: str) -> float:
-    value = read.milliseconds(text)
-    if not 50 <= value <= 3_600_000:
-        raise ValueError("it is from 50 ms to 60 min")
-    return value / 1000
-
-
 _GATEWAY: Final = (*gateway.CONNECTION, *gateway.RECEIVING)
 #: `Option.into` names fields of `ReadPlan`.
 _READING: Final = (
@@ -77,7 +70,6 @@ _READING: Final = (
     Option("guarantee", read.promise),
     Option("maxMessagesPerTrigger", lambda text: at_least_one(read.whole()(text)), "max_rows"),
     Option("maxBytesPerTrigger", lambda text: at_least_one(read.size(text)), "max_bytes"),
-    Option("targetBatchDuration", _target, "target_s"),
     Option("minPartitions", read.whole(1), "min_partitions"),
     Option("maxRecordsPerPartition", read.whole(1), "max_records"),
     Option("repeatedBelow", _by_gateway(read.whole()), "repeated_below"),

@@ -27,7 +27,6 @@ from towline.errors import ConfigError, GatewayError, one_line
 from towline.guarantee import HIGHEST_QOS
 from towline.spark.cut import Cut
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.pace import BatchPace
 from towline.spark.readplan import ReadPlan
 from towline.spark.runner import end_in_order, is_runner
 from towline.spark.served import timed, unrepeated
@@ -67,7 +66,6 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Made in the runner, by the first call that only it gets: what it holds does not travel.
         self._planner: BatchPlanner | None = None
         self._cut = Cut(plan.checkpoint)
-        self._pace = None if plan.target_s is None else BatchPace(plan.target_s)
         self._planned = False
         #: Whether the query ends at what was there when it began.
         self._ends = False
@@ -123,11 +121,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         here, planner = Position.parse(start), self._opened
         self._planned = True
-        limit = self._paced(here, limit)
         safe = self._cut.upto(here, wait=planner.ended(here))
         there = planner.next(here, safe, limit, self._patience(settled=safe == here))
-        if self._pace is not None:
-            self._pace.planned(there.rows_since(here), time.time())
         if there.places != here.places:
             self._moved = time.monotonic()
             return there.to_json()
@@ -216,16 +211,6 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end_in_order()
             self._planner = BatchPlanner(self._plan)
         return self._planner
-
-    def _paced(self, here: Position, limit: ReadLimit) -> ReadLimit:
-        """The limit, or less of it where the last batches took too long.
-
-        A query with a trigger asks again long after its batch: the commit log, where it is known, says when that ended.
-        """
-        if self._pace is None or not isinstance(limit, ReadMaxRows):
-            return limit
-        self._pace.ended(Checkpoint(self._plan.checkpoint).committed_at(here.to_json()) or time.time())
-        return ReadMaxRows(min(limit.max_rows, self._pace.rows))
 
     def _watermark(self, there: Position) -> int:
         """The watermark of the batch that ends there, in ms since 1970.

@@ -40,7 +40,6 @@ class ReadPlan:
         removed: Names of gateways that may leave the checkpoint without being asked what waits there.
         min_partitions: Wanted number of partitions of a batch, None for one a gateway.
         max_records: Most rows of a partition, None for no limit.
-        target_s: Longest time that a micro-batch is to take, in seconds; None for what the limits make of it.
     """
 
     place: GatewayPlace
@@ -59,7 +58,6 @@ class ReadPlan:
     removed: tuple[str, ...] = ()
     min_partitions: int | None = None
     max_records: int | None = None
-    target_s: float | None = None
 
     @property
     def several(self) -> bool:

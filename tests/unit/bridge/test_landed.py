@@ -54,7 +54,6 @@ def test_the_plan_says_what_it_rests_on() -> None:
     [
         ('guarantee = "at_most_once"', 'Take inbox = "disk"; or .*by_qos'),
         ('dedupe = { key = "{mqtt.user.id}", within = "1 minute" }', 'Take inbox = "disk"; or .*QoS 2'),
-        ("target_batch_duration_s = 5", "max_messages_per_trigger"),
     ],
 )
 def test_what_needs_the_disk_is_refused(line: str, do: str) -> None:

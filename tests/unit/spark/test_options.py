@@ -314,14 +314,6 @@ MISTAKES = [
         ),
     ),
     ({"maxMessagesPerTrigger": "0"}, 'option "maxMessagesPerTrigger" = "0": it is at least 1.   [TL-C21]'),
-    (
-        {"targetBatchDuration": "soon"},
-        'option "targetBatchDuration" = "soon": it is a time such as 500, "500 ms", "2 s" or "1 min".   [TL-C21]',
-    ),
-    (
-        {"targetBatchDuration": "10 ms"},
-        'option "targetBatchDuration" = "10 ms": it is from 50 ms to 60 min.   [TL-C21]',
-    ),
     ({"maxBytesPerTrigger": "0"}, 'option "maxBytesPerTrigger" = "0": it is at least 1.   [TL-C21]'),
     (
         {"startingOffset": "-1"},
@@ -474,8 +466,3 @@ def test_partitions_are_as_sparks_kafka_source_names_them() -> None:
             several(**{name: "0"})
     with pytest.raises(ConfigError, match=r"belongs to the option gateways.*TL-C23"):
         parse(removedGateways="g3")
-
-
-@pytest.mark.parametrize(("text", "milliseconds"), [("500", 500), ("1.5 s", 1500), ("2min", 120_000), ("60 ms", 60)])
-def test_a_target_is_a_time(text: str, milliseconds: int) -> None:
-    assert parse(targetBatchDuration=text).target_s == milliseconds / 1000

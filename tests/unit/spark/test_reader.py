@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -345,51 +344,3 @@ def test_a_backward_range_is_one_line(server: Served, plan: ReadPlan) -> None:
     server.add(50)
     with pytest.raises(ConfigError, match=r"it is 5, before the start at 9\. The journal holds the offsets 0 to 49"):
         MqttBatchReader(replace(plan, starting=9, ending=5)).partitions()
-
-
-# -- targetBatchDuration ---------------------------------------------------------------------------------------------
-
-
-def paced(plan: ReadPlan, checkpoint: Path | str = "") -> MqttStreamReader:
-    return MqttStreamReader(replace(plan, max_rows=100_000, target_s=1.0, checkpoint=str(checkpoint)))
-
-
-def test_batches_that_take_too_long_have_fewer_rows(
-    server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.time()
-    monkeypatch.setattr("towline.spark.reader.time.time", lambda: now)
-    for _ in range(10):
-        server.add(1000)
-    made = paced(plan)
-    at, sizes = made.initialOffset(), []
-    for took in (8.0, 0.1, 0.1, 0.8):
-        end = made.latestOffset(at, ReadMaxRows(100_000))
-        sizes.append(offset(end) - offset(at))
-        at, now = end, now + took
-    assert sizes == [2000, 200, 400, 800]
-    assert offset(made.latestOffset(at, ReadMaxRows(50))) - offset(at) == 50
-    made.stop()
-
-
-def test_a_trigger_with_an_interval_is_no_long_batch(
-    server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The commit log says when the batch ended; the next call comes at the next interval."""
-    checkpoint = tmp_path / "ck"
-    for log in ("offsets", "commits"):
-        (checkpoint / log).mkdir(parents=True)
-    now = time.time()
-    monkeypatch.setattr("towline.spark.reader.time.time", lambda: now)
-    for _ in range(10):
-        server.add(1000)
-    made = paced(plan, checkpoint)
-    at = made.initialOffset()
-    end = made.latestOffset(at, ReadMaxRows(100_000))
-    (checkpoint / "offsets" / "0").write_text("v1\n{}\n" + json.dumps(end))
-    entry = checkpoint / "commits" / "0"
-    entry.write_text("v1\n{}")
-    os.utime(entry, (now + 0.4, now + 0.4))
-    now += 60.0
-    assert offset(made.latestOffset(end, ReadMaxRows(100_000))) - offset(end) == pytest.approx(4000, abs=5)
-    made.stop()

@@ -206,7 +206,6 @@ class LineReader(TableReader):
             sections=sections,
             max_messages_per_trigger=uplink.max_messages_per_trigger,
             max_bytes_per_trigger=uplink.max_bytes_per_trigger,
-            target_batch_duration_s=uplink.target_batch_duration_s,
             trigger_interval_s=uplink.trigger_interval_s,
             parallelism=uplink.parallelism,
             dead_letter_topic=self._dead_letters(uplink.dead_letter_topic),
@@ -255,9 +254,6 @@ class LineReader(TableReader):
             what = 'dedupe needs times that never go back, as inbox = "disk" gives them, whichever gateway takes over'
             do = 'Take inbox = "disk"; or let publishers send with QoS 2, which exactly_once needs no key for.'
             self._note("TL-C132", "inbox", what, do)
-        if uplink.target_batch_duration_s is not None:
-            what = "target_batch_duration_s is for the source that reads a gateway, and this line is read from Kafka"
-            self._note("TL-C132", "inbox", what, "Bound its batches by max_messages_per_trigger.")
         if self._has_members:
             what = "members share a line's messages, and a landing topic is of one gateway"
             do = "Make each member a line of its own with filters that are apart, each with its standby."

@@ -180,7 +180,6 @@ class UplinkSection(Section):
         ack_after: When the broker is answered, as far as the guarantee leaves it open.
         max_messages_per_trigger: Most messages in one micro-batch.
         max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``; both limits hold.
-        target_batch_duration_s: Seconds that a micro-batch is to take at most.
         trigger_interval_s: Seconds between batches; 0 begins the next at once.
         parallelism: Writers of a batch; more than one split it by key.
         dead_letter_topic: Where messages go that can't be mapped or written; ``false`` stops the line there instead.
@@ -200,7 +199,6 @@ class UplinkSection(Section):
     ack_after: AckAfter | None = None
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
     max_bytes_per_trigger: Annotated[int, Field(ge=1)] = BATCH_BYTES
-    target_batch_duration_s: Annotated[float, Field(ge=0.05, le=3600)] | None = None
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
     dead_letter_topic: str | Literal[False] | None = None
@@ -260,7 +258,6 @@ class Line(AnyLine):
     Attributes:
         direction: Tells the kinds apart in JSON.
         max_bytes_per_trigger: Most bytes in one micro-batch; both limits hold.
-        target_batch_duration_s: Seconds that a micro-batch is to take at most; None for what the limits make of it.
         sections: Its routes as written.
         dedupe: How repeats are recognised on routes that do not say it themselves.
         dead_letter_topics: Of all lines of the bridge.
@@ -273,7 +270,6 @@ class Line(AnyLine):
     kind: ClassVar[str] = "uplink"
     direction: Literal["up"] = "up"
     max_bytes_per_trigger: int = BATCH_BYTES
-    target_batch_duration_s: float | None = None
     sections: tuple[RouteSection, ...]
     dedupe: Dedupe | None = None
     dead_letter_topics: tuple[str, ...] = ()

@@ -28,7 +28,6 @@ _OF_ITS_QUERY: Final = frozenset(
         "dead_letter_topics",
         "max_messages_per_trigger",
         "max_bytes_per_trigger",
-        "target_batch_duration_s",
         "trigger_interval_s",
     }
 )

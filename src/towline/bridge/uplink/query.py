@@ -224,8 +224,6 @@ class UplinkQuery(LineQuery[Line]):
         if routes:
             reader = spark.readStream.format(FORMAT).option("routes", routes)
             reader = reader.option("signed", str(self._sink_counts()).lower())
-        if line.target_batch_duration_s is not None:
-            reader = reader.option("targetBatchDuration", f"{line.target_batch_duration_s * 1000:.0f}")
         return (
             reader.options(**self._gateway_options())
             .option("consumer", CONSUMER)
