@@ -19,12 +19,20 @@ from typing import TYPE_CHECKING, Final
 from confluent_kafka import KafkaException, Producer
 
 from towline.errors import ConfigError, did_you_mean
-from towline.kafka.plainsecret import PlainSecret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LEADER_ONLY", "QUIET", "REFERENCE", "check_client", "file_property", "insecurities", "resolve"]
+__all__ = [
+    "LEADER_ONLY",
+    "QUIET",
+    "REFERENCE",
+    "PlainSecret",
+    "check_client",
+    "file_property",
+    "insecurities",
+    "resolve",
+]
 
 #: Properties whose value is a secret: plain text is refused, since it would stand in Spark's plans.
 SECRETS: Final = frozenset(
@@ -40,36 +48,12 @@ SECRETS: Final = frozenset(
     }
 )
 
-#: Java's names that librdkafka does not have, and what does the same here.
-JAVA_NAMES: Final = MappingProxyType(
-    {
-        "buffer.memory": "Use kafka.queue.buffering.max.kbytes.",
-        "compression.gzip.level": "Use kafka.compression.level.",
-        "compression.lz4.level": "Use kafka.compression.level.",
-        "compression.zstd.level": "Use kafka.compression.level.",
-        "interceptor.classes": "Leave it out: there is no Java class to call.",
-        "key.serializer": "Leave it out: the column key is written as it is.",
-        "max.block.ms": "Use deliveryTimeout, in seconds.",
-        "max.request.size": "Use kafka.message.max.bytes.",
-        "metric.reporters": "Leave it out: there is no Java class to call.",
-        "partitioner.class": "Use kafka.partitioner; murmur2_random, the default, places keys where Java does.",
-        "partitioner.ignore.keys": "Use kafka.partitioner=random.",
-        "receive.buffer.bytes": "Use kafka.socket.receive.buffer.bytes.",
-        "sasl.client.callback.handler.class": "Leave it out: there is no Java class to call.",
-        "sasl.jaas.config": "Use kafka.sasl.mechanism, kafka.sasl.username and kafka.sasl.password.file.",
-        "sasl.login.callback.handler.class": "Leave it out: there is no Java class to call.",
-        "send.buffer.bytes": "Use kafka.socket.send.buffer.bytes.",
-        "ssl.enabled.protocols": "Leave it out: TLS 1.2 and newer are used.",
-        "ssl.keystore.certificate.chain": "Use kafka.ssl.certificate.pem.",
-        "ssl.keystore.key": "Use kafka.ssl.key.pem.file.",
-        "ssl.keystore.type": "Leave it out: kafka.ssl.keystore.location is a PKCS#12 file.",
-        "ssl.protocol": "Leave it out: TLS 1.2 and newer are used.",
-        "ssl.truststore.certificates": "Use kafka.ssl.ca.pem.",
-        "ssl.truststore.location": "Use kafka.ssl.ca.location, a file of PEM certificates.",
-        "ssl.truststore.password": "Use kafka.ssl.ca.location, a file of PEM certificates without a password.",
-        "ssl.truststore.type": "Use kafka.ssl.ca.location, a file of PEM certificates.",
-        "value.serializer": "Leave it out: the column value is written as it is.",
-    }
+#: What Java's producer has and librdkafka has not; `towline.kafka.javanames` translates some of it for the sink.
+JAVAS: Final = re.compile(
+    r"buffer\.memory|compression\.\w+\.level|config\.providers|interceptor\.classes|(key|value)\.serializer"
+    r"|max\.(block\.ms|request\.size)|metrics?\.(reporters|num|recording|sample).*|partitioner\..+"
+    r"|(receive|send)\.buffer\.bytes|sasl\.(jaas|login|client\.callback)\..+|ssl\.(truststore|engine|provider).*"
+    r"|ssl\.(enabled\.protocols|protocol|keystore\.(type|key|certificate\.chain)|(key|trust)manager\.algorithm)"
 )
 
 #: Ours alone: callbacks of the binding, and a library path, which would run code somebody put into an option.
@@ -131,9 +115,29 @@ COMMON: Final = (
     "ssl.key.password.file",
 )
 
+
+class PlainSecret(str):
+    """A secret of ``sasl.jaas.config``, which travels with the sink's settings: it prints as ``<secret>``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def reveal(self) -> str:
+        """The secret, for the client that opens a connection; the result must never be shown."""
+        return "".join([*self])
+
+
 #: A variable of the environment, whose value is taken where the connection is opened.
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NO_SUCH = "No such configuration property"
+_LISTED: Final = "https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
 #: A secret file is a line, or a PEM key: 64 KiB is more than any of them.
 SECRET_FILE_LIMIT = 64 << 10
 
@@ -174,8 +178,8 @@ def insecurities(client: Mapping[str, str]) -> list[str]:
         found.append(f"security.protocol=sasl_plaintext: the secret of {mechanism} crosses the network in clear text.")
     if said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE:
         found.append("enable.sasl.oauthbearer.unsecure.jwt=true: the token is not signed; anyone can make one.")
-    plain = {value.option for value in client.values() if isinstance(value, PlainSecret)}
-    found += [f"{option}: the secret stands in plain text in the options of the query." for option in sorted(plain)]
+    if any(isinstance(value, PlainSecret) for value in client.values()):
+        found.append("sasl.jaas.config: the secret stands in plain text in the options of the query.")
     return found
 
 
@@ -218,21 +222,13 @@ def check_client(
 
 
 def _check_name(name: str, where: str, prefix: str) -> None:
-    if name in JAVA_NAMES:
-        raise ConfigError(
-            "TL-C43",
-            where,
-            f'option "{prefix}{name}" is a setting of the Java client only',
-            _respell(JAVA_NAMES[name], prefix),
-        )
+    if JAVAS.fullmatch(name):
+        what = f'option "{prefix}{name}" is a Java client\'s setting that Towline does not translate'
+        raise ConfigError("TL-C43", where, what, f"Write librdkafka's name, see {_LISTED}; or leave it out.")
     if name in RESERVED:
         raise ConfigError(
             "TL-C43", where, f'option "{prefix}{name}" can not be set, Towline uses it itself', "Leave it out."
         )
-
-
-def _respell(advice: str, prefix: str) -> str:
-    return advice.replace("kafka.", prefix)
 
 
 def _check_servers(servers: str, where: str, prefix: str) -> None:
@@ -265,7 +261,7 @@ def _probe(client: Mapping[str, str], where: str, prefix: str, written: Mapping[
     # Alone, the culprit makes the same complaint, and is named as the user wrote it.
     culprit = next((name for name, value in offered.items() if _complaint({name: value}) == what), "")
     if what.startswith(_NO_SUCH):
-        hint = did_you_mean(culprit, COMMON, "See librdkafka's list of properties.")
+        hint = did_you_mean(culprit, COMMON, f"See {_LISTED}.")
         raise ConfigError("TL-C01", where, f'unknown option "{prefix}{culprit}"', hint.replace('n "', f'n "{prefix}'))
     name = written.get(culprit, culprit)
     subject = f'option "{prefix}{name}" = {offered[culprit]}' if culprit else "these options together"

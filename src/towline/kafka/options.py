@@ -64,7 +64,6 @@ class SinkSettings:
         include_headers: Whether the column ``headers`` is written, if there is one.
         dead_letter_topic: Where records go that can't be written; None: they stop the query.
         sink_id: Names the sink in transactional ids and markers; None for the id of the query.
-        idle: A line for each option that is taken and changes nothing (`towline.kafka.javanames`).
         parallelism: Transactions of a batch; with 1, and `gather` off, its query must bring one partition.
         gather: Whether the driver writes the rows of all tasks in one transaction: exactly once, and no `parallelism`
             was given.
@@ -85,7 +84,6 @@ class SinkSettings:
     include_headers: bool = True
     dead_letter_topic: str | None = None
     sink_id: str | None = None
-    idle: tuple[str, ...] = ()
     parallelism: int = 1
     gather: bool = False
     prefix: str = "towline"
@@ -135,20 +133,18 @@ class SinkSettings:
         timeout_s: float = given.value("deliveryTimeout", policy(guarantee).kafka_timeout_s)
         _check_promise(guarantee, kafka)
         _check_belonging(guarantee, given)
-        said = translated(kafka, FORMAT)
-        kafka = {**said.client}
+        kafka, written = translated(kafka, FORMAT)
         client = {**TUNING, **policy(guarantee).kafka, **kafka, "message.timeout.ms": str(int(timeout_s * 1000))}
         _check_queue(client, kafka)
         if policy(guarantee).transactions:
             client.setdefault("transaction.timeout.ms", client["message.timeout.ms"])
             _check_clock(client)
-        check_client(client, FORMAT, written=said.written)
+        check_client(client, FORMAT, written=written)
         settings = cls(
             guarantee=guarantee,
             servers=client["bootstrap.servers"],
             timeout_s=timeout_s,
             client=client,
-            idle=said.idle,
             gather=policy(guarantee).transactions and "parallelism" not in given,
             **given.values(_FORMAT.options),
         )

@@ -170,9 +170,8 @@ _told: Final[set[str]] = set()
 
 
 def _tell(settings: SinkSettings) -> None:
-    """Warn of what is insecure, and of what changes nothing; once in a process, not at every batch."""
-    insecure = {f"insecure: kafka.{line}" for line in insecurities(settings.client)}
-    for line in sorted((insecure | set(settings.idle)) - _told):
+    """Warn of what is insecure; once in a process, not at every batch."""
+    for line in sorted({f"insecure: kafka.{line}" for line in insecurities(settings.client)} - _told):
         _told.add(line)
         _log.warning("%s: %s", FORMAT, line)
 

@@ -10,7 +10,6 @@ from towline.errors import ConfigError
 from towline.kafka.admin import client_config
 from towline.kafka.clientconfig import (
     COMMON,
-    JAVA_NAMES,
     RESERVED,
     SECRETS,
     check_client,
@@ -27,25 +26,6 @@ def refusal(client: dict[str, str]) -> ConfigError:
         check_client({**SERVERS, **client}, "here")
     assert caught.value.where == "here"
     return caught.value
-
-
-@pytest.mark.parametrize("name", sorted(JAVA_NAMES))
-def test_java_names_are_answered_with_what_does_the_same(name: str) -> None:
-    error = refusal({name: "x"})
-    assert error.code == "TL-C43"
-    assert f"kafka.{name}" in error.what
-    assert error.do.endswith(".")
-
-
-@pytest.mark.parametrize("name", sorted(JAVA_NAMES))
-def test_what_a_java_name_is_answered_with_exists(name: str) -> None:
-    words = [word.strip(".,;") for word in JAVA_NAMES[name].split()]
-    offered = [word.removeprefix("kafka.").partition("=")[0] for word in words if word.startswith("kafka.")]
-    values = {"security.protocol": "plaintext", "partitioner": "random", "compression.level": "3"}
-    for target in offered:
-        if target.endswith((".file", ".location")) or target.startswith(("ssl.", "sasl.")):
-            continue  # judged where they are used, or in company
-        check_client({**SERVERS, target: values.get(target, "1000000")}, "here")
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
