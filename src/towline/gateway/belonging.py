@@ -47,17 +47,13 @@ def check_journal(name: str, journal: Journal, wanted: str) -> None:
 def is_other(incarnation: str, here: str, offset: int, first: int) -> bool:
     """Whether another opening of a journal wrote the row below an offset than the one that the offset came with.
 
-    Nobody knows where a Towline that names no openings handed out the offset, or has removed the row: a version that
-    was taken back for a while. Rows of its own are there, without a name, and are others.
-
     Args:
-        incarnation: What the offset came with; "" for unknown.
+        incarnation: What the offset came with; "" for none, as that of an empty journal.
         here: What the journal says (`Journal.incarnation_of`).
         offset: The offset.
         first: The first that the journal has; what was below an older one was committed and is not compared.
     """
-    comparable = here or offset > first
-    return bool(incarnation and comparable) and offset >= first and here != incarnation
+    return incarnation != "" and offset >= first and here != incarnation
 
 
 def check_history(name: str, journal: Journal, offset: int, incarnation: str) -> None:
@@ -67,7 +63,7 @@ def check_history(name: str, journal: Journal, offset: int, incarnation: str) ->
         name: Of the gateway.
         journal: Its journal.
         offset: One that the journal has.
-        incarnation: What the offset came with; "" from a Towline that gave none, which is not compared.
+        incarnation: What the offset came with; "" for none.
 
     Raises:
         Fenced: TL-G26, they are others.

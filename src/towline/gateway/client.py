@@ -52,8 +52,7 @@ class Lease:
         tip: Offset after the last durable row.
         committed: The consumer's watermark: the offset after its last committed row.
         known: Whether the journal knew the consumer before.
-        opening: Which opening of the journal gave it; "" from a gateway of the version before. An older copy may have
-            the same epoch.
+        opening: Which opening of the journal gave it. An older copy may have the same epoch.
     """
 
     consumer: str
@@ -65,7 +64,7 @@ class Lease:
     tip: int
     committed: int
     known: bool
-    opening: str = ""
+    opening: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +139,10 @@ class GatewayClient:
         lease = Lease(
             consumer=consumer,
             token=answer["lease"],
-            opening=answer.get("opening", ""),
-            **{key: answer[key] for key in ("name", "journal", "epoch", "first", "tip", "committed", "known")},
+            **{
+                key: answer[key]
+                for key in ("name", "journal", "epoch", "first", "tip", "committed", "known", "opening")
+            },
         )
         if far:
             self._alive(lease)
@@ -210,7 +211,7 @@ class GatewayClient:
             **({} if drained is None else {"drained": int(drained)}),
         }
         answer = interruptible(lambda: self._action("wait", fields, timeout_s + CALL_S))
-        answer = {"incarnation": "", "size": None, "drained": False, **answer}  # a version before tells none of them
+        answer = {"size": None, "drained": False, **answer}  # told where they are asked for
         return Window(**{name: answer[name] for name in Window.__slots__})
 
     def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
@@ -358,8 +359,7 @@ class GatewayClient:
             whole: The batch ends with these rows.
             origin: What the batch was made from, such as a hash of its offsets; empty for unknown.
             attempt: Names one run through the rows of the batch: its pieces leave when the batch is whole, and not at
-                all if another attempt begins before. Empty for rows that have the same order in every run: their pieces
-                leave as they come.
+                all if another attempt begins before. Empty for a batch that comes whole.
 
         Raises:
             JournalFull: TL-J02, the outbox is full; try again later.
@@ -372,7 +372,7 @@ class GatewayClient:
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
         fields = {"writer": writer, "batch": batch, "start": start, "whole": int(whole)}
-        fields |= {"origin": origin, "attempt": attempt, "closed": 1}
+        fields |= {"origin": origin, "attempt": attempt}
         command = json.dumps(fields).encode()
         with self._channel.translated():
             descriptor = flight.FlightDescriptor.for_command(command)
@@ -382,7 +382,7 @@ class GatewayClient:
                 with self._channel.translated():
                     stream.write_batch(batch_of_rows)
             with self._channel.translated():
-                # A stream that breaks off ends as well, for gRPC. A gateway of the version before sees no more rows.
+                # A stream that breaks off ends as well, for gRPC.
                 stream.write_with_metadata(pa.RecordBatch.from_pylist([], schema), END_OF_ROWS)
                 stream.done_writing()
                 answer = answers.read()

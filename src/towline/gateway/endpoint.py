@@ -83,10 +83,7 @@ class GatewayEndpoint:
 
     def write(self, state_dir: Path) -> None:
         """Publish the endpoint atomically, mode 0600."""
-        fields = asdict(self)
-        if not self.listen:
-            del fields["listen"]  # a Towline of before knows no such field, and would find no gateway
-        files.replace(state_dir / ENDPOINT_FILE, json.dumps(fields, indent=1), synced=False)
+        files.replace(state_dir / ENDPOINT_FILE, json.dumps(asdict(self), indent=1), synced=False)
 
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:

@@ -72,18 +72,18 @@ class OutboxHandler:
         """Where the outbox stands; see `towline.gateway.remembered`."""
         return position(self._outbox, offset)
 
-    def take(self, batch: Batch, reader: Any, *, start: int, whole: bool, closed: bool = False) -> Appended:
+    def take(self, batch: Batch, reader: Any, *, start: int, whole: bool) -> Appended:
         """Store the rows of a stream, exactly once.
 
         A stream whose client was killed ends for gRPC as one that is complete. So a client says at the end that this
-        is the end; else the last rows of the batch would be missing for ever, and nobody would bring them again [I10].
+        is the end (`END_OF_ROWS`); else the last rows of the batch would be missing for ever, and nobody would bring
+        them again [I10].
 
         Args:
             batch: Whose rows they are.
             reader: The stream.
             start: Number of the first row within the batch.
             whole: The batch ends with this stream.
-            closed: The stream says its end, `END_OF_ROWS`; one of a version before does not.
 
         Raises:
             GatewayError: TL-G21, the rows have other columns. TL-G39, the stream broke off; what came of it is stored,
@@ -97,7 +97,7 @@ class OutboxHandler:
             raise GatewayError("TL-G21", self._where, what, "Use the same version of Towline on both sides.")
         stored = self._outbox.stored(batch)
         try:
-            for piece, last in _pieces(self._rows(reader, closed=closed), self._frame_bytes):
+            for piece, last in _pieces(self._rows(reader), self._frame_bytes):
                 rows = arrived(piece, time.time_ns() // 1000)
                 stored = self._outbox.append(rows, batch, start=start, whole=whole and last)
                 start += piece.num_rows
@@ -108,8 +108,8 @@ class OutboxHandler:
             raise
         return stored
 
-    def _rows(self, reader: Any, *, closed: bool) -> Iterator[RowSlice]:
-        ended = not closed
+    def _rows(self, reader: Any) -> Iterator[RowSlice]:
+        ended = False
         for chunk in reader:
             ended = ended or (chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == END_OF_ROWS)
             yield RowSlice(chunk.data, chunk.data.nbytes)

@@ -41,7 +41,7 @@ class OutboxPosition(NamedTuple):
         journal: Its id.
         first: The oldest offset that is still there.
         tip: The offset after its last row.
-        incarnation: The opening that wrote the row below the offset that was asked about; "" for unknown.
+        incarnation: The opening that wrote the row below the offset that was asked about; "" where there is none.
     """
 
     journal: str
@@ -84,7 +84,7 @@ class Remembered:
     Attributes:
         journal: Id of the outbox's journal.
         tip: The offset after its last row when it answered.
-        incarnation: The opening that had written that row; "" for unknown.
+        incarnation: The opening that had written that row; "" where there was none.
         since: The first batch that `brought` counts; None before there is one.
         brought: Batches with rows, and how many rows the outbox had of them and all before since then. An account holds
             it against what Spark says of them.
@@ -133,8 +133,8 @@ class Remembered:
                 return None
             values = json.loads(text)
             known = str(values["journal"]), int(values["tip"]), str(values["incarnation"])
-            brought = tuple((int(number), int(total)) for number, total in values.get("brought") or ())
-            since = values.get("since")
+            brought = tuple((int(number), int(total)) for number, total in values["brought"])
+            since = values["since"]
             return cls(*known, None if since is None else int(since), brought)
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"{_file(number)} can't be read ({type(error).__name__})"

@@ -218,7 +218,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 reader,
                 start=request.number("start"),
                 whole=request.number("whole") == 1,
-                closed=request.optional("closed") == 1,
             )
             writer.write(json.dumps(self._stored(stored)).encode())
 

@@ -31,7 +31,7 @@ class Batch:
         origin: What the batch was made from, such as a hash; tells another batch with the same number. Empty for
             unknown.
         attempt: Names one run through the rows, from the first on: another run may have them in another order. Empty
-            for rows that are the same in the same order whenever they are brought.
+            for a batch that comes whole.
     """
 
     writer: str
@@ -69,7 +69,7 @@ class LastBatch:
         end: The offset after the last of them.
         origin: As `Batch` has it.
         attempt: Whose rows they are, until the batch is whole.
-        ranges: Where they are, until the batch is whole; only of an attempt.
+        ranges: Where they are, until the batch is whole.
         at: Seconds since 1970 of the newest rows; only of a writer that belongs to a job.
     """
 
@@ -82,11 +82,6 @@ class LastBatch:
     ranges: tuple[Range, ...] = ()
     at: int = 0
 
-    @property
-    def held_back(self) -> bool:
-        """Whether its rows must not leave: the batch is not whole and may come again in another order."""
-        return not self.whole and bool(self.attempt)
-
     def as_json(self) -> list[Any]:
         """As the notes have it; what is empty is left out."""
         more = {"attempt": self.attempt, "ranges": self.ranges, "at": self.at}
@@ -95,7 +90,7 @@ class LastBatch:
 
     @classmethod
     def from_json(cls, values: Sequence[Any]) -> Self:
-        """From `as_json`, also that of a Towline that knew no attempts."""
+        """From `as_json`."""
         number, rows, whole, end, origin, *more = values
         rest = more[0] if more else {}
         ranges = tuple((start, stop) for start, stop in rest.get("ranges", ()))

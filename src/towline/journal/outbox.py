@@ -91,7 +91,7 @@ class Outbox:
         self.done = Ranges(watermark)
         for start, end in (*journal.notes.get(_DONE, ()), *self._dropped[1]):
             self.done.add(start, end)
-        #: by outcome, rows that are done; the ledger has what a version before this one counted
+        #: by outcome, rows that are done
         self._outcomes: Mapping[str, int] = dict(journal.notes.get(_OUTCOMES, {}))
         #: packet ids that are free again and whose frame does not say so yet
         self._freed: set[int] = set()
@@ -127,7 +127,7 @@ class Outbox:
         if stored.number == batch.number and stored.origin and batch.origin and stored.origin != batch.origin:
             raise _another(self.journal.where, batch)
         whole = stored.whole or stored.number > batch.number
-        if stored.held_back and not whole and stored.attempt != batch.attempt:
+        if not whole and stored.attempt != batch.attempt:
             return Appended(0, self.journal.end, whole=False, already=False, newest=stored.number)
         return Appended(stored.rows, stored.end, whole, already=True, newest=stored.number)
 
@@ -175,16 +175,12 @@ class Outbox:
     def _enter(self, fresh: Any, batch: Batch, count: int, *, whole: bool) -> Appended:
         """Append rows and last batch; they can be seen as soon as they are there, so they are held back before."""
         writer, former = batch.writer, self._partial.of(batch.writer)
-        before = self._last_batch(writer)
-        counted = before is not None and before.number == batch.number and before.rows > 0
-        # What a Towline without attempts began has left in part, and goes on as it began.
-        attempt = before.attempt if before is not None and counted else batch.attempt
         end = self.journal.end + fresh.num_rows
-        ranges = joined([*former, (self.journal.end, end)]) if attempt and (former or not whole) else ()
+        ranges = joined([*former, (self.journal.end, end)]) if former or not whole else ()
         at = int(self._clock()) if job_of(writer) else 0
         last = LastBatch(batch.number, count, whole, end, batch.origin, at=at)
         if not whole:
-            last = LastBatch(batch.number, count, whole, end, batch.origin, attempt, ranges, at)
+            last = LastBatch(batch.number, count, whole, end, batch.origin, batch.attempt, ranges, at)
         self._partial.hold(writer, ranges)
         try:
             self._store(fresh, batch, last)
@@ -282,9 +278,7 @@ class Outbox:
                     notes[name] = None
             elif name.startswith(_BATCH) and job_of(name.removeprefix(_BATCH)):
                 last = LastBatch.from_json(value)
-                if not last.at:  # of a Towline that did not say when
-                    notes[name] = [*value[:5], {"at": now}]
-                elif last.at < now - _JOB_S and not last.ranges:
+                if last.at < now - _JOB_S and not last.ranges:
                     notes[name] = None
         if notes:
             self.journal.append(self.journal.no_rows, notes=notes)

@@ -81,9 +81,9 @@ class JournalState:
     #: name -> any JSON value but null, as noted last: what an owner has to know exactly as long as the rows beside it
     notes: dict[str, Any] = field(default_factory=dict)
     #: names the opening that writes: 8 random hex digits, another for each, so that two journals that went on from the
-    #: same copy differ [I14]; "" for a Towline that named none
+    #: same copy differ [I14]; "" before the first
     incarnation: str = ""
-    #: incarnation that wrote row `end - 1`; "" when there was none, or it was never named
+    #: incarnation that wrote row `end - 1`; "" when there was none
     newest: str = ""
 
     @property
@@ -111,7 +111,6 @@ class Snapshot:
     def encode(self) -> bytes:
         """Return the payload of the frame."""
         state = self.state
-        notes = {"notes": state.notes} if state.notes else {}  # an older Towline reads a journal without any
         return encode_json(
             {
                 "format": FORMAT,
@@ -124,7 +123,7 @@ class Snapshot:
                 "ledger": state.ledger,
                 "held": _pack_held(state.held),
                 "schema": base64.b64encode(self.schema.serialize()).decode("ascii"),
-                **notes,
+                "notes": state.notes,
                 "incarnation": state.incarnation,
                 "below": state.newest,
             }
@@ -151,9 +150,9 @@ class Snapshot:
             content["session"],
             content["ledger"],
             _unpack_held(content["held"]),
-            content.get("notes", {}),
-            content.get("incarnation", ""),
-            content.get("below", ""),
+            content["notes"],
+            content["incarnation"],
+            content["below"],
         )
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
         return cls(state, schema, content["sequence"], content["previous_bytes"])

@@ -180,8 +180,7 @@ class GatewayHold:
 
 def _gave(status: Mapping[str, Any], lease: Lease) -> bool:
     """Whether the process that answers is the one that gave a lease."""
-    same = not lease.opening or status["incarnation"] == lease.opening
-    return bool(same and status["epoch"] == lease.epoch)
+    return bool(status["incarnation"] == lease.opening and status["epoch"] == lease.epoch)
 
 
 def foreign(here: JournalPlace, journal: str) -> Fenced:

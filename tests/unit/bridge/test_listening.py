@@ -11,7 +11,6 @@ from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.gateway.remote import Pki
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.status import render
-from towline.gateway.settings import GatewaySettings
 
 LISTENING = """\
 [gateway]
@@ -126,14 +125,6 @@ def test_a_mistake_is_one_line(tmp_path: Path, pki: Pki, old: str, new: str, exp
     assert any(expected in line for line in lines), lines
     assert all(line.startswith("bridge.toml:") for line in lines)
     assert "hush-hush" not in "".join(lines)
-
-
-def test_an_address_changes_the_digest_and_none_does_not() -> None:
-    """A gateway of the version before, which runs on, is found to have the settings that are asked for."""
-    given = {"name": "x", "state_dir": "s", "brokers": "mqtt://h", "subscriptions": [{"filter": "t"}]}
-    plain = GatewaySettings.model_validate(given)
-    listen = {"address": "h:1", "cert_file": "c", "key_file": "k", "token_file": "t"}
-    assert plain.digest() != GatewaySettings.model_validate({**given, "listen": listen}).digest()
 
 
 def test_status_shows_where_it_listens() -> None:

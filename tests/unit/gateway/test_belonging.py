@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from tests.unit.gateway.serving import rows
-from tests.unit.journal.support import nameless
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, check_checkpoint
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
-from towline.journal.state import Snapshot
 from towline.schema import ROW_SCHEMA
 from towline.spark.offsets import Position
 
@@ -63,7 +61,7 @@ def test_one_offset(journal: Journal, tmp_path: Path) -> None:
             (at(journal, 100, incarnation="0badf00d"), "TL-G26"),
             (at(journal, journal.first, incarnation="0badf00d"), "TL-G26"),
             (at(journal, journal.first - 1, incarnation="0badf00d"), ""),  # committed, and the reader's business
-            (at(journal, 100, incarnation=""), ""),  # from before incarnations
+            (at(journal, 100, incarnation=""), ""),  # nothing to compare
             (at(journal, 101, incarnation=""), "TL-G06"),
             (at(journal, 5, of="other"), "TL-G04"),
             (at(journal, 100, name="renamed"), ""),
@@ -72,25 +70,6 @@ def test_one_offset(journal: Journal, tmp_path: Path) -> None:
     ):
         plan(tmp_path / "ck", number, place)
         assert verdict(journal, tmp_path / "ck") == code, (number, place)
-
-
-def test_a_version_without_incarnations_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It removes the row that the checkpoint names, and does not write down who wrote it."""
-    with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS) as journal:
-        journal.append(rows(0, 10))
-        journal.commit("spark", 10)
-        plan(tmp_path / "ck", 0, at(journal, 10))
-        plan(tmp_path / "ahead", 0, at(journal, 12))
-    with monkeypatch.context() as patch:
-        patch.setattr(Snapshot, "encode", nameless)
-        with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS) as journal:
-            journal.tidy()
-            journal.append(rows(10, 5))
-    for _ in range(2):
-        with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS) as journal:
-            assert (journal.first, journal.end) == (10, 15)
-            assert verdict(journal, tmp_path / "ck") == ""
-            assert verdict(journal, tmp_path / "ahead") == "TL-G26"
 
 
 def test_only_this_gateway_counts_among_several_sources(journal: Journal, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -244,7 +243,7 @@ from towline.schema import MESSAGE_SCHEMA
 location, authorization, authority, writer, start, many = sys.argv[1:]
 given = {"tls_root_certs": open(authority, "rb").read()} if "tls" in location else {}
 stranger = flight.connect(location, **given)
-fields = {"writer": writer, "batch": 0, "start": int(start), "whole": 1, "origin": "", "attempt": "", "closed": 1}
+fields = {"writer": writer, "batch": 0, "start": int(start), "whole": 1, "origin": "", "attempt": ""}
 descriptor = flight.FlightDescriptor.for_command(json.dumps(fields).encode())
 options = flight.FlightCallOptions(headers=[(b"authorization", authorization.encode())])
 stream, answers = stranger.do_put(descriptor, MESSAGE_SCHEMA, options)
@@ -298,14 +297,3 @@ def told(take: Callable[..., Any], outcomes: list[str], *args: Any, **given: Any
         raise
     outcomes.append("taken")
     return stored
-
-
-def test_a_client_of_the_version_before_says_no_end(fronted: Fronted) -> None:
-    fields = {"writer": "before/0", "batch": 0, "start": 0, "whole": 1, "origin": "", "attempt": ""}
-    descriptor = flight.FlightDescriptor.for_command(json.dumps(fields).encode())
-    with flight.connect(fronted.server.location) as before:
-        stream, answers = before.do_put(descriptor, MESSAGE_SCHEMA)
-        stream.write_batch(rows_of([{"topic": "t", "payload": b"x"}]))
-        stream.done_writing()
-        assert json.loads(answers.read().to_pybytes())["whole"]
-        stream.close()

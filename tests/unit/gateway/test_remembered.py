@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.journal.support import nameless
 from towline.delivery.outrows import rows_of
 from towline.errors import Fenced, GatewayError
 from towline.gateway.remembered import FILE, OutboxPosition, Remembered, check_outbox, position
 from towline.journal import Batch, Limits, Outbox
-from towline.journal.state import Snapshot
 from towline.schema import MESSAGE_SCHEMA
 
 ROOMY = Limits(min_free_bytes=0)
@@ -78,26 +76,6 @@ def test_an_older_copy_is_refused(tmp_path: Path, checkpoint: str) -> None:
     outbox.close()
 
 
-def test_a_version_without_incarnations_for_a_while(
-    tmp_path: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It removes the row that is remembered, and neither writes down who wrote it nor what it brings itself."""
-    outbox = opened(tmp_path / "o")
-    bring(outbox, 0).keep(checkpoint)
-    outbox.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(Snapshot, "encode", nameless)
-        outbox = opened(tmp_path / "o")
-        bring(outbox, 1)
-        outbox.finish([0])
-        outbox.flush()
-        outbox.close()
-    outbox = opened(tmp_path / "o")
-    assert (outbox.journal.first, outbox.end) == (1, 2)
-    check_outbox("g", outbox, checkpoint)
-    outbox.close()
-
-
 def test_another_outbox_is_refused(tmp_path: Path, checkpoint: str) -> None:
     outbox = opened(tmp_path / "o")
     bring(outbox, 0).keep(checkpoint)
@@ -112,8 +90,6 @@ def test_another_outbox_is_refused(tmp_path: Path, checkpoint: str) -> None:
 def test_rows_whose_origin_is_not_known_any_more_are_not_compared() -> None:
     remembered = Remembered("j", 5, "aa")
     remembered.check("g", OutboxPosition("j", 6, 9, ""))
-    remembered.check("g", OutboxPosition("j", 5, 9, ""))
-    Remembered("j", 5).check("g", OutboxPosition("j", 0, 5, "bb"))  # kept by a journal that named no openings
     with pytest.raises(GatewayError, match="TL-G35"):
         remembered.check("g", OutboxPosition("j", 4, 9, ""))
 

@@ -17,8 +17,9 @@ from towline.delivery.inbound import _frames
 from towline.delivery.intake import to_rows
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
-from towline.errors import JournalFull
+from towline.errors import JournalError
 from towline.gateway import outbox_handler
+from towline.gateway.endpoint import END_OF_ROWS
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.journal import Batch, Limits, Outbox
 from towline.journal.reading import RowSlice
@@ -76,7 +77,8 @@ class Stream:
         self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        return (SimpleNamespace(data=batch, app_metadata=None) for batch in self._batches)
+        end = SimpleNamespace(data=self._batches[-1].slice(0, 0), app_metadata=pa.py_buffer(END_OF_ROWS))
+        return iter([*(SimpleNamespace(data=batch, app_metadata=None) for batch in self._batches), end])
 
 
 @given(st.lists(SIZES, max_size=4), st.sampled_from([500, 1 << 20]))
@@ -113,10 +115,10 @@ def test_a_chunk_above_the_limit_of_the_outbox_fills_it_and_no_more(tmp_path: Pa
     handler = OutboxHandler(
         outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody, max_bytes=1 << 20
     )
-    with pytest.raises(JournalFull):
-        handler.take(Batch("q/0", 3), Stream([messages([100_000] * 40)]), start=0, whole=True)
+    with pytest.raises(JournalError, match="TL-J15"):
+        handler.take(Batch("q/0", 3, attempt="a"), Stream([messages([100_000] * 40)]), start=0, whole=True)
     assert 5 <= outbox.end <= 10
-    outbox.finish(range(outbox.end))
+    outbox.settle()
     outbox.flush()
     handler.take(Batch("q/0", 4), Stream([messages([2_000_000])]), start=0, whole=True)  # nothing waits: it is taken
     outbox.close()

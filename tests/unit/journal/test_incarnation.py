@@ -6,11 +6,8 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
-from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, nameless, opened, segments
+from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, segments
 from towline.journal import Journal
-from towline.journal.state import Snapshot
 
 
 def names(journal: Journal) -> list[str]:
@@ -58,18 +55,6 @@ def test_what_is_stored_does_not_grow_with_the_number_of_openings(memory_path: P
         assert len(set(names(journal))) == 61
     sizes = [path.stat().st_size for path in segments(memory_path)[20:60]]
     assert max(sizes) - min(sizes) < 64
-
-
-def test_rows_from_before_have_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Snapshot, "encode", nameless)
-        for _ in range(2):
-            with opened(tmp_path) as journal:
-                fill(journal, 3)
-    with opened(tmp_path) as journal:
-        assert names(journal) == [""] * 7
-        fill(journal, 2)
-        assert names(journal) == [""] * 7 + [journal.incarnation] * 2
 
 
 def test_a_row_that_was_never_finished_leaves_no_name(tmp_path: Path) -> None:
