@@ -28,9 +28,6 @@ def gateway(
     ] = None,
     drain: Annotated[bool, typer.Option("--drain", help="Have it stop taking, hand on all, leave the line.")] = False,
     join: Annotated[bool, typer.Option("--join", help="Have it take part again after, or during, a drain.")] = False,
-    standby: Annotated[
-        bool, typer.Option("--standby", help="Wait while another gateway has this line, and take over when it is gone.")
-    ] = False,
     metrics: MetricsAddress = None,
 ) -> None:
     """Run the gateway of one line until Ctrl-C or SIGTERM.
@@ -39,13 +36,11 @@ def gateway(
     `towline run` of the same file uses this gateway instead of starting one, and Spark on another machine reaches it
     where [gateway] says listen. With --drain the running gateway of the line is told to leave, or one is started that
     does nothing else; exit code 0 when it has left.
-
-    With inbox = "kafka" a second one, with --standby and another state_dir, waits for the first and takes over.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.errors import ConfigError  # noqa: PLC0415
 
-    asked = [name for name, given in (("--drain", drain), ("--join", join), ("--standby", standby)) if given]
+    asked = [name for name, given in (("--drain", drain), ("--join", join)) if given]
     if len(asked) > 1:
         raise ConfigError("TL-C23", "gateway", f"{' and '.join(asked)} contradict each other", "Give one of them.")
     bridge = load(file)
@@ -59,8 +54,8 @@ def gateway(
     from towline.monitor.serving import gateway_endpoint  # noqa: PLC0415
 
     configure_logging()
-    with gateway_endpoint(bridge, settings, metrics, standby=standby):
-        code = run(settings, Start.JOIN if join else Start.STANDBY if standby else Start.GO_ON)
+    with gateway_endpoint(bridge, settings, metrics):
+        code = run(settings, Start.JOIN if join else Start.GO_ON)
     raise typer.Exit(code)
 
 

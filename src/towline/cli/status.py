@@ -34,9 +34,9 @@ def status(
 ) -> None:
     """Show the account: received = in Kafka + left out + waiting, and whether it adds up.
 
-    Asks the gateways themselves, so it works while Spark or Kafka is down; of an inbox in Kafka that a gateway
-    elsewhere has, it tells what stands in Kafka. Exit codes: 0 every line runs and adds up, 1 an account does not add
-    up, or Kafka says otherwise, 3 a line does not run, its account is not known, or Kafka does not answer.
+    Asks the gateways themselves, so it works while Spark or Kafka is down. Exit codes: 0 every line runs and adds up,
+    1 an account does not add up, or Kafka says otherwise, 3 a line does not run, its account is not known, or Kafka
+    does not answer.
     """
     place, bridge = _place(file, state_dir)
     if reconcile:
@@ -90,8 +90,7 @@ def _collected(place: Path, bridge: Bridge | None) -> dict[str, Any]:
     if bridge is None:
         return collect(place)
     clients = {line.name: wanted_clients(line) for line in bridge.lines}
-    landed = {line.name: line for line in bridge.uplinks if line.gateway.landing is not None}
-    return collect(place, [*clients], clients, landed)
+    return collect(place, [*clients], clients)
 
 
 def _look(place: Path, bridge: Bridge | None, *, as_json: bool, clear: bool) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def spots(case: Case) -> list[Spot]:
 
 def _of_line(line: Line | DownLine, load: LineLoad | None) -> Iterator[Spot]:
     each = line.each_gateway
-    if not each or each[0].landing is not None:
+    if not each:
         yield Spot(line.name, line.gateway.state_dir, journal=False)
         return
     for settings in each:

@@ -41,8 +41,6 @@ class Start(StrEnum):
     DRAIN = "drain"
     #: To take part, also when it is drained or being drained.
     JOIN = "join"
-    #: To wait for another gateway that has its journals, to take over when that is gone, and to go on as it was.
-    STANDBY = "standby"
 
 
 def since_of(inbox: Inbox) -> float | None:

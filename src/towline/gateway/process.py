@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from towline.gateway.admission import TokenFile
 from towline.gateway.belonging import check_checkpoint
 from towline.gateway.certificates import ServerCertificate
 from towline.gateway.endpoint import ERROR_FILE, error_fields
-from towline.gateway.landed import Landed, owned
 from towline.gateway.membership import Start, drainable, enter
 from towline.gateway.memory import give_memory_back
 from towline.gateway.network import NetworkFront
@@ -37,7 +36,7 @@ from towline.gateway.pump import Pump
 from towline.gateway.remembered import check_outbox
 from towline.gateway.secretfiles import headers_of, password_of
 from towline.gateway.service import InboxService
-from towline.gateway.settings import GatewaySettings, OutboxSettings
+from towline.gateway.settings import GatewaySettings
 from towline.gateway.wire import unforeseen
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream, log_settings
@@ -58,8 +57,7 @@ def run(settings: GatewaySettings, start: Start = Start.GO_ON) -> int:
 
     Args:
         settings: The gateway's.
-        start: What it is started for; a standby waits for as long as another gateway has its journals, which lie in
-            Kafka, and then takes over.
+        start: What it is started for.
 
     A fatal error is one line on stderr, a record in ``<state_dir>/gateway-error.json``, and a code other than 0.
     """
@@ -68,7 +66,7 @@ def run(settings: GatewaySettings, start: Start = Start.GO_ON) -> int:
         give_memory_back()
         _prepare(settings.state_dir)
         (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
-        _run(settings, start)
+        _Gateway(settings, start).run()
     except Exception as error:  # noqa: BLE001 - whoever started us learns why, whatever it was
         failure = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
         log.error("ended", code=failure.code, reason=str(failure))  # noqa: TRY400  # one line, no traceback
@@ -76,46 +74,6 @@ def run(settings: GatewaySettings, start: Start = Start.GO_ON) -> int:
         return EXIT_CONFIG if isinstance(failure, ConfigError) else EXIT_FAILED
     log.info("ended", reason="as asked")
     return 0
-
-
-def _run(settings: GatewaySettings, start: Start) -> None:
-    if settings.landing is None:
-        if start is Start.STANDBY:
-            what = "a standby takes over a journal in Kafka, and this gateway's is on disk"
-            raise ConfigError("TL-C131", settings.name, what, 'Set inbox = "kafka" for the line.')
-        _Gateway(settings, start).run()
-        return
-    password_of(settings), headers_of(settings)  # a standby that could not take over says so now
-    outbox = None if settings.outbox is None else _limits(settings.outbox)
-    stopped = threading.Event()
-    with _waiting(stopped, settings.owner_pid):
-        landed = owned(settings, outbox, standby=start is Start.STANDBY, stopped=stopped)
-    if landed is not None:
-        ended = False
-        try:
-            _Gateway(settings, start, landed).run()
-            ended = True
-        finally:
-            landed.close(ended=ended)
-
-
-@contextlib.contextmanager
-def _waiting(stopped: threading.Event, owner_pid: int | None) -> Iterator[None]:
-    """Let a signal, or the end of the owner, end the waiting for a journal."""
-    numbers = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
-    if owner_pid is not None:
-        _watch_owner(owner_pid, stopped.set)
-    for number in numbers:
-        signal.signal(number, lambda *_: stopped.set())
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _limits(settings: OutboxSettings) -> Limits:
-    return Limits(**settings.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
 
 
 def configure_logging(stream: Any = None) -> None:
@@ -176,19 +134,14 @@ class Oldest:
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, start: Start, landed: Landed | None = None) -> None:
-        self._landed = landed
+    def __init__(self, settings: GatewaySettings, start: Start) -> None:
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
         self._service: InboxService | None = None
         self._front: NetworkFront | None = None
         _check_listening(settings)
         password, headers = password_of(settings), headers_of(settings)
-        self._journal = (
-            Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
-            if landed is None
-            else landed.owner.inbox
-        )
+        self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
         if self._journal.recovery.note:
             self._log.warning("journal repaired", note=self._journal.recovery.note)
         try:
@@ -212,7 +165,6 @@ class _Gateway:
             outbox=self._outbox,
             on_progress=self._on_progress,
             unheard=lambda: self._service is None or self._service.unheard(),
-            verify=None if landed is None else landed.owner.verify,
         )
         if self._outbox is not None:
             self._outbox_handler = OutboxHandler(
@@ -228,11 +180,8 @@ class _Gateway:
         settings = self._settings
         if settings.outbox is None:
             return None
-        if self._landed is None:
-            outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=_limits(settings.outbox))
-        else:
-            assert self._landed.owner.outgoing is not None
-            outbox = Outbox(self._landed.owner.outgoing)
+        limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
+        outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits)
         if outbox.recovery.note:
             self._log.warning("outbox repaired", note=outbox.recovery.note)
         try:
@@ -253,8 +202,6 @@ class _Gateway:
                 _watch_owner(self._settings.owner_pid, self._owner_gone)
             serving = threading.Thread(target=self._serve, args=(stopped,), name="serve", daemon=True)
             serving.start()
-            if self._landed is not None:
-                self._landed.owner.start(lambda: self._pump.online, self._committed, self._failed)
             try:
                 self._pump.run()
             finally:
@@ -333,7 +280,6 @@ class _Gateway:
             "journaled": journal.end,
             "waiting": journal.end - journal.committed,
             "recovered": journal.recovery.note,
-            "inbox": "disk" if self._landed is None else journal.where,
             "oldest": self._oldest.at(),
             "measured": {"inbox": journal.measured()}
             | ({} if self._outbox is None else {"outbox": self._outbox.journal.measured()}),

@@ -32,7 +32,7 @@ from towline.delivery.receipts.screen import MarkScreen
 from towline.delivery.receipts.sender import ReceiptSender, ledger_of
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
-from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, TakenOver, TowlineError, Unreachable
+from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, TowlineError, Unreachable
 from towline.gateway.clients import ClientSession, note_client
 from towline.gateway.filters import WantedFilters
 from towline.gateway.leaving import Departure
@@ -62,8 +62,6 @@ _T = TypeVar("_T")
 
 #: The loop looks around after this many seconds at the latest; everything that matters wakes it.
 _LONGEST_TURN: Final = 60.0
-#: Seconds for which an inbox that others can take over is known to be ours.
-_DOUBT: Final = 1.0
 #: Patience with the broker when we leave, in seconds.
 _GOODBYE: Final = 2.0
 
@@ -80,8 +78,6 @@ class Pump:
         outbox: What is to be sent; None for a gateway that only receives.
         on_progress: Called after messages of the outbox are done, on the pump's thread.
         unheard: Whether a reader has yet to write down that the gateway is drained; asked while it is being drained.
-        verify: Sees that the inbox is still ours, for one that another process can take over; raises `JournalFailed`
-            if it is not, and `JournalFull` if that can't be told now. None for one that nobody can.
     """
 
     def __init__(
@@ -95,13 +91,7 @@ class Pump:
         outbox: Outbox | None = None,
         on_progress: Callable[[], None] = lambda: None,
         unheard: Callable[[], bool] = lambda: False,
-        verify: Callable[[], None] | None = None,
     ) -> None:
-        self._verify = verify
-        #: When the inbox was last known to be ours, on `time.monotonic`; no connection is made long after that.
-        self._verified_at = time.monotonic()
-        #: Why rows wait for room.
-        self._why_full = "journal full"
         self._settings = settings
         self._inbox = inbox
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
@@ -292,7 +282,7 @@ class Pump:
         if self._stale and not self._uplink.full and not driver.connected:
             driver.renew()
         # Not while rows wait: nothing could be read, and a session made anew would give their numbers to others.
-        driver.turn(self._patience(), may_connect=not self._uplink.full and not self._in_doubt())
+        driver.turn(self._patience(), may_connect=not self._uplink.full)
         if driver.connected:
             self._shown["broker"] = str(driver.endpoint)
         self.filters.turn(driver, self._uplink)
@@ -301,23 +291,6 @@ class Pump:
             self._uplink.settle(driver.session.inbound, self._committed)
         if self._departure.turn(driver, self._uplink, owing=self._ledger is not None and self._ledger.due):
             self._stopping.set()
-
-    def _in_doubt(self) -> bool:
-        """Whether another process may have taken the inbox over, and would lose the client id to this one.
-
-        Raises:
-            JournalFailed: It has.
-        """
-        now = time.monotonic()
-        if self._verify is None or self._driver.connected or now - self._verified_at < _DOUBT:
-            return False
-        try:
-            self._verify()
-        except JournalFull as error:
-            self._note(error)
-            return True
-        self._verified_at = now
-        return False
 
     def _send_on(self, downlink: Downlink) -> None:
         try:
@@ -335,8 +308,6 @@ class Pump:
     def _patience(self) -> float:
         """Seconds until something but the session is due by the clock."""
         times = [self._uplink.room_at if self._uplink.full else None]
-        if self._verify is not None and not self._driver.connected:
-            times.append(time.monotonic() + _DOUBT)
         times.append(self._downlink.due() if self._downlink is not None else None)
         times.append(self._receipts.due() if self._receipts is not None and self._driver.online else None)
         times.append(self._departure.drain.due())
@@ -349,7 +320,7 @@ class Pump:
             return
         why = None
         if self._uplink.full:
-            why = self._why_full
+            why = "journal full"
         elif self._driver.session.window_full:
             why = "window full"
         if why is None and (self._shown["last_error"] or {}).get("code", "").startswith("TL-J"):
@@ -457,7 +428,7 @@ class Pump:
         self._inbox.count(sessions_lost=1)
         now, last = datetime.now(UTC), None
         if self._inbox.end > self._inbox.first:
-            with contextlib.suppress(JournalError):  # it was committed, and removed, meanwhile; or Kafka is away
+            with contextlib.suppress(JournalError):  # it was committed, and removed, meanwhile
                 row = next(iter(self._inbox.read(self._inbox.end - 1, self._inbox.end)))
                 last = row.column("received_at")[0].as_py()
         since = f"{last:%Y-%m-%d %H:%M:%S} UTC, when the last message was stored," if last else "the last connection"
@@ -475,8 +446,6 @@ class Pump:
 
     def _failed(self, error: BrokerError | ConfigError) -> None:
         self.heard.set()
-        if isinstance(error, TakenOver):
-            self._verified_at = -_DOUBT
         if not error.where.startswith(self._settings.name):  # the way to a broker knows of no line
             error.where = f"{self._settings.name} at {error.where}"
         self._note(error)
@@ -485,9 +454,8 @@ class Pump:
     # -- helpers --
 
     def _no_room(self, error: JournalFull) -> None:
-        self._why_full = "Kafka away" if error.code == "TL-J30" else "journal full"
         if self._shown["held_back"] is None:
-            self._log.warning(f"{self._why_full}, holding back", reason=str(error), code=error.code)
+            self._log.warning("journal full, holding back", reason=str(error), code=error.code)
         self._note(error)
 
     def _note(self, error: TowlineError) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -32,7 +32,6 @@ from towline.net.transport import Endpoint, Proxy, Tls
 
 __all__ = [
     "GatewaySettings",
-    "LandingSettings",
     "ListenSettings",
     "OutboxSettings",
     "ReceiptSettings",
@@ -151,50 +150,8 @@ class ReceiptSettings(_Model):
         return self
 
 
-class LandingSettings(_Model):
-    """Where the journals of a gateway lie in Kafka, instead of on disk (docs/kafka-inbox.md).
-
-    Attributes:
-        client: librdkafka's settings, with names of files in place of secrets.
-        name: Names the topics, ``towline.NAME.landing`` and ``towline.NAME.state``; default the gateway's name.
-        partition: Of the landing topic, where several gateways share one.
-        create: Make the topics when they are missing.
-        partitions: Of a landing topic that is made.
-        replication: Copies of topics that are made; -1 takes the cluster's default.
-        consumers: Names of those who read the landing topic from Kafka: rows stay until each has committed them.
-        standby_after_s: A standby tries after so many seconds without a sign of the owner.
-        give_way_after_s: And after so many in which the owner could not reach the broker, and the standby can.
-    """
-
-    client: dict[str, str]
-    name: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$")
-    partition: Annotated[int, Field(ge=0, le=9999)] = 0
-    create: bool = False
-    partitions: Annotated[int, Field(ge=1, le=10_000)] = 1
-    replication: Annotated[int, Field(ge=-1)] = -1
-    consumers: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")], ...] = ()
-    standby_after_s: Annotated[float, Field(ge=1, le=600)] = 1.5
-    give_way_after_s: Annotated[float, Field(ge=1, le=3600)] = 5.0
-
-
 #: A larger one costs Mosquitto, which looks through it for each answer, more than it spares the gateway.
 _WINDOW_QOS_2: Final = 2000
-#: Settings that versions before did not have: left as they are, they leave the digest of a running gateway as it is.
-_SINCE: Final = (
-    "reconnect_delay_s",
-    "reconnect_max_delay_s",
-    "websocket_headers_file",
-    "authenticator",
-    "listen",
-    "share",
-    "landing",
-)
-_WILL_SINCE: Final = ("payload_is_utf8", "correlation_data")
-
-
-def _unsaid(model: BaseModel, names: Iterable[str]) -> set[str]:
-    """Those of the names that are as they are by default."""
-    return {name for name in names if getattr(model, name) == type(model).model_fields[name].default}
 
 
 class GatewaySettings(_Model):
@@ -252,7 +209,6 @@ class GatewaySettings(_Model):
             gives an `towline.mqtt.Authenticator`.
         listen: Where to listen on a network, besides the unix socket; None for not at all.
         share: Which member of a line this is; None for a line's only gateway.
-        landing: Inbox, and outbox, lie in Kafka; None for the disk.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -292,7 +248,6 @@ class GatewaySettings(_Model):
     authenticator: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     listen: ListenSettings | None = None
     share: ShareSettings | None = None
-    landing: LandingSettings | None = None
 
     @field_validator("brokers", mode="before")
     @classmethod
@@ -430,8 +385,5 @@ class GatewaySettings(_Model):
     def digest(self) -> str:
         """Eight hex digits that change with any setting but owner and checkpoint: a running gateway has these."""
         apart: dict[str, Any] = {"owner_pid": True, "checkpoint": True, "outbox": {"checkpoint", "number"}}
-        apart |= dict.fromkeys(_unsaid(self, _SINCE), True)
-        if self.will is not None:
-            apart["will"] = _unsaid(self.will, _WILL_SINCE)
         text = self.model_dump_json(exclude=apart)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -4,9 +4,8 @@
     any thread      commit, forget                may wait for one sync of the writer
     any thread      read, locate, count, status   never wait for the disk to sync
 
-Where it all lies is a store (`port`). On disk: frames are in `frames`, what they mean in `state`, the segments in
-`store`, the file that is written to in `writer`, opening in `recovery`, ranges in `reading`. In Kafka: the room
-`towline.landing`.
+Frames are in `frames`, what they mean in `state`, the segments in `store`, the file that is written to in `writer`,
+opening in `recovery`, ranges in `reading`.
 """
 
 from __future__ import annotations
@@ -34,14 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from towline.journal.port import JournalStore, Ownership
     from towline.journal.recovery import Recovery
 
 __all__ = ["Journal", "Limits"]
 
 
 class Journal:
-    """A durable list of rows with a watermark per consumer; `open` returns one on disk.
+    """A durable list of rows with a watermark per consumer; `open` returns one.
 
     After `JournalFailed` the object is dead: every later call raises the same, and no file is synced again [I6].
 
@@ -50,10 +48,10 @@ class Journal:
         epoch: Grows by one with every opening [I8].
         incarnation: 8 hex digits of this opening's own: one that went on from a copy has others [I14].
         recovery: What opening found.
-        where: Where it lies, for people: a directory or a topic.
+        where: The directory it lies in, for people.
     """
 
-    def __init__(self, where: str, store: JournalStore, lock: Ownership, recovery: Recovery) -> None:
+    def __init__(self, where: str, store: SegmentStore, lock: Lock, recovery: Recovery) -> None:
         self.journal_id = store.state.journal_id
         self.epoch, self.incarnation = store.state.epoch, store.state.incarnation
         self.recovery = recovery
@@ -154,7 +152,7 @@ class Journal:
     @property
     def limits(self) -> Limits:
         """How much disk it may take."""
-        return self._store.limits
+        return self._store.room.limits
 
     @property
     def no_rows(self) -> Any:
@@ -170,15 +168,14 @@ class Journal:
         """What it took so far and what may still come, as plain values; never waits for the disk to sync.
 
         Returns:
-            ``kind`` of ``syncs`` (`towline.timing.Histogram.as_json`), ``bytes_written`` since this opening,
-            ``bytes_on_disk``, ``bytes_waiting`` of rows that are not committed (about), and ``room_left`` until there
-            is none (None for no limit, or one that can't be told).
+            ``syncs`` (`towline.timing.Histogram.as_json`), ``bytes_written`` since this opening, ``bytes_on_disk``,
+            ``bytes_waiting`` of rows that are not committed (about), and ``room_left`` until there is none (None for
+            no limit, or one that can't be told).
         """
         store, left = self._store, None
         with contextlib.suppress(OSError):
             left = store.room_left
         return {
-            "kind": store.sync_kind,
             "syncs": store.syncs.as_json(),
             "bytes_written": store.bytes_written,
             "bytes_on_disk": store.bytes_on_disk,

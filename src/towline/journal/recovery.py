@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from towline.journal.disk import Disk
 
-__all__ = ["RecoveredJournal", "Recovery", "check_schema", "recover"]
+__all__ = ["RecoveredJournal", "Recovery", "recover"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
         _remove_unfinished(directory, disk)
         return RecoveredJournal(JournalState(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, 0, 0, None))
     chain = _chain(heads)
-    check_schema(str(directory), chain[-1].snapshot.schema, schema)
+    _check_schema(directory, chain[-1].snapshot.schema, schema)
     tail = _scan(chain[-1])
     _check_floor(chain, tail.state)
     _remove_unfinished(directory, disk)
@@ -199,12 +199,8 @@ def _check_floor(chain: list[_Head], state: JournalState) -> None:
         raise damaged(chain[0].path.parent, f"the segments with rows {state.floor:,} to {first:,} are missing")
 
 
-def check_schema(where: str, stored: Any, wanted: Any) -> None:
-    """Refuse rows of another schema.
-
-    Raises:
-        JournalError: TL-J06.
-    """
+def _check_schema(directory: Path, stored: Any, wanted: Any) -> None:
+    """Refuse rows of another schema."""
     if stored.equals(wanted):
         return
     differing = sorted({field.name for field in stored} ^ {field.name for field in wanted}) or [
@@ -213,7 +209,7 @@ def check_schema(where: str, stored: Any, wanted: Any) -> None:
     names = f"column {', '.join(differing)}" if differing else "the order of the columns"
     raise JournalError(
         "TL-J06",
-        where,
+        str(directory),
         f"the rows in this journal have another schema than this Towline writes ({names})",
         "Let the version that wrote them hand them over first, or give another directory.",
     )

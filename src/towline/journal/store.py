@@ -1,18 +1,15 @@
-"""The store on disk (`towline.journal.port`): the segments of one journal.
-
-Frames go into the newest, full ones are sealed, committed ones are removed.
+"""The segments of one journal: frames go into the newest, full ones are sealed, committed ones are removed.
 
 `Journal` calls what changes a file from one thread at a time; whatever goes wrong half way, it ends the object [I6].
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import JournalError, JournalFull
-from towline.journal.counting import Counters
 from towline.journal.frames import Kind, encode, frame_bytes
-from towline.journal.port import NO_CHANGES
 from towline.journal.reading import RowSlice, bytes_between, offset_after_bytes, origin_below, pieces
 from towline.journal.segment import removable as removable_of
 from towline.journal.state import Changes, Snapshot, encode_json, section_of
@@ -27,10 +24,12 @@ if TYPE_CHECKING:
     from towline.journal.frames import Bytes
     from towline.journal.lock import Lock
     from towline.journal.recovery import RecoveredJournal
-    from towline.journal.room import Limits, Room
+    from towline.journal.room import Room
     from towline.journal.segment import Segment
 
 __all__ = ["SegmentStore"]
+
+_NO_CHANGES: Final = Changes()
 
 
 class SegmentStore:
@@ -53,16 +52,16 @@ class SegmentStore:
         bytes_written: Bytes of all frames since this opening.
     """
 
-    #: What `syncs` counts.
-    sync_kind = "fdatasync"
-
     def __init__(
         self, directory: Path, schema: Any, room: Room, disk: Disk, lock: Lock, recovered: RecoveredJournal
     ) -> None:
         self.schema, self.room, self.state = schema, room, recovered.state
         self._directory, self._disk, self._lock = directory, disk, lock
         self.syncs, self.bytes_written = Histogram(), 0
-        self._counters = Counters(self.state)
+        #: guards the ledger alone; never held during a system call
+        self._counting = threading.Lock()
+        #: counters whose totals are not on the disk yet
+        self._uncounted: set[str] = set()
         self._sequence = recovered.sequence
         self._active = new_segment(disk, directory, self._snapshot(recovered.previous_bytes), self.syncs)
         self.segments: tuple[Segment, ...] = (*recovered.segments, self._active.segment)
@@ -72,11 +71,6 @@ class SegmentStore:
     def first(self) -> int:
         """The oldest offset that can be read."""
         return self.segments[0].first
-
-    @property
-    def limits(self) -> Limits:
-        """How much disk it may take."""
-        return self.room.limits
 
     @property
     def committed(self) -> int:
@@ -104,8 +98,18 @@ class SegmentStore:
         return self.room.left(self.bytes_on_disk)
 
     def count(self, increments: Mapping[str, int]) -> None:
-        """Add to counters of the ledger; any thread."""
-        self._counters.add(increments)
+        """Add to counters of the ledger [I11]; any thread. Their totals reach the disk with the next frame."""
+        with self._counting:
+            ledger = dict(self.state.ledger)
+            for name, more in increments.items():
+                ledger[name] = ledger.get(name, 0) + more
+            self.state.ledger = ledger
+            self._uncounted.update(increments)
+
+    def _counted(self, totals: Mapping[str, int]) -> None:
+        """Forget which totals were written, unless they were counted on meanwhile."""
+        with self._counting:
+            self._uncounted -= {name for name, total in totals.items() if self.state.ledger[name] == total}
 
     # Writing frames ------------------------------------------------------------------------------------------------
 
@@ -125,14 +129,15 @@ class SegmentStore:
         self._active.publish(end)
         self.end = end
 
-    def write(self, kind: Kind, payload: Bytes, changes: Changes = NO_CHANGES, *, rows: int = 0, durable: bool) -> int:
+    def write(self, kind: Kind, payload: Bytes, changes: Changes = _NO_CHANGES, *, rows: int = 0, durable: bool) -> int:
         """Write one frame, into a new segment if need be, and return its position.
 
         Raises:
             JournalFull: TL-J02, no room on the disk; nothing was written.
             JournalFailed: TL-J04, a write or sync failed.
         """
-        counted = self._counters.unstored()
+        with self._counting:
+            counted = {name: self.state.ledger[name] for name in self._uncounted}
         section = section_of(counted, changes)
         self._roll_if_full(frame_bytes(len(section), len(payload)))
         if durable:
@@ -153,11 +158,11 @@ class SegmentStore:
         if durable:
             self._active.sync()
             self._lock.check()  # no other owner has begun without what is durable now, or nothing of it is promised
-        self._counters.stored(counted)
+        self._counted(counted)
         changes.apply(self.state)
         return position
 
-    def write_watermarks(self, changes: Changes = NO_CHANGES) -> bool:
+    def write_watermarks(self, changes: Changes = _NO_CHANGES) -> bool:
         """Write the watermarks, on a full disk into the room that was kept for it; return whether it worked."""
         for last_try in (False, True):
             try:
@@ -177,7 +182,7 @@ class SegmentStore:
 
     def finish(self) -> None:
         """Write the counters that only memory has, and make everything durable."""
-        if self._counters.waiting:
+        if self._uncounted:
             self.write_watermarks()
         self._active.sync()
 
@@ -240,7 +245,7 @@ class SegmentStore:
         return True
 
     def _snapshot(self, previous_bytes: int) -> Snapshot:
-        with self._counters.lock:
+        with self._counting:
             return Snapshot(self.state, self.schema, self._sequence, previous_bytes)
 
     def _roll_if_full(self, more: int) -> None:

@@ -33,7 +33,6 @@ __all__ = [
     "TopicFacts",
     "client_config",
     "create_topics",
-    "delete_below",
     "looking",
     "missing_topics",
     "reachable",
@@ -165,21 +164,6 @@ def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) 
         found = admin.list_topics(timeout).topics.get(topic)
         places = [] if found is None else [TopicPartition(topic, number) for number in found.partitions]
         return _comes(lambda: not admin.open_transactions(places, timeout), timeout)
-
-
-def delete_below(client: str | Mapping[str, str], ends: Mapping[tuple[str, int], int], timeout: float = 15.0) -> None:
-    """Remove the records of partitions that lie below an offset (DeleteRecords, KIP-107).
-
-    Args:
-        client: Bootstrap servers, or a whole client configuration.
-        ends: Topic and partition -> the first offset that stays.
-        timeout: Seconds to wait at most.
-
-    Raises:
-        KafkaError: TL-K01; also when this user may not delete.
-    """
-    with _connected(client) as admin:
-        admin.delete_below([TopicPartition(*place, end) for place, end in ends.items()], timeout)
 
 
 def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[int, int]:
@@ -364,10 +348,6 @@ class _Admin:
             return {place.partition: future.result(timeout).offset for place, future in answers.items()}
 
         return _answered(ask, timeout)
-
-    def delete_below(self, places: list[TopicPartition], timeout: float) -> None:
-        for future in self.client.delete_records(places, request_timeout=timeout).values():
-            future.result(timeout)
 
     def create(self, topics: list[Any], timeout: float) -> Mapping[str, Any]:
         futures: Mapping[str, Any] = self.client.create_topics(

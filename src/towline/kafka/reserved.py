@@ -1,9 +1,8 @@
 """Names of Kafka topics that no message may choose, because something else lives there.
 
 A row's column ``topic``, or a bridge's template, often holds text of a device. It must not reach a marker topic, where
-a record would be taken for a sink's memory, nor a journal's topics, where it would be taken for a row, nor what is
-internal to Kafka (``__consumer_offsets``, ``__transaction_state``), nor, in a bridge, a dead-letter topic, whose
-records are carried on later.
+a record would be taken for a sink's memory, nor what is internal to Kafka (``__consumer_offsets``,
+``__transaction_state``), nor, in a bridge, a dead-letter topic, whose records are carried on later.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["INTERNAL", "JOURNALS", "MARKERS", "reserved"]
+__all__ = ["INTERNAL", "MARKERS", "reserved"]
 
 #: What names of topics begin with that are internal, by Kafka's custom.
 INTERNAL: Final = "__"
-#: How the names of a journal's topics end (`towline.landing.place`); they begin with ``towline.``.
-JOURNALS: Final = (".landing", ".state")
 #: How the name of a marker topic ends; it begins with the sink's prefix and a dot.
 MARKERS: Final = ".markers"
 
@@ -31,11 +28,9 @@ def reserved(names: Iterable[str] = (), prefix: str = "towline") -> str:
         names: Further names, such as those of dead-letter topics.
         prefix: What the marker topics of all sinks begin with (``transactionalIdPrefix``).
     """
-    journals = "|".join(map(re.escape, JOURNALS))
     made = [
         f"{INTERNAL}.*",
         f"{re.escape(prefix)}[.].*{re.escape(MARKERS)}",
-        f"towline[.].*(?:{journals})",
         *map(re.escape, sorted(set(names))),
     ]
     return "|".join(made)

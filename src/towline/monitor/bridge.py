@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.lines.elsewhere import AWAY, DRAINED
-from towline.bridge.runtime.landed import OWNER
 from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED
 from towline.errors import codes_in
 from towline.monitor import health
@@ -124,12 +123,12 @@ def note(pace: Pace, status: Mapping[str, Any], direction: str, now: float) -> N
 
 
 def _statuses(view: LineView, names: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
-    """What each gateway of a line says; nothing of one that does not answer, or whose inbox another one has."""
+    """What each gateway of a line says; nothing of one that does not answer."""
     parts = view.status.get("gateways")
     if view.gateways and parts is not None:
         there = {name: part for name, part in parts.items() if DRAINED not in part}
         return {name: {} if AWAY in part or view.silent else part for name, part in there.items()}
-    silent = not view.status or view.silent or OWNER in view.status
+    silent = not view.status or view.silent
     return {names.get(view.name, view.name): {} if silent else view.status}
 
 

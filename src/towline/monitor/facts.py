@@ -25,7 +25,6 @@ class GatewayFacts:
         direction: ``up`` or ``down``.
         status: Its answer to the action ``status``; empty while it does not answer.
         rates: Messages and bytes a second that came lately; None before that is known.
-        standby: It waits for an inbox in Kafka that another gateway has.
     """
 
     bridge: str
@@ -34,7 +33,6 @@ class GatewayFacts:
     direction: str
     status: Mapping[str, Any] = field(default_factory=dict)
     rates: tuple[float, float] | None = None
-    standby: bool = False
 
     @property
     def labels(self) -> tuple[str, ...]:

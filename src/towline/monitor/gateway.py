@@ -63,12 +63,7 @@ class GatewayMonitor:
                 if self._status:
                     self._heard_at = self._asked_at
                 note(self._pace, self._status, self._facts.direction, self._asked_at)
-            return replace(
-                self._facts,
-                status=self._status,
-                rates=self._pace.rates,
-                standby=self._facts.standby and not self._status,
-            )
+            return replace(self._facts, status=self._status, rates=self._pace.rates)
 
     def _ask(self) -> dict[str, Any]:
         if self._client is None:

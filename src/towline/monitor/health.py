@@ -95,8 +95,7 @@ def gateway_ready(facts: GatewayFacts, codes: tuple[str, ...] = ()) -> Iterator[
     code = (facts.status.get("last_error") or {}).get("code")
     codes = tuple(dict.fromkeys((*codes, *((code,) if code else ()))))
     if not facts.up:
-        what = "the gateway stands by for another one" if facts.standby else "the gateway does not answer"
-        yield Problem(what, facts.line, facts.name, codes)
+        yield Problem("the gateway does not answer", facts.line, facts.name, codes)
     elif not facts.online:
         yield Problem("no session with the broker", facts.line, facts.name, codes)
     elif (held := facts.status.get("held_back")) and held != "window full":

@@ -38,9 +38,7 @@ _BOTH: Final = {
     "towline_window_overruns_total": "window_overruns",
 }
 #: Reason of holding back → what a gateway says.
-_HELD: Final = {"journal": "journal full", "kafka": "Kafka away", "window": "window full"}
-#: Metric of a journal's syncs, by their kind.
-_SYNCS: Final = {"fdatasync": "towline_fdatasync_seconds", "transaction": "towline_journal_transaction_seconds"}
+_HELD: Final = {"journal": "journal full", "window": "window full"}
 #: Counter of a line → part of its account.
 _PARTS: Final = {
     "towline_messages_dead_lettered_total": "dead_lettered",
@@ -118,7 +116,7 @@ def _of_journals(labels: tuple[str, ...], status: Mapping[str, Any]) -> Iterator
     for journal, told in measured.items():
         yield Sample("towline_journal_written_bytes_total", (*labels, journal), int(told["bytes_written"]))
         yield Sample("towline_journal_size_bytes", (*labels, journal), int(told["bytes_on_disk"]))
-        yield Sample(_SYNCS[told["kind"]], (*labels, journal), Histogram.from_json(told["syncs"]))
+        yield Sample("towline_fdatasync_seconds", (*labels, journal), Histogram.from_json(told["syncs"]))
 
 
 def _window(labels: tuple[str, ...], used: Any, limit: Any) -> Iterator[Sample]:

@@ -42,9 +42,7 @@ def bridge_endpoint(bridge: Bridge, option: str | None) -> Iterator[Callable[[Br
 
 
 @contextlib.contextmanager
-def gateway_endpoint(
-    bridge: Bridge, settings: GatewaySettings, option: str | None, *, standby: bool = False
-) -> Iterator[None]:
+def gateway_endpoint(bridge: Bridge, settings: GatewaySettings, option: str | None) -> Iterator[None]:
     """Serve the metrics of one gateway meanwhile, where ``--metrics`` asks for it.
 
     The file's address is the bridge's, which may run on the same machine.
@@ -60,7 +58,7 @@ def gateway_endpoint(
     from towline.monitor.gateway import GatewayMonitor, serve_gateway  # noqa: PLC0415
 
     line = next(line for line in bridge.lines if settings in (line.gateway, *line.each_gateway))
-    facts = GatewayFacts(bridge.name, line.name, settings.name, line.direction, standby=standby)
+    facts = GatewayFacts(bridge.name, line.name, settings.name, line.direction)
     with serve_gateway(GatewayMonitor(facts, settings.state_dir, bridge.monitor.broker_queue_messages), address):
         yield
 

@@ -116,7 +116,6 @@ _ALL: Final = [
         (*GATEWAY, "journal"),
         {
             "fdatasync_seconds": "how long each fdatasync of a journal on disk took",
-            "journal_transaction_seconds": "how long each transaction of a journal in Kafka took",
         },
     ),
     *_counters(

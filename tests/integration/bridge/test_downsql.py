@@ -370,13 +370,12 @@ def test_what_is_counted_on_the_way_up_is_counted_once_though_tasks_run_again(
     route = RouteSection.model_validate({**said, "allowed_topics": ["1*"], "fallback_topic": "rest"})
     counters = (COUNTER, KEPT_COUNTER)
     routes = (route.compile(Guarantee.AT_LEAST_ONCE),)
-    mapped_rows = uplink_sql.apply(rows, routes, counters=counters, rows_counted=True, parallelism=3)
+    mapped_rows = uplink_sql.apply(rows, routes, counters=counters, parallelism=3)
     progress = progress_of_a_lost_shuffle(mapped_rows, tmp_path)
     assert progress["numInputRows"] > 600, "the tasks have not run again"
     report = reported(progress)
     # Of 480 that a route takes a third is filtered; of the other 320 those go to a topic of their own that 1 begins.
     own = sum(1 for n in range(600) if n % 5 and n % 3 and str(n).startswith("1"))
-    assert report["rows"] == 600
     assert report["observed"] == {"filtered": 160, "unrouted": 120, "fallback": 320 - own}
 
 

@@ -201,21 +201,6 @@ def test_topics_that_towline_will_make_are_judged_by_the_clusters_settings(
     settles(case, {"TL-D26": BROKEN})
 
 
-def test_journals_in_kafka_that_forget(cluster: KafkaCluster, tmp_path: Path) -> None:
-    name = f"b{next(_numbers)}"
-    keep = {"retention.ms": "-1", "retention.bytes": "-1"}
-    put(
-        cluster.bootstrap,
-        {**sound_topics(name), f"towline.{name}.up.landing": keep, f"towline.{name}.up.state": keep},
-        3,
-    )
-    landed = ('guarantee = "exactly_once"', 'guarantee = "exactly_once"\ninbox = "kafka"')
-    case = bridge_case(tmp_path, name, cluster.bootstrap, lambda text: text.replace(*landed))
-    settles(case, {})
-    alter(cluster.bootstrap, ResourceType.TOPIC, f"towline.{name}.up.landing", retention_ms=HOUR)
-    settles(case, {"TL-D37": BROKEN})
-
-
 def test_kafkas_own_topic_of_transactions(cluster: KafkaCluster, tmp_path: Path) -> None:
     name = f"b{next(_numbers)}"
     put(cluster.bootstrap, sound_topics(name), 3)

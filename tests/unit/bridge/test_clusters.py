@@ -48,25 +48,19 @@ def test_a_gateway_that_executors_cant_reach_is_told(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("master", [CLUSTER, "local-cluster[2,1,512]"])
-def test_kafkas_secrets_dont_travel_for_an_inbox_in_kafka(tmp_path: Path, master: str, kafka: str) -> None:
-    """Spark's own source would read the landing topic on executors, with a client that has them in its environment."""
+def test_kafkas_secrets_dont_travel_for_a_downlink(tmp_path: Path, master: str, kafka: str) -> None:
+    """Spark's own source would read the topic on executors, with a client that has them in its environment."""
     (tmp_path / "pw").write_text("hunter2")
     secured = GOOD.replace("[kafka]", f"[kafka]\n{kafka}".replace('"pw"', f'"{tmp_path / "pw"}"'))
-    landed = secured.replace('name = "telemetry"', 'name = "telemetry"\ninbox = "kafka"')
-    said = mistakes(tmp_path, f'master = "{master}"', landed)
-    assert len(said.splitlines()) == 1, said
-    assert 'uplink "telemetry": Spark\'s Kafka source would need' in said
-    assert f"on executors of {master}" in said
-    assert 'inbox = "disk"' in said
-    assert "[TL-C142]" in said
+    down = f'{secured}\n[[downlink]]\nname = "commands"\nfrom = "commands"\ntopic = "c/{{key}}"\n'
+    said = mistakes(tmp_path, f'master = "{master}"', down)
+    told = [line for line in said.splitlines() if "[TL-C142]" in line]
+    assert len(told) == 1, said
+    assert 'downlink "commands": Spark\'s Kafka source would need' in told[0]
+    assert f"on executors of {master}" in told[0]
     assert "hunter2" not in said
-    assert with_spark(tmp_path, 'master = "local[2]"', landed).uplinks[0].gateway.landing
+    assert with_spark(tmp_path, 'master = "local[2]"', down).downlinks
     assert "TL-C142" not in mistakes(tmp_path, f'master = "{CLUSTER}"', secured)  # the sink reads the files there
-
-
-def test_executors_need_no_way_to_a_gateway_whose_inbox_is_in_kafka(tmp_path: Path) -> None:
-    landed = GOOD.replace('name = "telemetry"', 'name = "telemetry"\ninbox = "kafka"')
-    assert with_spark(tmp_path, f'master = "{CLUSTER}"', landed).uplinks[0].gateway.listen is None
 
 
 def test_the_command_line_names_another_master(tmp_path: Path) -> None:

@@ -266,8 +266,3 @@ def test_without_members_what_belongs_to_gateways_elsewhere_is_refused(tmp_path:
     keys = 'journal = { max_bytes = "1 GiB" }\ngateways = ["/var/lib/g1"]'
     (mistake,) = told(with_line(keys), tmp_path)
     assert "journal belongs to the gateways" in mistake
-
-
-def test_a_landing_topic_is_of_one_gateway(tmp_path: Path) -> None:
-    (mistake,) = told(with_line('share = "hash"\ninbox = "kafka"', MEMBERS), tmp_path)
-    assert "a landing topic is of one gateway" in mistake

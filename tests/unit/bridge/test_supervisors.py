@@ -64,7 +64,7 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
     error: Exception,
     code: str,
 ) -> None:
-    line: Any = SimpleNamespace(name="line", gateway=SimpleNamespace(state_dir=tmp_path, landing=None))
+    line: Any = SimpleNamespace(name="line", gateway=SimpleNamespace(state_dir=tmp_path))
     child = GatewaySupervisor(line, tmp_path / "bridge.toml", state, tmp_path / "log", stopping)
 
     def ended() -> Closing:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.unit.journal.support import Shelf
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,3 +24,8 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir=shared) as name:
         yield Path(name)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "journal")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from towline.journal import Disk, Journal, Limits
-from towline.journal.state import Snapshot, decode_json, encode_json
-from towline.journal.store import SegmentStore
+from towline.journal import Disk, Journal, Limits, Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from towline.journal.frames import Bytes
+    from towline.journal.store import SegmentStore
 
 SCHEMA = pa.schema([("offset", pa.int64()), ("payload", pa.binary()), ("tags", pa.list_(pa.string()))])
 SMALL = Limits(min_free_bytes=0, segment_bytes=4096)
@@ -65,8 +65,7 @@ def served(
 
 
 def store_of(journal: Journal) -> SegmentStore:
-    """The files of a journal on disk."""
-    assert isinstance(journal._store, SegmentStore)
+    """The files of a journal."""
     return journal._store
 
 
@@ -74,10 +73,55 @@ def segments(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.seg"), key=lambda path: path.stem.split("-")[1])
 
 
-def nameless(snapshot: Snapshot, encode: Callable[[Snapshot], bytes] = Snapshot.encode) -> bytes:
-    """Return a snapshot as a version writes it that gives its openings no names."""
-    content: dict[str, Any] = decode_json("", encode(snapshot))
-    return encode_json({name: value for name, value in content.items() if name not in {"incarnation", "below"}})
+class Shelf:
+    """A place for one journal, which is opened again and again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def open(self, limits: Limits = ROOMY) -> Journal:
+        return opened(self.directory, limits)
+
+    def crash(self, journal: Journal) -> None:
+        crash(journal)
+
+    def outbox(self, limits: Limits = ROOMY, clock: Callable[[], float] = time.time) -> Outbox:
+        return Outbox(self.open(limits), clock)
+
+
+class Sending:
+    """Reads an outbox as the gateway's sending thread does."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self.cursor = outbox.done.watermark
+        self.left: list[int] = []
+
+    def turn(self) -> list[int]:
+        """Send what may leave; return it."""
+        sent: list[int] = []
+        self.outbox.settle()
+        while following := self.outbox.following(self.cursor):
+            start, self.cursor = following
+            for batch in self.outbox.read(start, self.cursor):
+                for number in batch.column("offset").to_pylist():
+                    if start not in self.outbox.done:
+                        sent.append(number)
+                        self.outbox.finish([start])
+                    start += 1
+        self.outbox.flush()
+        self.left += sent
+        return sent
+
+
+class Clock:
+    """A time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Unsynced(Disk):

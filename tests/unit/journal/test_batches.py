@@ -13,8 +13,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.journals import Sending
-from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, Unsynced, crash, rows
+from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, Sending, Unsynced, crash, rows
 from towline.journal import Batch, Limits, Outbox
 from towline.journal.batches import LastBatch, joined
 from towline.journal.partial import Partial

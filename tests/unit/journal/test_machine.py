@@ -1,4 +1,4 @@
-"""Random lives of a journal on disk against a list: append, commit, read, roll, close, kill, torn writes."""
+"""Random lives of a journal against a list: append, commit, read, roll, close, kill, torn writes."""
 
 from __future__ import annotations
 
@@ -7,33 +7,138 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.engines.journal_life import JournalLife
-from tests.engines.journals import DiskShelf
-from tests.unit.journal.support import SCHEMA, segments, store_of
+from tests.unit.journal.support import SCHEMA, crash, opened, rows, segments, served, store_of
+from towline.journal import Journal, Limits
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
 
 
-class DiskLife(JournalLife):
-    """A write may be torn as well."""
+class JournalLife(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(dir=FAST))
+        self.limits = Limits()
+        self.journal: Journal
+        self.end = 0
+        self.committed: dict[str, int] = {}
+        self.session: dict[str, Any] = {}
+        self.ledger: dict[str, int] = {}
+        self.flushed: dict[str, int] = {}
+        self.held: dict[int, tuple[int, int]] = {}
+        self.first = 0
+        self.epoch = 1
+        self.writers: list[str] = []
 
-    new_shelf = staticmethod(lambda: DiskShelf(Path(tempfile.mkdtemp(dir=FAST))))
+    @initialize(segment=st.sampled_from([3000, 6000, 20_000]), retain=st.sampled_from([0, 10_000]))
+    def begin(self, segment: int, retain: int) -> None:
+        self.limits = Limits(min_free_bytes=0, segment_bytes=segment, retain_bytes=retain)
+        self.journal = opened(self.directory, self.limits)
 
-    @property
-    def directory(self) -> Path:
-        assert isinstance(self.shelf, DiskShelf)
-        return self.shelf.directory
+    @rule(count=st.integers(1, 40), size=st.integers(20, 120))
+    def append(self, count: int, size: int) -> None:
+        assert self.journal.append(rows(self.end, count, size)) == self.end + count
+        self.end += count
+        self.writers += [self.journal.incarnation] * count
+        self.flushed = dict(self.ledger)
+
+    @rule(
+        count=st.integers(0, 5),
+        ids=st.sets(st.integers(1, 20), max_size=5),
+        released=st.sets(st.integers(1, 20), max_size=5),
+        digest=st.integers(0, 2**32 - 1),
+    )
+    def append_with_packet_ids(self, count: int, ids: set[int], released: set[int], digest: int) -> None:
+        held = dict.fromkeys(ids, (self.end, digest))
+        self.journal.append(rows(self.end, count), held=held, released=sorted(released))
+        self.end += count
+        self.writers += [self.journal.incarnation] * count
+        if count or held or released:
+            self.held = {k: v for k, v in self.held.items() if k not in released} | held
+            self.flushed = dict(self.ledger)
+
+    @rule(number=st.integers())
+    def session_changes(self, number: int) -> None:
+        self.session = {"number": number}
+        self.journal.set_session(self.session)
+        self.flushed = dict(self.ledger)
+
+    @rule(name=st.sampled_from(["received", "dropped"]), more=st.integers(1, 9))
+    def count(self, name: str, more: int) -> None:
+        self.journal.count(**{name: more})
+        self.ledger[name] = self.ledger.get(name, 0) + more
+
+    @rule(consumer=st.sampled_from("ab"), part=st.floats(0, 1))
+    def commit(self, consumer: str, part: float) -> None:
+        upto = round(self.end * part)
+        self.journal.commit(consumer, upto)
+        before = self.committed.get(consumer, -1)
+        if max(upto, self.journal.first) > before:
+            self.committed[consumer] = max(upto, self.first)
+            self.flushed = dict(self.ledger)
+
+    @rule(consumer=st.sampled_from("ab"))
+    def forget(self, consumer: str) -> None:
+        if self.committed.pop(consumer, None) is not None:
+            self.flushed = dict(self.ledger)
+        self.journal.forget(consumer)
+
+    @rule(start=st.floats(0, 1), length=st.floats(0, 1), batch_rows=st.integers(1, 60))
+    def read(self, start: float, length: float, batch_rows: int) -> None:
+        first, end = self.journal.first, self.end
+        begin = first + round((end - first) * start)
+        served(self.journal, begin, begin + round((end - begin) * length), batch_rows=batch_rows)
+
+    @rule(start=st.floats(0, 1), max_bytes=st.integers(0, 20_000), max_rows=st.integers(1, 100))
+    def locate(self, start: float, max_bytes: int, max_rows: int) -> None:
+        begin = self.journal.first + round((self.end - self.journal.first) * start)
+        end = self.journal.locate(begin, max_bytes=max_bytes, max_rows=max_rows)
+        assert min(begin + 1, self.end) <= end <= min(begin + max_rows, self.end)
+
+    @rule()
+    def reopen(self) -> None:
+        self.journal.close()
+        self.flushed = dict(self.ledger)
+        self._open()
+
+    @rule()
+    def kill(self) -> None:
+        crash(self.journal)
+        self._open()
+
+    def _open(self) -> None:
+        before = self.journal.incarnation
+        self.journal = opened(self.directory, self.limits)
+        assert self.journal.incarnation != before
+        self.epoch += 1
+        self.ledger = dict(self.flushed)
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "journal"):
+            return
+        journal = self.journal
+        assert journal.end == self.end
+        assert journal.epoch == self.epoch
+        assert journal.consumers == self.committed
+        assert journal.session == self.session
+        assert journal.ledger == self.ledger
+        assert journal.held == self.held
+        assert self.first <= journal.first <= min(self.committed.values(), default=journal.first)
+        self.first = journal.first
+        for offset in {journal.first, journal.end, (journal.first + journal.end) // 2} - {0}:
+            assert journal.incarnation_of(offset) == self.writers[offset - 1]
 
     @precondition(lambda self: self.end > 0)
     @rule(keep=st.floats(0, 0.99), noise=st.booleans(), seed=st.integers(0, 1000))
     def kill_in_a_write(self, keep: float, noise: bool, seed: int) -> None:
         """The next frame reaches the disk in part; the blocks behind it may hold anything."""
-        self.shelf.crash(self.journal)
+        crash(self.journal)
         last = segments(self.directory)[-1]
         whole = last.read_bytes()
         torn = b"TWLJ" + random.Random(seed).randbytes(2000)
@@ -53,12 +158,14 @@ class DiskLife(JournalLife):
 
     def teardown(self) -> None:
         try:
-            super().teardown()
+            if hasattr(self, "journal"):
+                served(self.journal)
+                self.journal.close()
         finally:
             shutil.rmtree(self.directory)
 
 
-DiskLife.TestCase.settings = settings(
+JournalLife.TestCase.settings = settings(
     max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestLife = DiskLife.TestCase
+TestLife = JournalLife.TestCase

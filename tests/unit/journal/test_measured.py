@@ -21,7 +21,6 @@ def test_each_sync_of_rows_is_timed(tmp_path: Path) -> None:
         before = Histogram.from_json(journal.measured()["syncs"]).count
         fill(journal, 30, group=3)
         told = journal.measured()
-        assert told["kind"] == "fdatasync"
         assert Histogram.from_json(told["syncs"]).count == before + 10
         assert told["syncs"]["seconds"] > 0
 

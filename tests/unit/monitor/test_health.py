@@ -78,15 +78,9 @@ def test_codes_are_told_and_texts_are_not() -> None:
         (a_gateway(), 0, []),
         (a_gateway(status={**UP_STATUS, "turned_s": 119}), 0, []),
         (a_gateway(status={**UP_STATUS, "turned_s": 121}), 0, ["the gateway's loop stands still"]),
-        (a_gateway(status={}), 0, []),  # it recovers a large journal, or stands by
+        (a_gateway(status={}), 0, []),  # it recovers a large journal
         (a_gateway(status={}), 121, ["the gateway does not answer"]),
     ],
 )
 def test_a_gateway_is_alive_while_its_loop_moves(facts: GatewayFacts, silent_s: float, what: list[str]) -> None:
     assert told(gateway_alive(facts, silent_s=silent_s)) == what
-
-
-def test_a_standby_is_alive_and_not_ready() -> None:
-    standby = replace(a_gateway(status={}), standby=True)
-    assert told(gateway_ready(standby)) == ["the gateway stands by for another one"]
-    assert told(gateway_alive(standby, silent_s=0)) == []

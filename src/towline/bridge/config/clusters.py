@@ -38,13 +38,11 @@ def cluster_mistakes(
         return
     secret = _has_secret(kafka)
     for line in lines:
-        landed = line.gateway.landing is not None
-        if not landed and not shares_files(spark.master):
+        if not shares_files(spark.master):
             yield from _unreachable(line, spark.master)
-        if secret and (landed or isinstance(line, DownLine)):
+        if secret and isinstance(line, DownLine):
             what = f"Spark's Kafka source would need [kafka]'s secrets or certificates on executors of {spark.master}"
-            other = ', or take inbox = "disk"' if landed else ""
-            do = f"They never travel: run this line with a local master, in a bridge file of its own{other}."
+            do = "They never travel: run this line with a local master, in a bridge file of its own."
             yield ClusterMistake("TL-C142", line, what, do)
 
 

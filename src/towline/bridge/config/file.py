@@ -135,7 +135,6 @@ class Reader:
             creates_topics,
             Listening(gateway).of,
             gateway.token_file is not None,
-            None if kafka is None else kafka.landing(),
         )
         lines = self._lines(surroundings, hono)
         for mistake in cluster_mistakes(spark, kafka, lines) if kafka is not None else ():

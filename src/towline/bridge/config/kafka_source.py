@@ -63,7 +63,7 @@ def equipped(bridge: Bridge) -> Bridge:
     Raises:
         ConfigError: TL-B07 when they can't be had; TL-C77 when their client can't have a setting of [kafka].
     """
-    if not bridge.reads_kafka:
+    if not bridge.downlinks:
         return bridge
     java_client(bridge.kafka.client(), {})
     if bridge.spark.kafka_jars or _fetched(bridge):
@@ -88,7 +88,7 @@ def _fetched(bridge: Bridge) -> str:
 
 def source_text(bridge: Bridge) -> str:
     """The pair in use in one line, without a network; "" for a bridge that needs none."""
-    if not bridge.reads_kafka:
+    if not bridge.downlinks:
         return ""
     ours = version("pyspark")
     if packages := _fetched(bridge):

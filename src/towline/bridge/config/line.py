@@ -15,7 +15,6 @@ from towline.bridge.config.members import MembersReader
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import (
     CHECKPOINT,
-    CONSUMER,
     Dedupe,
     DownLine,
     DownlinkSection,
@@ -29,7 +28,7 @@ from towline.bridge.config.routes import Route, at_odds, subscriptions
 from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.bridge.config.tables import Surroundings, Tables
 from towline.gateway.access import is_remote
-from towline.gateway.settings import GatewaySettings, LandingSettings, ReceiptSettings
+from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.guarantee import Guarantee, conf_problem, policy, qos_problem, sharing_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA
 from towline.spark.gateway_options import gateway_list
@@ -183,8 +182,6 @@ class LineReader(TableReader):
             own["listen"] = None
         if uplink and uplink.ack_after in policy(guarantee).acks:
             own["ack_after"] = uplink.ack_after
-        if uplink and uplink.inbox == "kafka":
-            own["landing"] = self._landing(uplink, sections)
         if uplink and uplink.receipts:
             own["receipts"] = {} if uplink.receipts is True else self._receipts(uplink.receipts)
         name = uplink.name if uplink else "x"
@@ -243,24 +240,6 @@ class LineReader(TableReader):
 
     def _located(self, place: str) -> str:
         return place if "://" in place or not place else str(self._tables.directory / Path(place).expanduser())
-
-    def _landing(self, uplink: UplinkSection, sections: tuple[RouteSection, ...]) -> LandingSettings | None:
-        """Where an inbox in Kafka is; None with a mistake noted, or with one in [kafka]."""
-        if not policy(uplink.guarantee).serves_again:
-            what = f"guarantee {uplink.guarantee} may lose what a replicated inbox would keep"
-            do = 'Take inbox = "disk"; or a guarantee that loses nothing, or only QoS 0: by_qos.'
-            self._note("TL-C132", "inbox", what, do)
-        if uplink.dedupe or any(one.dedupe for one in sections):
-            what = 'dedupe needs times that never go back, as inbox = "disk" gives them, whichever gateway takes over'
-            do = 'Take inbox = "disk"; or let publishers send with QoS 2, which exactly_once needs no key for.'
-            self._note("TL-C132", "inbox", what, do)
-        if self._has_members:
-            what = "members share a line's messages, and a landing topic is of one gateway"
-            do = "Make each member a line of its own with filters that are apart, each with its standby."
-            self._note("TL-C132", "inbox", what, do)
-        landing = self._surroundings.landing
-        name = f"{self._surroundings.bridge}.{uplink.name}"  # as its sink is called: other bridges have such lines too
-        return None if landing is None else landing.model_copy(update={"name": name, "consumers": (CONSUMER,)})
 
     def _receipts(self, receipts: ReceiptSettings) -> ReceiptSettings:
         file = self._tables.secret_file(receipts.key_file, (*self._path, "receipts", "key_file"), self._subject)

@@ -44,7 +44,7 @@ __all__ = [
 
 #: Directory of Spark's checkpoint in a line's state directory.
 CHECKPOINT = "checkpoint"
-#: Name under which a bridge reads a gateway, and of its group where the inbox is in Kafka.
+#: Name under which a bridge reads a gateway.
 CONSUMER = "bridge"
 #: Most bytes of a micro-batch, if the file says nothing: a whole one may be in memory twice on its way to the sink.
 BATCH_BYTES = 64 << 20
@@ -191,7 +191,6 @@ class UplinkSection(Section):
         share: How members share the line's messages.
         share_key: With ``hash``: the wildcard of every route that is hashed, or the number of a topic's level.
         share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``.
-        inbox: Where received messages wait: on ``disk``, or in a landing topic of ``kafka``.
     """
 
     name: str = Field(pattern=NAME)
@@ -210,7 +209,6 @@ class UplinkSection(Section):
     share: ShareWay | None = None
     share_key: Annotated[int, Field(ge=0, le=1000)] | str | None = None
     share_group: Annotated[str, Field(pattern=NAME)] | None = None
-    inbox: Literal["disk", "kafka"] = "disk"
 
 
 class AnyLine(Section):
@@ -243,8 +241,8 @@ class AnyLine(Section):
 
     @property
     def kept(self) -> str:
-        """Where what its gateway acknowledged waits, in words."""
-        return "on disk" if self.gateway.landing is None else "in the landing topic"
+        """Where what its gateway acknowledged is, in words."""
+        return "in Kafka" if self.gateway.acks is AckAfter.KAFKA else "on disk"
 
     @property
     def checkpoint(self) -> Path:
@@ -390,11 +388,6 @@ class Bridge(Section):
     def downlinks(self) -> tuple[DownLine, ...]:
         """The lines from Kafka to MQTT."""
         return tuple(line for line in self.lines if isinstance(line, DownLine))
-
-    @property
-    def reads_kafka(self) -> bool:
-        """Whether some line reads with Spark's Kafka source."""
-        return any(isinstance(line, DownLine) or line.gateway.landing is not None for line in self.lines)
 
     @property
     def topics(self) -> tuple[str, ...]:

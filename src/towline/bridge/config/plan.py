@@ -52,11 +52,12 @@ _LIMITS_UP_OF: Final = {
         "of a batch that a crash, a stop or a refusal of Kafka interrupted the messages of QoS 0 are given up",
     ),
 }
-#: Whom what was acknowledged rests on, by the place of the inbox: the disk, or Kafka.
-_RESTS_ON: Final = (
-    "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
-    "while Kafka is down nothing is received: the broker has to keep what comes",
-)
+#: Who holds what is not yet in Kafka, by what the broker is answered after.
+_RESTS_ON: Final = {
+    AckAfter.RECEIVED: "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
+    AckAfter.JOURNAL: "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
+    AckAfter.KAFKA: "while Kafka is down no more than the broker's window is received: its queue has to hold the rest",
+}
 _LIMITS_UP: Final = (
     "a broker that loses its store loses what only it held",
     "Kafka with unclean leader election, replication factor 1 or min.insync.replicas 1 can lose what it took",
@@ -78,7 +79,6 @@ _ACKS: Final = {
     AckAfter.JOURNAL: "when the message is on disk (fdatasync); Kafka may be down",
     AckAfter.KAFKA: "when Kafka has the message; the broker keeps what is on the way",
 }
-_ACKS_LANDED: Final = "when Kafka has the message in the landing topic (a committed transaction)"
 _DATA_LOSS: Final = {
     "stop": "stops when Kafka deleted what it has not read",
     "go_on": "goes on when Kafka deleted records",
@@ -142,7 +142,7 @@ def _uplink(line: Line) -> dict[str, Any]:
         "limits": _uplink_limits(line),
         "replay": promise.replay,
         "ack_after": gateway.acks.value,
-        "acks": _ACKS_LANDED if gateway.landing and gateway.acks is AckAfter.JOURNAL else _ACKS[gateway.acks],
+        "acks": _ACKS[gateway.acks],
         "subscriptions": [{"filter": s.pattern, "qos": s.qos} for s in gateway.subscriptions],
         "routes": [_route(route) for route in line.routes],
         "journal_max_bytes": gateway.journal.max_bytes,
@@ -197,7 +197,7 @@ def _uplink_limits(line: Line) -> list[str]:
         limits.append(f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it")
     if line.gateways:
         return [*limits, *_LIMITS_SEVERAL, *_LIMITS_UP]
-    return [*limits, _RESTS_ON[line.gateway.landing is not None], *_LIMITS_UP]
+    return [*limits, _RESTS_ON[line.gateway.acks], *_LIMITS_UP]
 
 
 def _writes(line: Line) -> str:

@@ -151,14 +151,11 @@ def _fixed_keys(before: AnyLine, after: AnyLine) -> Iterator[str]:
             yield "dedupe"  # Spark keeps state for it, or none
         old, new = ({key: value for key, value in one.items() if key not in _OF_ITS_QUERY} for one in (old, new))
     yield from (key.removeprefix("section.") for key in _differing(old, new))
-    apart = _DERIVED | {"landing"}
-    old, new = (one.gateway.model_dump(mode="json", exclude=set(apart)) for one in (before, after))
+    old, new = (one.gateway.model_dump(mode="json", exclude=set(_DERIVED)) for one in (before, after))
     for key in _differing(old, new):
         if key == "outbox.checkpoint":
             continue
         yield key if key.partition(".")[0] in _BESIDE_MQTT else f"mqtt.{key}"
-    if (before.gateway.landing is None) != (after.gateway.landing is None):
-        yield "inbox"
 
 
 def _differing(old: Any, new: Any, prefix: str = "") -> Iterator[str]:

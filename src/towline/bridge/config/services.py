@@ -8,7 +8,6 @@ from typing import Annotated
 from pydantic import Field
 
 from towline.bridge.config.section import Section
-from towline.gateway.settings import LandingSettings
 from towline.spark.quickstart import Tier
 
 __all__ = ["CreateTopics", "KafkaSection", "SparkSection"]
@@ -52,12 +51,6 @@ class KafkaSection(Section):
         if self.key_password_file:
             made["ssl.key.password.file"] = str(self.key_password_file)
         return made
-
-    def landing(self) -> LandingSettings:
-        """Where a line keeps its journal that wants it in Kafka."""
-        create = self.create_topics
-        replication = -1 if create is None else create.replication_factor
-        return LandingSettings(client=self.client(), create=create is not None, replication=replication)
 
 
 class SparkSection(Section):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from towline.bridge.config.mistakes import UNKNOWN, Mistakes
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.section import Section
-from towline.gateway.settings import GatewaySettings, LandingSettings
+from towline.gateway.settings import GatewaySettings
 
 __all__ = ["MQTT_KEYS", "Surroundings", "Tables"]
 
@@ -28,7 +28,6 @@ _NOT_MQTT = {
     "listen",
     "ack_after",
     "journal",
-    "landing",
     "outbox",
     "owner_pid",
     "receipts",
@@ -54,7 +53,6 @@ class Surroundings:
         creates_topics: Whether missing topics are created.
         listening: Where gateways listen on a network: what a line's own key ``listen`` comes to.
         has_token: Whether there is a token for gateways elsewhere.
-        landing: What [kafka] says of a journal there; None where it has mistakes.
     """
 
     bridge: str
@@ -64,7 +62,6 @@ class Surroundings:
     creates_topics: bool
     listening: Callable[[object], dict[str, object] | None] = lambda _: None
     has_token: bool = False
-    landing: LandingSettings | None = None
 
     @property
     def dead_letters(self) -> str:

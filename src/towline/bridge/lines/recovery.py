@@ -347,9 +347,6 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     taken = sinks(line.gateway.state_dir)
     fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation, taken)
     fresh = replace(fresh, handed=UNKNOWN if old.planned is None else old.planned_end)
-    if line.gateway.landing is not None:  # one partition
-        planned = kafka_offsets(line.checkpoint, old.planned)
-        fresh = replace(fresh, handed=max((end for ends in planned.values() for end in ends.values()), default=0))
     if isinstance(line, Line) and line.gateways:
         logs = Checkpoint(str(line.checkpoint))
         ends = {place.gateway: place.to_json() for place in places_at(logs, batch)}

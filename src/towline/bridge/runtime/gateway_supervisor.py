@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
-from towline.bridge.config.model import Line
 from towline.bridge.lines.recovery import PERMANENT, refused
-from towline.bridge.runtime.landed import status_in_kafka
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import (
     ConfigError,
@@ -27,8 +25,7 @@ from towline.errors import (
 )
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.launch import discover, ensure
-from towline.journal.lock import Lock
+from towline.gateway.launch import ensure
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine
@@ -38,8 +35,6 @@ __all__ = ["GatewaySupervisor", "grown"]
 
 #: Seconds between two questions to a gateway.
 ASK_S: Final = 0.5
-#: Seconds between two looks into Kafka, while a gateway elsewhere has the inbox.
-LOOK_S: Final = 2.0
 #: A gateway that leaves questions unanswered this often is looked for again.
 _SILENCES: Final = 3
 #: What a person has to mend before another try makes sense.
@@ -83,24 +78,9 @@ class GatewaySupervisor(ChildSupervisor):
         return self.fatal is None and not self._stopping.is_set()
 
     def _round(self) -> None:
-        if self.line.gateway.landing is not None:
-            self._look_for_standby()
         with ensure(self.line.gateway, owner_pid=os.getpid(), log=self._log) as client:
             self._online()
             self._ask(client)
-
-    def _look_for_standby(self) -> None:
-        """Start nothing where a standby of this machine holds the state directory: it would be tried for seconds.
-
-        Raises:
-            JournalLocked: TL-J03, one does.
-        """
-        settings = self.line.gateway
-        running = discover(settings.state_dir)
-        if running is not None:
-            running.close()
-        elif settings.inbox.exists():
-            Lock(settings.inbox).release()
 
     def end(self, *, at_once: bool = False) -> None:
         """Ask a gateway that is ours to end: it acknowledges what is safe and leaves its session alive."""
@@ -169,7 +149,7 @@ class GatewaySupervisor(ChildSupervisor):
         if self._stopping.is_set():
             return
         error = refused(self.line, self._file, error) or error
-        fatal = isinstance(error, _FATAL) and not self.up.is_set() and not self._elsewhere(error)
+        fatal = isinstance(error, _FATAL) and not self.up.is_set()
         if error.code in PERMANENT or fatal:
             self.fatal = error
         with self._state.lock:
@@ -178,22 +158,7 @@ class GatewaySupervisor(ChildSupervisor):
         if fresh:
             self._say(str(error))
         if self.fatal is None:
-            self._wait(landed=self._elsewhere(error))
-
-    def _elsewhere(self, error: TowlineError) -> bool:
-        """Whether the inbox is in Kafka, and another gateway has it, or a standby of this machine waits for it."""
-        held = error.code == "TL-J38" or isinstance(error, JournalLocked)
-        return held and self.line.gateway.landing is not None
-
-    def _wait(self, *, landed: bool) -> None:
-        """Until the next try; meanwhile the account goes on by what stands in Kafka, where that has the inbox."""
-        until = time.monotonic() + self._pauses.next()
-        while not self._stopping.is_set() and (left := until - time.monotonic()) > 0:
-            self._view.asks()
-            if landed and isinstance(self.line, Line) and (status := status_in_kafka(self.line)):
-                with self._state.lock:
-                    self._view.hear(status)
-            self._stopping.wait(min(left, LOOK_S) if landed else left)
+            self._stopping.wait(self._pauses.next())
 
 
 def grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from towline.backoff import Backoff
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import GatewayError, KafkaError, TowlineError
+from towline.guarantee import AckAfter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,10 +94,10 @@ class KafkaSupervisor(ChildSupervisor):
     @property
     def _meanwhile(self) -> str:
         """What becomes of messages while Kafka is away."""
-        landed = [f'"{line.name}"' for line in self._bridge.lines if line.gateway.landing is not None]
-        if landed and len(landed) == len(self._bridge.lines):
-            return "nothing is received meanwhile, and the brokers keep what comes"
-        apart = f", but those of {', '.join(landed)}, which the broker keeps" if landed else ""
+        at_broker = [f'"{line.name}"' for line in self._bridge.lines if line.gateway.acks is AckAfter.KAFKA]
+        if at_broker and len(at_broker) == len(self._bridge.lines):
+            return "intake stops at the broker's window, and the brokers keep what comes"
+        apart = f", but those of {', '.join(at_broker)}, which the broker keeps" if at_broker else ""
         return f"messages go on being received and wait on disk{apart}"
 
     def _failed(self, error: TowlineError) -> None:

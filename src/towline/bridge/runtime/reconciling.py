@@ -77,7 +77,7 @@ def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> dict[str, list[dict[
 
 def _journal(line: Line, gateway: Mapping[str, Any]) -> Iterator[Comparison]:
     committed = (gateway.get("consumers") or {}).get(CONSUMER)
-    done = read_checkpoint(line.checkpoint).done_end if not line.gateways and line.gateway.landing is None else None
+    done = None if line.gateways else read_checkpoint(line.checkpoint).done_end
     if committed is not None and done is not None:
         yield of_journal(int(committed), done)
 

@@ -58,7 +58,7 @@ def session(bridge: Bridge, judge: Callable[[Any], None] | None = None) -> Spark
     ``spark.sql.ansi.enabled`` is off: under ANSI rules one payload that does not cast in a ``where`` would raise, fail
     its batch for ever and stop the line; without them it is null, and the message counts as filtered.
     """
-    if bridge.reads_kafka:
+    if bridge.downlinks:
         java_client(bridge.kafka.client())  # its secrets, in the environment the JVM inherits
     # Blocks, artifacts and the sockets of Python workers, in /tmp, hold messages: the JVM and its workers inherit this.
     os.umask(0o077)

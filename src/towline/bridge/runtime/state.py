@@ -17,7 +17,6 @@ from towline import files
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.lines.account import LineAccount, LineCounts
 from towline.bridge.lines.elsewhere import combined, drained_at, each, places_of
-from towline.bridge.runtime.landed import OWNER
 from towline.bridge.uplink.account import UplinkCounts
 from towline.errors import GatewayError
 from towline.gateway.access import Access
@@ -68,8 +67,7 @@ class LineView:
         name: Of the line.
         direction: ``up`` or ``down``.
         query: ``starting``, ``running``, ``waiting to retry``, ``stopped``.
-        status: Last answer of its gateway, or what Kafka says in its place (`towline.bridge.runtime.landed`); empty
-            before the first.
+        status: Last answer of its gateway; empty before the first.
         heard: When that was, in seconds since 1970; None before the first.
         gateway_error: Why its gateway does not run, or None.
         query_error: Why its query failed last, or None since the last good batch.
@@ -135,9 +133,9 @@ class LineView:
 
     @property
     def silent(self) -> bool:
-        """Whether the gateway's last answer, or Kafka's in its place, is too old to say how the line is now."""
+        """Whether the gateway's last answer is too old to say how the line is now."""
         late = self.heard is not None and time.time() - self.heard >= SILENT_S
-        return late or (self.gateway_error is not None and OWNER not in self.status)
+        return late or self.gateway_error is not None
 
     @property
     def account(self) -> LineAccount | None:
@@ -180,7 +178,6 @@ class LineView:
             "direction": self.direction,
             "query": self.query,
             "counts": self.counts.as_json(),
-            **({"counted": self.counted.as_json()} if self.counted is not None and OWNER in self.status else {}),
             "gateway": dict(self.status),
             "heard": self.heard,
             "gateway_error": self.gateway_error,

@@ -6,12 +6,10 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from towline.bridge.config.model import CHECKPOINT, Line
+from towline.bridge.config.model import CHECKPOINT
 from towline.bridge.lines.elsewhere import AWAY, DRAINED, away_trouble
-from towline.bridge.runtime.landed import OWNER, advice_on, render_owner, status_in_kafka
 from towline.bridge.runtime.members import is_drained, left_sessions, look_at_members, render_member, told_of_sharing
 from towline.bridge.runtime.reloading import REFUSED
 from towline.bridge.runtime.screen import lag_text
@@ -44,7 +42,6 @@ def collect(
     state_dir: Path,
     lines: list[str] | None = None,
     clients: Mapping[str, Mapping[str, str]] | None = None,
-    landed: Mapping[str, Line] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Ask every gateway and read what the bridge wrote last; Spark is not needed.
 
@@ -52,7 +49,6 @@ def collect(
         state_dir: Of the bridge.
         lines: Names of the lines; from ``bridge.json`` when not given.
         clients: Of each line, the client ids that the file says (`towline.bridge.runtime.members.wanted_clients`).
-        landed: Lines whose inbox is in Kafka, which is asked where their gateway does not answer here.
 
     Raises:
         ConfigError: TL-B11 if no bridge has ever run there.
@@ -81,7 +77,7 @@ def collect(
         "kafka_error": state.get("kafka_error"),
         "kafka_insecure": state.get("kafka_insecure", []),
         "lines": {
-            name: _line(state_dir / name, state["lines"].get(name, {}), running, updated, landed.get(name))
+            name: _line(state_dir / name, state["lines"].get(name, {}), running, updated)
             | _shared(state_dir / name, None if clients is None else clients.get(name))
             for name in names
         },
@@ -111,22 +107,15 @@ def _line(
     saved: dict[str, Any],
     running: bool,  # noqa: FBT001
     updated: float | None,
-    landed: Line | None,
 ) -> dict[str, Any]:
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     counts = counts_of(saved.get("direction", "up"), saved.get("counts", {}))
-    elsewhere, said = saved.get("gateways") or (), saved.get("gateway") or {}
+    elsewhere = saved.get("gateways") or ()
     status = _several(state_dir, saved) if elsewhere else gateway_status(state_dir)
-    answers = status is not None
-    if not answers and running and OWNER in said and time.time() - float(saved.get("heard") or 0) < SILENT_S:
-        status = said  # the bridge has asked Kafka, when it had counted so far
-        counts = counts_of(saved.get("direction", "up"), saved.get("counted") or saved.get("counts", {}))
-    elif not answers and landed is not None:
-        status = status_in_kafka(landed)
     query = saved.get("query", _UNKNOWN_LINE) if running else "not running"
     now: dict[str, Any] = {
         "direction": saved.get("direction", "up"),
-        "gateway_running": answers,
+        "gateway_running": status is not None,
         "query": query,
         "query_error": saved.get("query_error"),
         "gateway_error": saved.get("gateway_error"),
@@ -153,7 +142,7 @@ def _several(state_dir: Path, saved: Mapping[str, Any]) -> dict[str, Any] | None
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What to do about what is wrong with a line, or what weakens its promise."""
     gateway, last = line["gateway"] or {}, line.get("last") or {}
-    yield from _stopped(line, gateway, running=running)
+    yield from _stopped(line, running=running)
     for error in dict.fromkeys((line["gateway_error"], line["query_error"])):
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
@@ -167,11 +156,9 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
 
 
-def _stopped(line: dict[str, Any], gateway: Mapping[str, Any], *, running: bool) -> Iterator[str]:
+def _stopped(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What of a line does not run, and what to do."""
-    if OWNER in gateway:
-        yield from advice_on(gateway, query=line["query"] == "running")
-    elif line["query"] == _UNKNOWN_LINE:
+    if line["query"] == _UNKNOWN_LINE:
         yield "the file has changed since towline run was started. Start it again to run this line."
     elif not line["gateway_running"] and line.get("gateways"):
         yield f"none of its gateways answers: {', '.join(line['gateways'])}. What they took in waits there."
@@ -183,8 +170,7 @@ def _stopped(line: dict[str, Any], gateway: Mapping[str, Any], *, running: bool)
     elif not running and line["direction"] == "down":
         yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
     elif not running:
-        where = "on disk" if gateway.get("inbox", "disk") == "disk" else "in the landing topic"
-        yield f"messages are received and wait {where}; nothing carries them to Kafka. Start towline run."
+        yield "messages are received and wait on disk; nothing carries them to Kafka. Start towline run."
 
 
 def _no_gateway(line: Mapping[str, Any], *, running: bool) -> str:
@@ -315,9 +301,7 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
     if line["gateway"]:
         out += _render_listen(line["gateway"].get("listen") or {})
         parts = gateway.get("gateways")
-        if OWNER in gateway:
-            out += render_owner(gateway)
-        elif parts is not None:
+        if parts is not None:
             out += [text for name, part in parts.items() for text in _render_part(name, part)]
         else:
             out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
@@ -344,8 +328,7 @@ def _told(value: float | None, digits: int = 0) -> str:
 
 def _megabytes(gateway: dict[str, Any]) -> str:
     size = gateway.get("bytes_on_disk")
-    where = "on disk" if gateway.get("inbox", "disk") == "disk" else "in Kafka"
-    return f"{_told(None if size is None else size / 1e6, 1)} MB {where}"
+    return f"{_told(None if size is None else size / 1e6, 1)} MB on disk"
 
 
 def _render_outbox(gateway: dict[str, Any], line: dict[str, Any]) -> list[str]:

@@ -26,7 +26,6 @@ from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
 from towline.bridge.runtime.hangup import Terminal
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
-from towline.bridge.runtime.landed import OWNER, status_in_kafka
 from towline.bridge.runtime.reloading import Reloading
 from towline.bridge.runtime.state import BridgeState, LineView, gateway_status
 from towline.bridge.runtime.supervision import unforeseen
@@ -37,7 +36,7 @@ from towline.logfile import trim
 from towline.text import counted
 
 if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine, Bridge, DownLine
+    from towline.bridge.config.model import Bridge, DownLine
 
 __all__ = ["EXIT_INTERRUPTED", "Display", "Supervisor", "kept_by_broker"]
 
@@ -249,7 +248,7 @@ class Supervisor:
         for child in self._gateways:
             if isinstance(child, GatewaysSupervisor):
                 child.look()
-            elif status := gateway_status(child.line.gateway.state_dir) or _by_kafka(child.line):
+            elif status := gateway_status(child.line.gateway.state_dir):
                 with self._state.lock:
                     self._state.lines[child.line.name].hear(status)
 
@@ -266,11 +265,6 @@ class Supervisor:
             yield f'line "{name}": {_goes_on(view)}'
 
 
-def _by_kafka(line: AnyLine) -> dict[str, Any] | None:
-    """What Kafka says in place of a gateway that runs elsewhere."""
-    return status_in_kafka(line) if isinstance(line, Line) and line.gateway.landing is not None else None
-
-
 def _check_members(bridge: Bridge) -> None:
     """The gateways of a line with members are no children of a bridge, which has to know where each is."""
     for line in bridge.uplinks:
@@ -284,8 +278,6 @@ def _goes_on(view: LineView) -> str:
     """What becomes of messages that come now."""
     if view.gateways:
         return "its gateways go on"
-    if OWNER in view.status:
-        return f"{view.status[OWNER]['who'] or 'no gateway'} has its inbox in Kafka"
     return kept_by_broker(view.status)
 
 

@@ -15,7 +15,6 @@ __all__ = [
     "FILTERED",
     "KEPT",
     "REPEATED",
-    "ROWS",
     "UNROUTED",
     "reasons",
     "to_count",
@@ -23,8 +22,6 @@ __all__ = [
 
 #: Why a row may not come to the sink.
 FILTERED, UNROUTED, REPEATED = "filtered", "unrouted", "deduplicated"
-#: How many rows the source gave. Spark's own `numInputRows` counts a task for each time that it was run.
-ROWS: Final = {"rows": "count(1)"}
 #: What is counted by `observe`, of all rows: name → SQL aggregate.
 COUNTS: Final = {
     FILTERED: f"count_if({ROUTE} IS NOT NULL AND NOT {KEEP} AND {REASON} IS NULL)",
@@ -51,7 +48,7 @@ def reasons(routes: Sequence[Route], *, dead_letters: bool, repeats: bool) -> li
 
 
 def to_count(
-    routes: Sequence[Route], *, dead_letters: bool, repeats: bool, sink_counts: bool, rows: bool = False
+    routes: Sequence[Route], *, dead_letters: bool, repeats: bool, sink_counts: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """What has to be counted on the way, because nobody else knows it: before repeats are dropped, and after that.
 
@@ -63,11 +60,9 @@ def to_count(
         dead_letters: It has a dead-letter topic.
         repeats: It drops repeats.
         sink_counts: The sink counts dead letters.
-        rows: Nobody else knows how many rows the source gave (`LineQuery.report`).
     """
     why = reasons(routes, dead_letters=dead_letters, repeats=repeats)
     before = {name: COUNTS[name] for name in why if name in COUNTS} if len(why) > 1 else {}
-    before = {**(ROWS if rows else {}), **before}
     some = {
         "fallback": any(route.fallback_topic is not None for route in routes),
         "dead_lettered": dead_letters and not sink_counts,

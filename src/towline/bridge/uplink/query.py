@@ -20,7 +20,6 @@ from towline.bridge.uplink import several
 from towline.bridge.uplink.account import spans_of
 from towline.bridge.uplink.counting import COUNTS, reasons
 from towline.bridge.uplink.inforce import KeptRoutes
-from towline.bridge.uplink.landed import LandedRows
 from towline.bridge.uplink.packing import plain_routes
 from towline.bridge.uplink.recovery import count_below, gather, handed_out, offset_of, oldest_waiting, starting
 from towline.bridge.uplink.source import FORMAT
@@ -102,22 +101,15 @@ class UplinkQuery(LineQuery[Line]):
     def _trigger(self) -> dict[str, Any]:
         return {"once": True} if self._finishes else super()._trigger()
 
-    @cached_property
-    def _landed(self) -> LandedRows | None:
-        """Where it reads, where its inbox is in Kafka."""
-        return None if self.line.gateway.landing is None else LandedRows(self.bridge, self.line)
-
     def _conf(self) -> dict[str, str]:
         limited = self.line.max_bytes_per_trigger > BATCH_BYTES
         most = PACKED_BYTES if self._packs else BATCH_BYTES if limited else _UNLIMITED
         return {_ARROW_BYTES: str(most)}
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
-        line, identity, landed = self.line, self._identity(), self._landed
+        line, identity = self.line, self._identity()
         if line.gateways:
             return self._prepared_for_several(spark)
-        if landed is not None:
-            return self._prepared_for_landed(spark, landed, identity)
         evidence = gather(line, CONSUMER, identity)
         identity = examine(line, str(self.bridge.file), identity, evidence, self._set_markers)
         handed = handed_out(identity, evidence)
@@ -129,15 +121,6 @@ class UplinkQuery(LineQuery[Line]):
         self._journal = evidence.gateway_journal if evidence.planned is None else ""
         self._note_begun(evidence)
         return self._writer(self.source(spark, begin, str(handed)), identity), identity
-
-    def _prepared_for_landed(
-        self, spark: SparkSession, landed: LandedRows, identity: Identity
-    ) -> tuple[DataStreamWriter, Identity]:
-        """As `_prepared`, for a line whose inbox is in Kafka."""
-        evidence = landed.evidence()
-        identity = examine(self.line, str(self.bridge.file), identity, evidence, self._set_markers)
-        self._note_begun(evidence)
-        return self._writer(landed.read(spark, identity, evidence.planned_end), identity), identity
 
     def _prepared_for_several(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         """As `_prepared`, for a line that reads gateways elsewhere."""
@@ -169,8 +152,6 @@ class UplinkQuery(LineQuery[Line]):
         """How many messages of a batch have a lower QoS; None where they can't be had now."""
         line, logs = self.line, Checkpoint(str(self.line.checkpoint))
         try:
-            if self._landed is not None:
-                return self._landed.handed_once(batch)
             if line.gateways:
                 return several.count_below(line, self.bridge.gateway.access(), logs, batch, once_below)
             (begin, end), places = range_of(logs, batch), places_at(logs, batch)
@@ -257,8 +238,6 @@ class UplinkQuery(LineQuery[Line]):
             repeats=Repeats(line.within, line.guarantee is Guarantee.EXACTLY_ONCE) if line.within else None,
             counters=(COUNTER, KEPT_COUNTER),
             sink_counts=self._sink_counts(),
-            # A task before a shuffle may run twice, and here no offset says how many rows there are.
-            rows_counted=self._landed is not None and line.parallelism > 1,
             parallelism=line.parallelism,
             packed=self._packs is not None,
         )
@@ -266,7 +245,7 @@ class UplinkQuery(LineQuery[Line]):
     @cached_property
     def _packs(self) -> str | None:
         """Its routes, where most of its messages need no SQL, and our own source packs them."""
-        return plain_routes(self.line) if self._landed is None else None
+        return plain_routes(self.line)
 
     def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Reports on the batches that are done: offsets say their rows, the sink knows its dead letters.
@@ -275,11 +254,9 @@ class UplinkQuery(LineQuery[Line]):
         given is given up, and not in Kafka.
         """
         del spark
-        line, landed = self.line, self._landed
+        line = self.line
         identity = Identity.read(line.gateway.state_dir)
-        evidence = read_checkpoint(line.checkpoint) if landed is None else landed.evidence()
-        if landed is not None and evidence.done_end:
-            evidence = replace(evidence, done_end=landed.row_of(evidence.done_end))
+        evidence = read_checkpoint(line.checkpoint)
         if identity is None or identity.query != evidence.query:
             return  # another line's batches
         yield from self._passed_over(identity, counts)
@@ -293,8 +270,8 @@ class UplinkQuery(LineQuery[Line]):
         report = {"query": evidence.query, "journal": evidence.journal, **_UNHEARD}
         checkpoint = Checkpoint(str(line.checkpoint))
         for batch, given_up in tally.run_again(checkpoint).items():
-            start, end = range_of(checkpoint, batch) if landed is None else landed.rows_of(batch)
-            start = max(start, identity.start) if batch == 0 and landed is None else start
+            start, end = range_of(checkpoint, batch)
+            start = max(start, identity.start) if batch == 0 else start
             if batch <= evidence.done and end:
                 part = self._run_again(batch, end - start, given_up)
                 yield self._with_the_sink({**report, **part, "start": start, "end": end})
@@ -344,9 +321,6 @@ class UplinkQuery(LineQuery[Line]):
         report, source = super().report(progress), source_of(progress)
         if self.line.gateways:
             return self._with_the_sink(self._with_left_out(self._spanning(report, source), progress))
-        if self._landed is not None:
-            report |= self._landed.done(source, report["rows"])
-            return self._with_the_sink(self._with_left_out(report, progress))
         begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
         start = begin.get("offset", self._began)
         report |= {"journal": end.get("journal", ""), "start": start, "end": end.get("offset")}
@@ -397,7 +371,7 @@ class UplinkQuery(LineQuery[Line]):
         """
         given_up = ["skipped"] if policy(self.line.guarantee).gives_up else []
         # Of several gateways nobody has told where the checkpoint began.
-        begins = not self.line.gateways and self._landed is None
+        begins = not self.line.gateways
         report = self._with_sums({**report, "reasons": [*self._reasons, *given_up]}, from_the_first=begins)
         if not self._sink_counts():
             return report

@@ -385,7 +385,6 @@ def apply(
     repeats: Repeats | None = None,
     counters: tuple[str | Observation, str | Observation] | None = None,
     sink_counts: bool = True,
-    rows_counted: bool = False,
     parallelism: int = 1,
     packed: bool = False,
 ) -> DataFrame:
@@ -399,7 +398,6 @@ def apply(
         counters: Take what `to_count` says, before repeats are dropped and after that: names among the query's
             observed metrics, or observations of a batch read. None to leave it uncounted.
         sink_counts: The sink counts dead letters.
-        rows_counted: Count all rows too.
         parallelism: Parts of the result; more than one are split by key.
         packed: Rows may hold records already (`towline.kafka.packed`), which pass as they are.
 
@@ -425,7 +423,6 @@ def apply(
         dead_letters=dead_letters is not None,
         repeats=repeats is not None,
         sink_counts=sink_counts,
-        rows=rows_counted,
     )
     if counters is not None and before:
         frame = observed(frame, counters[0], before)

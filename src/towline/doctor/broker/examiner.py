@@ -114,7 +114,7 @@ def _comes(gateway: LineGateway, case: Case) -> bool:
 
 def _started(gateway: LineGateway) -> bool | None:
     """Whether a line has run: then its journal is there."""
-    if gateway.settings.landing is not None or not gateway.up:
+    if not gateway.up:
         return None
     try:
         return any(gateway.settings.inbox.iterdir())

@@ -28,12 +28,9 @@ _SYNONYMS: Final = {
 }
 #: Where a topic's retention.ms is from, the first that is set, and how many milliseconds its unit has.
 _RETENTION: Final = (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000))
-_NOTHING_GOES: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 #: What Towline itself sets, by what the topic is for.
 _OURS: Final[Mapping[TopicRole, Mapping[str, str]]] = {
     TopicRole.MARKERS: {"cleanup.policy": "compact"},
-    TopicRole.LANDING: _NOTHING_GOES,
-    TopicRole.STATE: _NOTHING_GOES,
 }
 
 

@@ -18,7 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from towline import files
 from towline.doctor.kafka.copies import can_begin
-from towline.doctor.kafka.seen import DENIED_GROUP, OK, TRANSACTIONS, KafkaSeen, TopicSeen
+from towline.doctor.kafka.seen import OK, TRANSACTIONS, KafkaSeen, TopicSeen
 from towline.doctor.kafka.wanted import TopicRole
 from towline.kafka import admin, faults
 from towline.kafka.clientconfig import QUIET
@@ -81,7 +81,6 @@ def read(
             "topics": topics,
             "hidden": hidden,
             "may_create": _may_create(asked, [one for one in needed if one.made and one.name not in topics], patience),
-            "groups": {one.group: _group(asked, one.group, patience) for one in writers if one.group},
         }
     if can_begin(KafkaSeen(**told)):
         told["transactions"] = {one.probe_id: _begun(client, one, patience) for one in writers}
@@ -193,21 +192,6 @@ def _outcome(future: Any, seconds: float) -> tuple[str, str]:
     except UNANSWERED as problem:
         return faults.name_of(problem) or "_FAIL", faults.reason(problem)
     return OK, ""
-
-
-def _group(asked: AdminClient, group: str, seconds: float) -> str:
-    """Whether a group's offsets may be read and committed: `OK`, or Kafka's name for why not.
-
-    `list_consumer_group_offsets` would ask for less, and takes the process down while a cluster makes its topic of
-    offsets (confluent-kafka 2.16).
-    """
-    futures = asked.describe_consumer_groups([group], include_authorized_operations=True, request_timeout=seconds)
-    try:
-        operations = futures[group].result(seconds).authorized_operations
-    except UNANSWERED as problem:
-        name = faults.name_of(problem)
-        return name if name == DENIED_GROUP else OK  # a coordinator that is not ready yet says nothing of rights
-    return OK if operations is None or "READ" in {one.name for one in operations} else DENIED_GROUP
 
 
 def _begun(client: Mapping[str, str], writer: TransactionWriter, seconds: float) -> tuple[str, str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from towline.doctor.findings import DoctorQuestion, Finding, Standing
-from towline.doctor.kafka.flaws import Flaw, named, rows_of
-from towline.doctor.kafka.seen import DENIED_GROUP, OK
+from towline.doctor.kafka.flaws import Flaw, rows_of
+from towline.doctor.kafka.seen import OK
 from towline.doctor.kafka.topics import DENIED
 
 if TYPE_CHECKING:
@@ -74,14 +74,6 @@ def _on_the_rest(look: LookedAt) -> Iterator[Finding]:
             until="never, unless each id is granted by its full name",
             mend=f"{acl} --operation Write --operation Describe {_PREFIXED} {one.prefix}",
             line=one.line,
-        )
-    denied = [group for group, outcome in kafka.groups.items() if outcome == DENIED_GROUP]
-    if denied:
-        yield _RIGHTS.answer(
-            Standing.BROKEN,
-            f"Read on the group {named(denied)} is not granted",
-            until="never: rows are not removed from the landing topic",
-            mend=f"{acl} --operation Read --group {denied[0]}",
         )
     if not kafka.settings and kafka.brokers:
         yield _RIGHTS.answer(

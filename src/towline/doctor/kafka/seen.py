@@ -14,14 +14,12 @@ if TYPE_CHECKING:
     from towline.doctor.case import LineLoad
     from towline.doctor.kafka.wanted import TransactionWriter, WantedTopic
 
-__all__ = ["DENIED_GROUP", "OK", "TRANSACTIONS", "KafkaSeen", "LookedAt", "TopicSeen", "number"]
+__all__ = ["OK", "TRANSACTIONS", "KafkaSeen", "LookedAt", "TopicSeen", "number"]
 
 #: Kafka's topic of transactions.
 TRANSACTIONS: Final = "__transaction_state"
 #: Outcome of what was tried and went well; others have the name of Kafka's error.
 OK: Final = ""
-#: Kafka's name for a group that this user may not use.
-DENIED_GROUP: Final = "GROUP_AUTHORIZATION_FAILED"
 
 
 def number(config: Mapping[str, str] | None, name: str) -> int | None:
@@ -91,7 +89,6 @@ class KafkaSeen:
             the creation without doing it.
         transactions: For each transactional writer's probe id: `OK`, or the name of Kafka's error, when a producer
             with that id was begun.
-        groups: The same for each consumer group, when it was asked for.
         local: Whether all brokers are on loopback.
     """
 
@@ -106,7 +103,6 @@ class KafkaSeen:
     hidden: frozenset[str] = frozenset()
     may_create: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     transactions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    groups: Mapping[str, str] = field(default_factory=dict)
     local: bool = False
 
     def least(self, name: str) -> int | None:

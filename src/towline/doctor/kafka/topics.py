@@ -1,4 +1,4 @@
-"""Whether the topics are there and take what the lines give them: markers, journals, keys, sizes. Pure."""
+"""Whether the topics are there and take what the lines give them: markers, keys, sizes. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Final
 from towline.bridge.config.model import Line
 from towline.doctor.findings import DoctorQuestion, Finding, Standing
 from towline.doctor.kafka.flaws import Flaw, named, rows_of, sized
-from towline.doctor.kafka.seen import OK, TopicSeen
+from towline.doctor.kafka.seen import OK
 from towline.doctor.kafka.wanted import TopicRole
 from towline.guarantee import policy
-from towline.kafka.admin import TopicFacts
-from towline.landing.topics import problem_of, record_bytes
 
 if TYPE_CHECKING:
     from towline.doctor.kafka.seen import LookedAt
     from towline.doctor.kafka.wanted import WantedTopic
 
-__all__ = ["RULES", "facts_of"]
+__all__ = ["RULES"]
 
 #: Default of librdkafka's message.max.bytes.
 _CLIENT_MAX: Final = 1_000_000
@@ -26,11 +24,6 @@ _CLIENT_MAX: Final = 1_000_000
 _AROUND: Final = 1024
 #: Kafka's errors when a creation is refused for want of a right; `towline.doctor.kafka.rights` tells of them.
 DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
-
-
-def facts_of(one: TopicSeen) -> TopicFacts:
-    """The same in the words of `towline.kafka.admin`."""
-    return TopicFacts.of(one.partitions, one.config or {}, one.replicas)
 
 
 def there(look: LookedAt) -> Iterator[Finding]:
@@ -95,23 +88,6 @@ def markers(look: LookedAt) -> Iterator[Finding]:
     yield from rows_of(DoctorQuestion("TL-D36", "markers of batches"), found, well)
 
 
-def landing(look: LookedAt) -> Iterator[Finding]:
-    """TL-D37: the journals in Kafka (docs/kafka-inbox.md)."""
-    found, judged = [], 0
-    for one in look.wanted:
-        seen = look.kafka.topics.get(one.name)
-        if one.role not in (TopicRole.LANDING, TopicRole.STATE) or seen is None or seen.planned:
-            continue
-        judged += seen.config is not None
-        if (problem := problem_of(one.name, facts_of(seen), one.partitions)) is not None:
-            what, do = problem
-            fact = what.partition(f'"{one.name}" ')[2] or what
-            until = "never: its gateway does not start (TL-J35)"
-            found.append((one.name, Flaw(Standing.BROKEN, fact, until, do.replace("SERVERS", look.kafka.servers))))
-    well = Flaw(Standing.HOLDS, f"{judged} topics delete nothing by themselves") if judged else None
-    yield from rows_of(DoctorQuestion("TL-D37", "inbox in Kafka"), found, well)
-
-
 def compacted(look: LookedAt) -> Iterator[Finding]:
     """TL-D38: topics that keep the last record of a key, and take none without."""
     found: list[tuple[str, Flaw]] = []
@@ -145,36 +121,31 @@ def sizes(look: LookedAt) -> Iterator[Finding]:
         if not limits:
             continue
         topic, most = min(limits.items(), key=lambda item: item[1])
-        landed = line.gateway.landing is not None
         names = f"max.message.bytes = {most:,} of {topic}"
-        if not landed and of_client < most:
+        if of_client < most:
             most, names = of_client, f"message.max.bytes = {of_client:,} in [kafka] settings"
-        yield _size(line, most - _AROUND, names, landed=landed)
+        yield _size(line, most - _AROUND, names)
 
 
 def _limits(look: LookedAt, line: Line) -> Mapping[str, int]:
-    """What each topic of a line takes; of one whose inbox is in Kafka, its landing topic, which is first."""
-    landed = line.gateway.landing is not None
-    role = TopicRole.LANDING if landed else TopicRole.RECORDS
+    """What each topic of a line takes."""
     found = {}
     for one in look.wanted:
         seen = look.kafka.topics.get(one.name)
-        if one.line == line.name and one.role is role and seen is not None:
+        if one.line == line.name and one.role is TopicRole.RECORDS and seen is not None:
             most = seen.number("max.message.bytes")
             if most is not None:
-                found[one.name] = record_bytes(facts_of(seen)) if landed else most
+                found[one.name] = most
     return found
 
 
-def _size(line: Line, most: int, names: str, *, landed: bool) -> Finding:
+def _size(line: Line, most: int, names: str) -> Finding:
     packet = line.gateway.max_packet_bytes
     fact = f"{names}; max_packet_bytes = {packet:,} in [mqtt]"
     until = f"a message of more than {sized(most)}"
     mend = ""
     if packet <= most:
         verdict, until = Standing.HOLDS, ""
-    elif landed:
-        verdict, until = Standing.LIMITED, f"{until}: of that, size and digest are kept (packets_too_large)"
     elif not policy(line.guarantee).serves_again:
         verdict, until = Standing.LIMITED, f"{until}, which is given up"
     elif line.dead_letter_topic:
@@ -195,4 +166,4 @@ def _size(line: Line, most: int, names: str, *, landed: bool) -> Finding:
     )
 
 
-RULES: Final = (there, markers, landing, compacted, sizes)
+RULES: Final = (there, markers, compacted, sizes)

@@ -15,8 +15,6 @@ from towline.bridge.config.patterns import allowed
 from towline.bridge.lines.identity import Identity
 from towline.guarantee import Guarantee, policy
 from towline.kafka.options import SinkSettings
-from towline.landing.followers import group_of
-from towline.landing.place import LandingPlace
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -36,8 +34,6 @@ class TopicRole(StrEnum):
     DEAD_LETTERS = "dead letters"
     NOTICES = "failure notices"
     MARKERS = "markers"
-    LANDING = "landing topic"
-    STATE = "state topic"
     SOURCE = "source"
 
 
@@ -47,8 +43,6 @@ _RIGHTS: Final = {
     TopicRole.DEAD_LETTERS: ("WRITE",),
     TopicRole.NOTICES: ("WRITE",),
     TopicRole.MARKERS: ("READ", "WRITE"),
-    TopicRole.LANDING: ("READ", "WRITE", "DELETE"),
-    TopicRole.STATE: ("READ", "WRITE", "DELETE"),
     TopicRole.SOURCE: ("READ",),
 }
 
@@ -96,13 +90,11 @@ class TransactionWriter:
         line: Name of the line.
         prefix: What its transactional ids begin with.
         clock_ms: Its transaction.timeout.ms.
-        group: The consumer group it commits to; "" for none.
     """
 
     line: str
     prefix: str
     clock_ms: int
-    group: str = ""
 
     @property
     def probe_id(self) -> str:
@@ -134,7 +126,6 @@ def _of_line(bridge: Bridge, line: Line | DownLine, listed: list[str]) -> Iterat
     if isinstance(line, Line):
         for name, keyed, must in _targets(line, listed, all_listed=made):
             yield made_so(name, TopicRole.RECORDS, keyed=keyed, must=must)
-        yield from _landing(bridge, line)
     else:
         yield from (WantedTopic(name, TopicRole.SOURCE, line.name, must=must) for name, must in _sources(line, listed))
         for name in sorted(line.listed_topics):
@@ -178,26 +169,6 @@ def _sources(line: DownLine, listed: list[str]) -> Iterator[tuple[str, bool]]:
             yield name, False
 
 
-def _landing(bridge: Bridge, line: Line) -> Iterator[WantedTopic]:
-    place = _place(line)
-    if place is None:
-        return
-    create = bridge.kafka.create_topics
-    replication = -1 if create is None else create.replication_factor
-    for name, role, count in (
-        (place.topic, TopicRole.LANDING, place.partition + 1),
-        (place.state_topic, TopicRole.STATE, 2 * place.partition + 2),
-    ):
-        yield WantedTopic(name, role, line.name, count, made=create is not None, replication=replication)
-
-
-def _place(line: AnyLine) -> LandingPlace | None:
-    landing = line.gateway.landing
-    return (
-        None if landing is None else LandingPlace(landing.client, landing.name or line.gateway.name, landing.partition)
-    )
-
-
 def _sink_id(bridge: Bridge, line: AnyLine) -> str:
     identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
     return identity.sink
@@ -214,7 +185,7 @@ def _sink(bridge: Bridge, line: AnyLine) -> SinkSettings | None:
 
 
 def writers(bridge: Bridge) -> tuple[TransactionWriter, ...]:
-    """Who of a bridge writes with transactions: sinks that are exactly once, and journals in Kafka.
+    """Who of a bridge writes with transactions: sinks that are exactly once.
 
     Raises:
         ConfigError: As `SinkSettings.parse`.
@@ -224,14 +195,4 @@ def writers(bridge: Bridge) -> tuple[TransactionWriter, ...]:
         if (settings := _sink(bridge, line)) is not None:
             prefix = f"{settings.prefix}.{_sink_id(bridge, line)}."
             found.append(TransactionWriter(line.name, prefix, int(settings.client["transaction.timeout.ms"])))
-        if (place := _place(line)) is not None:
-            clock = int(place.sink_settings(_ANY_BYTES).client["transaction.timeout.ms"])
-            prefix = place.transactional_id.removesuffix(str(place.partition))
-            found.append(TransactionWriter(line.name, prefix, clock, group_of(place, _CONSUMER)))
     return tuple(found)
-
-
-#: A size that a producer's settings ask for; none is sent with them.
-_ANY_BYTES: Final = 1_000_000
-#: Name under which a bridge reads a landing topic; `towline.bridge.uplink.landed`, which has it too, loads Spark.
-_CONSUMER: Final = "bridge"

@@ -20,7 +20,7 @@ from towline.doctor.kafka.brokerclock import least_apart
 from towline.doctor.kafka.examiner import answers, judge
 from towline.doctor.kafka.flaws import days, named, sized
 from towline.doctor.kafka.planned import planned
-from towline.doctor.kafka.seen import DENIED_GROUP, KafkaSeen, LookedAt, TopicSeen
+from towline.doctor.kafka.seen import KafkaSeen, LookedAt, TopicSeen
 from towline.doctor.kafka.wanted import TopicRole, WantedTopic, wanted, writers
 from towline.kafka import faults
 
@@ -175,7 +175,6 @@ CASES: dict[str, tuple[Callable[[LookedAt], LookedAt], str, Standing]] = {
         "TL-D39",
         BROKEN,
     ),
-    "a group that may not be used": (lambda one: with_kafka(one, groups={"g": DENIED_GROUP}), "TL-D39", BROKEN),
     "a clock that may not be a minute ahead": (
         lambda one: with_topic(one, seen("b.records", message_timestamp_after_max_ms="1000")),
         "TL-D35",

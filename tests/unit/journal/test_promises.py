@@ -1,4 +1,4 @@
-"""What a journal promises wherever it lies: run on each store with a fixture `shelf` of its own."""
+"""What a journal promises to whoever writes and reads it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.journals import Shelf
-from tests.unit.journal.support import ROOMY, SMALL, fill, rows, served
+from tests.unit.journal.support import ROOMY, SMALL, Shelf, fill, rows, served
 from towline.errors import JournalError
 from towline.journal import Journal, Limits
 

@@ -1,11 +1,10 @@
-"""What an outbox promises wherever it lies: run on each store with a fixture `shelf` of its own."""
+"""What an outbox promises to whoever brings rows and sends them."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.engines.journals import Clock, Sending, Shelf
-from tests.unit.journal.support import ROOMY, SMALL, rows
+from tests.unit.journal.support import ROOMY, SMALL, Clock, Sending, Shelf, rows
 from tests.unit.journal.test_outbox import numbers
 from towline.errors import JournalError, JournalFull
 from towline.journal import Batch, Limits, Outbox
@@ -123,22 +122,6 @@ def test_a_last_piece_without_rows_makes_a_batch_whole(shelf: Shelf) -> None:
     outbox.close()
 
 
-def test_pieces_that_an_older_towline_began_go_on_by_count(shelf: Shelf) -> None:
-    """It has sent them already: the rest is brought, as it was promised then."""
-    outbox = shelf.outbox()
-    outbox.journal.append(rows(0, 3), notes={"batch:q/0": [7, 3, 0, 3, "hash"]})
-    outbox.close()
-    outbox = shelf.outbox()
-    sending = Sending(outbox)
-    assert sending.turn() == [0, 1, 2]
-    assert outbox.stored(Batch("q/0", 7, "hash", "new")).rows == 3
-    outbox.append(rows(0, 4), Batch("q/0", 7, "hash", "new"), whole=False)
-    assert sending.turn() == [3]
-    outbox.append(rows(4, 1), Batch("q/0", 7, "hash", "new"), start=4)
-    assert sending.turn() == [4]
-    outbox.close()
-
-
 def test_a_batch_that_can_never_fit_says_so_and_gives_its_room_back(shelf: Shelf) -> None:
     limits = Limits(max_bytes=40_000, min_free_bytes=0, segment_bytes=5000)
     outbox = shelf.outbox(limits)
@@ -208,11 +191,9 @@ def test_the_markers_of_a_job_go_with_it(shelf: Shelf) -> None:
 def test_the_markers_of_a_job_that_nobody_ended_go_after_a_week(shelf: Shelf) -> None:
     clock = Clock()
     outbox = shelf.outbox(ROOMY, clock)
-    older = "job-" + "1b" * 16
-    outbox.journal.append(rows(0, 1), notes={f"batch:{older}/0": [0, 1, 1, 1, ""]})  # it did not say when
-    outbox.append(rows(1, 1), Batch("job-" + "2c" * 16 + "/0", 0))
-    assert len(outbox.last_batches) == 2
-    for days, kept in ((6, 3), (2, 1)):
+    outbox.append(rows(0, 1), Batch("job-" + "2c" * 16 + "/0", 0))
+    assert len(outbox.last_batches) == 1
+    for days, kept in ((6, 2), (2, 1)):
         clock.now += days * 86_400
         outbox = Outbox(outbox.journal, clock)
         outbox.append(rows(0, 1), Batch("q/0", days + int(clock.now)))
