@@ -71,8 +71,7 @@ def reset(
     doubled, rows that are not there and lie before it are lost.
     """
     from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
-    from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loads librdkafka
-    from towline.kafka.resetting import set_markers  # noqa: PLC0415 - loads librdkafka
+    from towline.kafka.markerstore import MarkerStore, set_markers  # noqa: PLC0415 - loads librdkafka
 
     if (to_batch is None) == (not remove):
         raise ConfigError("TL-C47", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import KafkaError
-from towline.kafka import faults, producers
+from towline.kafka import admin, faults, producers
 from towline.kafka.screening import RecordCheck, RecordLimits, fault_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from towline.kafka.markers import MarkerStep
     from towline.kafka.options import SinkSettings
 
-__all__ = ["AtLeastOnce", "AtMostOnce", "ByQos", "Delivered", "Delivery", "Task"]
+__all__ = ["AtLeastOnce", "AtMostOnce", "ByQos", "Delivered", "Delivery", "Task", "require_topics"]
 
 
 @dataclass(frozen=True)
@@ -228,3 +228,28 @@ def _count(batches: Iterable[Any], why: str = "") -> Delivered:
     for batch in batches:
         rows, size = rows + batch.num_rows, size + batch.nbytes
     return Delivered(0, size, rows, why)
+
+
+#: Bootstrap servers and topics that were there.
+_seen: Final[set[tuple[str, str]]] = set()
+#: Seconds to wait for Kafka's list of topics.
+_LOOK_S: Final = 2.0
+
+
+def require_topics(settings: SinkSettings) -> None:
+    """See that the topics that are always written to are there, once in a process, and before a task or a row asks.
+
+    Raises:
+        KafkaError: TL-K04. No answer is no reason: the tasks wait longer for Kafka, and tell it.
+    """
+    named = {name for name in (settings.topic, settings.dead_letter_topic) if name}
+    asked = {(settings.servers, name) for name in named}
+    if asked <= _seen:
+        return
+    try:
+        absent = admin.missing_topics(settings.client, named, _LOOK_S)
+    except KafkaError:
+        return
+    if absent:
+        raise faults.missing(settings.servers, absent)
+    _seen.update(asked)

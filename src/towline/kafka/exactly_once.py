@@ -19,8 +19,9 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, TowlineError
-from towline.kafka import screening, transactions
+from towline.kafka import admin, screening, transactions
 from towline.kafka.delivery import Delivered, Delivery, Task
 from towline.kafka.markers import (
     ANYONE,
@@ -29,14 +30,16 @@ from towline.kafka.markers import (
     Action,
     Claim,
     Marker,
+    MarkerPlace,
     MarkerStep,
     MarkerTotals,
     Situation,
     TaskRefusal,
+    changed,
+    mismatch,
     situation,
 )
 from towline.kafka.markerstore import MarkerStore
-from towline.kafka.mismatches import MarkerPlace, changed, mismatch
 from towline.kafka.options import FORMAT
 from towline.kafka.screening import RecordCheck
 from towline.kafka.spool import Spool
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from towline.kafka.columns import Columns
     from towline.kafka.options import SinkSettings
 
-__all__ = ["BatchOrigin", "ExactlyOnce", "place_of"]
+__all__ = ["BatchOrigin", "ExactlyOnce", "batch_origin", "place_of"]
 
 #: Producers one task may use up on errors that pass; then the task fails, and Spark decides.
 _TRIES: Final = 3
@@ -309,3 +312,61 @@ class _Work:
     def store(self, settings: SinkSettings) -> MarkerStore:
         """Where its markers are."""
         return MarkerStore(settings, self.sink_id)
+
+
+# -- before the tasks of a batch, on the driver --
+#
+# A task can compare its own marker only. Here the largest marker of all partitions is held against Spark's commit log:
+# a batch in that log has been committed in Kafka, so a smaller marker means that markers were lost.
+
+#: Kafka answers a commit before its control records are everywhere: seconds to wait for the last marker to show.
+_SETTLED_S: Final = 5.0
+#: Checkpoints whose markers were held against the commit log; once in a process's life is enough, since every task
+#: compares its own marker in every batch.
+_checked: Final[set[tuple[str, str]]] = set()
+
+
+def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
+    """Sync the checkpoint, and learn which batch is about to run.
+
+    Args:
+        settings: The sink's settings.
+        location: The query's checkpoint.
+
+    Raises:
+        JournalError: TL-J20, the checkpoint can't be made durable.
+        KafkaError: TL-K10, TL-K11 the markers fell behind the commit log; TL-K01, TL-K22 they can't be read.
+    """
+    checkpoint = Checkpoint(location)
+    checkpoint.sync()
+    newest = checkpoint.last_offsets_batch()
+    if newest is None:
+        return BatchOrigin()
+    sink_id = settings.sink_id or checkpoint.query
+    if sink_id and (location, sink_id) not in _checked:
+        _hold_against(settings, sink_id, checkpoint, newest)
+        _checked.add((location, sink_id))
+    hashes = {batch: checkpoint.offsets_hash(batch) for batch in (newest - 1, newest)}
+    return BatchOrigin(newest=newest, hashes={batch: text for batch, text in hashes.items() if text is not None})
+
+
+def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, newest: int) -> None:
+    done = checkpoint.last_commit_batch()
+    if done is None:
+        return
+    store = MarkerStore(settings, sink_id)
+    largest = _largest(store)
+    if largest is None or largest.batch < done:
+        admin.settled(settings.client, store.topic, _SETTLED_S)
+        largest = _largest(store)
+    if largest is not None and largest.batch >= done:
+        return
+    found = Situation.MISSING if largest is None else Situation.BEHIND
+    claim = Claim(newest, 0, settings.parallelism, writer="")
+    raise mismatch(found, largest, claim, place_of(settings, sink_id))
+
+
+def _largest(store: MarkerStore) -> Marker | None:
+    """The marker of the newest batch of any partition."""
+    markers = [marker for marker in store.read_all().values() if marker is not None]
+    return max(markers, key=lambda marker: marker.batch, default=None)

@@ -16,11 +16,10 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, one_line
 from towline.guarantee import policy
-from towline.kafka import guard
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import ByQos, Delivered, Task
-from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
+from towline.kafka.delivery import ByQos, Delivered, Task, require_topics
+from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.packed import unpacked
@@ -122,7 +121,7 @@ class KafkaTransactional(DataSource):
         Raises:
             ConfigError: TL-C48 for columns.
             JournalError: TL-J20.
-            KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K11, as `guard.look` says.
+            KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K11, as `batch_origin` says.
         """
         settle()
         location = self.options.get("checkpointlocation", "")
@@ -130,7 +129,7 @@ class KafkaTransactional(DataSource):
             Checkpoint(location).sync()
         looks = self._settings.guarantee == "exactly_once" and location
         try:
-            origin = guard.look(self._settings, location) if looks else BatchOrigin()
+            origin = batch_origin(self._settings, location) if looks else BatchOrigin()
         except KafkaError as problem:
             if not self._settings.gather:
                 raise
@@ -161,7 +160,7 @@ class KafkaTransactional(DataSource):
         _tell(self._settings)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
-        guard.require_topics(self._settings)
+        require_topics(self._settings)
         return delivery_for(self._settings, columns, origin or BatchOrigin())
 
 

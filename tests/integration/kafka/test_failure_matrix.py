@@ -26,9 +26,8 @@ from towline.kafka.admin import settled
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Delivered, Task
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
-from towline.kafka.markerstore import MarkerStore
+from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.kafka.options import SinkSettings
-from towline.kafka.resetting import set_markers
 from towline.kafka.strategies import delivery_for
 from towline.kafka.transactions import Transactional
 from towline_prove.devstack import Kafka

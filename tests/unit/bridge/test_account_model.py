@@ -18,9 +18,9 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.bridge.uplink_model import STEPS, Message, ModelLine
 from towline.bridge.uplink.query import UplinkQuery
 from towline.guarantee import Guarantee
-from towline.kafka import guard
 from towline.kafka.exactly_once import BatchOrigin
 from towline.kafka.markers import Marker
+from towline.spark import kafka_sink
 
 MESSAGES = st.builds(Message, st.sampled_from(("sent", "sent", "filtered", "dead", "lost")), st.integers(0, 1))
 OPERATIONS = st.lists(
@@ -40,8 +40,8 @@ OPERATIONS = st.lists(
 
 @pytest.fixture(autouse=True)
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "require_topics", lambda _: None)
-    monkeypatch.setattr(guard, "look", lambda *_: BatchOrigin())
+    monkeypatch.setattr(kafka_sink, "require_topics", lambda _: None)
+    monkeypatch.setattr(kafka_sink, "batch_origin", lambda *_: BatchOrigin())
     for name in ("fsync", "fdatasync"):  # no power fails here
         monkeypatch.setattr(os, name, lambda _: None)
 

@@ -8,7 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.kafka.markers import ANYONE, BEFORE_FIRST, STEPS, Action, Claim, Marker, Situation, TaskRefusal, situation
+from towline.kafka.markers import (
+    ANYONE,
+    BEFORE_FIRST,
+    STEPS,
+    Action,
+    Claim,
+    Marker,
+    MarkerPlace,
+    Situation,
+    TaskRefusal,
+    changed,
+    mismatch,
+    situation,
+)
 
 CLAIM = Claim(batch=7, partition=0, parallelism=1, writer="q", run="r", hashes={7: "h7", 6: "h6"})
 BEFORE = Marker(6, 1, rows=10, crc=5, writer="q", offsets="h6")
@@ -124,3 +137,43 @@ def test_a_marker_that_is_not_of_the_batch_before_is_never_passed_over(markers_t
         action = STEPS[situation(marker, Claim(batch, 0, 1, "q"))].action
         expected = {4: Action.SKIP, 5: Action.WRITE}.get(batch, Action.FAIL)
         assert action is expected
+
+
+# -- every mismatch is one line that says what happened and names a way out that can be typed --
+
+PLACE = MarkerPlace("k:9092", "s", "towline.s.markers", "--kafka k:9092 --sink s")
+STOPPED = Claim(batch=7, partition=2, parallelism=4, writer="me")
+FOUND = Marker(6, 3, rows=1000, writer="you", refused=TaskRefusal(7, "r", 5))
+FAILING = [found for found, step in STEPS.items() if step.action is Action.FAIL]
+
+
+@pytest.mark.parametrize("found", FAILING)
+def test_a_line_with_a_way_out(found: Situation) -> None:
+    error = mismatch(found, None if found is Situation.MISSING else FOUND, STOPPED, PLACE)
+    assert error.code == STEPS[found].code
+    assert str(error).startswith("sink s on k:9092: ")
+    assert "\n" not in str(error)
+    assert "{" not in str(error)
+    assert any(word in error.do for word in ("`towline kafka marker reset --kafka k:9092 --sink s", ".coalesce(1)"))
+    assert any(word in error.do for word in ("; or", "; else ", "; if it is"))
+    assert ("sinkId" in str(error)) == ("towline run FILE --begin-again LINE" in str(error))  # it has no sinkId
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (Situation.FOREIGN, "query you, this is query me"),
+        (Situation.RESCALED, "parallelism 3, now it is 4"),
+        (Situation.TORN, "1,000 rows"),
+        (Situation.AHEAD, "says batch 6, Spark runs batch 7"),
+        (Situation.MISSING, "towline.s.markers"),
+    ],
+)
+def test_it_names_what_differs(found: Situation, word: str) -> None:
+    assert word in mismatch(found, FOUND, STOPPED, PLACE).what
+
+
+def test_other_rows_are_counted() -> None:
+    assert "900 rows, 1,000 were written" in changed(FOUND, 900, STOPPED, PLACE).what
+    assert "1,000 rows, but not the same" in changed(FOUND, 1000, STOPPED, PLACE).what
+    assert changed(FOUND, 900, STOPPED, PLACE).code == "TL-K16"

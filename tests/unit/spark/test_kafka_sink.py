@@ -12,10 +12,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
-from towline.kafka import guard
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, ByQos, Delivered, Task
 from towline.kafka.exactly_once import ExactlyOnce
 from towline.kafka.markers import MarkerStep, MarkerTotals
+from towline.spark import kafka_sink
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, account
 from towline.spark.tally import given_at, said_at, sum_at
 
@@ -26,7 +26,7 @@ SCHEMA = StructType([StructField("value", StringType())])
 @pytest.fixture(autouse=True)
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers at k1; what is asked there is tested on a real Kafka."""
-    monkeypatch.setattr(guard, "require_topics", lambda _: None)
+    monkeypatch.setattr(kafka_sink, "require_topics", lambda _: None)
 
 
 def written(batch: int | None = 7, rows: int = 10, **more: Any) -> KafkaWritten:

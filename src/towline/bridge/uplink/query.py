@@ -29,8 +29,8 @@ from towline.errors import TowlineError
 from towline.gateway.access import is_remote
 from towline.guarantee import Guarantee, policy
 from towline.kafka.markers import BEFORE_FIRST
+from towline.kafka.markerstore import set_markers
 from towline.kafka.options import SinkSettings
-from towline.kafka.resetting import set_markers
 from towline.spark import tally
 from towline.spark.offsets import Position
 
@@ -188,7 +188,7 @@ class UplinkQuery(LineQuery[Line]):
         """Make a batch the last one that the line's sink has written.
 
         Raises:
-            KafkaError: As `towline.kafka.resetting.set_markers`.
+            KafkaError: As `towline.kafka.markerstore.set_markers`.
         """
         set_markers(SinkSettings.parse(self._sink_options(identity)), identity.sink, batch)
 
