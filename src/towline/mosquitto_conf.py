@@ -291,10 +291,13 @@ def read(file: Path) -> MosquittoConf:
     """Read a configuration with everything it includes.
 
     Raises:
-        ConfigError: TL-C155 if a file can't be read, TL-C156 if one is damaged, with its line.
+        ConfigError: TL-C155 if a file can't be read, TL-C156 if one is damaged, with its line, or no mosquitto.conf.
     """
     conf = MosquittoConf(file=file)
     _read_file(conf, file, main=True)
+    elsewhere = conf.named or conf.connections or conf.unnamed.settings
+    if conf.settings and not elsewhere and not any(_is_known(one.name) for one in conf.settings):
+        raise _damaged(str(file), f'it is no mosquitto.conf: Mosquitto has no setting "{conf.settings[0].name}"')
     return conf
 
 
@@ -363,12 +366,24 @@ def _lines(file: Path) -> Iterator[Setting]:
         name, _, value = line.partition(" ") if " " in line else line.partition("\t")
         name = name.strip()
         value = value.strip()
-        if not value and (_of_connection(name) or name in _OF_LISTENER or name in DEFAULTS or name in _BEGIN):
+        if not _NAME.fullmatch(name) or value.startswith(("=", "{")):
+            what = f'it is no mosquitto.conf: "{name}" is no name of a setting, as Mosquitto writes NAME VALUE'
+            raise _damaged(f"{file}:{number}", what)
+        if not value and (_is_known(name) or _of_connection(name)):
             raise _damaged(f"{file}:{number}", f'"{name}" has no value')
         yield Setting(_RENAMED.get(name, name), value, file, number)
 
 
-_BEGIN: Final = frozenset({"listener", "connection", "include_dir", "port", "bind_address"})
+#: What a setting is called, with ``plugin_opt_ANY``.
+_NAME: Final = re.compile(r"[a-z][A-Za-z0-9_.-]*")
+#: Settings of a broker that nothing here asks for, as far as they are common.
+_OTHERS: Final = _names(
+    "bind_address connection include_dir listener log_dest log_type pid_file port sys_interval user"
+)
+
+
+def _is_known(name: str) -> bool:
+    return name in DEFAULTS or name in _OF_LISTENER or name in _OF_EITHER or name in _OTHERS
 
 
 def _included(setting: Setting) -> list[Path]:

@@ -127,6 +127,41 @@ def test_a_damaged_line_is_named(tmp_path: Path, text: str, line: int, what: str
     assert caught.value.where == f"{tmp_path / 'mosquitto.conf'}:{line}"
 
 
+CAMEL = """\
+- route:
+    id: telemetry
+    from:
+      uri: "paho-mqtt5:telemetry/#"
+      parameters:
+        brokerUrl: "tcp://localhost:1883"
+      steps:
+        - to: "kafka:telemetry?brokers=localhost:9092"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "name"),
+    [
+        (CAMEL, 1, "-"),
+        ("# ours\nservices:\n  broker:\n    image: eclipse-mosquitto:2\n", 2, "services:"),
+        ('{\n  "connector.class": "io.confluent.connect.mqtt.MqttSourceConnector"\n}\n', 1, "{"),
+        ('name = "plant-7"\nstate_dir = "state"\n\n[mqtt]\n', 1, "name"),
+        ("name=mqtt-source\ntopics=telemetry\n", 1, "name=mqtt-source"),
+        ("user   www-data\nworker_processes 4;\nhttp {\n}\n", 3, "http"),
+        ("lorem ipsum dolor sit amet\n", None, ""),
+    ],
+)
+def test_a_file_that_is_no_mosquitto_conf_is_refused(tmp_path: Path, text: str, line: int | None, name: str) -> None:
+    """A route of Camel's, what Docker Compose, Kafka Connect, Towline, nginx and nobody reads."""
+    with pytest.raises(ConfigError) as caught:
+        parsed(tmp_path, text)
+    file = tmp_path / "mosquitto.conf"
+    assert (caught.value.code, caught.value.where) == ("TL-C156", str(file) if line is None else f"{file}:{line}")
+    assert name in caught.value.what
+    assert "Mosquitto" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     """Neither the file itself nor a directory that it includes."""
     with pytest.raises(ConfigError, match="no such file") as caught:

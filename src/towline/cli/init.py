@@ -11,10 +11,9 @@ import typer
 from towline.cli.screen import command_app, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from towline.bridge.draft.answers import InitAnswers, InitQuestion, Judge
-    from towline.bridge.draft.document import Draft
+    from towline.bridge.draft.answers import Draft, Judge
 
 __all__ = ["app", "init"]
 
@@ -38,53 +37,49 @@ def init(
     source: Annotated[
         Path | None, typer.Option("--from", help="Take what a mosquitto.conf says of the broker.", show_default=False)
     ] = None,
-    connection: Annotated[
-        str | None, typer.Option(help="With --from: this connection only.", show_default=False)
-    ] = None,
-    listener: Annotated[
-        int | None, typer.Option(help="With --from: this listener, no connections.", metavar="PORT", show_default=False)
-    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Ask five questions and write a commented bridge file, which runs as it is.
 
     Without a terminal nothing is asked: what no option says is the default. No password is written into the file.
     """
-    from towline.bridge.draft.answers import answered, default_name, draft_of  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.draft.mosquitto import chosen, draft_from  # noqa: PLC0415
-    from towline.bridge.draft.writing import refuse_present, write  # noqa: PLC0415
+    from towline.bridge.draft.answers import (  # noqa: PLC0415 - loaded when it is called
+        answered,
+        default_name,
+        draft_of,
+        refuse_present,
+        write,
+    )
+    from towline.bridge.draft.mosquitto import bridges, draft_from  # noqa: PLC0415
     from towline.mosquitto_conf import read  # noqa: PLC0415
 
     refuse_present(file, force=force)
-    taken = chosen(None if source is None else read(source), connection=connection, port=listener)
-    bridge = default_name() if name is None else name
+    conf = None if source is None else read(source)
+    head = {"name": default_name() if name is None else name, "state_dir": state_dir}
 
-    def made(answers: InitAnswers) -> Draft:
-        if taken is None:
-            return draft_of(answers, name=bridge, state_dir=state_dir)
-        return draft_from(taken, answers, name=bridge, state_dir=state_dir, stem=file.stem)
+    def made(answers: Mapping[str, str]) -> Draft:
+        return draft_of(answers, file, head) if conf is None else draft_from(conf, answers, file, head)
 
     said = {"broker": broker, "topics": topics, "kafka": kafka, "topic": topic, "guarantee": guarantee}
     on_a_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    known = frozenset[str]() if taken is None else taken.answers
+    known = frozenset[str]() if conf is None else frozenset({"broker", "topics"} if bridges(conf) else {"broker"})
     draft = made(answered(said, made, file, _prompt if on_a_terminal else None, known))
     written = write(draft, file, force=force)
-    sys.stdout.write(plain("".join(f"{line}\n" for line in _told(draft, file, written))))
+    sys.stdout.write(plain("".join(f"{line}\n" for line in _told(draft, file, written, source))))
 
 
-def _prompt(question: InitQuestion, default: str, judge: Judge) -> str:
+def _prompt(words: str, default: str, judge: Judge) -> str:
     def judged(text: str) -> str:
         if (mistake := judge(text)) is not None:
             raise typer.BadParameter(f"{mistake.what}. {mistake.do}")
         return text
 
-    return str(typer.prompt(question.words, default=default, value_proc=judged))
+    return str(typer.prompt(words, default=default, value_proc=judged))
 
 
-def _told(draft: Draft, file: Path, written: list[Path]) -> Iterator[str]:
+def _told(draft: Draft, file: Path, written: list[Path], conf: Path | None) -> Iterator[str]:
     yield f"wrote {' and '.join(map(str, written))}, mode 0600"
     yield from (f"  {note}" for note in draft.notes)
-    for line in draft.lines:
-        yield from (f"  line {line.name}: {note}" for note in line.broker.notes)
-    yield f"Next: towline doctor {file}   what broker, Kafka and this machine can keep"
+    measured = "" if conf is None else f" --mosquitto-conf {conf}"
+    yield f"Next: towline doctor {file}{measured}   what broker, Kafka and this machine can keep"
     yield f"      towline run {file}      until Ctrl-C; what waits stays on disk"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -12,30 +14,36 @@ from hypothesis import strategies as st
 
 from towline.bridge.config.file import parse
 from towline.bridge.draft.answers import (
+    DEFAULTS,
     QUESTIONS,
-    InitAnswers,
+    Draft,
     answered,
     default_name,
     draft_of,
     legal_name,
     mistake_in,
+    write,
 )
-from towline.bridge.draft.document import Draft, DraftBroker, DraftLine, quoted, render
-from towline.bridge.draft.mosquitto import chosen, draft_from
-from towline.bridge.draft.writing import write
+from towline.bridge.draft.mosquitto import draft_from
 from towline.errors import ConfigError
 from towline.mosquitto_conf import read
 
 FILE = Path("bridge.toml")
-NOBODY: dict[str, str | None] = dict.fromkeys(one.key for one in QUESTIONS)
+HEAD = {"name": "plant-7", "state_dir": "state"}
+NOBODY: dict[str, str | None] = dict.fromkeys(QUESTIONS)
 
 
-def made(answers: InitAnswers) -> Draft:
-    return draft_of(answers, name="plant-7", state_dir="state")
+def made(answers: Mapping[str, str]) -> Draft:
+    return draft_of(answers, FILE, HEAD)
+
+
+def test_the_template_is_a_right_file() -> None:
+    text = files("towline.bridge.draft").joinpath("template.toml").read_text()
+    assert parse(text, FILE, {}) == parse(draft_of(DEFAULTS, FILE, {"name": "bridge"}).text, FILE, {})
 
 
 def test_the_defaults_are_a_right_file() -> None:
-    text = render(made(InitAnswers()), FILE)
+    text = made(DEFAULTS).text
     bridge = parse(text, FILE, {})
     (line,) = bridge.uplinks
     assert (line.name, line.guarantee.value, line.routes[0].key and line.routes[0].key.text) == (
@@ -49,7 +57,7 @@ def test_the_defaults_are_a_right_file() -> None:
 
 def test_what_is_at_hand_in_comments_is_right_too(tmp_path: Path) -> None:
     """Every comment that begins with a key may be taken out of its comment."""
-    text = render(made(InitAnswers(broker="mqtts://b.example")), FILE)
+    text = made(DEFAULTS | {"broker": "mqtts://b.example"}).text
     ready = re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE)
     assert ready.count("password_file") == text.count("password_file") > 1
     for name in ("mqtt.password", "kafka.password", "ca.pem"):
@@ -62,24 +70,23 @@ def test_what_is_at_hand_in_comments_is_right_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answers", "key"),
     [
-        (InitAnswers(topics="telemetry/{tenant}/{device}/#"), "{tenant}/{device}"),
-        (InitAnswers(topics="a/+/b", topic="x", guarantee="exactly_once"), "{mqtt.topic}"),
-        (InitAnswers(topics="a/{d}, b/{d}", topic="x.{d}", guarantee="by_qos"), "{d}"),
+        ({"topics": "telemetry/{tenant}/{device}/#"}, "{tenant}/{device}"),
+        ({"topics": "a/+/b", "topic": "x", "guarantee": "exactly_once"}, "{mqtt.topic}"),
+        ({"topics": "a/{d}, b/{d}", "topic": "x.{d}", "guarantee": "at_most_once"}, "{d}"),
     ],
 )
-def test_the_key_is_what_the_filter_names(answers: InitAnswers, key: str) -> None:
-    (line,) = parse(render(made(answers), FILE), FILE, {}).uplinks
+def test_the_key_is_what_the_filter_names(answers: dict[str, str], key: str) -> None:
+    (line,) = parse(made(DEFAULTS | answers).text, FILE, {}).uplinks
     assert {route.key.text for route in line.routes if route.key} == {key}
-    assert len(line.routes) == answers.topics.count(",") + 1
+    assert len(line.routes) == answers["topics"].count(",") + 1
 
 
-@given(st.text(max_size=12), st.sampled_from([one.key for one in QUESTIONS]))
+@given(st.text(max_size=12), st.sampled_from([*QUESTIONS]))
 def test_any_answer_is_said_or_refused(text: str, key: str) -> None:
-    answers = InitAnswers(**{key: text})
-    draft = made(answers)
+    draft = made(DEFAULTS | {key: text})
     mistake = mistake_in(draft, FILE)
     if mistake is None:
-        raw = tomllib.loads(render(draft, FILE))
+        raw = tomllib.loads(draft.text)
         said = {"kafka": raw["kafka"]["bootstrap_servers"], "topic": raw["uplink"][0]["route"][0]["topic"]}
         said |= {"broker": ",".join(raw["mqtt"]["brokers"]), "guarantee": raw["uplink"][0]["guarantee"]}
         said |= {"topics": ",".join(one["from"] for one in raw["uplink"][0]["route"])}
@@ -90,8 +97,7 @@ def test_any_answer_is_said_or_refused(text: str, key: str) -> None:
 
 @given(st.text(max_size=20))
 def test_a_string_is_read_as_it_was(text: str) -> None:
-    if not any(0xD800 <= ord(one) < 0xE000 for one in text):
-        assert tomllib.loads(f"a = {quoted(text)}") == {"a": text}
+    assert tomllib.loads(draft_of(DEFAULTS, FILE, {"name": text}).text)["name"] == text
 
 
 @given(st.text(max_size=80))
@@ -103,15 +109,16 @@ def test_a_name_is_legal(text: str) -> None:
 def test_options_answer_and_the_rest_is_asked() -> None:
     asked: list[tuple[str, str]] = []
 
-    def ask(question: object, default: str, judge: object) -> str:
-        asked.append((str(question), default))
+    def ask(words: str, default: str, judge: object) -> str:
+        asked.append((words, default))
         assert callable(judge)
         assert judge(default) is None
         return default
 
-    answers = answered({**NOBODY, "kafka": "k:1", "guarantee": "by_qos"}, made, FILE, ask)
-    assert (answers.kafka, answers.guarantee, len(asked)) == ("k:1", "by_qos", 3)
-    assert answered(NOBODY, made, FILE, None) == InitAnswers()
+    answers = answered({**NOBODY, "kafka": "k:1", "guarantee": "at_most_once"}, made, FILE, ask)
+    assert (answers["kafka"], answers["guarantee"]) == ("k:1", "at_most_once")
+    assert asked == [(QUESTIONS[key], DEFAULTS[key]) for key in ("broker", "topics", "topic")]
+    assert answered(NOBODY, made, FILE, None) == DEFAULTS
 
 
 @pytest.mark.parametrize(
@@ -144,10 +151,8 @@ def test_an_option_that_cant_be_is_one_line(key: str, text: str, told: str) -> N
 
 
 def test_files_are_made_whole_or_not_at_all(tmp_path: Path) -> None:
-    broker = DraftBroker(uris=("mqtt://b",), username="u", password_file="b.password")
-    draft = made(InitAnswers())
-    line = DraftLine(name="a", routes=draft.lines[0].routes, broker=broker)
-    secret = Draft(name="x", state_dir="s", kafka="k:1", guarantee="by_qos", lines=(line,), secrets={"b.password": "p"})
+    broker = {"brokers": "mqtt://b", "username": "u", "password_file": "b.password"}
+    secret = Draft(text=draft_of(DEFAULTS, FILE, HEAD, broker).text, secrets={"b.password": "p"})
     file = tmp_path / "bridge.toml"
     assert write(secret, file, force=False) == [file, tmp_path / "b.password"]
     assert [oct(one.stat().st_mode & 0o777) for one in sorted(tmp_path.iterdir())] == ["0o600", "0o600"]
@@ -189,13 +194,11 @@ topic both/+ both 2
 """
 
 
-def drafted(directory: Path, text: str, **options: str | int) -> Draft:
+def drafted(directory: Path, text: str) -> Draft:
     conf, ca = directory / "mosquitto.conf", directory / "ca.pem"
     ca.write_text("a certificate")
     conf.write_text(text.format(ca=ca) if "{ca}" in text else text)
-    source = chosen(read(conf), **options)  # type: ignore[arg-type] # by name
-    assert source is not None
-    return draft_from(source, InitAnswers(), name="p", state_dir="state", stem="bridge")
+    return draft_from(read(conf), DEFAULTS, FILE, HEAD)
 
 
 def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
@@ -220,26 +223,10 @@ def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
     assert "s3cret" not in file.read_text() + repr(draft)
     for said in ("remote_clientid", "cleansession", "round_robin", "the prefixes", "QoS 0", "both ways"):
         assert any(note.startswith(f"Not carried over: {said}") for note in draft.notes), said
-    assert any("tls.key_file is missing" in note for note in draft.lines[1].broker.notes)
+    assert any(note.startswith("line cloud-in: tls.key_file is missing") for note in draft.notes)
     assert not any("start_type" in note for note in draft.notes), "a line does the same"
     told = " ".join(file.read_text().replace("#", " ").split())
     assert all(" ".join(note.replace("#", " ").split()) in told for note in draft.notes), "the file says it too"
-
-
-def test_what_of_mosquittos_settings_breaks_the_promise_is_said(tmp_path: Path) -> None:
-    bad = "max_queued_bytes 10\nmemory_limit 5\npersistent_client_expiration 1d\nmessage_size_limit 9\nlistener 1\n"
-    notes = drafted(tmp_path, f"{bad}upgrade_outgoing_qos true\n").notes
-    names = ("persistence", "max_queued_messages", "max_queued_bytes", "memory_limit", "persistent_client_expiration")
-    for name in (*names, "message_size_limit", "upgrade_outgoing_qos"):
-        assert any(note.startswith(f"Breaks the promise: {name} is") for note in notes), name
-    saved = "persistence true\nmax_queued_messages 0\nlistener 1\nallow_anonymous true\n"
-    assert [note.partition(":")[2][:60] for note in drafted(tmp_path, saved).notes] == [
-        " autosave_interval is 1800 s (by default): what came since t"
-    ]
-    sound = f"{saved}autosave_interval 1\nautosave_on_changes true\n"
-    assert drafted(tmp_path, sound).notes == ()
-    assert drafted(tmp_path, "connection c\naddress r\ntopic a in\n").notes[:1] != (), "QoS 0"
-    assert not any("persistence" in one for one in drafted(tmp_path, "connection c\naddress r\ntopic a in 1\n").notes)
 
 
 @pytest.mark.parametrize(
@@ -259,25 +246,19 @@ def test_what_of_mosquittos_settings_breaks_the_promise_is_said(tmp_path: Path) 
 )
 def test_a_listener_becomes_the_broker(tmp_path: Path, text: str, uri: str, said: str) -> None:
     draft = drafted(tmp_path, text)
-    assert draft.lines[0].broker.uris == (uri,)
-    assert said in " ".join(draft.lines[0].broker.notes)
+    assert tomllib.loads(draft.text)["mqtt"]["brokers"] == [uri]
+    assert said in " ".join(draft.notes)
     assert mistake_in(draft, tmp_path / "b.toml") is None
 
 
-def test_one_of_several_is_chosen(tmp_path: Path) -> None:
-    two = f"{CONF}connection other\naddress x\ntopic a in 1\nconnection empty\naddress y\n"
-    assert [one.name for one in drafted(tmp_path, two).lines] == ["cloud-out", "cloud-in", "other-in"]
-    assert [one.name for one in drafted(tmp_path, two, connection="other").lines] == ["other-in"]
-    assert drafted(tmp_path, two, connection="other").broker is not None
-    assert drafted(tmp_path, two, port=8883).lines[0].broker.uris == ("mqtts://localhost:8883",)
-    for options, told in (
-        ({"connection": "oter"}, r'no connection "oter".*Did you mean "other"'),
-        ({"connection": "empty"}, r'no connection "empty" with a topic'),
-        ({"port": 1}, r"no listener on port 1. There is 8883, 1884"),
-    ):
-        with pytest.raises(ConfigError, match=f"{told}.*TL-C165"):
-            drafted(tmp_path, two, **options)
-    with pytest.raises(ConfigError, match=r"has no address.*TL-C165"):
+def test_connections_with_a_topic_become_lines(tmp_path: Path) -> None:
+    two = f"{CONF}connection clo&ud\naddress x\ntopic a in 1\nconnection clo.ud\naddress x\ntopic a in 1\n"
+    two += "connection clo&ud\naddress x\ntopic b in 1\nconnection empty\naddress y\n"
+    raw = tomllib.loads(drafted(tmp_path, two).text)
+    names = [one["name"] for one in raw["uplink"]]
+    assert names == ["cloud-out", "cloud-in", "clo-ud-in", "clo.ud-in", "clo-ud-in-2"]
+    raw = tomllib.loads(drafted(tmp_path, "connection other\naddress x\ntopic a in 1\n").text)
+    assert raw["mqtt"]["brokers"] == ["mqtt://x:1883"], "one broker stands in [mqtt]"
+    assert "mqtt" not in raw["uplink"][0]
+    with pytest.raises(ConfigError, match=r"mosquitto.conf:1: connection \"c\" has no address.*TL-C165"):
         drafted(tmp_path, "connection c\ntopic a in\n")
-    with pytest.raises(ConfigError, match="TL-C163"):
-        chosen(None, port=1883)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.test_main import ran
+from tests.unit.test_mosquitto_conf import CAMEL
 from towline.bridge.config.file import load
 
 
@@ -46,7 +47,6 @@ def test_mistakes_are_one_line_and_write_nothing(capsys: pytest.CaptureFixture[s
         (["--broker", "http://b"], '--broker: "http://" is not a broker scheme.'),
         (["--name", "-x"], 'towline init: "name" has letters'),
         (["--from", str(tmp_path / "none.conf")], f"{tmp_path}/none.conf: it can't be read"),
-        (["--listener", "1883"], "towline init: --connection and --listener choose one thing of --from FILE."),
     ):
         code, out, err = ran(capsys, "init", str(file), *arguments)
         assert (code, out, err.count("\n")) == (2, "", 1)
@@ -59,13 +59,22 @@ def test_a_configuration_answers_what_it_says(capsys: pytest.CaptureFixture[str]
     conf.write_text("listener 1884 127.0.0.1\nallow_anonymous true\n")
     code, out, _ = ran(capsys, "init", str(file), "--from", str(conf), "--topics", "a/{d}")
     assert code == 0
-    assert "  Breaks the promise: persistence is false (by default)" in out
+    assert f"Next: towline doctor {file} --mosquitto-conf {conf}   what broker" in out
     assert str(load(file, {}).lines[0].gateway.brokers[0]) == "mqtt://127.0.0.1:1884"
     code, _, err = ran(capsys, "init", str(file), "--force", "--from", str(conf), "--broker", "mqtt://b")
     assert (code, err) == (
         2,
         "--broker: the file that --from names says this. Leave out the option, or --from.   [TL-C163]\n",
     )
+
+
+def test_a_file_that_is_no_configuration_makes_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    route, file = tmp_path / "routes.yaml", tmp_path / "z.toml"
+    route.write_text(CAMEL)
+    code, out, err = ran(capsys, "init", str(file), "--from", str(route))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f'{route}:1: it is no mosquitto.conf: "-" is no name of a setting')
+    assert not file.exists()
 
 
 def test_on_a_terminal_it_asks_until_the_answer_can_be(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""A first bridge file: from answers, or from a Mosquitto's configuration, with comments that say what is at stake."""
+"""A first bridge file: a template that is filled by answers, or from a Mosquitto's configuration."""

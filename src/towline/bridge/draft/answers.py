@@ -1,94 +1,163 @@
-"""The five questions of ``towline init``, and the bridge file that their answers make.
+"""A first bridge file: the template (``template.toml``), filled by the answers to five questions, and written.
 
 The judge of an answer is the reader of bridge files: what an answer makes is read, and its first mistake is told.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from towline import files
 from towline.bridge.config.file import parse
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.patterns import Pattern
-from towline.bridge.draft.document import Draft, DraftBroker, DraftLine, DraftRoute, render
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
 
 __all__ = [
+    "DEFAULTS",
     "QUESTIONS",
-    "InitAnswers",
-    "InitQuestion",
+    "Draft",
+    "DraftLine",
     "Judge",
     "answered",
     "default_name",
+    "draft",
     "draft_of",
     "legal_name",
     "mistake_in",
-    "routes_of",
+    "refuse_present",
+    "write",
 ]
 
-_NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
-#: Leaves room for the name of a line in a client id.
-_LONGEST: Final = 40
+_TEMPLATE: Final = Path(__file__).with_name("template.toml")
+_WIDTH: Final = 110
+#: Question, as the option that answers it → as it is asked, in this order.
+QUESTIONS: Final = {
+    "broker": "MQTT broker",
+    "topics": "MQTT topics",
+    "kafka": "Kafka bootstrap servers",
+    "topic": "Kafka topic",
+    "guarantee": f"Guarantee ({', '.join(Guarantee)})",
+}
+#: Brokers and topic filters with commas between; the Kafka topic is a template over the wildcards of each filter.
+DEFAULTS: Final = {
+    "broker": "mqtt://localhost:1883",
+    "topics": "telemetry/{device}/#",
+    "kafka": "localhost:9092",
+    "topic": "telemetry",
+    "guarantee": Guarantee.AT_LEAST_ONCE.value,
+}
+Answers: TypeAlias = Mapping[str, str]
+
+
+class DraftLine(NamedTuple):
+    """An uplink.
+
+    Attributes:
+        name: Unique in the file.
+        filters: Topic filters, with named wildcards; a route for each.
+        broker: Keys of ``[mqtt]``.
+    """
+
+    name: str
+    filters: Sequence[str]
+    broker: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitAnswers:
-    """What is asked.
+class Draft:
+    """A bridge file before it is written.
 
     Attributes:
-        broker: URIs, with commas between.
-        topics: Topic filters, with commas between.
-        kafka: Bootstrap servers.
-        topic: Kafka topic, a template over the wildcards of each filter.
-        guarantee: A word of `Guarantee`.
+        text: Of the file.
+        notes: What has to be known of it; they stand at its head too.
+        secrets: Files to be written beside it: name and content.
     """
 
-    broker: str = "mqtt://localhost:1883"
-    topics: str = "telemetry/{device}/#"
-    kafka: str = "localhost:9092"
-    topic: str = "telemetry"
-    guarantee: str = Guarantee.AT_LEAST_ONCE.value
+    text: str
+    notes: Sequence[str] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class InitQuestion:
-    """One of them.
+def draft(
+    file: Path,
+    head: Mapping[str, str],
+    answers: Answers,
+    lines: Sequence[DraftLine],
+    notes: Sequence[str] = (),
+    secrets: Mapping[str, str] | None = None,
+) -> Draft:
+    """Fill the template.
 
-    Attributes:
-        key: Of `InitAnswers`.
-        words: As it is asked.
+    Args:
+        file: Name of the file, for the commands at its head.
+        head: The file's own keys.
+        answers: Of Kafka's side, and the guarantee of every line.
+        lines: At least one.
+        notes: As in `Draft`.
+        secrets: As in `Draft`.
     """
+    first, mqtt, kafka, uplink, route = re.split(r"\n(?=\[)", _TEMPLATE.read_text(encoding="utf-8"))
+    rows = [
+        row
+        for note in notes
+        for row in textwrap.wrap(f"- {note}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    ]
+    said = "".join(f"# {row}\n" for row in rows) + "\n" * bool(rows)
+    shared = all(line.broker == lines[0].broker for line in lines)
+    own = "[mqtt]\n# Each line has a broker of its own, below.\n"
+    parts = [
+        _filled(first.replace("FILE", str(file)).replace("\n\n", f"\n\n{said}", 1), head),
+        _filled(mqtt, lines[0].broker) if shared else own,
+        _filled(kafka, {"bootstrap_servers": answers["kafka"]}),
+    ]
+    for line in lines:
+        parts.append(_filled(uplink, {"name": line.name, "guarantee": answers["guarantee"]}))
+        parts += [] if shared else [_filled("[uplink.mqtt]\n", line.broker)]
+        for one in line.filters:
+            parts.append(_filled(route, {"from": one, "topic": answers["topic"], "key": _key(one)}))
+            route = re.sub(r"^#.*\n", "", route, flags=re.MULTILINE)  # said once
+    return Draft(text="\n".join(parts), notes=notes, secrets=secrets or {})
 
-    key: str
-    words: str
 
-    @property
-    def option(self) -> str:
-        """The option that answers it."""
-        return f"--{self.key}"
+def _filled(part: str, values: Mapping[str, Any]) -> str:
+    """A part of the template with other values; a key that it does not have comes last."""
+    for key, value in values.items():
+        row, there = f"{key} = {_toml(value)}\n", re.search(rf"^(?:# )?{key} = .*\n", part, re.MULTILINE)
+        start, end = there.span() if there else (len(part), len(part))
+        part = part[:start] + row + part[end:]
+    return part
 
 
-#: In the order in which they are asked.
-QUESTIONS: Final = (
-    InitQuestion("broker", "MQTT broker"),
-    InitQuestion("topics", "MQTT topics"),
-    InitQuestion("kafka", "Kafka bootstrap servers"),
-    InitQuestion("topic", "Kafka topic"),
-    InitQuestion("guarantee", f"Guarantee ({', '.join(Guarantee)})"),
-)
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(source: str) -> str:
+    """Of the records: the named wildcards, or the whole topic."""
+    try:
+        names = Pattern.parse(source).names
+    except ValueError:
+        names = {}
+    return "/".join(f"{{{name}}}" for name in names) or "{mqtt.topic}"
 
 
 def legal_name(text: str, otherwise: str) -> str:
-    """A name of a bridge or line that is like a text."""
-    name = _NOT_IN_A_NAME.sub("-", text).strip("-._")[:_LONGEST].rstrip("-._")
+    """A name of a bridge or line that is like a text, and leaves room for the other in a client id."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:40].rstrip("-._")
     return name or otherwise
 
 
@@ -97,50 +166,36 @@ def default_name() -> str:
     return legal_name(socket.gethostname().partition(".")[0], "bridge")
 
 
-def draft_of(answers: InitAnswers, *, name: str, state_dir: str, broker: DraftBroker | None = None) -> Draft:
-    """The file that these answers make.
+def draft_of(
+    answers: Answers,
+    file: Path,
+    head: Mapping[str, str],
+    broker: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> Draft:
+    """The file that these answers make: one line.
 
     Args:
-        answers: Whatever was said.
-        name: Of the bridge.
-        state_dir: Of the bridge.
-        broker: In place of what was answered, with all that is known of it.
+        answers: To every question.
+        file: As for `draft`.
+        head: As for `draft`.
+        broker: Keys of ``[mqtt]`` in place of what was answered.
+        notes: As in `Draft`.
     """
-    broker = broker or DraftBroker(uris=_listed(answers.broker))
-    line = DraftLine(
-        name=legal_name(re.sub(r"[.\-_]?\{[^{}]*\}", "", answers.topic), "telemetry"),
-        routes=routes_of(_listed(answers.topics), answers.topic),
-        broker=broker,
-    )
-    return Draft(name=name, state_dir=state_dir, kafka=answers.kafka, guarantee=answers.guarantee, lines=(line,))
+    name = legal_name(re.sub(r"[.\-_]?\{[^{}]*\}", "", answers["topic"]), "telemetry")
+    brokers = {"brokers": _listed(answers["broker"])}
+    return draft(file, head, answers, [DraftLine(name, _listed(answers["topics"]), broker or brokers)], notes)
 
 
-def routes_of(filters: tuple[str, ...], topic: str) -> tuple[DraftRoute, ...]:
-    """A route for each filter; its key is made of the named wildcards, or is the whole topic."""
-    return tuple(DraftRoute(source=one, topic=topic, key=_key(one)) for one in filters)
+def _listed(text: str) -> list[str]:
+    return [part for one in text.split(",") if (part := one.strip())] or [text]
 
 
-def _key(source: str) -> str:
+def mistake_in(made: Draft, file: Path) -> ConfigError | None:
+    """The first mistake that reading the file would find, its password files aside; None if it is right."""
+    text = re.sub(r"^(?=password_file = )", "# ", made.text, flags=re.MULTILINE)
     try:
-        names = Pattern.parse(source).names
-    except ValueError:
-        names = {}
-    return "/".join(f"{{{name}}}" for name in names) or "{mqtt.topic}"
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part for one in text.split(",") if (part := one.strip())) or (text,)
-
-
-def mistake_in(draft: Draft, file: Path) -> ConfigError | None:
-    """The first mistake that reading the file would find; None if it is right.
-
-    Args:
-        draft: What is to be written.
-        file: Where.
-    """
-    try:
-        parse(render(draft.without_secrets(), file), file, os.environ)
+        parse(text, file, os.environ)
     except ConfigMistakes as found:
         return found.mistakes[0]
     except ConfigError as found:
@@ -150,17 +205,17 @@ def mistake_in(draft: Draft, file: Path) -> ConfigError | None:
 
 #: Says what is wrong with an answer; None if nothing is.
 Judge: TypeAlias = Callable[[str], ConfigError | None]
-#: Asks a person a question, with its default, until the answer is right.
-Ask: TypeAlias = Callable[[InitQuestion, str, Judge], str]
+#: Asks a person a question in words, with its default, until the answer is right.
+Ask: TypeAlias = Callable[[str, str, Judge], str]
 
 
 def answered(
     said: Mapping[str, str | None],
-    made: Callable[[InitAnswers], Draft],
+    made: Callable[[Answers], Draft],
     file: Path,
     ask: Ask | None,
     known: frozenset[str] = frozenset(),
-) -> InitAnswers:
+) -> Answers:
     """All answers: those of options, of a person where there is one, and defaults.
 
     Args:
@@ -173,26 +228,72 @@ def answered(
     Raises:
         ConfigError: TL-C163, an option says what can't be, or answers what is known.
     """
-    answers = InitAnswers()
+    answers: dict[str, str] = dict(DEFAULTS)
+
+    def judge(key: str, text: str) -> ConfigError | None:
+        return mistake_in(made(answers | {key: text}), file)
+
     if (mistake := mistake_in(made(answers), file)) is not None:
         raise ConfigError("TL-C163", "towline init", mistake.what, mistake.do)
-    for question in QUESTIONS:
-        given = said[question.key]
-        if question.key in known:
+    for key, words in QUESTIONS.items():
+        given = said[key]
+        if key in known:
             if given is not None:
                 do = "Leave out the option, or --from."
-                raise ConfigError("TL-C163", question.option, "the file that --from names says this", do)
+                raise ConfigError("TL-C163", f"--{key}", "the file that --from names says this", do)
             continue
-        judge = partial(_judged, answers, question.key, made, file)
         if given is None and ask is not None:
-            given = ask(question, getattr(answers, question.key), judge)
-        elif given is not None and (mistake := judge(given)) is not None:
-            raise ConfigError("TL-C163", question.option, mistake.what, mistake.do)
-        answers = answers if given is None else replace(answers, **{question.key: given})
+            given = ask(words, answers[key], partial(judge, key))
+        elif given is not None and (mistake := judge(key, given)) is not None:
+            raise ConfigError("TL-C163", f"--{key}", mistake.what, mistake.do)
+        answers |= {} if given is None else {key: given}
     return answers
 
 
-def _judged(
-    answers: InitAnswers, key: str, made: Callable[[InitAnswers], Draft], file: Path, text: str
-) -> ConfigError | None:
-    return mistake_in(made(replace(answers, **{key: text})), file)
+def refuse_present(file: Path, *, force: bool) -> None:
+    """Say that a file is there before anything is asked.
+
+    Raises:
+        ConfigError: TL-C162.
+    """
+    if not force and (file.exists() or file.is_symlink()):
+        raise _present(file)
+
+
+def write(made: Draft, file: Path, *, force: bool) -> list[Path]:
+    """Write a bridge file and its password files, mode 0600: whole or not at all, durable.
+
+    Args:
+        made: What it says.
+        file: Where; its directory is there.
+        force: Replace what is there.
+
+    Returns:
+        What was written: the bridge file first.
+
+    Raises:
+        ConfigError: TL-C162, one of them is there; TL-C164, the directory does not take them. Nothing was written then.
+    """
+    contents = {file.parent / name: f"{secret}\n" for name, secret in made.secrets.items()}
+    contents[file] = made.text  # last: what it names is there
+    written: list[Path] = []
+    try:
+        for path, text in contents.items():
+            if force:
+                files.replace_durably(path, text)
+            else:
+                files.create_durably(path, text)
+                written.append(path)
+    except OSError as error:
+        for path in written:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        if isinstance(error, FileExistsError):
+            raise _present(path) from error
+        do = "Name a file in a directory that is there and that this user may write."
+        raise ConfigError("TL-C164", str(path), f"it can't be written ({files.why(error)})", do) from error
+    return list(reversed(contents))
+
+
+def _present(path: Path) -> ConfigError:
+    return ConfigError("TL-C162", str(path), "it is there already", "Name another file, or replace it with --force.")
