@@ -5,8 +5,7 @@ offsets as JSON text, so gateways stand in the order of their names, and keys in
 gateways (option ``gateways``) each place says too where its gateway is, ``"at"``: a batch that a crash interrupted is
 then served again, and a gateway that was taken out of the list asked what waits there. ``"drained": true`` stands with
 one that has said so when all that it held was committed: nobody waits for it, and its place stays, so that it goes on
-there, as the same journal, if it ever takes part again. Offsets of an earlier Towline
-have no incarnation: they are written back as they are, and the next one has it.
+there, as the same journal, if it ever takes part again.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class Position:
         """
         try:
             places = tuple(JournalPlace.parse(str(name), fields) for name, fields in offset["gateways"].items())
-            found = cls(places, int(offset.get("tick", 0)))
+            found = cls(places, int(offset["tick"]))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _another_kind(offset) from None
         if not places:

@@ -2,8 +2,8 @@
 
 The sums are a witness of their own beside the journal's offsets and the markers in Kafka: what Kafka acknowledged, what
 went to the dead-letter topic, what was lost. A batch that is run again replaces what was said of it. Sums go on only
-where the batch before was noted too; where it was not (a note of an older Towline, one that a power failure took) they
-begin anew with the batch at hand, and say so by `SinkSums.since`.
+where the batch before was noted too; where it was not (a power failure took the note) they begin anew with the batch
+at hand, and say so by `SinkSums.since`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from towline.kafka.markers import MarkerStep, MarkerTotals
 
@@ -57,12 +57,6 @@ class SinkSums:
     def as_json(self) -> dict[str, int]:
         """Plain values."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """From `as_json`; unknown keys are left out."""
-        known = {one.name for one in fields(cls)}
-        return cls(**{name: int(value) for name, value in values.items() if name in known})
 
 
 _COUNTED: Final = tuple(one.name for one in fields(SinkSums) if one.name != "since")

@@ -168,6 +168,5 @@ class LineCounts(ABC):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """From `as_json`; unknown keys are left out."""
-        known = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
-        return cls(**{**known, "sink": SinkWitness.from_json(values.get("sink") or {})})
+        """From `as_json`; nothing is counted yet where there is none."""
+        return cls(**{**values, "sink": SinkWitness.from_json(values["sink"])}) if values else cls()

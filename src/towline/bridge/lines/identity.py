@@ -8,11 +8,11 @@ belongs to it, and how many transactions a batch was split into. What is found l
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from towline import files
 from towline.errors import ConfigError
@@ -20,11 +20,11 @@ from towline.errors import ConfigError
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
 
-__all__ = ["IDENTITY_FILE", "UNKNOWN", "Identity", "settle", "sinks"]
+__all__ = ["IDENTITY_FILE", "Identity", "settle", "sinks"]
 
 IDENTITY_FILE: Final = "identity.json"
-#: Of `Identity.handed`.
-UNKNOWN: Final = -1
+#: Type of a field → how its JSON value is read.
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {"str": str, "int": int, "tuple[str, ...]": tuple}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,11 @@ class Identity:
         mapping: Digest of what a downlink makes of a record in batches that were begun.
         incarnation: Which opening of that journal wrote the row below `start`; "" where that is not known.
         packet_limit: Largest packet of the broker in those batches, in bytes; 0 for no limit.
-        guarantee: Its promise when it ran last; "" from a Towline that did not say.
+        guarantee: Its promise when it ran last; "" before the first start.
         split: Digest of what the rows of a batch are made of, where that has several transactions; else "".
         brokers: Where its MQTT session may be.
-        handed: Offset below which rows may have been handed to Kafka before its checkpoint began; `UNKNOWN` until the
-            gateway says how many there are.
         places: Of a line over several gateways what `journal`, `start` and `incarnation` are of one: the ``gateways``
             of a source offset (`towline.spark.offsets`) as JSON; "" for where each gateway's account stands.
-        handed_places: As `handed`, offsets by gateway as JSON; "" for none.
     """
 
     line: str
@@ -67,9 +64,7 @@ class Identity:
     guarantee: str = ""
     split: str = ""
     brokers: tuple[str, ...] = ()
-    handed: int = 0
     places: str = ""
-    handed_places: str = ""
 
     @classmethod
     def new(cls, bridge: str, line: str) -> Identity:
@@ -86,25 +81,7 @@ class Identity:
         file = state_dir / IDENTITY_FILE
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
-            return cls(
-                str(values["line"]),
-                str(values["sink"]),
-                int(values["generation"]),
-                str(values["query"]),
-                int(values["parallelism"]),
-                str(values["journal"]),
-                int(values["start"]),
-                str(values.get("offsets", "")),
-                str(values.get("mapping", "")),
-                int(values.get("packet_limit", 0)),
-                str(values.get("incarnation", "")),
-                str(values.get("guarantee", "")),
-                str(values.get("split", "")),
-                tuple(map(str, values.get("brokers", ()))),
-                int(values.get("handed", 0)),
-                str(values.get("places", "")),
-                str(values.get("handed_places", "")),
-            )
+            return cls(**{one.name: _READ[str(one.type)](values[one.name]) for one in fields(cls)})
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:

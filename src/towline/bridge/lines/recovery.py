@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from towline.bridge.config.model import Line
 from towline.bridge.lines.evidence import Evidence, kafka_offsets, places_at, read_checkpoint
-from towline.bridge.lines.identity import UNKNOWN, Identity, sinks
+from towline.bridge.lines.identity import Identity, sinks
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, is_other
@@ -85,13 +85,13 @@ class CheckpointSettings(NamedTuple):
 
 
 def former_guarantee(line: AnyLine, identity: Identity) -> Guarantee:
-    """What the line promised when it ran last; from a Towline that did not say, what it promises now."""
-    return next((one for one in Guarantee if one.value == identity.guarantee), line.guarantee)
+    """What the line promised when it ran last; before its first start, what it promises now."""
+    return Guarantee(identity.guarantee or line.guarantee)
 
 
 def _split(line: Line) -> str:
-    """Changes with whatever a batch's rows are made of; of what differs from the defaults: later versions have more."""
-    sections = [one.model_dump_json(exclude_defaults=True) for one in (*line.sections, line.dedupe) if one]
+    """Changes with whatever a batch's rows are made of."""
+    sections = [one.model_dump_json() for one in (*line.sections, line.dedupe) if one]
     return hashlib.sha256(json.dumps([sections, line.dead_letter_topic]).encode()).hexdigest()[:16]
 
 
@@ -310,7 +310,6 @@ def refused(line: AnyLine, file: Path | str, error: TowlineError) -> TowlineErro
 _COST: Final = {
     "at_most_once": "what waits on disk is given up",
     "at_least_once": "what the last batch held may come twice",
-    "by_qos": "what the last batch held may come twice, but for QoS 0, of which it is given up",
     "exactly_once": "what the last batch held may come twice, this once",
 }
 #: The account of another journal knows nothing of what was carried meanwhile.
@@ -346,12 +345,9 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     incarnation = old.done_incarnation if again else old.incarnation
     taken = sinks(line.gateway.state_dir)
     fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation, taken)
-    fresh = replace(fresh, handed=UNKNOWN if old.planned is None else old.planned_end)
     if isinstance(line, Line) and line.gateways:
-        logs = Checkpoint(str(line.checkpoint))
-        ends = {place.gateway: place.to_json() for place in places_at(logs, batch)}
-        handed = {place.gateway: place.offset for place in places_at(logs, old.planned)}
-        fresh = replace(fresh, places=json.dumps(ends) if ends else "", handed_places=json.dumps(handed))
+        ends = {place.gateway: place.to_json() for place in places_at(Checkpoint(str(line.checkpoint)), batch)}
+        fresh = replace(fresh, places=json.dumps(ends) if ends else "")
     if line.checkpoint.exists():
         line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
         _remove_oldest(line.checkpoint)

@@ -66,7 +66,7 @@ class SinkWitness:
         said = report.get("sink")
         if said is None:
             return None
-        sums, own = SinkSums.from_json(said["sums"]), SinkSums.from_json(said["own"])
+        sums, own = SinkSums(**said["sums"]), SinkSums(**said["own"])
         query = str(report.get("query", ""))
         told = self.told
         if query != self.query:
@@ -91,7 +91,7 @@ class SinkWitness:
         said, query = report.get("sink"), str(report.get("query", ""))
         if said is None or not (same or self.told is None or query != self.query):
             return self
-        return replace(self, query=query, told=SinkSums.from_json(said["sums"]), whole=False)
+        return replace(self, query=query, told=SinkSums(**said["sums"]), whole=False)
 
     @property
     def kafka(self) -> str:
@@ -114,11 +114,5 @@ class SinkWitness:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """From ``dataclasses.asdict``."""
-        told, sums = values.get("told"), values.get("sums")
-        return cls(
-            values.get("began"),
-            str(values.get("query", "")),
-            None if told is None else SinkSums.from_json(told),
-            NOTHING if sums is None else SinkSums.from_json(sums),
-            bool(values.get("whole")),
-        )
+        told = values["told"]
+        return cls(**{**values, "told": told and SinkSums(**told), "sums": SinkSums(**values["sums"])})

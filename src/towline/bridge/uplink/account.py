@@ -110,7 +110,7 @@ class UplinkCounts(LineCounts):
         told: Part of `dead_lettered` that the sink of `query` told of.
         letters_off: Dead letters that the one note of the sink has and its sums have not.
         plain_letters: Dead letters that the sink does not know as such: it has them among those acknowledged.
-        unwitnessed: Carried, and told of by Spark alone; None for those of an older version.
+        unwitnessed: Carried, and told of by Spark alone.
         spans: Of a line over several gateways what `since` and `upto` are of one, by journal; what was counted of a
             gateway that has gone stays.
     """
@@ -133,15 +133,6 @@ class UplinkCounts(LineCounts):
     plain_letters: int = 0
     unwitnessed: int = 0
     spans: Mapping[str, Span] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """From `as_json`; what an older version counted is carried, and has no other witness."""
-        counts = super(UplinkCounts, cls).from_json(values)
-        if "unwitnessed" in values:
-            return counts
-        elsewhere = sum(getattr(counts, name) for name in (*_NOT_GIVEN, "dead_lettered", "skipped"))
-        return replace(counts, unwitnessed=counts.offsets - elsewhere)
 
     def add(self, report: Mapping[str, Any]) -> Self:
         """Count a committed batch; one that was counted before changes nothing.
