@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from towline.guarantee import POLICIES, Guarantee, Policy
+from towline.guarantee import POLICIES, Guarantee, Policy, promise_problem
 
 PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
 BEGIN = "<!-- written by scripts/guarantees.py -->"
@@ -24,10 +24,15 @@ END = "<!-- end -->"
 def qos(policy: Policy) -> str:
     """The subscription a line may have."""
     if policy.least_qos == 0:
-        return f"QoS {policy.qos}, any" if policy.most_qos == 2 else f"QoS {policy.most_qos} or less"
-    more = "" if policy.least_qos == 2 else " or more"
-    keyed = "" if policy.least_qos_keyed == policy.least_qos else f" ({policy.least_qos_keyed} with a `dedupe` key)"
-    return f"QoS {policy.least_qos}{more}{keyed}"
+        return f"QoS {policy.qos}, any"
+    if policy.least_qos_keyed == policy.least_qos:
+        return f"QoS {policy.least_qos} or more"
+    weaker = ", ".join(
+        f'{POLICIES[promise].qos} on a route with `promise = "{promise}"`'
+        for promise in POLICIES
+        if promise_problem(Guarantee.EXACTLY_ONCE, promise) is None
+    )
+    return f"QoS {policy.least_qos} ({policy.least_qos_keyed} with a `dedupe` key, {weaker})"
 
 
 def producer(policy: Policy) -> str:

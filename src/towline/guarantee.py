@@ -19,20 +19,17 @@ __all__ = [
     "Policy",
     "conf_problem",
     "policy",
+    "promise_problem",
     "qos_problem",
     "sharing_problem",
 ]
 
 
 class Guarantee(StrEnum):
-    """The promise of a line, as Kafka's delivery semantics use the words (design section 4).
-
-    ``by_qos`` is two of them on one line: at most once for a message of QoS 0, at least once for one of QoS 1.
-    """
+    """The promise of a line, as Kafka's delivery semantics use the words (design section 4)."""
 
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
-    BY_QOS = "by_qos"
     EXACTLY_ONCE = "exactly_once"
 
 
@@ -65,11 +62,10 @@ class Policy:
         qos: QoS to subscribe with where none is written.
         least_qos: A subscription with less is refused.
         least_qos_keyed: The same on a line that drops repeats by a key.
-        most_qos: A subscription with more is refused: it would promise more than the line keeps.
         persistent: Whether the broker must keep the session [MQTT-3.1.2-4, -5].
         acks: When the broker may be answered; the first is taken where none is written, others are refused.
-        once_below: Of a batch that a crash interrupted, rows with a QoS below this one are not served again: 0 for
-            all rows again, 3 for none.
+        serves_again: Whether the source serves the batch that a crash interrupted again; else it serves it empty, and
+            its rows are counted as given up.
         replay: The same in words.
         transactions: Whether records and marker are one transaction [I9].
         isolations: What ``isolation.level`` of the way back may be; the first is taken where none is written: what is
@@ -86,10 +82,9 @@ class Policy:
     qos: int
     least_qos: int
     least_qos_keyed: int
-    most_qos: int
     persistent: bool
     acks: tuple[AckAfter, ...]
-    once_below: int
+    serves_again: bool
     replay: str
     transactions: bool
     isolations: tuple[str, ...]
@@ -106,16 +101,6 @@ class Policy:
         """QoS of what is published on the way back where none is written."""
         return self.publish_levels[0]
 
-    @property
-    def serves_again(self) -> bool:
-        """Whether the source serves rows of the batch that a crash interrupted; else it serves it empty."""
-        return self.once_below <= HIGHEST_QOS
-
-    @property
-    def gives_up(self) -> bool:
-        """Whether rows of such a batch are left out, and counted as given up."""
-        return self.once_below > 0
-
 
 #: Of MQTT: QoS is 0, 1 or 2 [MQTT 5 section 4.3].
 HIGHEST_QOS: Final = 2
@@ -129,8 +114,6 @@ _REPEATABLE: Final = MappingProxyType(
 _STAGED_ONCE: Final = MappingProxyType(
     {"spark.stage.maxConsecutiveAttempts": "1", "spark.stage.ignoreDecommissionFetchFailure": "false"}
 )
-#: And a second attempt beside the first would mix up the order of a device's two classes.
-_ATTEMPTED_ONCE: Final = MappingProxyType({"spark.speculation": "false", **_STAGED_ONCE})
 
 #: Idempotent, acknowledged by all in-sync replicas, sent again until the delivery timeout.
 _ACKNOWLEDGED: Final = MappingProxyType({"acks": "all", "enable.idempotence": "true"})
@@ -151,10 +134,9 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             qos=0,
             least_qos=0,
             least_qos_keyed=0,
-            most_qos=HIGHEST_QOS,
             persistent=False,
             acks=(AckAfter.RECEIVED,),
-            once_below=HIGHEST_QOS + 1,
+            serves_again=False,
             replay="served empty",
             transactions=False,
             isolations=("read_committed", "read_uncommitted"),
@@ -170,10 +152,9 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             qos=1,
             least_qos=1,
             least_qos_keyed=1,
-            most_qos=HIGHEST_QOS,
             persistent=True,
             acks=(AckAfter.JOURNAL, AckAfter.KAFKA),
-            once_below=0,
+            serves_again=True,
             replay="served again, the same rows in the same order",
             transactions=False,
             isolations=("read_committed", "read_uncommitted"),
@@ -185,33 +166,13 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             lost="no, from the broker's hand-over on, as long as the state directory is kept",
             doubled="yes: after a crash or a retry, and what a publisher sends again",
         ),
-        Guarantee.BY_QOS: Policy(
-            qos=1,
-            least_qos=0,
-            least_qos_keyed=0,
-            most_qos=1,
-            persistent=True,
-            acks=(AckAfter.JOURNAL, AckAfter.KAFKA),
-            once_below=1,
-            replay="served again without its rows of QoS 0",
-            transactions=False,
-            isolations=("read_committed", "read_uncommitted"),
-            publish_levels=(1, 0),
-            spark=_ATTEMPTED_ONCE,
-            kafka=_ACKNOWLEDGED,
-            kafka_accepts=_IDEMPOTENT,
-            kafka_timeout_s=60.0,
-            lost="QoS 0: yes, what is on the way when a process or a broker fails; QoS 1: no, as at_least_once",
-            doubled="QoS 0: no; QoS 1: yes, as at_least_once",
-        ),
         Guarantee.EXACTLY_ONCE: Policy(
             qos=2,
             least_qos=2,
             least_qos_keyed=1,
-            most_qos=HIGHEST_QOS,
             persistent=True,
             acks=(AckAfter.JOURNAL,),
-            once_below=0,
+            serves_again=True,
             replay="served again, and skipped if the marker says that Kafka has it",
             transactions=True,
             isolations=("read_committed",),
@@ -244,15 +205,33 @@ def qos_problem(guarantee: Guarantee, qos: int, *, keyed: bool = False) -> tuple
     """
     table = POLICIES[guarantee]
     least = table.least_qos_keyed if keyed else table.least_qos
-    if qos > table.most_qos:
-        what = f"guarantee {guarantee} takes QoS 0 and 1: QoS 2 would be at least once"
-        return what, "Lower it to 1, or take exactly_once on a line of its own."
     if qos >= least:
         return None
     what = f"guarantee {guarantee} needs QoS {' or '.join(map(str, range(least, HIGHEST_QOS + 1)))}"
     if table.least_qos_keyed <= qos:
-        return what, f"Raise it, or give a dedupe key, which allows QoS {qos}."
-    return what, "Raise it, or take guarantee by_qos, which carries QoS 0 at most once."
+        return what, f'Raise it, or give a dedupe key or promise = "at_least_once", which allow QoS {qos}.'
+    line = "" if guarantee is Guarantee.EXACTLY_ONCE else "take guarantee exactly_once and "
+    return what, f'Raise it, or {line}give the route promise = "at_most_once", which takes QoS 0.'
+
+
+def promise_problem(guarantee: Guarantee, promise: Guarantee, qos: int | None = None) -> tuple[str, str] | None:
+    """Why a route can't promise this by itself, and what to do; None where it can.
+
+    Its sink writes transactions as those of the whole line, so a route can be weaker only in how it is subscribed.
+
+    Args:
+        guarantee: Of the line.
+        promise: Of the route.
+        qos: Of its subscription, where one is written.
+    """
+    said = f'promise = "{promise}"'
+    if guarantee is not Guarantee.EXACTLY_ONCE:
+        return f"{said} is for a route of a line with guarantee exactly_once, not {guarantee}", "Change one of the two."
+    if promise is guarantee:
+        return f"{said} is what the line promises", "Remove it, or write at_least_once or at_most_once."
+    if qos not in (None, takes := POLICIES[promise].qos):
+        return f"{said} subscribes with QoS {takes}, not {qos}", "Remove qos, or promise."
+    return None
 
 
 def sharing_problem(settings: _Connected, publish_qos: int | None = None) -> tuple[str, str] | None:

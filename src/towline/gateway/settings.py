@@ -22,7 +22,7 @@ from pydantic import (
 from towline.delivery.receipts.payload import PREFIX
 from towline.gateway.listen import ListenSettings
 from towline.gateway.sharing import ShareSettings, ShareWay
-from towline.guarantee import AckAfter, Guarantee, policy, qos_problem
+from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
 from towline.mqtt.rules import filter_problem
@@ -285,11 +285,6 @@ class GatewaySettings(_Model):
                 )
             if self.acks is AckAfter.RECEIVED:
                 raise ValueError(f"guarantee {self.guarantee} needs ack_after journal or kafka, not received")
-            for one in self.subscriptions:
-                if problem := qos_problem(self.guarantee, one.qos, keyed=True):
-                    what, do = problem
-                    hint = f"{do[0].lower()}{do[1:-1]}"
-                    raise ValueError(f'{what}, "{one.pattern}" is subscribed with QoS {one.qos}; {hint}')
         return self
 
     @model_validator(mode="after")
@@ -307,7 +302,7 @@ class GatewaySettings(_Model):
     def _receipted(self) -> Self:
         if self.receipts is None:
             return self
-        if policy(self.guarantee).gives_up:
+        if not policy(self.guarantee).serves_again:
             raise ValueError(
                 f"receipts need guarantee at_least_once or exactly_once: {self.guarantee} gives messages up"
             )

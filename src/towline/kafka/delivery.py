@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from towline.kafka.markers import MarkerStep
     from towline.kafka.options import SinkSettings
 
-__all__ = ["AtLeastOnce", "AtMostOnce", "ByQos", "Delivered", "Delivery", "Task", "require_topics"]
+__all__ = ["AtLeastOnce", "AtMostOnce", "Delivered", "Delivery", "Task", "require_topics"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Delivery(ABC):
             limits = RecordLimits({}, 0, None, 0, self.settings.reserves)
             fault = fault_of((topic,), limits)
             assert fault is not None, "it is reserved"
-            raise faults.unfit(self.settings.servers, topic, fault.reason, fault.detail, self.settings.guarantee)
+            raise faults.unfit(self.settings.servers, topic, fault.reason, fault.detail)
 
 
 class AtLeastOnce(Delivery):
@@ -156,7 +156,6 @@ class AtLeastOnce(Delivery):
                 rows,
                 self.settings.timeout_s,
                 client.first,
-                self.settings.guarantee,
             )
         return Delivered(rows - screen.dead_letters, size, dead_lettered=screen.dead_letters)
 
@@ -166,20 +165,6 @@ class AtLeastOnce(Delivery):
             return self.columns.rows(batch)
         screen.look([batch])
         return screen.rows(batch)
-
-
-class ByQos(AtLeastOnce):
-    """As at least once, by one producer for both classes, and no task is run twice.
-
-    A second attempt can't know which rows of QoS 0 the first has handed to Kafka. The batch fails, and when Spark plans
-    it again the source leaves them out, in one place and counted.
-    """
-
-    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
-        """Write and wait; TL-K28 for a second attempt, else as `AtLeastOnce`."""
-        if task.attempt > 0:
-            raise faults.repeated(self.settings.servers, task.attempt)
-        return super().deliver(task, batches)
 
 
 class AtMostOnce(Delivery):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import confluent_kafka
 
 from towline.errors import ConfigError, KafkaError
-from towline.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,11 +20,9 @@ __all__ = [
     "SILENCE",
     "TransactionVerdict",
     "gave_up",
-    "kept",
     "missing",
     "reason",
     "refused",
-    "repeated",
     "unanswered",
     "undelivered",
     "unfit",
@@ -57,16 +54,6 @@ _ADVICE: Final = MappingProxyType(
 KEPT: Final = (
     "Its batch is not committed; the rows stay where Spark read them and are written again when the query restarts."
 )
-#: The same with by_qos: nobody can say which rows of QoS 0 Kafka was handed before.
-_KEPT_BY_QOS: Final = (
-    "Its batch is not committed; when the query restarts, its rows of QoS 1 are written again, and those of QoS 0 are "
-    "given up and counted."
-)
-
-
-def kept(guarantee: str) -> str:
-    """What becomes of a batch that failed."""
-    return _KEPT_BY_QOS if guarantee == Guarantee.BY_QOS else KEPT
 
 
 def reason(error: Any) -> str:
@@ -91,9 +78,7 @@ def name_of(error: Any) -> str:
     return str(error.name()) if isinstance(error, confluent_kafka.KafkaError) else ""
 
 
-def undelivered(
-    servers: str, lost: int, rows: int, seconds: float, first: Iterable[tuple[str, Any]], guarantee: str = ""
-) -> KafkaError:
+def undelivered(servers: str, lost: int, rows: int, seconds: float, first: Iterable[tuple[str, Any]]) -> KafkaError:
     """Records Kafka did not confirm: TL-K02 within the time, TL-K03 because it refused them.
 
     Args:
@@ -102,7 +87,6 @@ def undelivered(
         rows: Records of this task.
         seconds: The delivery timeout.
         first: Topics and errors of the first failed ones; may be empty.
-        guarantee: The sink's.
     """
     refusals = [(topic, error) for topic, error in first if name_of(error) not in _TIMEOUTS]
     if not refusals:
@@ -110,12 +94,12 @@ def undelivered(
             "TL-K02",
             servers,
             f"Kafka did not take {lost:,} of {rows:,} records within {seconds:g} s",
-            f"Is it up and reachable? {kept(guarantee)}",
+            f"Is it up and reachable? {KEPT}",
         )
     topic, error = refusals[0]
     advice = _ADVICE.get(name_of(error), "")
     what = f'Kafka refused {lost:,} of {rows:,} records, the first for topic "{topic}": {reason(error)}'
-    return KafkaError("TL-K03", servers, what, f"{advice} {kept(guarantee)}".strip())
+    return KafkaError("TL-K03", servers, what, f"{advice} {KEPT}".strip())
 
 
 _DOWN: Final = "no broker is up"
@@ -165,18 +149,6 @@ def unanswered(servers: str, seconds: float, why: str) -> KafkaError:
     return KafkaError("TL-K01", servers, _silent(seconds, why), f"Is it up and reachable? {KEPT}")
 
 
-def repeated(servers: str, attempt: int) -> KafkaError:
-    """TL-K28: a task is run again, and nobody can say which rows of QoS 0 Kafka was handed before.
-
-    Args:
-        servers: The bootstrap servers.
-        attempt: Which one this is, 0 for the first.
-    """
-    what = f"attempt {attempt + 1} of a task might write rows of QoS 0 a second time, which guarantee by_qos never does"
-    do = "Start the query again: the batch then comes without them. spark.task.maxFailures=1 saves the other attempts."
-    return KafkaError("TL-K28", servers, what, do)
-
-
 def unreachable(servers: str, seconds: float, why: str) -> KafkaError:
     """TL-K01 for a look-up; arguments as `unanswered`."""
     do = "Check the bootstrap servers, the network and, if Kafka asks for them, user and password."
@@ -196,7 +168,7 @@ def missing(servers: str, topics: Iterable[str]) -> KafkaError:
     return KafkaError("TL-K04", servers, what, f"{do} --partitions N --replication-factor N.")
 
 
-def refused(servers: str, record: tuple[Any, ...], limit: str, error: Any, guarantee: str = "") -> KafkaError:
+def refused(servers: str, record: tuple[Any, ...], limit: str, error: Any) -> KafkaError:
     """A record that the client itself refuses: TL-K05 too large, TL-K06 anything else.
 
     Args:
@@ -204,20 +176,19 @@ def refused(servers: str, record: tuple[Any, ...], limit: str, error: Any, guara
         record: Topic, value, key and partition.
         limit: The client's ``message.max.bytes``.
         error: What `produce` raised.
-        guarantee: The sink's.
     """
     topic, value, key, partition = record[:4]
     name = name_of(error)
     if name == "MSG_SIZE_TOO_LARGE":
         size = len(value or b"") + len(key or b"")
         what = f'a record of {size:,} bytes for topic "{topic}" is larger than kafka.message.max.bytes = {int(limit):,}'
-        return KafkaError("TL-K05", servers, what, f"{_ADVICE[name]} {kept(guarantee)}")
+        return KafkaError("TL-K05", servers, what, f"{_ADVICE[name]} {KEPT}")
     place = f", partition {partition}," if partition is not None and partition >= 0 else ""
     what = f'a record for topic "{topic}"{place} can not be sent: {reason(error)}'
-    return KafkaError("TL-K06", servers, what, kept(guarantee))
+    return KafkaError("TL-K06", servers, what, KEPT)
 
 
-def unfit(servers: str, topic: str | None, why: str, detail: str, guarantee: str = "") -> KafkaError:
+def unfit(servers: str, topic: str | None, why: str, detail: str) -> KafkaError:
     """A record found bad before anything was sent: TL-K04 its topic is missing, TL-K05 too large, TL-K06 the rest.
 
     Args:
@@ -225,14 +196,13 @@ def unfit(servers: str, topic: str | None, why: str, detail: str, guarantee: str
         topic: Its topic.
         why: A `deadletters.Reason`.
         detail: The same in a line.
-        guarantee: The sink's.
     """
     if why == "topic_missing" and topic is not None:
         return missing(servers, [topic])
     code = "TL-K05" if why == "too_large" else "TL-K06"
     what = f'a record for topic "{topic}" can not be written: {detail}'
     do = "Correct it, or name a deadLetterTopic, which keeps every byte of such records."
-    return KafkaError(code, servers, what, f"{do} {kept(guarantee)}")
+    return KafkaError(code, servers, what, f"{do} {KEPT}")
 
 
 class TransactionVerdict(Enum):

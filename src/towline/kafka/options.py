@@ -56,7 +56,7 @@ class SinkSettings:
     """The validated options of one sink; picklable, and free of secrets [I12].
 
     Attributes:
-        guarantee: ``exactly_once``, ``at_least_once``, ``by_qos`` or ``at_most_once``.
+        guarantee: ``exactly_once``, ``at_least_once`` or ``at_most_once``.
         servers: ``bootstrap.servers`` as written, for messages.
         timeout_s: Seconds within which Kafka must have confirmed a record.
         client: Unresolved librdkafka configuration, complete but for callbacks.
@@ -247,10 +247,7 @@ MOST_PARTITIONS: Final = 1000
 
 def _guarantee(text: str) -> str:
     if text not in POLICIES:
-        words = (
-            "exactly_once (the default), at_least_once (nothing lost), at_most_once (nothing doubled) and by_qos "
-            "(QoS 0 at most once, QoS 1 at least once)"
-        )
+        words = "exactly_once (the default), at_least_once (nothing lost) and at_most_once (nothing doubled)"
         raise ConfigError("TL-C40", FORMAT, f'"{text}" is not a guarantee', f"Choose between {words}.")
     return text
 
@@ -275,7 +272,7 @@ def _wrong(option: Option, text: str, problem: str) -> ConfigError:
 
 
 _EXACTLY_ONCE: Final = frozenset({Guarantee.EXACTLY_ONCE})
-_NO_LOSS: Final = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.BY_QOS, Guarantee.EXACTLY_ONCE})
+_NO_LOSS: Final = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE})
 #: Spark's Kafka sink's own options, and ours; ``sinkId`` names the sink in dead letters too. `Option.into` names fields
 #: of `SinkSettings`. Options about transactions mean nothing without them.
 _FORMAT: Final = Format(

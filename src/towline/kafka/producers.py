@@ -159,7 +159,7 @@ class KafkaProducer:
 
     def _refused(self, record: Record, problem: BaseException) -> Exception:
         limit = self._settings.client.get("message.max.bytes", _MESSAGE_MAX_BYTES)
-        return faults.refused(self._settings.servers, record, limit, problem, self._settings.guarantee)
+        return faults.refused(self._settings.servers, record, limit, problem)
 
     def flush(self, seconds: float) -> int:
         """Wait until every record is confirmed or failed, at most so long; how many are neither.

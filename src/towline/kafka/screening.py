@@ -243,12 +243,11 @@ class RecordCheck:
             return
         if self._limits.topics[name].compacted:
             what = f'the dead-letter topic "{name}" is compacted: it keeps one letter a key, and takes none without'
-            do = f"Set cleanup.policy=delete for it. {faults.kept(self._settings.guarantee)}"
+            do = f"Set cleanup.policy=delete for it. {faults.KEPT}"
             raise KafkaError("TL-K71", self._settings.servers, what, do)
         if (room := self._room()) < _LEAST_ROOM:
             what = f'the dead-letter topic "{name}" takes {room:,} bytes: not every letter fits, not even in parts'
-            kept = faults.kept(self._settings.guarantee)
-            do = f"Raise its max.message.bytes, or kafka.message.max.bytes, to {_LEAST_ROOM:,} at least. {kept}"
+            do = f"Raise its max.message.bytes, or kafka.message.max.bytes, to {_LEAST_ROOM:,} at least. {faults.KEPT}"
             raise KafkaError("TL-K72", self._settings.servers, what, do)
 
     def _topics(self, batch: Any) -> set[str]:
@@ -289,9 +288,7 @@ class RecordCheck:
         for record in records:
             fault = fault_of(record, self._limits)
             if fault is not None:
-                raise faults.unfit(
-                    self._settings.servers, record[0], fault.reason, fault.detail, self._settings.guarantee
-                )
+                raise faults.unfit(self._settings.servers, record[0], fault.reason, fault.detail)
 
     def _sift(self, batch: Any, at: int, record: Record) -> Iterable[Record]:
         fault = fault_of(record, self._limits)

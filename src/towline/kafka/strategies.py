@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from towline.kafka.delivery import AtLeastOnce, AtMostOnce, ByQos, Delivery
+from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivery
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["delivery_for"]
 
 _SIMPLE: Final[Mapping[str, type[Delivery]]] = MappingProxyType(
-    {"at_least_once": AtLeastOnce, "at_most_once": AtMostOnce, "by_qos": ByQos}
+    {"at_least_once": AtLeastOnce, "at_most_once": AtMostOnce}
 )
 
 

@@ -18,7 +18,7 @@ from towline.errors import ConfigError, KafkaError, one_line
 from towline.guarantee import policy
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import ByQos, Delivered, Task, require_topics
+from towline.kafka.delivery import Delivered, Task, require_topics
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
@@ -125,7 +125,7 @@ class KafkaTransactional(DataSource):
         """
         settle()
         location = self.options.get("checkpointlocation", "")
-        if policy(self._settings.guarantee).gives_up:
+        if not policy(self._settings.guarantee).serves_again:
             Checkpoint(location).sync()
         looks = self._settings.guarantee == "exactly_once" and location
         try:
@@ -196,7 +196,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """
         settle()
         task = Task(*streaming_task(_out_of_place))
-        if isinstance(self._delivery, ExactlyOnce | ByQos):
+        if isinstance(self._delivery, ExactlyOnce):
             _refuse_speculation()
         return _write(self._delivery, iterator, task)
 

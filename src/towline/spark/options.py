@@ -72,7 +72,6 @@ _READING: Final = (
     Option("maxBytesPerTrigger", lambda text: at_least_one(read.size(text)), "max_bytes"),
     Option("minPartitions", read.whole(1), "min_partitions"),
     Option("maxRecordsPerPartition", read.whole(1), "max_records"),
-    Option("repeatedBelow", _by_gateway(read.whole()), "repeated_below"),
     Option("startingOffset", _by_gateway(_starting), "starting"),
     Option("endingOffset", _by_gateway(read.whole()), "ending"),
     Option("pollMs", _poll, "poll_s"),
@@ -127,7 +126,7 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
         told = _settings(given, guarantee).model_copy(update={"checkpoint": given.text("checkpointLocation")})
         place = replace(place, settings=told.model_dump_json())
     limits = {"max_rows": DEFAULT_MAX_ROWS, "max_bytes": DEFAULT_MAX_BYTES}
-    plan = ReadPlan(place, once_below=policy(guarantee).once_below, **{**limits, **given.values(_READING)})
+    plan = ReadPlan(place, serves_again=policy(guarantee).serves_again, **{**limits, **given.values(_READING)})
     if plan.event_time and not plan.checkpoint:
         raise ConfigError(
             "TL-C23",
@@ -144,7 +143,6 @@ def _check_offsets(given: Given, plan: ReadPlan) -> None:
     values = {
         "startingOffset": plan.starting,
         "endingOffset": plan.ending,
-        "repeatedBelow": plan.repeated_below,
     }
     for name, value in values.items():
         if plan.gateways and isinstance(value, int) and name in given:
@@ -172,7 +170,7 @@ def _settings(given: Given, guarantee: Guarantee) -> GatewaySettings:
 
 
 def _check_promise(settings: GatewaySettings) -> None:
-    """Refuse what is valid by itself and yet less than the guarantee needs without a key (`qos_problem`)."""
+    """Refuse what is valid by itself, and less than the guarantee needs without the key or promise of a route."""
     guarantee, table = settings.guarantee, policy(settings.guarantee)
     if settings.acks not in table.acks:
         what = f"guarantee {guarantee} acknowledges after {' or '.join(table.acks)}, not {settings.acks}"
@@ -180,7 +178,7 @@ def _check_promise(settings: GatewaySettings) -> None:
     for one in settings.subscriptions:
         if problem := qos_problem(guarantee, one.qos):
             what = f'{problem[0]}, "{one.pattern}" is subscribed with QoS {one.qos}'
-            do = "Raise it, or take at_least_once and drop repeats by a key of your own."
-            raise ConfigError("TL-C12", f'{WHERE} option "subscribe"', what, do)
+            weaker = "at_least_once and drop repeats by a key of your own" if one.qos else "at_most_once"
+            raise ConfigError("TL-C12", f'{WHERE} option "subscribe"', what, f"Raise it, or take {weaker}.")
     if guarantee is Guarantee.EXACTLY_ONCE:
         gateway.check_sharing(settings)

@@ -290,13 +290,12 @@ class BatchPlanner:
 
     # -- the partitions of a planned batch -----------------------------------------------------------------------
 
-    def slices(self, here: Position, there: Position, *, again: bool, watermark_ms: int | None) -> list[Slice]:
+    def slices(self, here: Position, there: Position, *, watermark_ms: int | None) -> list[Slice]:
         """The partitions of the batch between two positions: always the same, with the same rows.
 
         Args:
             here: Its start.
             there: Its end.
-            again: Whether it was planned by an earlier reader, so that its rows may have been served.
             watermark_ms: The query's watermark, for rows with an event time.
 
         Raises:
@@ -315,21 +314,20 @@ class BatchPlanner:
                 "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
                 "device's messages holds only where one task reads them all, as after coalesce(1)"
             )
-        made = [cut for rows, sizes in parts for cut in self._cut(rows, sizes, again=again, watermark_ms=watermark_ms)]
+        made = [cut for rows, sizes in parts for cut in self._cut(rows, sizes, watermark_ms)]
         place = there.places[0]
         return made or [Slice(place.journal, place.offset, place.offset, place.incarnation, watermark_ms)]
 
-    def _cut(self, rows: JournalRange, sizes: Sequence[int], *, again: bool, watermark_ms: int | None) -> list[Slice]:
+    def _cut(self, rows: JournalRange, sizes: Sequence[int], watermark_ms: int | None) -> list[Slice]:
         end, bounds = rows.end, bounds_of(rows.start, sizes)
         signed = self._match(end) if (end.journal, bounds) in self._tickets else None
         one = signed or self._holder(rows)
         tickets = self._patiently(rows, one, lambda: self._signed(one, end, bounds))
         known = [""] * (len(bounds) - 1) + [end.incarnation]
-        fresh = end.offset if again else self._plan.served_before(end.gateway)
         place = one.place if self._plan.several else None
         trusted = one.place.trusted()
         return [
-            Slice(end.journal, first, last, incarnation, watermark_ms, fresh, ticket, trusted, place)
+            Slice(end.journal, first, last, incarnation, watermark_ms, ticket, trusted, place)
             for (first, last), incarnation, ticket in zip(bounds, known, tickets, strict=True)
         ]
 

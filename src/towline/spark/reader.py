@@ -24,12 +24,10 @@ from pyspark.sql.streaming.datasource import (
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, one_line
-from towline.guarantee import HIGHEST_QOS
 from towline.spark.cut import Cut
 from towline.spark.offsets import JournalPlace, Position
 from towline.spark.readplan import ReadPlan
 from towline.spark.runner import end_in_order, is_runner
-from towline.spark.served import timed, unrepeated
 from towline.spark.slices import Slice, divided
 from towline.spark.workers import settle
 
@@ -151,18 +149,18 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The slices of a batch; an empty one for a batch without rows, so that a worker is used.
 
-        The first call after a crash is for the interrupted batch, before any `latestOffset`. It is served again, but
-        for what is never served twice. Where there is such a thing, it must not be forgotten that a batch was begun,
-        not by a power failure either.
+        The first call after a crash is for the interrupted batch, before any `latestOffset`. It is served again, or
+        empty where nothing is served twice; then it must not be forgotten that a batch was begun, not by a power
+        failure either.
         """
         plan, here, there = self._plan, Position.parse(start), Position.parse(end)
-        if here == there or (plan.once_below > HIGHEST_QOS and not self._planned):
+        if here == there or not (plan.serves_again or self._planned):
             return []
         planner = self._opened
-        if plan.once_below:
+        if not plan.serves_again:
             self._cut.remember(there)
         watermark = self._watermark(there) if plan.event_time else None
-        return planner.slices(here, there, again=not self._planned, watermark_ms=watermark)
+        return planner.slices(here, there, watermark_ms=watermark)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: ``start`` of the next `latestOffset` says the same earlier and for the last batch too [I5]."""
@@ -179,25 +177,21 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_line
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a slice, the same ones each time [I4], but for those that are never served twice.
+        """Yield the rows of a slice, the same ones each time [I4].
 
         Raises:
-            GatewayError: TL-G62, a second attempt of the task would get such rows. The first may have passed them on,
-                and what it got instead nobody could count: so the batch fails, and comes again without them.
+            GatewayError: TL-G62, a second attempt of the task asks for rows that are served once. The first may have
+                passed them on, and nobody could count them: so the batch fails, and comes again empty.
         """
         settle()
         assert isinstance(partition, Slice)
-        plan, fresh = self._plan, partition.fresh
-        if plan.once_below and max(fresh, partition.start) < partition.end and (attempt := _attempt()):
+        plan = self._plan
+        if not plan.serves_again and partition.start < partition.end and (attempt := _attempt()):
             what = f"attempt {attempt + 1} of a task asks for rows that this guarantee hands out once"
             do = "Start the query again: the batch then comes without them. spark.task.maxFailures=1 saves attempts."
             raise GatewayError("TL-G62", 'format("mqtt")', what, do)
-        if plan.once_below > HIGHEST_QOS and fresh >= partition.end:
-            return iter(())
         rows = _rows(plan.place, partition)
-        if plan.once_below and fresh > partition.start:
-            rows = unrepeated(rows, plan.once_below, fresh)
-        return rows if partition.watermark_ms is None else timed(rows, partition.watermark_ms)
+        return rows if partition.watermark_ms is None else _timed(rows, partition.watermark_ms)
 
     # -- helpers -----------------------------------------------------------------------------------------------
 
@@ -321,6 +315,19 @@ def _rows(only: GatewayPlace, part: Slice) -> Iterator[pa.RecordBatch]:
     """The rows of a slice, as a worker reads them."""
     place = (part.place or only).admitted(part.ticket, part.authority)
     return place.rows(part.journal, part.start, part.end, part.incarnation)
+
+
+def _timed(rows: Iterator[pa.RecordBatch], watermark_ms: int) -> Iterator[pa.RecordBatch]:
+    """Rows with their event time: a row is late at or before the watermark (`WatermarkSupport`), and none is."""
+    import pyarrow as pa  # noqa: PLC0415 - workers only
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    from towline.schema import EVENT_TIME, TIMED_SCHEMA  # noqa: PLC0415
+
+    kind, earliest = TIMED_SCHEMA.field(EVENT_TIME).type, (watermark_ms + 1) * 1000
+    for batch in rows:
+        times = pc.max_element_wise(batch.column("received_at").cast(pa.int64()), earliest)
+        yield pa.RecordBatch.from_arrays([*batch.columns, times.cast(kind)], schema=TIMED_SCHEMA)
 
 
 def _attempt() -> int:

@@ -25,8 +25,7 @@ class ReadPlan:
     Attributes:
         place: Where the one gateway is; of several only how they are reached, their access.
         consumer: Name under which rows are committed.
-        once_below: Rows with a QoS below this one are never served twice (`towline.guarantee.Policy.once_below`).
-        repeated_below: Rows below this offset may have been served before, to a query with another checkpoint.
+        serves_again: Whether a batch that was begun before is served again, or empty (`towline.guarantee.Policy`).
         max_rows: Most rows of a micro-batch.
         max_bytes: Most bytes of a micro-batch, as the rows lie in the journal, and more by one frame at most; both
             limits hold, where both are there.
@@ -44,8 +43,7 @@ class ReadPlan:
 
     place: GatewayPlace
     consumer: str = "default"
-    once_below: int = 0
-    repeated_below: int | Mapping[str, int] = 0
+    serves_again: bool = True
     max_rows: int | None = None
     max_bytes: int | None = None
     starting: StartingOffset | Mapping[str, StartingOffset] | None = None
@@ -73,11 +71,6 @@ class ReadPlan:
         """The place of a gateway that is named by its state directory or location, reached as all are."""
         named = GatewayPlace.of(text)
         return replace(self.place, state_dir=named.state_dir, location=named.location, settings="")
-
-    def served_before(self, gateway: str) -> int:
-        """`repeated_below` for one gateway."""
-        below = self.repeated_below
-        return below.get(gateway, 0) if isinstance(below, Mapping) else below
 
     def beginning(self, lease: Lease) -> int:
         """The offset where a stream without a place in that gateway's journal begins."""

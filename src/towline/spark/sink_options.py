@@ -141,8 +141,8 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
 def _promise(given: Given) -> tuple[Guarantee, int]:
     """The guarantee and the QoS; each decides about the other when only one is given."""
     qos = given.value("qos")
-    by_qos = {0: Guarantee.AT_MOST_ONCE, 2: Guarantee.EXACTLY_ONCE}.get(qos, Guarantee.AT_LEAST_ONCE)
-    guarantee: Guarantee = given.value("guarantee", by_qos)
+    implied = {0: Guarantee.AT_MOST_ONCE, 2: Guarantee.EXACTLY_ONCE}.get(qos, Guarantee.AT_LEAST_ONCE)
+    guarantee: Guarantee = given.value("guarantee", implied)
     levels = policy(guarantee).publish_levels
     if qos is not None and qos not in levels:
         wanted = " or ".join(map(str, levels))

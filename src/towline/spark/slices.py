@@ -19,7 +19,6 @@ __all__ = ["JournalRange", "Slice", "bounds_of", "divided", "ranges_between"]
 class Slice(InputPartition):
     """The rows ``start`` to ``end`` - 1 of one journal, and the query's watermark: all that a worker is told.
 
-    ``fresh`` is where rows begin that nobody was served before; what is never served twice is left out below it.
     ``ticket`` and ``authority`` let the worker in to a gateway on a network (`GatewayPlace.admitted`). ``place`` is
     where the gateway is, None for the one that the reader's plan names.
     """
@@ -31,7 +30,6 @@ class Slice(InputPartition):
         end: int,
         incarnation: str = "",
         watermark_ms: int | None = None,
-        fresh: int = 0,
         ticket: str = "",
         authority: str = "",
         place: GatewayPlace | None = None,
@@ -42,7 +40,6 @@ class Slice(InputPartition):
         self.end = end
         self.incarnation = incarnation
         self.watermark_ms = watermark_ms
-        self.fresh = fresh
         self.ticket = ticket
         self.authority = authority
         self.place = place

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from towline.checkpoint import Checkpoint
 
 __all__ = [
-    "begun_before",
     "given",
     "given_at",
+    "note_empty",
     "noted",
     "noted_last",
-    "run_again",
     "said_at",
+    "served_empty",
     "sum_at",
     "took_at",
 ]
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 _NAME: Final = "towline.letters"
 _ROWS: Final = "towline.rows"
-_AGAIN: Final = "towline.again"
+_EMPTY: Final = "towline.empty"
 #: Batches remembered: more than whoever listens can be behind.
 _KEPT: Final = 100
 #: The same of sums, each of which has all before it.
@@ -133,30 +133,24 @@ def given(
         now.keep(checkpoint)
 
 
-def begun_before(checkpoint: Checkpoint, batch: int, given_up: int | None = None) -> None:
-    """Note that a query begins with a batch that was begun before, whose rows are not all served again.
-
-    Args:
-        checkpoint: Where.
-        batch: The batch.
-        given_up: How many of its rows are not; None for not known.
+def note_empty(checkpoint: Checkpoint, batch: int, *, empty: bool) -> None:
+    """Note whether a batch that was begun before is now served empty, before it is run again.
 
     Raises:
         JournalError: TL-J20, the disk did not take it.
     """
-    now = {**{one: known for one, known in run_again(checkpoint).items() if one != batch}, batch: given_up}
-    kept = [*now.items()][-_KEPT:]
-    note = {"v": 1, "batches": [(one, 0) for one, _ in kept], "given_up": [one for one in kept if one[1] is not None]}
-    checkpoint.keep_note(_AGAIN, json.dumps(note, separators=(",", ":")))
+    before = served_empty(checkpoint)
+    now = [*(one for one in before if one != batch), *([batch] if empty else [])][-_KEPT:]
+    if now != before:
+        checkpoint.keep_note(_EMPTY, json.dumps({"v": 1, "batches": now}, separators=(",", ":")))
 
 
-def run_again(checkpoint: Checkpoint) -> dict[int, int | None]:
-    """The batches that `begun_before` was told of, in order, and how many rows each was to be run without."""
+def served_empty(checkpoint: Checkpoint) -> list[int]:
+    """The batches that were served empty, in order: what they held is given up."""
     try:
-        given_up = dict(_read(checkpoint, _AGAIN, "given_up"))
-        return {batch: given_up.get(batch) for batch, _ in _read(checkpoint, _AGAIN, "batches")}
-    except OSError:
-        return {}
+        return _listed(json.loads(checkpoint.note(_EMPTY) or "{}"), "batches", int)
+    except (OSError, ValueError):
+        return []
 
 
 def said_at(checkpoint: Checkpoint, batch: int) -> tuple[SinkSums, SinkSums] | None:
@@ -190,17 +184,17 @@ def sum_at(checkpoint: Checkpoint, batch: int) -> int:
     return next((total for number, total in reversed(known) if number <= batch), 0)
 
 
-def _read(checkpoint: Checkpoint, name: str = _NAME, key: str = "sums") -> list[tuple[int, int]]:
-    """Batches and what was noted of each, in order; a note that is none of ours is one that was never written.
+def _read(checkpoint: Checkpoint) -> list[tuple[int, int]]:
+    """Batches and their sums of dead letters, in order; a note that is none of ours is one that was never written.
 
     Raises:
         OSError: The file can't be read.
     """
     try:
-        told = json.loads(checkpoint.note(name) or "{}")
+        told = json.loads(checkpoint.note(_NAME) or "{}")
     except ValueError:
         return []
-    return _listed(told, key, _pair)
+    return _listed(told, "sums", _pair)
 
 
 def _listed(told: Any, key: str, read: Callable[[Any], _T]) -> list[_T]:

@@ -14,12 +14,9 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import in_kafka
 from tests.unit.bridge.test_config import GOOD, changed, read
-from tests.unit.gateway.serving import Served, mixed_rows, served
+from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import CONSUMER
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import begin_again
-from towline.bridge.uplink import sql
-from towline.bridge.uplink.account import UplinkCounts
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.spark.tally import given
@@ -78,17 +75,14 @@ class Carried:
 
 @pytest.mark.long
 def test_a_clock_that_was_ahead_for_one_batch_costs_none_of_the_next(
-    one_partition: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one_partition: SparkSession, tmp_path: Path
 ) -> None:
-    """Nor does a checkpoint whose watermark the version before has driven ahead; and what that one knew is known."""
     text = changed('name = "telemetry"\n', f'name = "telemetry"\n{DEDUPE}')
     bridge = read(text, tmp_path)
     (line,) = bridge.uplinks
     with served(line.gateway.state_dir, name="telemetry") as server:
         carried = Carried(one_partition, UplinkQuery(bridge, line), server)
-        with monkeypatch.context() as before:
-            before.setattr(sql, "EVENT_TIME", "received_at")
-            carried.carry(NOW, NOW + timedelta(hours=1), NOW + timedelta(hours=1))
+        carried.carry(NOW, NOW + timedelta(hours=1), NOW + timedelta(hours=1))
         assert carried.values == list(range(75))
         carried.carry(NOW + timedelta(seconds=1), NOW + timedelta(seconds=2), NOW + timedelta(hours=5), NOW)
     assert carried.values[:100] == list(range(100)), "what is new goes on"
@@ -142,56 +136,3 @@ def test_settings_changed_between_two_runs(
     keys = [key for key, _, _ in in_kafka(kafka.bootstrap, name)]
     assert keys[200:225] == [str(n).encode() for n in range(350, 375)]
     assert keys[225] == b"d25"
-
-
-def test_what_kafka_was_handed_is_known_to_the_next_checkpoint_too(
-    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
-) -> None:
-    """A batch by_qos is in Kafka and can't be committed: the line begins again."""
-    name = topic()
-    text = changed('name = "telemetry"\n', 'name = "telemetry"\nguarantee = "by_qos"\n')
-    route = f"""from = "telemetry/{{device}}"\nkey = "{{device}}"\ntopic = "{name}"\n"""
-    head = text.partition("[[uplink.route]]")[0].replace("k1:9092", kafka.bootstrap)
-    bridge = read(f"{head}[[uplink.route]]\n{route}", tmp_path)
-    (line,) = bridge.uplinks
-    mine, counts = UplinkQuery(bridge, line), UplinkCounts()
-    qos = [n // 3 % 2 for n in range(48)]
-    numbers = {level: [n for n in range(12, 36) if qos[n] == level] for level in (0, 1)}
-
-    with served(tmp_path / "state" / "telemetry", name="telemetry") as server:
-
-        def add(count: int) -> int:
-            start = server.journal.end
-            end = server.journal.append(mixed_rows([(n % 3, qos[n]) for n in range(start, start + count)], start))
-            server.service.notify()
-            return end
-
-        def committed(end: int) -> bool:
-            return server.journal.consumers.get(CONSUMER) == end
-
-        def in_order() -> list[int]:
-            return [int(value) for _, value, _ in in_kafka(kafka.bootstrap, name)]
-
-        query = mine.start(spark)
-        end = add(12)
-        wait_until(lambda: committed(end) or not query.isActive, LONG, "the first batch")
-        # In the place of the commit log's next entry: Spark fails where a kill would have ended it.
-        entry = line.checkpoint / "commits" / str((Checkpoint(str(line.checkpoint)).last_commit_batch() or 0) + 1)
-        entry.touch()
-        add(24)
-        wait_until(lambda: not query.isActive, LONG, "a batch that can't be committed")
-        assert in_order() == [*range(36)]
-        entry.unlink()
-
-        begin_again(line)
-        query = mine.start(spark)
-        try:
-            end = add(12)
-            wait_until(lambda: committed(end) or not query.isActive, LONG, "what it begins with, and what is new")
-            assert query.isActive, query.exception()
-            for progress in query.recentProgress:
-                counts = counts.add(mine.report(json.loads(progress.json)))
-        finally:
-            query.stop()
-    assert in_order() == [*range(36), *numbers[1], *range(36, 48)]
-    assert (counts.since, counts.upto, counts.skipped, counts.agree) == (12, 48, len(numbers[0]), True)

@@ -137,7 +137,7 @@ class Up:
         topics: The Kafka topic of each of `LINES`.
         accounts: What the bridge says of each line, when nothing waits.
         flow: How many messages came in a steady flow, numbered from 0, after 50 others.
-        mixed: How many came with QoS 0 and QoS 1 in turn.
+        mixed: How many were published with QoS 0 and QoS 1 in turn.
     """
 
     kafka: Kafka
@@ -178,6 +178,8 @@ def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
             wait_until(lambda: mixed.sent > 500, PATIENCE, "batches of both classes")
             undecided = {line: partial(begun, bridge, line) for line in LINES}
             stop_in_mid_batch(bridge, kafka, topics["mixed"], undecided["mixed"], also=undecided["line"])
+            kill_gateway(bridge, "mixed")  # what came with QoS 1 and was not acknowledged comes again
+            online(bridge, "mixed")
         publish(broker, 200, 200, topic="u/d/x", user="id")
         publish(broker, 0, 10, topic="u/d/x")  # no key: passed on, whatever was seen
         publish(broker, 0, 10, topic="u/d/x")
@@ -187,10 +189,9 @@ def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
         online(bridge)
     wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
     publish(broker, LAST, 1)
-    for line, count in {"line": 0, "least": 51 + flow.sent, "unrepeated": 620, "mixed": mixed.sent}.items():
+    for line, count in {"line": 0, "least": 51 + flow.sent, "unrepeated": 620, "mixed": mixed.sent // 3}.items():
         nothing_waits(bridge, count, line)
-    for line in ("line", "mixed"):
-        wait_until(lambda line=line: bridge.account(line)["skipped"], PATIENCE, f"what {line} gave up")  # type: ignore[misc]
+    wait_until(lambda: bridge.account("line")["skipped"], PATIENCE, "what was given up")
     accounts = {line: bridge.account(line) for line in LINES}
     assert bridge.interrupt() == 0
     assert "deduplicated 200" in bridge.out
@@ -239,7 +240,7 @@ def test_mqtt_to_kafka_at_least_once_doubles_and_never_loses(up: Up) -> None:
     assert (account["received"], account["in_kafka"], account["adds_up"]) == (len(sent), len(sent), True)
 
 
-def test_mqtt_to_kafka_by_qos_each_message_as_its_publisher_asked(up: Up) -> None:
+def test_mqtt_to_kafka_each_route_as_it_promises(up: Up) -> None:
     check_mixed(up.kafka, up.topics["mixed"], up.mixed, up.accounts["mixed"])
 
 

@@ -105,8 +105,7 @@ PROPERTIES: list[dict[str, Any]] = [
 
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-#: Beside the lines of the example: one that sends every request back, and whatever is put into another topic; and one
-#: that publishes each record with its own QoS.
+#: Beside the lines of the example: one that sends every request back, and whatever is put into another topic.
 BACK = """
 [[downlink]]
 name = "line"
@@ -116,11 +115,6 @@ where = "coalesce(CAST(value AS STRING), '') <> 'skip'"
 dead_letter_topic = "{dead}"
 [downlink.topic]
 sql = "CASE topic WHEN 'requests' THEN concat('back/', CAST(key AS STRING)) ELSE CAST(key AS STRING) END"
-[[downlink]]
-name = "both"
-guarantee = "by_qos"
-from = "{both}"
-topic = "both/{{key}}"
 """
 
 
@@ -143,15 +137,14 @@ def test_round_trip_request_response_and_dead_letters(
     request: pytest.FixtureRequest,
 ) -> None:
     """A device's request goes up, is answered in Kafka, and the answer comes down where the device asked for it."""
-    extra, dead, both = topic("extra"), topic("dead"), topic("both")
+    extra, dead = topic("extra"), topic("dead")
     kafka.create_topics({"requests": 1, "answers": 1})
     request.getfixturevalue("application")
     for name, value in {"STATE": bridge.directory / "state", "MQTT": mosquitto.uri, "KAFKA": kafka.bootstrap}.items():
         monkeypatch.setenv(f"TOWLINE_{name}", str(value))
     example = (EXAMPLES / "request_response.toml").read_text()
-    bridge.file.write_text(example + BACK.format(extra=extra, dead=dead, both=both))
+    bridge.file.write_text(example + BACK.format(extra=extra, dead=dead))
     devices.append(device := Device(mosquitto, "back/#"))
-    devices.append(any_qos := Device(mosquitto, "both/#"))
     device.client.subscribe("answers/#", 2)
     bridge.start()
     wait_until(lambda: "requests" in running(bridge), PATIENCE, "the uplink's gateway")
@@ -169,8 +162,6 @@ def test_round_trip_request_response_and_dead_letters(
     assert_same(answer.properties, {"CorrelationData": b"\x00\xff\x01"})
 
     producer = producer_in_order(kafka.bootstrap)
-    for name, header in {"none": b"0", "one": b"1", "two": b"2", "unsaid": None}.items():
-        producer.produce(both, name.encode(), name.encode(), headers=[("mqtt.qos", header)] if header else [])
     producer.produce(extra, b"42", b"back/fine", headers=[("trace", b"t1"), ("null", None)])
     producer.produce(extra, b"skip", b"back/skip")
     producer.produce(extra, b"nowhere")
@@ -183,13 +174,6 @@ def test_round_trip_request_response_and_dead_letters(
     )
     assert (account["taken"], account["delivered"], account["filtered"], account["adds_up"]) == (7, 4, 1, True)
     wait_until(lambda: device.messages[-1].topic == "back/fine", what="the last message")
-    wait_until(lambda: len(any_qos.messages) == 4, PATIENCE, "both classes")
-    assert {message.topic: message.qos for message in any_qos.messages} == {
-        "both/none": 0,
-        "both/one": 1,
-        "both/two": 1,
-        "both/unsaid": 1,
-    }
     assert_same(device.messages[-1].properties, {"UserProperty": [("trace", "t1"), ("null", "")]})
     # A committed transaction is readable a moment after its commit has returned.
     show = ("dlq", "show", str(bridge.file), "--line", "line", "--json")

@@ -122,13 +122,12 @@ def up(spark: SparkSession, messages: list[dict[str, Any]]) -> DataFrame:
 @given(messages=MANY)
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_goes_up_comes_down_byte_for_byte(spark: SparkSession, messages: list[dict[str, Any]]) -> None:
-    rows = downsql.apply(up(spark, messages), way(guarantee="by_qos"), "c").collect()
+    rows = downsql.apply(up(spark, messages), way(), "c").collect()
     assert len(rows) == len(messages)
     for row, message in zip(rows, messages, strict=True):
         assert row[DEAD_LETTER] is None
-        assert row.qos == min(message["qos"], 1)
-        original = message_of(**{name: message[name] for name in MESSAGE_SCHEMA.names} | {"qos": row.qos})
-        assert sent(row, row.qos) == written(original)
+        original = message_of(**{name: message[name] for name in MESSAGE_SCHEMA.names} | {"qos": 1})
+        assert sent(row, 1) == written(original)
         assert row.payload_is_utf8 == message["payload_is_utf8"]
 
 

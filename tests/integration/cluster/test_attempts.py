@@ -55,7 +55,7 @@ route = [{routes}]
 """
 ROUTE = '{{ from = "{hall}/{{device}}/#", topic = "{name}", key = "{{device}}" }}'
 #: Loads of each line, with their QoS.
-LOADS = {"exactly_once": {"exactly_once-2": 2}, "by_qos": {"by_qos-0": 0, "by_qos-1": 1}}
+LOADS = {"exactly_once": {"exactly_once-2": 2}, "at_most_once": {"at_most_once-0": 0}}
 #: Seconds for which a task that needs Kafka stands still, while one that does not is done.
 STILL_S = 2.0
 
@@ -194,13 +194,14 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
             assert "[TL-" not in one.bridge.out, "the line has not noticed"
             assert one.bridge.interrupt() == 0
 
-            one.start(*LOADS)  # for by_qos a stage is run once, in the whole session
-            loads |= {hall: Load(tmp_path, stack, hall, "by_qos", qos) for hall, qos in LOADS["by_qos"].items()}
+            one.start(*LOADS)  # for at_most_once a stage is run once, in the whole session
+            loads["at_most_once-0"] = Load(tmp_path, stack, "at_most_once-0", "at_most_once", 0)
             for name in LOADS:
                 one.goes_on(name)
-                one.dies_within_a_task(name)
+            one.dies_within_a_task("exactly_once")
+            one.goes_on("at_most_once")
             assert one.runs_of_a_stage() == 1
-            assert one.bridge.out.count("an executor was lost in the midst of a batch") >= 2
+            assert "an executor was lost in the midst of a batch" in one.bridge.out
             record_property("said", [line for line in one.bridge.out.splitlines() if "[TL-" in line])
             for load in loads.values():
                 load.end()
@@ -213,7 +214,6 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
         verdicts = {hall: load.judged() for hall, load in loads.items()}
         for hall, verdict in verdicts.items():
             record_property(hall, verdict.line())
-        strict, mixed, sure = (verdicts[hall] for hall in ("exactly_once-2", "by_qos-0", "by_qos-1"))
+        strict, once = (verdicts[hall] for hall in ("exactly_once-2", "at_most_once-0"))
         assert (strict.lost, strict.doubled, strict.late) == (0, 0, 0), strict.line()
-        assert mixed.doubled == 0, mixed.line()
-        assert sure.lost == 0, sure.line()
+        assert once.doubled == 0, once.line()

@@ -22,7 +22,7 @@ from towline.kafka.exactly_once import BatchOrigin
 from towline.kafka.markers import Marker
 from towline.spark import kafka_sink
 
-MESSAGES = st.builds(Message, st.sampled_from(("sent", "sent", "filtered", "dead", "lost")), st.integers(0, 1))
+MESSAGES = st.builds(Message, st.sampled_from(("sent", "sent", "filtered", "dead", "lost")))
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("receive"), st.lists(MESSAGES, min_size=1, max_size=6)),
@@ -109,7 +109,7 @@ AFTER = ("", "power failure", "no bridge.json", "begin again", "late")
 @pytest.mark.parametrize("guarantee", [one.value for one in Guarantee])
 def test_each_crash_point_and_what_may_be_gone_after_it(guarantee: str, tmp_path: Path) -> None:
     """Enumerated: two batches, a kill at each step of the second, what is lost with it, and another kill."""
-    mixed = [Message(), Message(qos=0), Message("filtered"), Message("dead"), Message("lost", qos=0)]
+    mixed = [Message(), Message(), Message("filtered"), Message("dead"), Message("lost")]
     for number, (first, after, second) in enumerate(product(STEPS, AFTER, ("", "in Kafka"))):
         place = tmp_path / str(number)
         place.mkdir()
@@ -284,38 +284,9 @@ def test_what_a_crash_wrote_again_is_told_as_again(tmp_path: Path) -> None:
     )
 
 
-def test_a_note_of_an_older_version_is_a_beginning(tmp_path: Path) -> None:
-    line = runs(tmp_path, "at_least_once")
-
-    def old(values: dict[str, Any]) -> None:
-        del values["sums"]
-
-    note(line, old)
-    before = line.counts.as_json()
-    for name in ("sink", "unwitnessed", "covered", "left_out", "letters_off", "plain_letters"):
-        del before[name]
-    line.counts = line.counts.from_json(before)
-    assert "adds up ✓" in line.account.sentence()
-    assert "in Kafka 11 (8 of them not witnessed) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓" in (
-        another_batch(line)
-    )
-    assert line.account.more["witnessed_since"]
-
-
-def test_what_a_batch_gave_up_is_not_what_it_left_out(tmp_path: Path) -> None:
-    """by_qos, killed in the batch, run again, and killed once more before anybody heard of it."""
-    line = a_line(tmp_path, "by_qos", letters=True)
-    line.save()
-    line.receive([Message(qos=0), Message(qos=0), Message("filtered"), Message("filtered", qos=0), Message()])
-    line.run("in Kafka")
-    line.run("committed")
-    line.start()
-    assert line.account.sentence() == "received 5 = in Kafka 1 + filtered 1 + given up 3 + waiting 0   adds up ✓"
-
-
 def test_what_is_committed_and_not_told_of_is_not_in_kafka_yet(tmp_path: Path) -> None:
-    line = a_line(tmp_path, "by_qos", letters=True)
-    line.receive([Message(qos=0)] * 4)
+    line = a_line(tmp_path, "at_most_once", letters=True)
+    line.receive([Message()] * 4)
     line.run("in Kafka")
     line.run("told the gateway")
     assert line.account.sentence() == "received 4 = in Kafka 0 + waiting 4 (4 of them committed)   adds up ✓"

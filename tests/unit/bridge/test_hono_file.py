@@ -35,7 +35,8 @@ def test_a_profile_is_what_a_user_could_write_by_hand(tmp_path: Path) -> None:
     bridge = read(FILE, tmp_path)
     (up,) = bridge.uplinks
     commands, errors = bridge.downlinks
-    assert up.guarantee is Guarantee.BY_QOS
+    assert up.guarantee is Guarantee.EXACTLY_ONCE
+    assert {one.promise for one in up.sections} == {Guarantee.AT_LEAST_ONCE}
     assert [one.pattern for one in up.gateway.subscriptions] == [
         "telemetry/#",
         "t/#",
@@ -56,14 +57,15 @@ def test_a_profile_is_what_a_user_could_write_by_hand(tmp_path: Path) -> None:
 
 
 def test_what_the_line_says_goes_before_its_profile(tmp_path: Path) -> None:
-    own = 'profile = "hono"\nguarantee = "exactly_once"\nroute = [{ from = "own/#", topic = "own" }]\n'
+    own = 'profile = "hono"\nguarantee = "at_least_once"\nroute = [{ from = "own/#", topic = "own" }]\n'
     text = FILE.replace('profile = "hono"\n[[downlink]]', f"{own}[[downlink]]", 1).replace("[hono.tenants.t1]\n", "")
     text = text.replace('profile = "hono-errors"', 'profile = "hono-errors"\nfrom = "elsewhere"')
     bridge = read(text, tmp_path)
     (up,) = bridge.uplinks
     assert up.routes[0].topic.text == "own"
     assert len(up.routes) == 7
-    assert {one.qos for one in up.gateway.subscriptions} == {2}
+    assert up.guarantee is Guarantee.AT_LEAST_ONCE
+    assert {(one.promise, one.qos) for one in up.sections[1:]} == {(None, 1)}
     assert bridge.downlinks[0].section.from_ == KafkaPattern(pattern=r"hono\.command\..+")
     assert bridge.downlinks[1].section.topics == ("elsewhere",)
 

@@ -180,7 +180,6 @@ def test_topics_without_end_are_forgotten() -> None:
         ('guarantee = "exactly_once"\n', "", True),
         ('dead_letter_topic = "dead"\n', "", True),
         ('guarantee = "at_most_once"\n', "", False),
-        ('guarantee = "by_qos"\n', "", False),
         ("parallelism = 2\n", "", False),
         ('dedupe = { key = "{mqtt.topic}", within = "10 minutes" }\n', "", False),
         ("", 'where = "qos > 0"\n', False),

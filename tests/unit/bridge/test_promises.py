@@ -11,8 +11,9 @@ import pytest
 from tests.unit.bridge.test_config import changed, read
 from towline.bridge.config.plan import plan_of, render
 from towline.bridge.runtime.session import settings_of
+from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
-from towline.guarantee import POLICIES, Guarantee, conf_problem, policy, qos_problem
+from towline.guarantee import POLICIES, Guarantee, conf_problem, policy, promise_problem, qos_problem
 from towline.kafka.options import SinkSettings
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +55,7 @@ def test_the_sink_takes_what_the_table_sets(guarantee: Guarantee) -> None:
 def test_a_low_qos_needs_a_key() -> None:
     assert qos_problem(Guarantee.EXACTLY_ONCE, 1) == (
         "guarantee exactly_once needs QoS 2",
-        "Raise it, or give a dedupe key, which allows QoS 1.",
+        'Raise it, or give a dedupe key or promise = "at_least_once", which allow QoS 1.',
     )
     assert qos_problem(Guarantee.EXACTLY_ONCE, 1, keyed=True) is None
     assert qos_problem(Guarantee.AT_LEAST_ONCE, 1) is None
@@ -65,13 +66,19 @@ def test_a_low_qos_needs_a_key() -> None:
 def test_qos_0_is_led_to_the_promise_that_takes_it(guarantee: Guarantee, keyed: bool) -> None:
     problem = qos_problem(guarantee, 0, keyed=keyed)
     assert problem is not None
-    assert "by_qos" in problem[1]
-    assert qos_problem(Guarantee.BY_QOS, 0, keyed=keyed) is None
+    assert 'give the route promise = "at_most_once"' in problem[1]
+    assert qos_problem(Guarantee.AT_MOST_ONCE, 0, keyed=keyed) is None
 
 
-def test_qos_2_is_not_taken_where_it_would_be_less() -> None:
-    assert [qos_problem(Guarantee.BY_QOS, qos) is None for qos in (0, 1, 2)] == [True, True, False]
-    assert [qos_problem(Guarantee.AT_MOST_ONCE, qos) for qos in (0, 1, 2)] == [None] * 3
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+@pytest.mark.parametrize("promise", list(Guarantee))
+@pytest.mark.parametrize("qos", [None, 0, 1, 2])
+def test_a_route_promises_less_than_an_exactly_once_line_and_is_subscribed_so(
+    guarantee: Guarantee, promise: Guarantee, qos: int | None
+) -> None:
+    weaker = guarantee is Guarantee.EXACTLY_ONCE and promise is not Guarantee.EXACTLY_ONCE
+    fits = weaker and qos in (None, {Guarantee.AT_MOST_ONCE: 0, Guarantee.AT_LEAST_ONCE: 1}[promise])
+    assert (promise_problem(guarantee, promise, qos) is None) is fits
 
 
 @pytest.mark.parametrize("value", [True, "true", "TRUE "])
@@ -87,15 +94,61 @@ def test_a_bridge_sets_what_its_promises_ask_of_spark(guarantee: Guarantee, tmp_
     assert settings_of(read(own, tmp_path)).items() >= policy(guarantee).spark.items()
 
 
-def test_check_tells_what_by_qos_costs(tmp_path: Path) -> None:
-    shown = render(plan_of(read(changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "by_qos"'), tmp_path)))
+PROMISES = """
+[[uplink.route]]
+from = "fast/#"
+topic = "fast"
+promise = "at_most_once"
+[[uplink.route]]
+from = "alarm/#"
+topic = "alarm"
+promise = "at_least_once"
+"""
+
+
+def test_routes_that_promise_less_share_the_line_and_its_transaction(tmp_path: Path) -> None:
+    text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"') + PROMISES
+    plan = plan_of(read(text, tmp_path))
+    (line,) = plan["lines"]
+    assert {one["filter"]: one["qos"] for one in line["subscriptions"]} == {
+        "telemetry/+/#": 2,
+        "fast/#": 0,
+        "alarm/#": 1,
+    }
+    assert [route["promise"] for route in line["routes"]] == [None, "at_most_once", "at_least_once"]
+    shown = render(plan)
     for part in (
-        'line "telemetry"   by_qos',
-        "(QoS 1)",
-        "is served again without its rows of QoS 0",
-        "limit     of a batch that a crash, a stop or a refusal of Kafka interrupted the messages of QoS 0 are",
+        "fast/# (QoS 0)",
+        "alarm/# → kafka:alarm   at_least_once",
+        "one transaction a batch, all topics and the marker at once",
+        "limit     route 2: a message is lost before it is in the journal, or in Kafka once",
+        "limit     route 3: a message comes twice where the broker sends it again",
     ):
         assert part in shown, part
+
+
+@pytest.mark.parametrize(
+    ("text", "qos"),
+    [
+        (PROMISES + '[[uplink.route]]\nfrom = "#"\ntopic = "rest"\n', {"#": 2}),
+        (PROMISES.replace('"fast/#"', '"#"'), {"#": 2}),
+    ],
+)
+def test_what_a_wider_filter_takes_too_is_subscribed_as_the_stronger_promise_needs(
+    tmp_path: Path, text: str, qos: dict[str, int]
+) -> None:
+    text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"') + text
+    (line,) = read(text, tmp_path).uplinks
+    assert {one.pattern: one.qos for one in line.gateway.subscriptions} == qos
+
+
+def test_brokers_that_share_no_sessions_do_for_routes_that_may_lose_or_double(tmp_path: Path) -> None:
+    text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"')
+    text = text.replace('["mqtt://a:1883"]', '["mqtt://a", "mqtt://b"]')
+    with pytest.raises(ConfigError, match="TL-C90"):
+        read(text, tmp_path)
+    less = text.replace("[[uplink.route]]", '[[uplink.route]]\npromise = "at_least_once"')
+    assert {one.qos for one in read(less, tmp_path).uplinks[0].gateway.subscriptions} == {1}
 
 
 def test_check_tells_promise_cost_and_limits(tmp_path: Path) -> None:

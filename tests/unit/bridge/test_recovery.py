@@ -12,10 +12,10 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, changed, read
 from towline.bridge.config.model import Line
 from towline.bridge.lines.evidence import Evidence, read_checkpoint
-from towline.bridge.lines.identity import IDENTITY_FILE, UNKNOWN, Identity, settle
+from towline.bridge.lines.identity import Identity, settle
 from towline.bridge.lines.recovery import PERMANENT, CheckpointSettings, ResumeStep, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
-from towline.bridge.uplink.recovery import handed_out, offset_of, starting
+from towline.bridge.uplink.recovery import offset_of, starting
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES
 
@@ -51,11 +51,6 @@ def batch(one: Line, number: int, end: int, **more: str) -> None:
         (replace(KNOWN, query="", parallelism=0), Evidence("", None, None, "", 0, None, "j2", 5, 5)),
         (KNOWN, Evidence("q1", 0, None, "j1", 5, None, "j1", 3, 9)),
         (KNOWN, replace(FINE, incarnation="a1", written_by="a1")),
-        (KNOWN, replace(FINE, written_by="a1")),  # a checkpoint from before incarnations
-        (
-            KNOWN,
-            replace(FINE, incarnation="a1", written_by="", first=700),
-        ),  # a version from before them removed the row
     ],
 )
 def test_what_belongs_together_goes_on(tmp_path: Path, identity: Identity, seen: Evidence) -> None:
@@ -98,14 +93,7 @@ def test_another_parallelism_waits_for_the_end_of_a_batch(tmp_path: Path) -> Non
     batch(one, 7, 700)
     fresh = examine(one, tmp_path / "b", KNOWN, FINE)
     assert fresh == Identity(
-        "telemetry",
-        "plant-7.telemetry.2",
-        2,
-        journal="j1",
-        start=700,
-        guarantee="exactly_once",
-        split=fresh.split,
-        handed=700,
+        "telemetry", "plant-7.telemetry.2", 2, journal="j1", start=700, guarantee="exactly_once", split=fresh.split
     )
     assert not one.checkpoint.exists()
     with pytest.raises(TowlineError, match=r"batch 8 was begun with parallelism 1, and it is 4 now.*TL-B25"):
@@ -188,14 +176,10 @@ def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
         ("at_least_once", "exactly_once", FINE, ResumeStep.CUT),  # there is no marker of the last batch
         ("at_most_once", "exactly_once", UNDECIDED, ResumeStep.CUT),
         ("exactly_once", "exactly_once", FINE, ResumeStep.GO),
-        ("", "exactly_once", FINE, ResumeStep.GO),  # an identity from before it was noted
+        ("", "exactly_once", FINE, ResumeStep.GO),  # it never ran
         ("exactly_once", "at_least_once", UNDECIDED, ResumeStep.GO),
         ("exactly_once", "at_most_once", UNDECIDED, ResumeStep.GO),
         ("at_least_once", "at_most_once", FINE, ResumeStep.GO),
-        ("at_least_once", "by_qos", UNDECIDED, ResumeStep.GO),
-        ("by_qos", "at_least_once", UNDECIDED, ResumeStep.GO),
-        ("by_qos", "exactly_once", UNDECIDED, ResumeStep.CUT),
-        ("exactly_once", "by_qos", UNDECIDED, ResumeStep.GO),
         ("at_least_once", "exactly_once", Evidence(gateway_journal="j1"), ResumeStep.GO),
     ],
 )
@@ -224,53 +208,11 @@ def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: 
     assert examine(one, tmp_path / "b", replace(KNOWN, guarantee=was), UNDECIDED).start == start
 
 
-@pytest.mark.parametrize(
-    ("handed", "seen", "below"),
-    [
-        (0, Evidence(gateway_journal="j1", tip=900), 0),  # it never began again
-        (800, Evidence(gateway_journal="j1", committed=700, tip=900), 800),
-        (800, Evidence(gateway_journal="j1", committed=801, tip=900), 900),  # the checkpoint was an older copy
-        (800, Evidence(gateway_journal="j2", committed=0, tip=900), 900),  # another journal
-        (UNKNOWN, Evidence(gateway_journal="j1", committed=700, tip=900), 900),  # the checkpoint was gone
-        (900, replace(FINE, tip=5000), 900),  # it has a checkpoint by now: what came since is new
-    ],
-)
-def test_what_was_handed_to_kafka_before_is_known_to_the_next_checkpoint(
-    handed: int, seen: Evidence, below: int
-) -> None:
-    identity = replace(KNOWN, query="", generation=2, journal="j1", start=700, handed=handed)
-    assert handed_out(identity, seen) == below
-
-
 def test_where_a_checkpoint_begins_is_known_before_its_first_batch() -> None:
     """Spark does not report it, and what was left out of that batch is counted from there."""
     seen = Evidence(gateway_journal="j1", committed=700, first=650, tip=900)
     assert [offset_of(begin, seen) for begin in ("committed", "latest", "720")] == [700, 900, 720]
     assert offset_of("committed", replace(seen, committed=0)) == 650
-
-
-@pytest.mark.parametrize(("begun", "handed"), [(False, 700), (True, 800)])
-def test_a_line_that_begins_again_remembers_what_was_begun(tmp_path: Path, begun: bool, handed: int) -> None:
-    one = line(tmp_path, guarantee="by_qos")
-    settle(read(GOOD, tmp_path))
-    replace(KNOWN, guarantee="by_qos").save(one.gateway.state_dir)
-    batch(one, 7, 700)
-    if begun:
-        batch(one, 8, 800)
-        (one.checkpoint / "commits" / "8").unlink()
-    begin_again(one)
-    fresh = Identity.read(one.gateway.state_dir)
-    assert fresh is not None
-    assert (fresh.start, fresh.handed) == (700, handed)
-
-
-def test_a_line_whose_checkpoint_is_gone_does_not_know_what_was_begun(tmp_path: Path) -> None:
-    one = line(tmp_path, guarantee="by_qos")
-    KNOWN.save(one.gateway.state_dir)
-    begin_again(one)
-    fresh = Identity.read(one.gateway.state_dir)
-    assert fresh is not None
-    assert fresh.handed == UNKNOWN
 
 
 def test_routes_of_a_batch_in_several_parts_wait_for_its_end(tmp_path: Path) -> None:
@@ -301,14 +243,6 @@ def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
         examine(one, tmp_path / "b", KNOWN, seen)
 
 
-def test_a_later_versions_identity_is_read(tmp_path: Path) -> None:
-    """So that an older version can be taken back."""
-    KNOWN.save(tmp_path)
-    file = tmp_path / IDENTITY_FILE
-    file.write_text(json.dumps({**json.loads(file.read_text()), "mood": "fine"}))
-    assert Identity.read(tmp_path) == KNOWN
-
-
 def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
     settle(bridge)
@@ -323,18 +257,13 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert not one.checkpoint.exists()
     assert (one.gateway.state_dir / "checkpoint.1" / "offsets").is_dir()
     fresh = Identity.read(one.gateway.state_dir)
-    assert fresh == Identity(
-        "telemetry", "plant-7.telemetry.2", 2, journal="j1", start=100, incarnation="a1", handed=100
-    )
+    assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, journal="j1", start=100, incarnation="a1")
     assert starting(one, fresh, Evidence(gateway_journal="j1", committed=90, tip=300, written_by="a1")) == "100"
     assert starting(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, written_by="a1")) == "200"
     assert starting(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, first=150)) == "200"
     assert starting(one, fresh, Evidence(gateway_journal="j2", committed=5, tip=300)) == "committed"
     older = Evidence(gateway_journal="j1", committed=90, tip=300, written_by="b2")
     assert starting(one, fresh, older) == "committed", "an older copy that has gone on: what is below 100 is new"
-    unknown = Evidence(gateway_journal="j1", committed=90, tip=300, first=100)
-    assert starting(one, fresh, unknown) == "100", "a version from before incarnations removed the row"
-    assert starting(one, replace(fresh, incarnation=""), older) == "100", "an identity from before incarnations"
 
 
 def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path) -> None:

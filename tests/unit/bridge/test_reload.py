@@ -109,7 +109,6 @@ def test_lines_that_come_and_go_and_downlinks_need_a_new_start(bridge: Bridge, t
 
 OVERLAPS = [
     ("exactly_once", "qos = 2", True),
-    ("by_qos", "", True),
     ("at_least_once", "", False),
     ("at_most_once", "", False),
 ]

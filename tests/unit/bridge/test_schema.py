@@ -175,7 +175,7 @@ def codes(document: dict[str, Any], directory: Path) -> set[str]:
     file = directory / "bridge.toml"
     file.write_text("".join(f"{key} = {toml(value)}\n" for key, value in document.items()))
     try:
-        load(file, {"NUMBER": "7", "WORD": "by_qos", "TRUTH": "true"})
+        load(file, {"NUMBER": "7", "WORD": "at_most_once", "TRUTH": "true"})
     except ConfigMistakes as found:
         return {one.code for one in found.mistakes}
     return set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import Bridge, Line
 from towline.bridge.config.plan import plan_of, render
 from towline.bridge.lines.elsewhere import away_trouble, combined, drained_at
-from towline.bridge.lines.identity import UNKNOWN, Identity
+from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
 from towline.bridge.runtime.screen import line_state, summary
@@ -364,7 +363,6 @@ def test_a_line_begins_again_behind_what_is_done_at_each(tmp_path: Path, two: tu
     begin = several.beginnings(line, identity, seen)
     assert json.loads(begin) == {"g1": 7, "g2": 5}
     assert several.offsets_of(begin, seen) == {"g1": 7, "g2": 5}
-    assert several.handed_out(identity, seen) == {"g1": 9, "g2": 5}
 
 
 def test_it_does_not_wait_for_one_that_was_drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,9 +407,6 @@ def test_a_new_line_begins_where_each_account_stands(tmp_path: Path, two: tuple[
     begin = several.beginnings(line, fresh, seen)
     assert json.loads(begin) == {"g1": "committed", "g2": "committed"}
     assert several.offsets_of(begin, seen) == {"g1": 4, "g2": 0}
-    assert several.handed_out(fresh, seen) == {}
-    lost = replace(fresh, generation=2, handed=UNKNOWN)
-    assert several.handed_out(lost, seen) == {"g1": 10, "g2": 0}
 
 
 # -- supervision and status ------------------------------------------------------------------------------------------

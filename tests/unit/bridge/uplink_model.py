@@ -43,11 +43,9 @@ class Message:
 
     Attributes:
         fate: ``sent``, ``filtered`` by a where, ``dead`` letter, or ``lost`` by a sink that may.
-        qos: 0 or 1.
     """
 
     fate: str = "sent"
-    qos: int = 1
 
 
 @dataclass
@@ -161,11 +159,8 @@ class ModelLine:
             self.save()
             self.committed = max(self.committed, self.began)  # the first `latestOffset` says so
         planned, done = self.checkpoint.last_offsets_batch(), self.checkpoint.last_commit_batch()
-        rule = policy(self.guarantee)
-        if planned is not None and planned != done and rule.gives_up:
-            start, end = self._end_of(planned - 1), self._end_of(planned)
-            below = sum(one.qos < rule.once_below for one in self.journal[start:end])
-            tally.begun_before(self.checkpoint, planned, below if rule.serves_again else None)
+        if planned is not None and planned != done:
+            tally.note_empty(self.checkpoint, planned, empty=not policy(self.guarantee).serves_again)
 
     def run(self, kill_after: str = "") -> bool:
         """One batch, as far as it comes; whether there was one."""
@@ -191,8 +186,7 @@ class ModelLine:
 
     def _steps(self, batch: int, *, again: bool) -> Any:
         start, end = self._end_of(batch - 1), self._end_of(batch)
-        rule = policy(self.guarantee)
-        served = [n for n in range(start, end) if not again or self.journal[n].qos >= rule.once_below]
+        served = [*range(start, end)] if policy(self.guarantee).serves_again or not again else []
         given = [n for n in served if self.journal[n].fate != "filtered"]
         written = self._deliver(batch, given)
         yield

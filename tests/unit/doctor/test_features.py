@@ -183,11 +183,14 @@ def test_a_limit_in_the_file_that_is_larger_than_the_probe_is_told(tmp_path: Pat
 def test_publishers(tmp_path: Path) -> None:
     facts = BrokerFacts(greeting=GREETING)
     target, twice = target_of(tmp_path / "1"), target_of(tmp_path / "2", UP_2)
-    by_qos = target_of(tmp_path / "3", UP.replace("at_least_once", "by_qos"))
+    meant = UP.replace("at_least_once", "exactly_once").replace(
+        "[[uplink.route]]", '[[uplink.route]]\npromise = "at_most_once"'
+    )
+    meant_so = target_of(tmp_path / "3", meant)
     assert "TL-D24" not in of_line(target, facts)
     assert of_line(target, facts, LineAnswers(levels=(0, 3, 0)))["TL-D24"].verdict is HOLDS
     assert of_line(target, facts, LineAnswers(levels=(1, 3, 0)))["TL-D24"].verdict is WARNS
-    assert "TL-D24" not in of_line(by_qos, facts, LineAnswers(levels=(1, 3, 0)))
+    assert "TL-D24" not in of_line(meant_so, facts, LineAnswers(levels=(1, 3, 0)))
     assert of_line(twice, facts, LineAnswers(levels=(0, 1, 2)))["TL-D24"].verdict is LIMITED
     assert of_line(twice, facts, LineAnswers(levels=(0, 0, 2)))["TL-D24"].verdict is HOLDS
 

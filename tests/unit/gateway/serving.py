@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from towline.journal import Journal, Limits
 from towline.processes import ProcessMark
 from towline.schema import ROW_SCHEMA
 
-__all__ = ["Served", "error_of", "main", "mark", "mixed_rows", "open_as", "raw", "rows", "served"]
+__all__ = ["Served", "error_of", "main", "mark", "open_as", "raw", "rows", "served"]
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -49,17 +49,6 @@ def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b""
     ]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, ROW_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
-
-
-def mixed_rows(messages: Sequence[tuple[int, int]], start: int = 0) -> pa.RecordBatch:
-    """Rows of (device, QoS), numbered from `start` on."""
-    made = rows(start, len(messages))
-    columns = [*made.columns]
-    columns[ROW_SCHEMA.get_field_index("topic")] = pa.array(
-        [f"telemetry/d{device}" for device, _ in messages], pa.string()
-    )
-    columns[ROW_SCHEMA.get_field_index("qos")] = pa.array([qos for _, qos in messages], pa.int8())
-    return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
 class Served:

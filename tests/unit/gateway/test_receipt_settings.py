@@ -34,7 +34,6 @@ def test_the_defaults_are_those_of_the_page() -> None:
     ("more", "what"),
     [
         ({"guarantee": "at_most_once"}, "receipts need guarantee"),
-        ({"guarantee": "by_qos"}, "by_qos gives messages up"),
         ({"protocol": "auto"}, "receipts need protocol"),
         ({"subscriptions": [{"filter": "$share/g/t/#"}]}, "shares them with others"),
         ({"receipts": {}}, "receipts need key_file"),

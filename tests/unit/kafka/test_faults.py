@@ -67,19 +67,6 @@ def test_a_record_too_large_is_told_with_size_and_limit() -> None:
     assert "kafka.message.max.bytes = 1,000" in error.what
 
 
-def test_rows_of_qos_0_are_not_promised_to_come_again() -> None:
-    """by_qos gives them up: Kafka may have had them."""
-    record = ("t", b"x" * 1000, b"kk", -1)
-    said = (
-        faults.refused("k", record, "1000", KafkaException(TOO_LARGE), "by_qos"),
-        faults.unfit("k", "t", "too_large", "it is large", "by_qos"),
-        faults.undelivered("k", 1, 1, 60, [("t", TIMED_OUT)], "by_qos"),
-    )
-    for error in said:
-        assert "rows of QoS 1 are written again, and those of QoS 0 are given up and counted" in error.do
-    assert "QoS" not in faults.refused("k", record, "1000", KafkaException(TOO_LARGE), "at_least_once").do
-
-
 def test_any_other_refused_record() -> None:
     unknown = KafkaException(fault(ClientError._UNKNOWN_PARTITION, "Local: Unknown partition"))
     error = faults.refused("k", ("t", None, None, 7), "1000", unknown)

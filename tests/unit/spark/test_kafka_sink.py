@@ -12,7 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.delivery import AtLeastOnce, AtMostOnce, ByQos, Delivered, Task
+from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered
 from towline.kafka.exactly_once import ExactlyOnce
 from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.spark import kafka_sink
@@ -131,7 +131,6 @@ def test_a_guarantee_is_a_strategy() -> None:
         ("exactly_once", ExactlyOnce),
         ("at_least_once", AtLeastOnce),
         ("at_most_once", AtMostOnce),
-        ("by_qos", ByQos),
     ):
         writer = KafkaTransactional({**OPTIONS, "guarantee": guarantee}).streamWriter(SCHEMA, overwrite=False)
         assert type(writer._delivery) is strategy
@@ -155,14 +154,7 @@ def test_the_checkpoint_is_synced_before_the_tasks_of_what_must_not_run_twice(
 ) -> None:
     synced: list[str] = []
     monkeypatch.setattr(Checkpoint, "sync", lambda self: synced.append(self._location))
-    for guarantee in ("at_least_once", "at_most_once", "by_qos", "exactly_once"):
+    for guarantee in ("at_least_once", "at_most_once", "exactly_once"):
         given = {**OPTIONS, "guarantee": guarantee, "checkpointlocation": str(tmp_path / guarantee)}
         KafkaTransactional(given).streamWriter(SCHEMA, overwrite=False)
-    assert synced == [str(tmp_path / guarantee) for guarantee in ("at_most_once", "by_qos", "exactly_once")]
-
-
-def test_by_qos_no_task_is_run_twice() -> None:
-    """Behind a shuffle the rows of QoS 0 are there again, and only the source can leave them out."""
-    writer = KafkaTransactional({**OPTIONS, "guarantee": "by_qos"}).streamWriter(SCHEMA, overwrite=False)
-    with pytest.raises(KafkaError, match=r"attempt 2 of a task might write rows of QoS 0 a second time.*TL-K28"):
-        writer._delivery.deliver(Task(0, attempt=1, batch=3, query="q"), iter(()))
+    assert synced == [str(tmp_path / guarantee) for guarantee in ("at_most_once", "exactly_once")]

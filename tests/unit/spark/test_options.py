@@ -48,7 +48,7 @@ def test_three_options_are_enough() -> None:
         }
     )
     assert options.place.state_dir == "/var/lib/towline/plant-7"
-    assert (options.consumer, options.once_below) == ("default", 0)
+    assert (options.consumer, options.serves_again) == ("default", True)
     assert (options.max_rows, options.max_bytes) == (DEFAULT_MAX_ROWS, DEFAULT_MAX_BYTES)
     assert (options.starting, options.ending, options.poll_s) == (None, None, 5.0)
 
@@ -198,20 +198,13 @@ MISTAKES = [
     ),
     (
         {"guarantee": "often"},
-        'option "guarantee" = "often": it is at_most_once, at_least_once, by_qos or exactly_once.   [TL-C21]',
+        'option "guarantee" = "often": it is at_most_once, at_least_once or exactly_once.   [TL-C21]',
     ),
     (
         {"subscribe": "a:0"},
         (
-            'guarantee at_least_once needs QoS 1 or 2, "a" is subscribed with QoS 0; raise it, or take guarantee '
-            "by_qos, which carries QoS 0 at most once.   [TL-C12]"
-        ),
-    ),
-    (
-        {"subscribe": "a:2", "guarantee": "by_qos"},
-        (
-            'guarantee by_qos takes QoS 0 and 1: QoS 2 would be at least once, "a" is subscribed with QoS 2; '
-            "lower it to 1, or take exactly_once on a line of its own.   [TL-C12]"
+            'option "subscribe": guarantee at_least_once needs QoS 1 or 2, "a" is subscribed with QoS 0. '
+            "Raise it, or take at_most_once.   [TL-C12]"
         ),
     ),
     (
@@ -444,10 +437,10 @@ def test_gateways_stand_alone(name: str) -> None:
 
 
 def test_offsets_of_several_are_by_name() -> None:
-    found = several(startingOffset='{"g1": 5, "g2": "latest"}', endingOffset='{"g1": 9}', repeatedBelow='{"g2": 3}')
-    assert (found.starting, found.ending, found.repeated_below) == ({"g1": 5, "g2": "latest"}, {"g1": 9}, {"g2": 3})
+    found = several(startingOffset='{"g1": 5, "g2": "latest"}', endingOffset='{"g1": 9}')
+    assert (found.starting, found.ending) == ({"g1": 5, "g2": "latest"}, {"g1": 9})
     assert several(startingOffset="earliest").starting == "earliest"
-    for name in ("startingOffset", "endingOffset", "repeatedBelow"):
+    for name in ("startingOffset", "endingOffset"):
         with pytest.raises(ConfigError, match=r"an offset is one of a single journal.*TL-C23"):
             several(**{name: "7"})
         with pytest.raises(ConfigError, match=r"it names gateways, and the source has only one.*TL-C23"):

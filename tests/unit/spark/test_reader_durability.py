@@ -84,12 +84,11 @@ def test_the_commit_log_is_durable_before_the_inbox_is_cut(
     assert server.journal.consumers["default"] == 10
 
 
-@pytest.mark.parametrize("once_below", [1, 3])
 def test_what_is_served_once_is_remembered_before_it_is_read(
-    server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once_below: int
+    server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forgotten by a power failure it would be planned anew, and what is in Kafka would come twice."""
-    stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), once_below=once_below))
+    stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), serves_again=False))
     query = Query(stream, tmp_path / "ck")
     server.add(10)
     start, end = query.at, stream.latestOffset(query.at, ALL)
@@ -233,19 +232,6 @@ def test_a_copy_that_has_all_the_query_read_goes_on(tmp_path: Path) -> None:
         assert table(stream, at, stream.latestOffset(at, ALL)).num_rows == 30
         stream.stop()
         assert server.journal.end == 50
-
-
-def test_an_offset_from_before_incarnations_is_upgraded_by_the_next(server: Served, stream: MqttStreamReader) -> None:
-    server.add(10)
-    at = stream.latestOffset(stream.initialOffset(), ALL)
-    del at["gateways"]["plant"]["incarnation"]
-    assert stream.latestOffset(at, ALL) is at
-    server.add(1)
-    assert stream.latestOffset(at, ALL)["gateways"]["plant"] == {
-        "journal": server.journal.journal_id,
-        "offset": 11,
-        "incarnation": server.journal.incarnation,
-    }
 
 
 def test_a_query_that_begins_names_the_opening_it_begins_at(server: Served, plan: ReadPlan) -> None:

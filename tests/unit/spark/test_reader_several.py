@@ -144,29 +144,17 @@ def test_partitions_are_cut_the_same_way_again(two: tuple[Served, Served], new_r
 
 
 def test_at_most_once_gives_up_what_was_begun_at_each(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    first = new_reader(once_below=3)
+    first = new_reader(serves_again=False)
     for one in two:
         one.add(5)
     at = first.initialOffset()
     end = first.latestOffset(at, ALL)
     assert len(seen(first, at, end)) == 10
     first.stop()
-    again = new_reader(once_below=3)
+    again = new_reader(serves_again=False)
     assert again.partitions(at, end) == []
     two[1].add(1)
     assert seen(again, end, until(again, end, lambda place: ends(place)["g2"] == 6)) == [("g2", 5)]
-
-
-def test_what_another_checkpoint_has_handed_out_is_told_by_gateway(
-    two: tuple[Served, Served], new_reader: NewReader
-) -> None:
-    for one in two:
-        one.add(4)
-    stream = new_reader(repeated_below={"g1": 3}, once_below=2, starting={"g1": 1, "g2": "earliest"})
-    at = stream.initialOffset()
-    assert ends(at) == {"g1": 1, "g2": 0}
-    rows = seen(stream, at, stream.latestOffset(at, ALL))
-    assert rows == [("g1", 3), *(("g2", n) for n in range(4))]
 
 
 def test_the_checkpoint_is_synced_once_before_each_inbox_is_cut(

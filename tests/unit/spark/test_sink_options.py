@@ -48,8 +48,6 @@ def test_qos_2_to_several_brokers_needs_a_word() -> None:
         ({"guarantee": "at_most_once"}, Guarantee.AT_MOST_ONCE, 0),
         ({"guarantee": "exactly_once"}, Guarantee.EXACTLY_ONCE, 2),
         ({"guarantee": "at_least_once", "qos": "2"}, Guarantee.AT_LEAST_ONCE, 2),
-        ({"guarantee": "by_qos"}, Guarantee.BY_QOS, 1),
-        ({"guarantee": "by_qos", "qos": "0"}, Guarantee.BY_QOS, 0),
     ],
 )
 def test_guarantee_and_qos_decide_about_each_other(given: dict[str, str], guarantee: Guarantee, qos: int) -> None:
@@ -63,7 +61,6 @@ def test_guarantee_and_qos_decide_about_each_other(given: dict[str, str], guaran
     [
         ({"guarantee": "exactly_once", "qos": "1"}, "TL-C12", "qos"),
         ({"guarantee": "at_most_once", "qos": "1"}, "TL-C12", "qos"),
-        ({"guarantee": "by_qos", "qos": "2"}, "TL-C12", "guarantee by_qos publishes with QoS 1 or 0"),
         ({"qos": "3"}, "TL-C21", "qos"),
         ({"confirm": "kafka"}, "TL-C21", "confirm"),
         ({"retryStrategy": "often"}, "TL-C21", "retryStrategy"),

@@ -13,19 +13,19 @@ from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.spark import tally
 from towline.spark.sink_note import SinkBatch, SinkSums
 from towline.spark.tally import (
-    begun_before,
     given,
     given_at,
+    note_empty,
     noted,
     noted_last,
-    run_again,
     said_at,
+    served_empty,
     sum_at,
     took_at,
 )
 
 
-def test_a_batch_that_is_run_again_is_counted_once(tmp_path: Path) -> None:
+def test_a_batch_that_is_served_empty_is_counted_once(tmp_path: Path) -> None:
     place = Checkpoint(str(tmp_path))
     for batch, letters in ((0, 2), (1, 0), (2, 5), (2, 5), (3, 1), (3, 0)):  # the last: its topic was made meanwhile
         noted(place, batch, letters)
@@ -62,7 +62,7 @@ def test_where_the_checkpoint_is_elsewhere_nothing_is_noted() -> None:
     assert sum_at(place, 1) == 0
 
 
-def test_the_rows_of_a_batch_that_is_run_again_are_those_of_its_last_run(tmp_path: Path) -> None:
+def test_the_rows_of_a_batch_that_is_served_empty_are_those_of_its_last_run(tmp_path: Path) -> None:
     place = Checkpoint(str(tmp_path))
     for batch, rows in ((0, 5), (1, 0), (2, 7), (2, 3), (3, 4)):
         given(place, batch, rows)
@@ -169,9 +169,12 @@ def test_sums_that_a_power_failure_took_are_not_known(tmp_path: Path, text: str)
     assert noted_last(place) is None
 
 
-def test_what_a_batch_gives_up_is_known_where_it_was_counted(tmp_path: Path) -> None:
+def test_a_batch_is_served_empty_until_it_is_served_again(tmp_path: Path) -> None:
     place = Checkpoint(str(tmp_path))
-    (tmp_path / tally._AGAIN).write_text('{"v":1,"batches":[[3,0]]}')  # of a version that did not count
-    begun_before(place, 5, 2)
-    begun_before(place, 7)
-    assert run_again(place) == {3: None, 5: 2, 7: None}
+    for batch, empty in ((3, True), (5, True), (7, False)):
+        note_empty(place, batch, empty=empty)
+    assert served_empty(place) == [3, 5]
+    note_empty(place, 5, empty=False)
+    assert served_empty(place) == [3]
+    (tmp_path / tally._EMPTY).write_text("{")
+    assert served_empty(place) == []

@@ -135,7 +135,7 @@ class DownlinkSection(Section):
         on_data_loss: What to do when Kafka has deleted records that were not read yet: ``stop`` the line and say so, or
             ``go_on`` with what is left.
         topic: MQTT topic; where none is said, that of the header ``mqtt.topic``.
-        qos: Of every PUBLISH; where none is said, what the guarantee takes, by_qos that of the header ``mqtt.qos``.
+        qos: Of every PUBLISH; where none is said, what the guarantee takes.
         retain: Keep it for later subscribers; where it is not said, the header ``mqtt.retain``.
         expiry: Seconds the message lives from its arrival in the outbox on; where it is not said, the header
             ``mqtt.message-expiry``.
@@ -225,11 +225,6 @@ class DownlinkSection(Section):
         for name in ("topic", "expiry", "content_type", "response_topic", "correlation_data", "payload"):
             if isinstance(text := getattr(self, name), str):
                 yield name, text
-
-    @property
-    def qos_by_record(self) -> bool:
-        """Whether each record says with which QoS it is published."""
-        return self.qos is None and self.guarantee is Guarantee.BY_QOS
 
     @property
     def topics(self) -> tuple[str, ...]:

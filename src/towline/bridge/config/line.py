@@ -29,7 +29,7 @@ from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.bridge.config.tables import Surroundings, Tables
 from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
-from towline.guarantee import Guarantee, conf_problem, policy, qos_problem, sharing_problem
+from towline.guarantee import Guarantee, conf_problem, policy, promise_problem, qos_problem, sharing_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA
 from towline.spark.gateway_options import gateway_list
 
@@ -192,9 +192,9 @@ class LineReader(TableReader):
         if (
             guarantee is Guarantee.EXACTLY_ONCE
             and not (gateways and not self._has_members)
-            and not (uplink.dedupe or all(one.dedupe for one in sections))
+            and not (uplink.dedupe or all(one.dedupe or one.promise for one in sections))
         ):
-            self._sharing(gateway)  # what a key names may come twice
+            self._sharing(gateway)  # what a key names may come twice, and what a route promises less
         reader = MembersReader(self._tables, self._path, self._subject, self._table)
         return Line(
             name=uplink.name,
@@ -399,6 +399,10 @@ class _RouteReader:
         return templates + [(("headers", name), text) for name, text in section.headers.items()]
 
     def _qos(self, section: RouteSection) -> None:
+        if section.promise is not None:
+            if problem := promise_problem(self._guarantee, section.promise, section.qos):
+                self._note("TL-C12", ("promise",), *problem)
+            return
         keyed = (section.dedupe or self._dedupe) is not None
         if section.qos is None or (problem := qos_problem(self._guarantee, section.qos, keyed=keyed)) is None:
             return

@@ -91,7 +91,8 @@ class RouteSection(Section):
     Attributes:
         from_: Topic filter; ``{name}`` is a wildcard of one level with a name.
         topic: Kafka topic, a template: ``{name}`` of ``from``, ``{mqtt.topic}``, ``{mqtt.user.NAME}``.
-        qos: Of the subscription; without it what the guarantee takes.
+        promise: ``at_most_once`` or ``at_least_once`` on an ``exactly_once`` line: subscribed with QoS 0 or 1.
+        qos: Of the subscription; without it what the promise takes.
         key: Of the record, a template: the same key is the same partition, and so in order.
         headers: Further headers of the record, each a template.
         where: Spark SQL; messages for which it is not true are left out and counted.
@@ -112,6 +113,7 @@ class RouteSection(Section):
 
     from_: str = Field(alias="from", min_length=1)
     topic: str = Field(min_length=1)
+    promise: Guarantee | None = None
     qos: Annotated[int, Field(ge=0, le=2)] | None = None
     key: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
@@ -147,7 +149,7 @@ class RouteSection(Section):
         dedupe = self.dedupe or dedupe
         return Route(
             pattern=pattern,
-            qos=policy(guarantee).qos if self.qos is None else self.qos,
+            qos=policy(self.promise or guarantee).qos if self.qos is None else self.qos,
             topic=Template.parse(self.topic, names),
             key=None if self.key is None else Template.parse(self.key, names),
             headers=tuple((name, Template.parse(text, names)) for name, text in self.headers.items()),
@@ -352,7 +354,7 @@ class DownLine(AnyLine):
 
     @property
     def qos(self) -> int:
-        """QoS of every PUBLISH; where records say it themselves, of those that do not."""
+        """QoS of every PUBLISH."""
         return policy(self.guarantee).publish_qos if self.section.qos is None else self.section.qos
 
 

@@ -21,25 +21,21 @@ __all__ = ["overlapping", "plan_of", "render", "warnings"]
 _COST_UP: Final = {
     Guarantee.AT_MOST_ONCE: "nothing is waited for, and losses are counted where they can be seen",
     Guarantee.AT_LEAST_ONCE: "an fdatasync before each acknowledgement; records are visible at once",
-    Guarantee.BY_QOS: "an fdatasync before each acknowledgement, and one a batch; records are visible at once",
     Guarantee.EXACTLY_ONCE: "a transaction a batch: records are visible when it is committed",
 }
 _COST_DOWN: Final = {
     Guarantee.AT_MOST_ONCE: "an fdatasync a batch; nothing is waited for at the broker",
     Guarantee.AT_LEAST_ONCE: "an fdatasync a batch",
-    Guarantee.BY_QOS: "an fdatasync a batch",
     Guarantee.EXACTLY_ONCE: "an fdatasync a batch and a chunk (packet ids); two more packets a message (QoS 2)",
 }
 _LOST_DOWN: Final = {
     Guarantee.AT_MOST_ONCE: "yes: what is on the way when a process or a broker fails",
     Guarantee.AT_LEAST_ONCE: "no, from Kafka to the broker, as long as the state directory is kept",
-    Guarantee.BY_QOS: "QoS 0: yes, what is on the way when a connection or a process fails; QoS 1: no",
     Guarantee.EXACTLY_ONCE: "no, from Kafka to the broker, as long as the state directory is kept",
 }
 _DOUBLED_DOWN: Final = {
     Guarantee.AT_MOST_ONCE: "no",
     Guarantee.AT_LEAST_ONCE: "yes: what was not acknowledged when a connection or a process failed",
-    Guarantee.BY_QOS: "QoS 0: no; QoS 1: yes, what was not acknowledged when a connection or a process failed",
     Guarantee.EXACTLY_ONCE: "no, for a subscriber with QoS 2",
 }
 #: What no switch can give; first what a single promise has to say.
@@ -48,9 +44,11 @@ _LIMITS_UP_OF: Final = {
         "a consumer without isolation.level=read_committed sees aborted records too",
         "a message that its publisher sends twice as two messages is two messages",
     ),
-    Guarantee.BY_QOS: (
-        "of a batch that a crash, a stop or a refusal of Kafka interrupted the messages of QoS 0 are given up",
-    ),
+}
+#: What a route gives up that promises less than its line, and what it keeps.
+_LIMITS_OF_ROUTE: Final = {
+    Guarantee.AT_MOST_ONCE: "a message is lost before it is in the journal, or in Kafka once",
+    Guarantee.AT_LEAST_ONCE: "a message comes twice where the broker sends it again",
 }
 #: Who holds what is not yet in Kafka, by what the broker is answered after.
 _RESTS_ON: Final = {
@@ -144,7 +142,7 @@ def _uplink(line: Line) -> dict[str, Any]:
         "ack_after": gateway.acks.value,
         "acks": _ACKS[gateway.acks],
         "subscriptions": [{"filter": s.pattern, "qos": s.qos} for s in gateway.subscriptions],
-        "routes": [_route(route) for route in line.routes],
+        "routes": [_route(route, one.promise) for route, one in zip(line.routes, line.sections, strict=True)],
         "journal_max_bytes": gateway.journal.max_bytes,
         "max_bytes_per_trigger": line.max_bytes_per_trigger,
         "writes": _writes(line),
@@ -167,7 +165,7 @@ def _downlink(line: DownLine) -> dict[str, Any]:
         "starting_offsets": start if isinstance(start, str) else "as listed",
         "on_data_loss": section.on_data_loss,
         "topic": f"SQL {topic.sql}" if isinstance(topic, Sql) else topic,
-        "qos": "by the header mqtt.qos, 0 or 1" if section.qos_by_record else line.qos,
+        "qos": line.qos,
         "properties": section.properties,
         "where": section.where,
         "transform": section.transform,
@@ -189,6 +187,11 @@ def _uplink_cost(line: Line) -> str:
 
 def _uplink_limits(line: Line) -> list[str]:
     limits = list(_LIMITS_UP_OF.get(line.guarantee, ()))
+    limits += [
+        f"route {number}: {_LIMITS_OF_ROUTE[section.promise]}"
+        for number, section in enumerate(line.sections, start=1)
+        if section.promise
+    ]
     if line.within:
         limits.append(
             f"repeats are dropped for {line.within} at least, and longer while nothing else comes: "
@@ -209,10 +212,11 @@ def _writes(line: Line) -> str:
     return f"{line.parallelism} transactions a batch, split by key: each becomes visible by itself"
 
 
-def _route(route: Route) -> dict[str, Any]:
+def _route(route: Route, promise: Guarantee | None) -> dict[str, Any]:
     return {
         "from": route.pattern.text,
         "filter": route.pattern.filter,
+        "promise": promise.value if promise else None,
         "qos": route.qos,
         "topic": route.topic.text,
         "key": route.key.text if route.key else None,
@@ -395,6 +399,7 @@ def _render_promise(line: dict[str, Any], store: str) -> list[str]:
 
 def _render_route(route: dict[str, Any]) -> str:
     parts = [f"{route['from']} → kafka:{route['topic']}"]
+    parts += [route["promise"]] if route["promise"] else []
     parts += [f"key {route['key']}"] if route["key"] is not None else ["no key"]
     parts += [f"headers {', '.join(route['headers'])}"] if route["headers"] else []
     parts += ["no MQTT properties"] if route["properties"] == "none" else []

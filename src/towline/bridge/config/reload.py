@@ -37,8 +37,6 @@ _DERIVED: Final = frozenset({"name", "state_dir", "checkpoint", "guarantee", "su
 _BESIDE_MQTT: Final = frozenset({"ack_after", "journal", "outbox", "receipts", "listen", "share"})
 #: What is said of the file, and what is compared line by line.
 _READ: Final = ("file", "lines")
-#: What may be neither lost nor doubled can't pass from one filter to another that takes the same topics.
-_STRICT: Final = frozenset({Guarantee.EXACTLY_ONCE, Guarantee.BY_QOS})
 _DO: Final = "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."
 
 
@@ -89,7 +87,8 @@ class LineChange:
     def overlap(self) -> tuple[str, str] | None:
         """A filter that comes and one that goes which take the same topics, where that can't be kept; None for none."""
         keyed = all(route.dedupe is not None for route in self.after.routes)
-        if not self.refilters or keyed or self.after.guarantee not in _STRICT:
+        # What may be neither lost nor doubled can't pass from one filter to another that takes the same topics.
+        if not self.refilters or keyed or self.after.guarantee is not Guarantee.EXACTLY_ONCE:
             return None
         pairs = ((one, other) for one in self.added for other in self.removed)
         return next((pair for pair in pairs if common(*map(unshared, pair)) is not None), None)

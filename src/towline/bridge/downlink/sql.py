@@ -27,7 +27,6 @@ from towline.bridge.lines.sql import (
     tried,
 )
 from towline.errors import ConfigError
-from towline.guarantee import policy
 from towline.kafka.deadletters import PREFIX, Reason
 from towline.kafka.properties import TRACE_CONTEXT, USER_PREFIX
 
@@ -165,14 +164,7 @@ def columns(section: DownlinkSection) -> dict[str, str]:
         "correlation_data": binary(section.correlation_data, _from_header(section, "mqtt.correlation-data")),
         "user_properties": _users(section.properties),
         "message_expiry_seconds": _expiry(section),
-        **({"qos": f"CAST({_qos(section)} AS TINYINT)"} if section.qos_by_record else {}),
     }
-
-
-def _qos(section: DownlinkSection) -> str:
-    """What the way up has written: 0 for 0; a message that came with more is published with the most that there is."""
-    lowest, *_, most = sorted(policy(section.guarantee).publish_levels)
-    return f"IF(coalesce({text(_from_header(section, 'mqtt.qos'))} = '{lowest}', false), {lowest}, {most})"
 
 
 def _own(name: str) -> str:

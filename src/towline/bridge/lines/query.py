@@ -133,7 +133,7 @@ class LineQuery(ABC, Generic[LineT]):
             "rows": observed.pop("rows", progress.get("numInputRows", 0)),
             "millis": progress.get("durationMs", {}),
             "transactions": _transactions(self.line, progress["batchId"]),
-            "gives_up": policy(self.line.guarantee).gives_up,
+            "gives_up": not policy(self.line.guarantee).serves_again,
             "observed": observed,
         }
 

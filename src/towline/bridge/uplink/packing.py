@@ -140,7 +140,7 @@ def plain_routes(line: Line) -> str | None:
     Its batches are served whole or not at all, so offsets tell how many messages Spark saw.
     """
     routes, rule = line.routes, policy(line.guarantee)
-    whole = rule.once_below == 0 and line.parallelism == 1 and line.within is None
+    whole = rule.serves_again and line.parallelism == 1 and line.within is None
     if not whole or not all(_is_plain(route, signed=line.dead_letter_topic is not None) for route in routes):
         return None
     return as_json(routes)

@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import BATCH_BYTES, CONSUMER, Line
-from towline.bridge.lines.evidence import answer_of, places_at, range_of, read_checkpoint
-from towline.bridge.lines.identity import UNKNOWN, Identity
+from towline.bridge.lines.evidence import places_at, range_of, read_checkpoint
+from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
 from towline.bridge.uplink import several
@@ -21,11 +21,10 @@ from towline.bridge.uplink.account import spans_of
 from towline.bridge.uplink.counting import COUNTS, reasons
 from towline.bridge.uplink.inforce import KeptRoutes
 from towline.bridge.uplink.packing import plain_routes
-from towline.bridge.uplink.recovery import count_below, gather, handed_out, offset_of, oldest_waiting, starting
+from towline.bridge.uplink.recovery import gather, offset_of, oldest_waiting, starting
 from towline.bridge.uplink.source import FORMAT
 from towline.bridge.uplink.sql import Repeats, apply
 from towline.checkpoint import Checkpoint
-from towline.errors import TowlineError
 from towline.gateway.access import is_remote
 from towline.guarantee import Guarantee, policy
 from towline.kafka.markers import BEFORE_FIRST
@@ -51,6 +50,8 @@ _ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNLIMITED: Final = (1 << 31) - 1
 #: Of a report of which nobody knows more than which offsets it is about.
 _UNHEARD: Final[Mapping[str, Any]] = MappingProxyType({"rows": 0, "observed": {}, "gives_up": False, "known": False})
+#: Of a report of a batch that was served empty.
+_GIVEN_UP: Final[Mapping[str, Any]] = MappingProxyType({"rows": 0, "observed": {}, "gives_up": True, "known": True})
 #: With records packed, rows are few and large, and the sink begins with the first before the last is read.
 PACKED_BYTES: Final = 1 << 20
 
@@ -112,15 +113,11 @@ class UplinkQuery(LineQuery[Line]):
             return self._prepared_for_several(spark)
         evidence = gather(line, CONSUMER, identity)
         identity = examine(line, str(self.bridge.file), identity, evidence, self._set_markers)
-        handed = handed_out(identity, evidence)
-        if handed != identity.handed:
-            identity = replace(identity, handed=handed)
-            identity.save(line.gateway.state_dir)  # the next start finds a checkpoint, and asks for the same
         begin = starting(line, identity, evidence)
         self._began = offset_of(begin, evidence)
         self._journal = evidence.gateway_journal if evidence.planned is None else ""
         self._note_begun(evidence)
-        return self._writer(self.source(spark, begin, str(handed)), identity), identity
+        return self._writer(self.source(spark, begin), identity), identity
 
     def _prepared_for_several(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         """As `_prepared`, for a line that reads gateways elsewhere."""
@@ -131,36 +128,16 @@ class UplinkQuery(LineQuery[Line]):
         identity = examine(line, str(self.bridge.file), identity, seen.checkpoint, self._set_markers)
         if identity.generation != former.generation:  # it begins anew behind what is done
             seen = several.gather(line, self.bridge.gateway.access(), CONSUMER, identity)
-        handed = several.handed_out(identity, seen)
-        if identity.handed == UNKNOWN:
-            identity = replace(identity, handed=0, handed_places=json.dumps(handed))
-            identity.save(line.gateway.state_dir)  # the next start finds a checkpoint, and asks for the same
         begin = several.beginnings(line, identity, seen)
         self._begun = several.offsets_of(begin, seen)
         self._note_begun(seen.checkpoint)
-        return self._writer(self.source(spark, begin, json.dumps(handed)), identity), identity
+        return self._writer(self.source(spark, begin), identity), identity
 
     def _note_begun(self, evidence: Evidence) -> None:
-        """Note a batch that was begun and will not be served whole again, and how many of its messages are given up."""
-        batch, rule = evidence.planned, policy(self.line.guarantee)
-        if batch is not None and not evidence.decided and rule.gives_up:
-            asks = rule.serves_again and self._reasons  # else the sink, or the guarantee, says it
-            given_up = self._given_up(batch, rule.once_below) if asks else None
-            tally.begun_before(Checkpoint(str(self.line.checkpoint)), batch, given_up)
-
-    def _given_up(self, batch: int, once_below: int) -> int | None:
-        """How many messages of a batch have a lower QoS; None where they can't be had now."""
-        line, logs = self.line, Checkpoint(str(self.line.checkpoint))
-        try:
-            if line.gateways:
-                return several.count_below(line, self.bridge.gateway.access(), logs, batch, once_below)
-            (begin, end), places = range_of(logs, batch), places_at(logs, batch)
-            begin = max(begin, self._began or 0) if batch == 0 else begin
-            ask = partial(count_below, start=begin, end=places[0], qos=once_below)
-            return answer_of(line.gateway.state_dir, ask) if begin < end else 0
-        except TowlineError as error:
-            sys.stderr.write(f"--- line {line.name}\n{error}\n")
-            return None
+        """Note whether a batch that was begun is served again or empty."""
+        if evidence.planned is not None and not evidence.decided:
+            again = policy(self.line.guarantee).serves_again
+            tally.note_empty(Checkpoint(str(self.line.checkpoint)), evidence.planned, empty=not again)
 
     def _writer(self, rows: DataFrame, identity: Identity) -> DataStreamWriter:
         return (
@@ -192,13 +169,12 @@ class UplinkQuery(LineQuery[Line]):
         """
         set_markers(SinkSettings.parse(self._sink_options(identity)), identity.sink, batch)
 
-    def source(self, spark: SparkSession, begin: str, handed: str = "0") -> DataFrame:
+    def source(self, spark: SparkSession, begin: str) -> DataFrame:
         """The rows that the line's gateway gives.
 
         Args:
             spark: The session.
             begin: Where a query without a checkpoint begins, as the source's option ``startingOffset``.
-            handed: Offset below which rows may have been handed to Kafka before, as its option ``repeatedBelow``.
         """
         line, routes = self.line, self._packs
         reader = spark.readStream.format("mqtt")
@@ -212,7 +188,6 @@ class UplinkQuery(LineQuery[Line]):
             .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
             .option("maxBytesPerTrigger", line.max_bytes_per_trigger)
             .option("startingOffset", begin)
-            .option("repeatedBelow", handed)
             .option("checkpointLocation", str(line.checkpoint))
             .option("eventTime", str(line.within is not None).lower())
             .load()
@@ -250,8 +225,7 @@ class UplinkQuery(LineQuery[Line]):
     def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Reports on the batches that are done: offsets say their rows, the sink knows its dead letters.
 
-        One on all of them, and before that one on each that was run again without all of its rows: what it was not
-        given is given up, and not in Kafka.
+        One on all of them, and before that one on each that was served empty: its rows are given up.
         """
         del spark
         line = self.line
@@ -269,12 +243,11 @@ class UplinkQuery(LineQuery[Line]):
             return
         report = {"query": evidence.query, "journal": evidence.journal, **_UNHEARD}
         checkpoint = Checkpoint(str(line.checkpoint))
-        for batch, given_up in tally.run_again(checkpoint).items():
+        for batch in tally.served_empty(checkpoint):
             start, end = range_of(checkpoint, batch)
             start = max(start, identity.start) if batch == 0 else start
             if batch <= evidence.done and end:
-                part = self._run_again(batch, end - start, given_up)
-                yield self._with_the_sink({**report, **part, "start": start, "end": end})
+                yield self._with_the_sink({**report, **_GIVEN_UP, "batch": batch, "start": start, "end": end})
         yield self._with_the_sink({**report, "batch": evidence.done, "end": evidence.done_end})
 
     def _passed_over(self, identity: Identity, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -296,25 +269,12 @@ class UplinkQuery(LineQuery[Line]):
     def _unreported_of_several(self, evidence: Evidence, done: int) -> Iterator[dict[str, Any]]:
         checkpoint = Checkpoint(str(self.line.checkpoint))
         report = {"query": evidence.query, **_UNHEARD}
-        for batch, given_up in tally.run_again(checkpoint).items():
+        for batch in tally.served_empty(checkpoint):
             if 0 < batch <= done and (ends := places_at(checkpoint, batch)):
                 spans = spans_of(places_at(checkpoint, batch - 1), ends)
-                part = self._run_again(batch, sum(end - start for start, end in spans.values()), given_up)
-                yield self._with_the_sink({**report, **part, "spans": spans})
+                yield self._with_the_sink({**report, **_GIVEN_UP, "batch": batch, "spans": spans})
         if ends := places_at(checkpoint, done):
             yield self._with_the_sink({**report, "batch": done, "spans": spans_of((), ends)})
-
-    def _run_again(self, batch: int, offsets: int, given_up: int | None) -> dict[str, Any]:
-        """What is known of a batch that was run again without some of its rows, and that nobody heard of."""
-        given = tally.given_at(Checkpoint(str(self.line.checkpoint)), batch)
-        why = self._reasons
-        if not policy(self.line.guarantee).serves_again:
-            given_up = offsets
-        if given is None or (given_up is None and why):
-            return {"batch": batch}  # what did not come to the sink may have been given up, or left out
-        served = given if given_up is None else offsets - given_up
-        left = {(why[0] if len(why) == 1 else "left_out" if why else "astray"): served - given}
-        return {"batch": batch, "rows": served, "observed": left, "gives_up": True, "known": True}
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What the account takes of a batch: journal and offsets, and repeats, which are rows that did not come out."""
@@ -369,7 +329,7 @@ class UplinkQuery(LineQuery[Line]):
 
         It knows those that Kafka would have refused, too.
         """
-        given_up = ["skipped"] if policy(self.line.guarantee).gives_up else []
+        given_up = [] if policy(self.line.guarantee).serves_again else ["skipped"]
         # Of several gateways nobody has told where the checkpoint began.
         begins = not self.line.gateways
         report = self._with_sums({**report, "reasons": [*self._reasons, *given_up]}, from_the_first=begins)

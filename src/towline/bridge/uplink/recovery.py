@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from towline.bridge.lines.evidence import Evidence, answer_of, read_checkpoint, status_of
-from towline.bridge.lines.identity import UNKNOWN
 from towline.errors import GatewayError
 from towline.gateway.belonging import is_other
 from towline.gateway.launch import discover
@@ -15,10 +14,8 @@ from towline.guarantee import policy
 if TYPE_CHECKING:
     from towline.bridge.config.model import Line
     from towline.bridge.lines.identity import Identity
-    from towline.gateway.client import GatewayClient
-    from towline.spark.offsets import JournalPlace
 
-__all__ = ["count_below", "gather", "handed_out", "offset_of", "oldest_waiting", "starting"]
+__all__ = ["gather", "offset_of", "oldest_waiting", "starting"]
 
 
 def gather(line: Line, consumer: str, identity: Identity) -> Evidence:
@@ -54,33 +51,6 @@ def offset_of(begin: str, seen: Evidence) -> int:
     """The offset that `starting` has named, when the gateway says what it said."""
     named = {"committed": max(seen.committed, seen.first), "latest": seen.tip}
     return named[begin] if begin in named else int(begin)
-
-
-def count_below(gateway: GatewayClient, start: int, end: JournalPlace, qos: int) -> int:
-    """How many rows of a range were received with a lower QoS; they are read for it.
-
-    Args:
-        gateway: That has them.
-        start: Offset of the first row.
-        end: The place after the last one.
-        qos: The QoS.
-
-    Raises:
-        GatewayError: It has not got them.
-    """
-    rows = gateway.read(end.journal, start, end.offset, incarnation=end.incarnation)
-    return sum(sum(one < qos for one in chunk.column("qos").to_pylist()) for chunk in rows)
-
-
-def handed_out(identity: Identity, seen: Evidence) -> int:
-    """Offset below which rows may have been handed to Kafka before the query's checkpoint began; 0 for none.
-
-    Where the former checkpoint does not say it, because it is gone, an older copy, or of another journal: all there is.
-    """
-    if identity.handed == 0 or seen.planned is not None:
-        return max(0, identity.handed)
-    known = identity.handed != UNKNOWN and _continues(identity, seen) and seen.committed <= identity.handed
-    return identity.handed if known else seen.tip
 
 
 def _continues(identity: Identity, seen: Evidence) -> bool:

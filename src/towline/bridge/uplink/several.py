@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.lines.elsewhere import each, places_of
 from towline.bridge.lines.evidence import Evidence, places_at, read_checkpoint, status_of
-from towline.bridge.lines.identity import UNKNOWN
 from towline.bridge.lines.recovery import CheckpointSettings, problem, refusal
-from towline.bridge.uplink import recovery
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayError
 from towline.gateway.belonging import is_other
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from towline.gateway.access import Access
     from towline.gateway.client import GatewayClient
 
-__all__ = ["Seen", "beginnings", "belong", "count_below", "gather", "handed_out", "offsets_of"]
+__all__ = ["Seen", "beginnings", "belong", "gather", "offsets_of"]
 
 #: How long the gateways are waited for that a query needs to begin, in seconds; it tries again afterwards.
 _PATIENCE_S: Final = 20.0
@@ -124,31 +122,6 @@ def offsets_of(begin: str, seen: Seen) -> dict[str, int]:
     """The offsets that `beginnings` has named, when the gateways say what they said."""
     named = {name: {"committed": start, "latest": tip} for name, (start, tip) in seen.starts.items()}
     return {name: where if isinstance(where, int) else named[name][where] for name, where in json.loads(begin).items()}
-
-
-def handed_out(identity: Identity, seen: Seen) -> dict[str, int]:
-    """By gateway, the offset below which rows may have been handed to Kafka before the query's checkpoint began."""
-    if identity.handed == UNKNOWN and seen.checkpoint.planned is None:
-        return {name: tip for name, (_, tip) in seen.starts.items()}
-    return {name: int(offset) for name, offset in json.loads(identity.handed_places or "{}").items()}
-
-
-def count_below(line: Line, access: Access, logs: Checkpoint, batch: int, qos: int) -> int:
-    """How many rows of a batch were received with a lower QoS, over all its gateways.
-
-    Raises:
-        GatewayError: One of them does not answer, or has not got them.
-    """
-    begun = {place.gateway: place.offset for place in places_at(logs, batch - 1)}
-    ends = {
-        place.at: place for place in places_at(logs, batch) if place.offset > begun.get(place.gateway, place.offset)
-    }
-    total = 0
-    for one in places_of([at for at in line.gateways if at in ends], access):
-        end = ends[one.text]
-        with one.attach() as client:
-            total += recovery.count_below(client, begun[end.gateway], end, qos)
-    return total
 
 
 def _asked(client: GatewayClient, places: Mapping[str, JournalPlace]) -> tuple[Mapping[str, Any], str]:

@@ -12,7 +12,6 @@ from towline.doctor.broker.targets import LineGateway, Target
 from towline.doctor.broker.versions import faults_of
 from towline.doctor.case import LineLoad
 from towline.doctor.findings import Finding, Standing
-from towline.guarantee import Guarantee
 from towline.mqtt.reasons import SUBSCRIBE_ADVICE, reason_words
 from towline.mqtt.rules import unsupported
 from towline.mqtt.versions import NAMES
@@ -344,7 +343,7 @@ def _window(gateway: LineGateway, facts: BrokerFacts, greeting: Greeting, load: 
 def _publishers(gateway: LineGateway, seen: LineAnswers) -> Iterator[Finding]:
     zero, one, two = seen.levels
     total = zero + one + two
-    if not total or not gateway.kept or gateway.line.guarantee is Guarantee.BY_QOS:
+    if not total or not gateway.kept or any(one.promise for one in getattr(gateway.line, "sections", ())):
         return
     if zero:
         yield Finding(
@@ -354,7 +353,7 @@ def _publishers(gateway: LineGateway, seen: LineAnswers) -> Iterator[Finding]:
             until="a publisher, its connection or the broker ends",
             because=f"{zero:,} of {counted(total)} came with QoS 0: a publisher forgets such a message when it has "
             "written it, and may end before it is out",
-            mend="Publish with QoS 1 or 2 and wait for the acknowledgement; guarantee by_qos, where QoS 0 is meant.",
+            mend="Publish with QoS 1 or 2 and wait for the acknowledgement; give a route that means QoS 0 a promise.",
             line=gateway.name,
         )
         return

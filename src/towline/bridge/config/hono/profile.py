@@ -12,7 +12,7 @@ __all__ = ["PROFILES", "with_profile"]
 
 
 def _uplink(settings: HonoSettings, _: str) -> dict[str, Any]:
-    return {"guarantee": "by_qos", "route": up.routes(settings)}
+    return {"guarantee": "exactly_once", "route": up.routes(settings)}
 
 
 def _commands(settings: HonoSettings, _: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def with_profile(kind: str, table: Mapping[str, Any], settings: HonoSettings, de
     said = PROFILES[kind][table["profile"]](settings, dead_letters)
     merged = {**said, **own}
     if kind == "uplink" and isinstance(own.get("route", []), list):
-        # exactly_once has its own; every other guarantee takes what Hono's devices may send.
-        qos = {} if merged["guarantee"] == "exactly_once" else {"qos": 1}
-        merged["route"] = [*own.get("route", []), *(route | qos for route in said["route"])]
+        # Hono's devices publish with QoS 1 or 0, each as it means it, on the same topics.
+        subscribed = {"promise": "at_least_once"} if merged["guarantee"] == "exactly_once" else {"qos": 1}
+        merged["route"] = [*own.get("route", []), *(route | subscribed for route in said["route"])]
     return merged

@@ -141,11 +141,11 @@ def _ttl(endpoint: str, settings: HonoSettings) -> str:
         return _capped(said, _limit("max_ttl", settings))
     if endpoint == "command":
         return _capped(_first_of("ttl-command-response", settings), _limit("max_ttl_command_response", settings))
-    by_qos = (
+    by_level = (
         _capped(_first_of(f"ttl-telemetry-qos{qos}", settings), _limit(f"max_ttl_telemetry_qos{qos}", settings))
         for qos in (0, 1)
     )
-    return "IF(qos = 0, {}, {})".format(*by_qos)
+    return "IF(qos = 0, {}, {})".format(*by_level)
 
 
 def _first_of(name: str, settings: HonoSettings) -> str:
