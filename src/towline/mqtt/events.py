@@ -200,10 +200,6 @@ class SessionConfig:
             and drops what goes beyond its own 20.
         will: Published by the broker when the connection ends without our DISCONNECT.
         authenticator: Enhanced authentication; None for none.
-        topic_aliases: Topics that may get an alias when we publish, never more than the server's Topic Alias Maximum;
-            the first topics of a connection get them.
-        problem_information: The server may send reason strings and user properties with any packet
-            [MQTT 5 section 3.1.2.11.7].
         durable_ids: `Flying` goes before each PUBLISH of QoS > 0 and each PUBREL, for an owner that outlives a crash.
         exactly_once: What is published with QoS 2 must not be taken as less: one such message at a time, until the
             broker has answered one with PUBREC. MQTT 3.x has no way to say that it knows no QoS 2.
@@ -226,8 +222,6 @@ class SessionConfig:
     window_3: int = 20
     will: Will | None = None
     authenticator: Authenticator | None = None
-    topic_aliases: int = 0
-    problem_information: bool = True
     durable_ids: bool = False
     exactly_once: bool = False
 

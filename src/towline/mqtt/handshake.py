@@ -104,7 +104,6 @@ def connect_packet(config: SessionConfig, first: bytes | None, *, discarding: bo
         session_expiry_interval=0 if discarding else config.session_expiry_s,
         authentication_method=config.authenticator.method if config.authenticator else None,
         authentication_data=first,
-        request_problem_info=config.problem_information,
         receive_max=config.receive_maximum,
         topic_alias_max=config.topic_alias_maximum,
     )

@@ -56,8 +56,7 @@ class Machine:
             topic_alias_maximum=config.topic_alias_maximum,
             reasons=config.protocol == 5,
         )
-        aliases = config.topic_aliases if config.protocol == 5 else 0
-        self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids, exactly=config.exactly_once)
+        self.outbound = Outbound(self._encode, durable=config.durable_ids, exactly=config.exactly_once)
         self.subscriptions = Subscriptions(_said_by(config), record.subscriptions if record else {})
         #: Filters that are to be wanted as soon as the answers have come that are missing; None for no change.
         self._next_filters: tuple[Filter, ...] | None = None

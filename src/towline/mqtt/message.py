@@ -70,27 +70,17 @@ class OutboundMessage:
         """Seconds after which nobody gets it any more, None for never."""
         return self._packet.message_expiry_interval
 
-    def packet(
-        self,
-        packet_id: int,
-        interval: int | None,
-        *,
-        duplicate: bool = False,
-        topic: str | None = None,
-        alias: int | None = None,
-    ) -> PublishPacket:
+    def packet(self, packet_id: int, interval: int | None, *, duplicate: bool = False) -> PublishPacket:
         """The PUBLISH.
 
         Args:
             packet_id: 0 for QoS 0.
             interval: Message expiry interval: what is left of it.
             duplicate: It was sent before.
-            topic: "" where the alias stands for it.
-            alias: Topic alias.
         """
         packet = self._packet
         return PublishPacket(
-            packet.topic if topic is None else topic,
+            packet.topic,
             packet.payload,
             qos=packet.qos,
             retain=packet.retain,
@@ -101,7 +91,6 @@ class OutboundMessage:
             content_type=packet.content_type,
             response_topic=packet.response_topic,
             correlation_data=packet.correlation_data,
-            topic_alias=alias,
             user_properties=packet.user_properties,
         )
 

@@ -78,14 +78,11 @@ class Outbound:
 
     Args:
         encode: Packet to bytes in the protocol version of the session.
-        topic_aliases: Topics that may get an alias, as far as the server allows.
         durable: Tell what is in flight in a `Flying` before it leaves.
         exactly: One message of QoS 2 at a time until the broker has answered one with PUBREC.
     """
 
-    def __init__(
-        self, encode: Callable[[Packet], bytes], topic_aliases: int = 0, *, durable: bool = False, exactly: bool = False
-    ) -> None:
+    def __init__(self, encode: Callable[[Packet], bytes], *, durable: bool = False, exactly: bool = False) -> None:
         self._encode = encode
         self._durable = durable
         self._exactly = exactly
@@ -93,9 +90,6 @@ class Outbound:
         self._unproven = exactly
         #: With `exactly`: a broker has taken one as QoS 1; no other leaves.
         self._failed = False
-        self._most_aliases = topic_aliases
-        #: Topics of this connection → alias, in the order of their first PUBLISH [MQTT-3.3.2-7, -9].
-        self._aliases: dict[str, int] = {}
         #: The server's limits of this connection, None while there is none.
         self._server: ConnAckPacket | None = None
         self._window = 0
@@ -192,7 +186,6 @@ class Outbound:
         """The connection is gone."""
         self._unanswered = self.unanswered
         self._server = None
-        self._aliases.clear()
         self._open.clear()
         self._again.clear()
         self._replies.clear()
@@ -301,7 +294,7 @@ class Outbound:
     def _first_time(self, message: _Message, packet_id: int, out: list[bytes], now: float) -> int:
         reason, data = self._refusal(message.content), b""
         if not reason:
-            reason, data = self._aliased(message, packet_id, now)
+            reason, data = self._new(message, packet_id, now)
         if reason:
             return reason
         out.append(data)
@@ -311,25 +304,14 @@ class Outbound:
             self._open.add(packet_id)
         return 0
 
-    def _aliased(self, message: _Message, packet_id: int, now: float) -> tuple[int, bytes]:
-        """As `_encoded`, with a topic alias where there is one left; a resent packet never has one."""
-        assert self._server is not None
-        content, interval = message.content, message.interval(now)
-        topic, alias = content.topic, self._aliases.get(content.topic)
-        if alias is not None:
-            return self._encoded(content.packet(packet_id, interval, topic="", alias=alias))
-        if len(self._aliases) < min(self._most_aliases, self._server.topic_alias_max):
-            alias = len(self._aliases) + 1
-            reason, data = self._encoded(content.packet(packet_id, interval, alias=alias))
-            if not reason:
-                self._aliases[topic] = alias
-                return reason, data
-            # The packet that gives a topic its alias is longer than one without, perhaps too long.
+    def _new(self, message: _Message, packet_id: int, now: float) -> tuple[int, bytes]:
+        """As `_encoded`, of a message that leaves for the first time."""
+        content = message.content
         template = content.template if packet_id and message.expires_at is None else None
         if template is not None:
             reason, data = self._encoded(template)
             return reason, data and content.renumbered(data, packet_id)
-        return self._encoded(content.packet(packet_id, interval))
+        return self._encoded(content.packet(packet_id, message.interval(now)))
 
     def _encoded(self, packet: PublishPacket) -> tuple[int, bytes]:
         """A reason code, 0 for none, and the bytes."""
@@ -376,7 +358,6 @@ class Outbound:
         """Assert every invariant named above; for tests."""
         assert self._open <= set(self._unfinished)
         assert self._server is None or len(self._open) <= self._window
-        assert self._server is None or len(self._aliases) <= min(self._most_aliases, self._server.topic_alias_max)
         assert not set(self._unfinished) & self.reserved
         assert all(0 < i <= MAX_PACKET_ID for i in (*self._unfinished, *self.reserved))
 

@@ -28,7 +28,6 @@ _WHOLE_NUMBERS: Final = {
     "receive_maximum": (1, 0xFFFF),
     "keep_alive_s": (0, 0xFFFF),
     "topic_alias_maximum": (0, 0xFFFF),
-    "topic_aliases": (0, 0xFFFF),
 }
 #: Seconds for a broker's answer: more is a mistake in the unit.
 _LONGEST_PATIENCE: Final = 86_400

@@ -45,7 +45,7 @@ from towline.mqtt.rules import NO_QOS_2
 from towline.mqtt.session import Session
 from towline.mqtt.suspects import Culprits
 from towline.net.driver import Hooks, SessionDriver
-from towline.net.messages import Arrivals, Message, Properties, PublishResult, message_of, outbound
+from towline.net.messages import Arrivals, Message, Properties, PublishResult, outbound
 from towline.net.options import ClientSettings
 
 __all__ = ["Client"]
@@ -292,9 +292,9 @@ class Client:
             what = "the client is not opened, so nothing is sent or received"
             raise Unreachable("TL-M50", self._where, what, 'Use it as "with client:", or call open() first.')
 
-    def _acknowledge(self, message: Message) -> None:
+    def _acknowledge(self, number: int) -> None:
         with self._changed:
-            self._arrivals.settle(message.number)
+            self._arrivals.settle(number)
         self._driver.wake()
 
     def _closed(self) -> Unreachable:
@@ -366,8 +366,8 @@ class Client:
         self._sort_out()
         messages = action.messages
         for index, (packet, topic) in enumerate(zip(messages.packets, messages.topics, strict=True)):
-            message = message_of(packet, topic, action.first + index, self._acknowledge, self._driver.count)
-            self._arrivals.add(message)
+            number = action.first + index
+            self._arrivals.add(Message(packet, topic, number, self._driver.count, self._acknowledge))
 
     def _sort_out(self) -> None:
         session = self._driver.session

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypedDict, Unpack, cast
 
 from towline.errors import Refused, Unreachable
@@ -15,7 +14,7 @@ from towline.mqtt.rules import message_problem
 from towline.mqtt.stubs import Published
 from towline.net.options import refuse
 
-__all__ = ["Arrivals", "Message", "Properties", "PublishResult", "message_of", "outbound"]
+__all__ = ["Arrivals", "Message", "Properties", "PublishResult", "outbound"]
 
 #: QoS 0 messages beyond this many waiting ones are dropped and counted: nothing holds their sender back.
 _MOST_WAITING: Final = 10_000
@@ -26,46 +25,45 @@ _MOST_BYTES: Final = 64 << 20
 _OVERHEAD: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Message:
     """A message from the broker.
 
     One that was not taken in whole, because it is larger than ``max_packet_bytes`` or has more than 1,000 user
     properties, comes in its place all the same, with `payload` None and `user_properties` that say why
     (`towline.mqtt.stubs.Stub`). It wants its `ack` like any other, or the broker sends it again.
-
-    Attributes:
-        topic: Topic name, aliases resolved.
-        payload: As it came; None if it was not taken in whole.
-        qos: 0, 1 or 2.
-        retain: Retained at the broker, or published so where the subscription keeps the flag.
-        duplicate: The broker says that it may have come before [MQTT-3.3.1-1].
-        packet_id: Names it until it is acknowledged (QoS 1) or released (QoS 2); None for QoS 0.
-        content_type: None without one; this and all that follow are MQTT 5's.
-        payload_is_utf8: The publisher says that the payload is text.
-        response_topic: Where an answer is expected.
-        correlation_data: Goes into the answer; without a payload, the whole packet if it is within the limit.
-        expiry_s: Seconds left to it when the broker sent it.
-        user_properties: Pairs, in order, repetitions kept [MQTT-3.3.2-18].
-        subscription_ids: Identifiers of our subscriptions that match.
     """
 
-    topic: str
-    payload: bytes | None
-    qos: int
-    retain: bool
-    duplicate: bool
-    packet_id: int | None
-    content_type: str | None
-    payload_is_utf8: bool
-    response_topic: str | None
-    correlation_data: bytes | None
-    expiry_s: int | None
-    user_properties: tuple[tuple[str, str], ...]
-    subscription_ids: tuple[int, ...]
-    number: int = field(repr=False)
-    _acknowledge: Callable[[Message], None] = field(repr=False)
-    _connection: int = field(repr=False)
+    def __init__(
+        self, packet: Published, topic: str, number: int, connection: int, acknowledge: Callable[[int], None]
+    ) -> None:
+        self.topic = topic
+        #: As it came; None if it was not taken in whole.
+        self.payload = packet.payload
+        self.qos = int(packet.qos)
+        #: Retained at the broker, or published so where the subscription keeps the flag.
+        self.retain = packet.retain
+        #: The broker says that it may have come before [MQTT-3.3.1-1].
+        self.duplicate = packet.duplicate
+        #: Names it until it is acknowledged (QoS 1) or released (QoS 2); None for QoS 0.
+        self.packet_id = packet.packet_id
+        #: MQTT 5, as all that follow.
+        self.content_type = packet.content_type
+        self.payload_is_utf8 = packet.payload_format_indicator == 1
+        self.response_topic = packet.response_topic
+        #: Goes into the answer; without a payload, the whole packet if it is within the limit.
+        self.correlation_data = packet.correlation_data
+        #: Seconds left to it when the broker sent it.
+        self.expiry_s = packet.message_expiry_interval
+        #: Pairs, in order, repetitions kept [MQTT-3.3.2-18].
+        self.user_properties = tuple(packet.user_properties or ())
+        #: Identifiers of our subscriptions that match.
+        self.subscription_ids = tuple(packet.subscription_ids or ())
+        #: Of the session, and of the connection it came on.
+        self.number, self.connection = number, connection
+        self._acknowledge = acknowledge
+
+    def __repr__(self) -> str:
+        return f"Message({self.topic!r}, {self.payload!r}, qos={self.qos})"
 
     def ack(self) -> None:
         """Take the message over: PUBACK, or PUBREC, may leave.
@@ -74,37 +72,13 @@ class Message:
         holds back all after it [MQTT-4.6.0-2, -3]. A second call, one for QoS 0 and one after the client has ended do
         nothing; in the last case the broker sends the message again.
         """
-        self._acknowledge(self)
+        self._acknowledge(self.number)
 
     @property
     def size(self) -> int:
         """Bytes it takes in memory, roughly."""
         pairs = sum(len(name) + len(value) for name, value in self.user_properties)
         return _OVERHEAD + len(self.topic) + len(self.payload or b"") + len(self.correlation_data or b"") + pairs
-
-
-def message_of(
-    packet: Published, topic: str, number: int, acknowledge: Callable[[Message], None], connection: int
-) -> Message:
-    """The message in a packet, or in the stub of one, that is `number` of the session."""
-    return Message(
-        topic,
-        packet.payload,
-        int(packet.qos),
-        packet.retain,
-        packet.duplicate,
-        packet.packet_id,
-        packet.content_type,
-        packet.payload_format_indicator == 1,
-        packet.response_topic,
-        packet.correlation_data,
-        packet.message_expiry_interval,
-        tuple(packet.user_properties or ()),
-        tuple(packet.subscription_ids or ()),
-        number,
-        acknowledge,
-        connection,
-    )
 
 
 class Arrivals:
@@ -182,7 +156,7 @@ class Arrivals:
             return
         waiting, self.waiting, self._bytes = self.waiting, deque(), 0
         for message in waiting:
-            if message.qos == 1 and message._connection < connection:  # noqa: SLF001  # our own
+            if message.qos == 1 and message.connection < connection:
                 self.settle(message.number)
             else:
                 self.waiting.append(message)

@@ -15,7 +15,7 @@ from towline.mqtt.versions import LEVELS
 from towline.net.pauses import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Endpoint, Proxy, Tls, header_problem
 
-__all__ = ["LONGEST_DELAY_S", "ClientSettings", "ConnectionOptions", "ProtocolName", "connection_problem", "refuse"]
+__all__ = ["LONGEST_DELAY_S", "ClientSettings", "ConnectionOptions", "ProtocolName", "refuse"]
 
 #: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
 ProtocolName: TypeAlias = Literal["5", "3.1.1", "3.1", "auto"]
@@ -25,15 +25,12 @@ ProtocolName: TypeAlias = Literal["5", "3.1.1", "3.1", "auto"]
 LONGEST_DELAY_S: Final = 3600.0
 #: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
 _LARGEST_PACKET: Final = 268_435_455 + 5
-
-
-def connection_problem(first_s: float, longest_s: float, headers: Iterable[tuple[str, str]]) -> str | None:
-    """What can't be of the pauses between connections and the headers of a WebSocket's request, or None."""
-    for name, value in (("reconnect_delay_s", first_s), ("reconnect_max_delay_s", longest_s)):
-        number: object = value  # of a caller without types
-        if type(number) not in (int, float) or not 0 < value <= LONGEST_DELAY_S:
-            return f"{name} is {value!r}, and is more than 0 and at most {LONGEST_DELAY_S:,.0f} seconds"
-    return next((found for name, value in headers if (found := header_problem(name, value))), None)
+#: What the settings of a client hand on as they are: to the session, and to the connection.
+_TO_SESSION: Final = ("username", "receive_maximum", "keep_alive_s", "connect_timeout_s", "will", "authenticator")
+_TO_CONNECTION: Final = (
+    *("tls", "proxy", "protocol", "max_packet_bytes", "follow_redirects", "brokers_share_sessions"),
+    *("reconnect_delay_s", "reconnect_max_delay_s"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +133,12 @@ class ClientSettings:
         *,
         session_expiry_s: int = 3600,
     ) -> ConnectionOptions:
-        """Connection and session to these brokers; what can't be is refused.
+        """Connection and session to these brokers, as `Client` is given them; what can't be is refused.
 
         Args:
-            uri: The broker, or several in order of preference.
-            client_id: Stable and nobody else's.
-            subscribe: Topic filters, or one; a text means QoS 1.
+            uri: The broker, or several.
+            client_id: Names the session.
+            subscribe: Topic filters, or one.
             session_expiry_s: Where the setting is None.
 
         Raises:
@@ -150,12 +147,16 @@ class ClientSettings:
         brokers = _endpoints_of(uri)
         where = str(brokers[0]) if len(brokers) == 1 else f'client "{client_id}"'
         headers = tuple(self.websocket_headers.items())
-        if problem := connection_problem(self.reconnect_delay_s, self.reconnect_max_delay_s, headers):
-            refuse(where, problem)
         if self.protocol not in LEVELS:
             refuse(where, f'protocol "{self.protocol}" is none of {", ".join(LEVELS)}')
         if problem := whole_number_problem(self.max_packet_bytes, 1, _LARGEST_PACKET):
             refuse("max_packet_bytes", problem)
+        for name in ("reconnect_delay_s", "reconnect_max_delay_s"):
+            value: object = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value <= LONGEST_DELAY_S:  # type: ignore[operator]
+                refuse(name, f"{value!r} is not more than 0 and at most {LONGEST_DELAY_S:,.0f} seconds")
+        if problem := next(filter(None, (header_problem(name, value) for name, value in headers)), None):
+            refuse("websocket_headers", problem)
         if self.will and (problem := message_problem(self.will.topic, self.will.payload or b"", int(self.will.qos))):
             refuse("will", problem)
         expiry = session_expiry_s if self.session_expiry_s is None else self.session_expiry_s
@@ -163,31 +164,15 @@ class ClientSettings:
             client_id,
             where,
             _filters_of(subscribe, where),
-            username=self.username,
             password=self.password.encode() if isinstance(self.password, str) else self.password,
             session_expiry_s=expiry,
-            receive_maximum=self.receive_maximum,
-            keep_alive_s=self.keep_alive_s,
-            connect_timeout_s=self.connect_timeout_s,
             unknown_session="adopt",
             durable=expiry != 0,
             clean_start=expiry == 0,
-            will=self.will,
-            authenticator=self.authenticator,
+            **{name: getattr(self, name) for name in _TO_SESSION},
         )
-        options = ConnectionOptions(
-            session=session,
-            brokers=brokers,
-            tls=self.tls,
-            proxy=self.proxy,
-            protocol=self.protocol,
-            max_packet_bytes=self.max_packet_bytes,
-            follow_redirects=self.follow_redirects,
-            brokers_share_sessions=self.brokers_share_sessions,
-            reconnect_delay_s=self.reconnect_delay_s,
-            reconnect_max_delay_s=self.reconnect_max_delay_s,
-            websocket_headers=headers,
-        )
+        handed_on = {name: getattr(self, name) for name in _TO_CONNECTION}
+        options = ConnectionOptions(session=session, brokers=brokers, websocket_headers=headers, **handed_on)
         check_config(options.session_at(options.levels[0]))
         return options
 

@@ -14,7 +14,7 @@ from mqtt5 import (
     QoS,
 )
 
-from tests.helpers import outgoing, read_all
+from tests.helpers import read_all
 from towline.mqtt.codec import Packet, encode
 from towline.mqtt.events import Acknowledged, Action, Flying, Send, Token
 from towline.mqtt.message import OutboundMessage
@@ -196,17 +196,6 @@ def test_what_the_server_can_not_take_is_not_sent(
     outbound.publish(1, OutboundMessage("topic", b"x", qos=qos, retain=retain))
     assert list(outbound.actions()) == [Acknowledged(1, reason)]
     assert len(outbound) == 0
-
-
-def test_a_packet_that_only_an_alias_would_make_too_large_goes_without() -> None:
-    packet = PublishPacket("topic", b"x", qos=QoS.AT_LEAST_ONCE, packet_id=1)
-    outbound = Outbound(encode, topic_aliases=1)
-    limit = len(packet.write())
-    outbound.connected(ConnAckPacket(max_packet_size=limit, topic_alias_max=1), 10, resumed=False)
-    outbound.publish(1, outgoing(packet))
-    assert sent(outbound.actions()) == [packet]
-    outbound.publish(2, OutboundMessage("topic", qos=0))
-    assert [p.topic_alias for p in sent(outbound.actions()) if isinstance(p, PublishPacket)] == [1]
 
 
 def test_a_topic_that_can_not_be_said_is_told_and_stops_nothing() -> None:

@@ -58,6 +58,12 @@ def opened(uri: str | list[str] = URI, **settings: Any) -> Client:
         ({"password": 5}, "password: it is bytes or text"),
         ({"subscribe": 5}, "subscribe: it is a topic filter, or a list of them"),
         ({"subscribe": [5]}, "subscribe: it is a topic filter, or a list of them"),
+        ({"reconnect_delay_s": 0}, "reconnect_delay_s: 0 is not more than 0 and at most 3,600 seconds"),
+        ({"reconnect_max_delay_s": 1e9}, "reconnect_max_delay_s: 1000000000.0 is not more than 0"),
+        ({"websocket_headers": {"a b": "secret"}}, "websocket_headers: "),
+        ({"websocket_headers": {"A": "secret\n"}}, "websocket_headers: "),
+        ({"websocket_headers": {"Upgrade": "secret"}}, "websocket_headers: "),
+        ({"websocket_headers": {"Sec-WebSocket-Key": "secret"}}, "websocket_headers: "),
         ({"will": Will("a\0b")}, "will: a topic has no +, no # and no U+0000"),
     ],
 )
