@@ -1,4 +1,4 @@
-"""A way through a proxy: HTTP CONNECT with `h11`, SOCKS5 with `python-socks`.
+"""A way through a proxy, HTTP CONNECT or SOCKS5, with `python-socks`.
 
 The proxy looks the broker's name up, so it works where this machine's DNS knows nothing of the outside. What it gets
 to see is the broker's name and, unless the broker is reached by TLS, everything.
@@ -6,7 +6,6 @@ to see is the broker's name and, unless the broker is reached by TLS, everything
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import socket
 from dataclasses import dataclass
@@ -15,17 +14,13 @@ from pathlib import Path
 from typing import Final, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
 
-import h11
-
 from towline import files
 from towline.errors import ConfigError, Unreachable
 from towline.net.transport.endpoint import Endpoint
 from towline.net.transport.patience import Patience, plain
-from towline.net.transport.sockets import connect_tcp
 
 __all__ = ["Proxy", "connect_through", "http_status"]
 
-_READ: Final = 16 << 10
 _ADVICE: Final = {
     403: "Ask who runs the proxy to allow this host and port.",
     407: "Set a user in the proxy's URI and proxy_password_file.",
@@ -102,9 +97,38 @@ def connect_through(proxy: Proxy, endpoint: Endpoint, patience: Patience) -> soc
         Unreachable: The proxy is not there (TL-M01), or does not let us through (TL-M15).
         ConfigError: Its password can't be read (TL-C33), or python-socks is not installed (TL-C34).
     """
-    if proxy.scheme == "http":
-        return _connect_http(proxy, endpoint, patience)
-    return _connect_socks(proxy, endpoint, patience)
+    try:
+        import python_socks  # noqa: PLC0415  # optional: towline[proxy]
+        from python_socks.sync import Proxy as Connector  # noqa: PLC0415
+    except ImportError:
+        what, advice = "a proxy needs the package python-socks", 'Run: pip install "towline[proxy]"'
+        raise ConfigError("TL-C34", str(proxy), what, advice) from None
+    http = proxy.scheme == "http"
+    kind = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
+    connector = Connector(kind, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
+    timeout = patience.left()
+    try:
+        sock = patience.call(
+            lambda: connector.connect(endpoint.host, endpoint.port, timeout=timeout), lambda late: late.close()
+        )
+    except UnicodeError:  # it would carry the password
+        what = "the proxy's user or password has characters that can't be carried"
+        raise ConfigError("TL-C33", str(proxy), what, "Use ASCII.") from None
+    except python_socks.ProxyConnectionError as error:
+        reason = plain(error.__cause__ or error)
+        where, advice = f"{endpoint} through {proxy}", "Is the proxy up, and the port right?"
+        raise Unreachable("TL-M01", where, f"no connection ({reason})", advice) from None
+    except (python_socks.ProxyError, OSError) as error:
+        said, code = plain(error), getattr(error, "error_code", None) or 0
+        if http and isinstance(error, python_socks.ProxyError):  # never its own words
+            said = f"HTTP {http_status(code)}" if code else "no answer in HTTP"
+        code = 407 if "authentication" in said else code
+        what = f"the proxy {proxy} did not let us through: {said}"
+        raise Unreachable(
+            "TL-M15", str(endpoint), what, _ADVICE.get(code, "Does the proxy reach the broker?")
+        ) from None
+    sock.setblocking(False)
+    return sock
 
 
 def http_status(code: int) -> str:
@@ -112,93 +136,3 @@ def http_status(code: int) -> str:
     with contextlib.suppress(ValueError):
         return f"{code} {HTTPStatus(code).phrase.lower()}"
     return str(code)
-
-
-def _connect_http(proxy: Proxy, endpoint: Endpoint, patience: Patience) -> socket.socket:
-    request = _http_request(proxy, endpoint)
-    sock = connect_tcp(proxy.host, proxy.port, f"{endpoint} through {proxy}", patience, "proxy")
-    try:
-        status = _http_connect(sock, request, patience)
-    except (OSError, h11.RemoteProtocolError) as error:
-        sock.close()
-        what = f"the proxy {proxy} gave no answer to CONNECT ({plain(error)})"
-        raise Unreachable("TL-M15", str(endpoint), what, "Is it an HTTP proxy?") from None
-    except BaseException:
-        sock.close()
-        raise
-    if status not in range(200, 300):
-        sock.close()
-        what = f"the proxy {proxy} did not let us through: HTTP {http_status(status)}"
-        advice = _ADVICE.get(status, "Does the proxy reach the broker?")
-        raise Unreachable("TL-M15", str(endpoint), what, advice)
-    return sock
-
-
-def _http_request(proxy: Proxy, endpoint: Endpoint) -> h11.Request:
-    """CONNECT (RFC 9110 section 9.3.6), with the user and password of RFC 7617."""
-    headers = [("Host", endpoint.authority)]
-    if proxy.username:
-        secret = base64.b64encode(f"{proxy.username}:{proxy.password()}".encode()).decode()
-        headers.append(("Proxy-Authorization", f"Basic {secret}"))
-    return h11.Request(method="CONNECT", target=endpoint.authority, headers=headers)
-
-
-def _http_connect(sock: socket.socket, request: h11.Request, patience: Patience) -> int:
-    """Send CONNECT and return the status; not a byte after the answer's header is taken from the socket's user."""
-    http = h11.Connection(h11.CLIENT)
-    out = (http.send(request) or b"") + (http.send(h11.EndOfMessage()) or b"")
-    while out:
-        patience.wait(sock, write=True)
-        out = out[sock.send(out) :]
-    while True:
-        event = http.next_event()
-        if isinstance(event, h11.Response):
-            if http.trailing_data[0] and event.status_code in range(200, 300):
-                raise ConnectionError("it sent more than its answer")  # we have said nothing the broker could answer
-            return event.status_code
-        if event is h11.NEED_DATA:
-            patience.wait(sock)
-            http.receive_data(_received(sock))
-
-
-def _received(sock: socket.socket) -> bytes:
-    data = sock.recv(_READ)
-    if not data:
-        raise ConnectionError("it closed the connection")
-    return data
-
-
-def _connect_socks(proxy: Proxy, endpoint: Endpoint, patience: Patience) -> socket.socket:
-    try:
-        import python_socks  # noqa: PLC0415  # optional: towline[proxy]
-        from python_socks.sync import Proxy as Connector  # noqa: PLC0415
-    except ImportError:
-        what, advice = "a SOCKS proxy needs the package python-socks", 'Run: pip install "towline[proxy]"'
-        raise ConfigError("TL-C34", str(proxy), what, advice) from None
-    password = proxy.password()
-    connector = Connector(
-        python_socks.ProxyType.SOCKS5, proxy.host, proxy.port, proxy.username or "", password, rdns=True
-    )
-    timeout = patience.left()
-    try:
-        sock = patience.call(
-            lambda: connector.connect(endpoint.host, endpoint.port, timeout=timeout), lambda late: late.close()
-        )
-    except UnicodeError:  # it would carry the password
-        what, advice = "the proxy's user or password has characters SOCKS5 can't carry", "Use ASCII."
-        raise ConfigError("TL-C33", str(proxy), what, advice) from None
-    except python_socks.ProxyConnectionError as error:
-        reason = plain(error.__cause__ or error)
-        where, advice = f"{endpoint} through {proxy}", "Is the proxy up, and the port right?"
-        raise Unreachable("TL-M01", where, f"no connection ({reason})", advice) from None
-    except (python_socks.ProxyError, OSError) as error:
-        raise _socks_refusal(proxy, endpoint, error) from None
-    sock.setblocking(False)
-    return sock
-
-
-def _socks_refusal(proxy: Proxy, endpoint: Endpoint, error: BaseException) -> Unreachable:
-    said = plain(error)
-    login = "authentication" in said
-    advice = _ADVICE[407] if login else "Does the proxy reach the broker?"
-    return Unreachable("TL-M15", str(endpoint), f"the proxy {proxy} did not let us through: {said}", advice)

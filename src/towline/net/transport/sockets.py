@@ -68,7 +68,7 @@ def connect_unix(endpoint: Endpoint, patience: Patience) -> socket.socket:
         raise Unreachable("TL-M01", str(endpoint), f"no connection ({plain(error)})", advice) from error
 
 
-def connect_tcp(host: str, port: int, where: str, patience: Patience, what: str = "broker") -> socket.socket:
+def connect_tcp(host: str, port: int, where: str, patience: Patience) -> socket.socket:
     """Connect to the first address of a name that answers; a slow one gets company after `STAGGER` seconds.
 
     Args:
@@ -76,7 +76,6 @@ def connect_tcp(host: str, port: int, where: str, patience: Patience, what: str 
         port: TCP port.
         where: Begins the error.
         patience: The time there is.
-        what: The other side in words.
 
     Raises:
         Unreachable: With the reason (TL-M01).
@@ -85,7 +84,7 @@ def connect_tcp(host: str, port: int, where: str, patience: Patience, what: str 
         addresses = interleaved(patience.call(lambda: _resolve(host, port)))
     except (OSError, UnicodeError) as error:
         reason = plain(error) if isinstance(error, OSError) else "not a host name"
-        advice = f"Check the {what}'s host, and the DNS of this machine."
+        advice = "Check the broker's host, and the DNS of this machine."
         raise Unreachable("TL-M01", where, f'no address for "{host}" ({reason})', advice) from error
     with _Race(addresses) as race:
         try:
@@ -93,7 +92,7 @@ def connect_tcp(host: str, port: int, where: str, patience: Patience, what: str 
         except OSError as error:
             many = f" to any of {len(addresses)} addresses" if len(addresses) > 1 else ""
             reasons = "; ".join([*dict.fromkeys(map(plain, [*race.failures, error]))][:_REASONS_SHOWN])
-            advice = f"Is the {what} up, and the port right?"
+            advice = "Is the broker up, and the port right?"
             raise Unreachable("TL-M01", where, f"no connection{many} ({reasons})", advice) from error
 
 

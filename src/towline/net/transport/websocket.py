@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import h11
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
     AcceptConnection,
@@ -119,7 +118,7 @@ class Framing:
                 if isinstance(event, RejectConnection):
                     return _refused(event, self._endpoint)
         except RemoteProtocolError as error:
-            foreign = isinstance(error.__context__, h11.RemoteProtocolError)
+            foreign = error.__context__ is not None  # of h11, which reads the answer
             what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({_shown(str(error))})"
             return HandshakeRefusal(f"the server {what}", "Is this port a WebSocket listener?")
         return None
