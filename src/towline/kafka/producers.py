@@ -57,8 +57,6 @@ class KafkaProducer:
         self._topics: set[str] = set()
         #: Why the last connection failed, for when a call only says that it did.
         self._why = ""
-        #: Connection errors so far; only grows.
-        self.troubles = 0
         #: Failed records since the last `reset`, and the first of them; failures >= len(first).
         self.failures = 0
         self.first: list[tuple[str, Any]] = []
@@ -83,7 +81,6 @@ class KafkaProducer:
 
     def _note(self, error: Any) -> None:
         """Connection errors are librdkafka's to retry; they only explain why a call had no answer."""
-        self.troubles += 1
         self._why = faults.clearer(self._why, error)
 
     @property

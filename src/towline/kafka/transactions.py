@@ -38,10 +38,6 @@ _CALL_S: Final = 5.0
 _PAUSE_S: Final = 0.05
 #: Seconds for an abort when all is lost anyway; the next `init_transactions` aborts as well.
 _ABORT_S: Final = 5.0
-#: librdkafka's default socket.timeout.ms, in seconds.
-_SOCKET_S: Final = 60.0
-
-
 #: Bytes that a Kafka under load is trusted to take in a second.
 _SLOW: Final = 4 << 20
 #: Longest transaction a cluster allows unless it says otherwise (transaction.max.timeout.ms), in ms.
@@ -86,8 +82,6 @@ class Transactional(KafkaProducer):
         super().__init__(settings, {**more, "transactional.id": transactional_id})
         self.transactional_id = transactional_id
         self.more = dict(more)
-        #: Whether it may serve another transaction: no trouble with a connection, and a quick last commit.
-        self.healthy = False
         self._open = False
 
     def start(self) -> None:
@@ -147,17 +141,11 @@ class Transactional(KafkaProducer):
             KafkaError: TL-K19 fenced.
             Indefinite: Aborted (TL-K20), or not known whether it is committed (TL-K21).
         """
-        before, started = self.troubles, time.monotonic()
         try:
             self._call(self._producer.commit_transaction)
         except faults.FOREIGN as problem:
             raise self._judged("to commit", problem) from None
         self._open = False
-        self.healthy = self.troubles == before == 0 and time.monotonic() - started < self._quick_s()
-
-    def _quick_s(self) -> float:
-        configured = self._settings.client.get("socket.timeout.ms")
-        return (int(configured) / 1000 if configured else _SOCKET_S) / 2
 
     def _call(self, call: Callable[[float], Any]) -> None:
         """The same call again while the error is retriable and there is time."""
