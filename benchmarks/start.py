@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import pyspark
 from mqtt5 import ConnectPacket, DisconnectPacket, PublishPacket, QoS
 
 from benchmarks.intake import forget
@@ -29,7 +30,7 @@ class Way(NamedTuple):
     Attributes:
         name: For people.
         tier: ``[spark] tier``.
-        light: With the archive of classes, and the home that it belongs to.
+        light: With the archive of classes, and the home that it belongs to; else with Spark's own home.
     """
 
     name: str
@@ -44,8 +45,8 @@ WAYS: Final = (
 )
 
 
-#: Turns the archive off, and the home of Spark that it belongs to.
-_SWITCH: Final = "TOWLINE_QUICK_START"
+#: A home that the user has set stays, and no archive belongs to it.
+_HOME: Final = "SPARK_HOME"
 
 
 class Started(NamedTuple):
@@ -63,7 +64,7 @@ def start(directory: Path, broker: Mosquitto, kafka: Kafka, way: Way) -> Started
     ends = Ends(kafka.bootstrap, TOPIC, 2)
     before = ends()
     if not way.light:
-        os.environ[_SWITCH] = "off"
+        os.environ[_HOME] = str(Path(pyspark.__file__).parent)
     try:
         with BridgeRun(config, directory / "state" / LINE, directory / "log") as bridge:
             began = time.monotonic()
@@ -74,7 +75,7 @@ def start(directory: Path, broker: Mosquitto, kafka: Kafka, way: Way) -> Started
             cpu = processes.cpu_of(processes.tree(bridge.child.pid)).total
             bridge.stop()
     finally:
-        os.environ.pop(_SWITCH, None)
+        os.environ.pop(_HOME, None)
         ends.close()
     return Started(seconds, cpu)
 

@@ -362,9 +362,9 @@ def kafka() -> tuple[str, str]:
     code = """
 from towline_prove.devstack.kafka import KAFKA_VERSION, prepare_kafka
 jars = prepare_kafka()
-print(f"Kafka {KAFKA_VERSION} ({len(list(jars.glob('*.jar')))} jars), {archived(jars.parent)}")
+print(f"Kafka {KAFKA_VERSION} ({len(list(jars.glob('*.jar')))} jars), its classes archived in {jars.parent}")
 """
-    return prepared(ARCHIVED + code), ""
+    return prepared(code), ""
 
 
 def spark() -> tuple[str, str]:
@@ -373,21 +373,11 @@ def spark() -> tuple[str, str]:
 import pyspark
 from towline.spark import localfs
 from towline.spark.quickstart import prepare_spark
-archive = prepare_spark()
+home = prepare_spark()
 localfs.fetch()
-print(f"PySpark {pyspark.__version__}, {archived(archive and archive.parent)}")
+print(f"PySpark {pyspark.__version__}, {f'its classes archived in {home}' if home else 'no archive of its classes'}")
 """
-    return prepared(ARCHIVED + code), ""
-
-
-#: Says where an archive of classes (class data sharing) is. ``TOWLINE_QUICK_START=off`` leaves the archives out.
-ARCHIVED = """
-from towline.spark.home import switched_off
-def archived(directory):
-    if switched_off():
-        return "no archive of its classes: TOWLINE_QUICK_START=off"
-    return f"its classes archived in {directory}" if directory else "no archive of its classes"
-"""
+    return prepared(code), ""
 
 
 STEPS = {

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from towline.errors import SetupError
-from towline.spark.home import switched_off
 from towline.spark.java import cache_directory, resolve_jars
 
 __all__ = ["class_path", "fetch", "settings"]
@@ -44,7 +43,7 @@ def class_path(environ: Mapping[str, str]) -> dict[str, str]:
         environ: What that JVM inherits beside them.
     """
     cache = cache_directory()
-    jar = cache / _PLACE / f"{_PLACE}.jar" if cache is not None and not switched_off() else None
+    jar = cache / _PLACE / f"{_PLACE}.jar" if cache is not None else None
     if jar is None or not jar.is_file():
         return {}
     return {_BEHIND: os.pathsep.join(filter(None, (environ.get(_BEHIND), str(jar))))}

@@ -1,29 +1,52 @@
-"""Spark's JVM started in a third of the time: an archive of its classes, and where that is enough one compiler.
+"""Spark's JVM and its Python processes started in a third of the time; docs/benchmarks.md has the figures.
 
-Of the 25 s of CPU that a JVM takes until its first micro-batch, most goes into loading and verifying 15,000 classes and
-into compiling them twice. Java's class data sharing (JEP 350) spares the one. Stopping at the first compiler spares the
-other, and its code is slower once the second compiler would have done its work: `Tier` says when which is better.
-
-``python -m towline.spark.quickstart`` makes the archive and gives way to all other processes meanwhile.
+home       Spark starts some seven Python processes for a query with Python data sources, and puts ``$SPARK_HOME``'s
+           zipped copy of PySpark first on their path (`PythonUtils.sparkPythonPath`). Python writes no byte code for a
+           zip, so each compiles PySpark anew: 1.5 s instead of 0.35 s. Without it they take the installed PySpark,
+           which is the same (ADR 13).
+archive    of the 15,000 classes that a JVM loads and verifies until its first micro-batch (class data sharing, JEP
+           350): ``python -m towline.spark.quickstart`` makes it, once. It belongs to one build of Java and to the very
+           files of one class path; beside any other Java ignores it without a word.
+compilers  code that is compiled twice is the fastest later on; `Tier` says when one compiler is enough.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from enum import StrEnum
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from towline import files
 from towline.errors import SetupError
-from towline.spark.classes import QUIET_JVM, archive_for, archive_once, recording
-from towline.spark.home import light_home, sweep
-from towline.spark.java import find_java, java_version
+from towline.spark.java import cache_directory, describe_java, find_java, java_version
 
-__all__ = ["QUICK", "Tier", "archive_of", "jvm_options", "prepare_spark"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "QUICK",
+    "QUIET_JVM",
+    "Tier",
+    "archive_for",
+    "archive_of",
+    "archive_once",
+    "is_light",
+    "jvm_options",
+    "light_home",
+    "prepare_spark",
+    "sharing",
+]
 
 
 class Tier(StrEnum):
@@ -37,6 +60,13 @@ class Tier(StrEnum):
     PEAK = "peak"
 
 
+QUIET_JVM: Final = [
+    "-Xshare:auto",
+    *("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"),  # another Java's archive is no news
+    "-XX:-UsePerfData",
+    "-Djava.awt.headless=true",
+    "-Dlog4j2.disable.jmx=true",
+]
 #: Arrow checks the bounds of every value that Spark reads and writes, which Spark has done already.
 _UNCHECKED: Final = ("-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable_null_check_for_get=false")
 #: Of a process that Java starts: Hadoop starts a ``chmod`` for each file of a checkpoint. Java 24 has it no more.
@@ -45,9 +75,130 @@ _NEWEST_DIRECTLY: Final = 23
 QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 #: On more cores than these the second compiler has one to itself.
 _FEW_CORES: Final = 2
-_VARIABLE: Final = "SPARK_SUBMIT_OPTS"
-_TRIAL_SECONDS: Final = 300
 
+
+def jvm_options(tier: Tier) -> list[str]:
+    """What Spark's JVM is started with, beside the archive."""
+    few = len(os.sched_getaffinity(0)) <= _FEW_CORES
+    quick = tier is Tier.QUICK or (tier is Tier.AUTO and few)
+    return [*QUIET_JVM, *_UNCHECKED, *_directly(), *(QUICK if quick else ())]
+
+
+def _directly() -> list[str]:
+    try:
+        release = java_version(str(find_java()))
+    except SetupError:
+        return []  # Spark may know a Java that we do not
+    return [_DIRECTLY] if release is not None and release <= _NEWEST_DIRECTLY else []
+
+
+#: What a local master needs of its home; not ``python/lib``, where the zip is, which only YARN sends to its workers.
+_PARTS: Final = ("bin", "sbin", "jars", "data", "conf")
+
+
+def light_home() -> Path | None:
+    """A ``SPARK_HOME`` for local masters, made on first use in the user's cache directory.
+
+    Returns:
+        None where the user has a ``SPARK_HOME``, the cache can't be written, there is no PySpark, or it was moved and
+        links lead nowhere: Spark's own home will do.
+    """
+    spec, cache = find_spec("pyspark"), cache_directory()
+    if "SPARK_HOME" in os.environ or spec is None or spec.origin is None or cache is None:
+        return None
+    package = Path(spec.origin).parent
+    # One for each installation: two environments of a user have PySpark in two places.
+    home = cache / f"spark-{version('pyspark')}-{_digest(str(package.resolve()))}"
+    if not home.is_dir():
+        with contextlib.suppress(OSError):  # another process was quicker, or nobody may write here
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".spark-", dir=cache) as place:
+                draft = Path(place) / home.name
+                draft.mkdir()
+                for part in _PARTS:
+                    (draft / part).symlink_to(package / part)
+                draft.rename(home)
+    return home if (home / "jars").is_dir() else None
+
+
+def is_light(home: str) -> bool:
+    """Whether a ``SPARK_HOME`` is one that `light_home` makes, which adds nothing to the installed Spark."""
+    return Path(home).parent == cache_directory()
+
+
+def archive_for(jars: Path, stem: Path) -> Path:
+    """Where the archive for the Java that is found and a directory of jars is; jars installed anew have another.
+
+    Args:
+        jars: The directory.
+        stem: What its name begins with, and where: ``STEM-JAVA-JARS.jsa``.
+
+    Raises:
+        SetupError: There is no Java (TL-S14).
+    """
+    there = sorted((jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in jars.glob("*.jar"))
+    return stem.with_name(f"{stem.name}-{_digest(describe_java(str(find_java())))}-{_digest(repr(there))}.jsa")
+
+
+def archive_of(home: Path) -> Path:
+    """The same of a home's classes.
+
+    Raises:
+        SetupError: There is no Java (TL-S14).
+    """
+    return archive_for(home / "jars", home / "classes")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def sharing(archive: Path) -> list[str]:
+    """The option that uses an archive; none while there is no archive."""
+    return [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
+
+
+def archive_once(archive: Path, run: Callable[[Path, str], None]) -> None:
+    """Make an archive if there is none, and remove those of other jars; of several processes one does it.
+
+    Args:
+        archive: Where it is to be; the directory exists.
+        run: Runs a JVM in a directory that is removed afterwards, with the option that writes an archive when it ends.
+    """
+    if not os.access(archive.parent, os.W_OK):
+        return
+    with files.alone(archive.with_suffix(".lock")):
+        if archive.exists():
+            return
+        prefix = f".{archive.stem}."
+        for left in archive.parent.glob(f"{prefix}*"):  # of one that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=archive.parent) as place:
+            draft = Path(place) / archive.name
+            run(Path(place), f"-XX:ArchiveClassesAtExit={draft}")
+            if draft.exists():
+                draft.rename(archive)
+                for other in archive.parent.glob(f"{archive.stem.rpartition('-')[0]}-*.jsa"):  # jars that are gone
+                    if other != archive:
+                        other.unlink(missing_ok=True)
+
+
+def prepare_spark() -> Path | None:
+    """Make the archive of Spark's classes (160 MB, some 40 s) if there is none for this Java and these jars.
+
+    Returns:
+        The home that it is in; None where `light_home` has none.
+
+    Raises:
+        SetupError: There is no Java (TL-S14), or Spark does not start (TL-S19).
+    """
+    home = light_home()
+    if home is not None:
+        archive_once(archive_of(home), partial(_trial, home))
+    return home
+
+
+_TRIAL_SECONDS: Final = 300
 #: What is loaded here is in the archive: a session, a streaming query from a Python data source, SQL, state, shuffle.
 _TRIAL: Final = """
 import tempfile, time
@@ -86,53 +237,11 @@ spark.stop()
 """
 
 
-def jvm_options(tier: Tier) -> list[str]:
-    """What Spark's JVM is started with, beside the archive."""
-    few = len(os.sched_getaffinity(0)) <= _FEW_CORES
-    quick = tier is Tier.QUICK or (tier is Tier.AUTO and few)
-    return [*QUIET_JVM, *_UNCHECKED, *_directly(), *(QUICK if quick else ())]
-
-
-def _directly() -> list[str]:
-    try:
-        release = java_version(str(find_java()))
-    except SetupError:
-        return []  # Spark may know a Java that we do not
-    return [_DIRECTLY] if release is not None and release <= _NEWEST_DIRECTLY else []
-
-
-def archive_of(home: Path) -> Path:
-    """Where the archive of a home's classes is, or is to be; another Java ignores it.
-
-    Raises:
-        SetupError: There is no Java (TL-S14).
-    """
-    return archive_for(find_java(), home / "jars", home / "classes")
-
-
-def prepare_spark() -> Path | None:
-    """Make the archive of Spark's classes (160 MB, some 40 s) if there is none for this Java and these jars.
-
-    Returns:
-        The archive; None where `light_home` has none.
-
-    Raises:
-        SetupError: There is no Java (TL-S14), or Spark does not start (TL-S19).
-    """
-    home = light_home()
-    if home is None:
-        return None
-    sweep()
-    archive = archive_of(home)
-    archive_once(archive, partial(_trial, home))
-    return archive
-
-
-def _trial(home: Path, draft: Path) -> None:
-    options = shlex.join([*jvm_options(Tier.QUICK), recording(draft)])
+def _trial(home: Path, _: Path, recording: str) -> None:
+    options = shlex.join([*jvm_options(Tier.QUICK), recording])
     done = subprocess.run(
         [sys.executable, "-c", _TRIAL],
-        env={**os.environ, "SPARK_HOME": str(home), _VARIABLE: options},
+        env={**os.environ, "SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options},
         capture_output=True,
         text=True,
         timeout=_TRIAL_SECONDS,
@@ -145,5 +254,4 @@ def _trial(home: Path, draft: Path) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(19)
     prepare_spark()

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from towline.errors import KafkaError, SetupError
-from towline.spark.classes import QUIET_JVM, archive_for, archive_once, recording, sharing
 from towline.spark.java import find_java, resolve_jars
+from towline.spark.quickstart import QUIET_JVM, archive_for, archive_once, sharing
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.process import wait_for
 from towline_prove.devstack.server import Server
@@ -106,14 +106,14 @@ def prepare_kafka() -> Path:
     Raises:
         SetupError: As `Kafka.start`.
     """
-    java, jars = find_java(), kafka_jars()
-    archive_once(archive_for(java, jars, jars), _trial)
+    jars = kafka_jars()
+    archive_once(archive_for(jars, jars), _trial)
     return jars
 
 
-def _trial(draft: Path) -> None:
-    broker = Kafka(draft.parent / "kafka")
-    broker.more_jvm = [recording(draft)]
+def _trial(place: Path, recording: str) -> None:
+    broker = Kafka(place / "kafka")
+    broker.more_jvm = [recording]
     with broker:
         broker.create_topics({"trial": 1})
 
@@ -187,7 +187,7 @@ class Kafka(Server):
         java, jars = find_java(), kafka_jars()
         properties = self.directory / "server.properties"
         properties.write_text(self._properties(*ports), encoding="utf-8")
-        run: list[str | Path] = [java, *sharing(archive_for(java, jars, jars)), "-cp", f"{jars}/*"]
+        run: list[str | Path] = [java, *sharing(archive_for(jars, jars)), "-cp", f"{jars}/*"]
         if not self._is_formatted():
             self._format([*run, *FORMAT_JVM], properties)
         tuning = os.environ.get(PERFORMANCE, "-XX:+UseG1GC").split()

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from towline import files
 from towline.errors import SetupError
-from towline.spark.classes import sharing
-from towline.spark.home import light_home
-from towline.spark.quickstart import QUICK, archive_of
+from towline.spark.quickstart import QUICK, archive_of, light_home, sharing
 from towline_prove.devstack.enclosure import enclosed, java_place, python_of_ours, python_only
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.process import wait_for

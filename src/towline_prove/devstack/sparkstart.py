@@ -6,9 +6,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from towline.spark.classes import sharing
-from towline.spark.home import light_home
-from towline.spark.quickstart import QUICK, Tier, archive_of, jvm_options
+from towline.spark.quickstart import QUICK, Tier, archive_of, jvm_options, light_home, sharing
 from towline_prove.devstack.kafka import PERFORMANCE
 
 if TYPE_CHECKING:

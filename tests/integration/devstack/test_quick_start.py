@@ -22,7 +22,7 @@ def test_spark_starts_from_its_archive(tmp_path: Path) -> None:
     """With the environment that `tests.conftest` has made by `start_quickly`."""
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     if "SharedArchiveFile" not in options:
-        lacking("there is no archive of Spark's classes: make setup; without TOWLINE_QUICK_START=off")
+        lacking("there is no archive of Spark's classes: make setup")
     options += f" -Xlog:class+load:file={tmp_path / 'loaded'}"
     command = [f"{os.environ['SPARK_HOME']}/bin/spark-submit", "--version"]
     environment = {**os.environ, "SPARK_SUBMIT_OPTS": options}

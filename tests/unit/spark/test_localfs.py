@@ -11,7 +11,6 @@ NAME = "hadoop-bare-naked-local-fs-0.1.0"
 
 @pytest.fixture
 def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("TOWLINE_QUICK_START", raising=False)
     monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path))
     place = tmp_path / NAME / f"{NAME}.jar"
     place.parent.mkdir()
@@ -32,9 +31,3 @@ def test_it_is_used_where_it_is_on_the_class_path_alone(jar: Path) -> None:
     assert localfs.settings({"SPARK_DIST_CLASSPATH": "/a.jar"}) == {}
     jar.unlink()
     assert localfs.class_path({"SPARK_DIST_CLASSPATH": "/a.jar"}) == {}
-
-
-def test_it_goes_without_where_starts_are_to_be_as_they_are(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert jar.is_file()
-    monkeypatch.setenv("TOWLINE_QUICK_START", "off")
-    assert localfs.class_path({}) == {}

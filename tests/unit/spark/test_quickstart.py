@@ -1,16 +1,26 @@
-"""How Spark's JVM is tuned."""
+"""How Spark's JVM is tuned, its home, and an archive of classes for each build of Java and the very jars there are."""
 
 from __future__ import annotations
 
 import os
+import types
+from pathlib import Path
 
 import pytest
 
 from towline.errors import SetupError
 from towline.spark import quickstart
-from towline.spark.quickstart import Tier, jvm_options
+from towline.spark.connector import known_spark_kafka_jars
+from towline.spark.java import resolve_jars
+from towline.spark.quickstart import Tier, archive_for, archive_once, jvm_options, light_home
 
 ONE_COMPILER = "-XX:TieredStopAtLevel=1"
+
+
+@pytest.fixture(autouse=True)
+def _empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path))
 
 
 @pytest.mark.parametrize(("cores", "quick"), [(1, True), (2, True), (3, False), (16, False)])
@@ -36,3 +46,111 @@ def test_a_java_that_only_spark_knows_is_no_error(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(quickstart, "find_java", none)
     assert jvm_options(Tier.QUICK)
+
+
+def test_it_has_what_a_local_master_needs_and_no_zip() -> None:
+    home = light_home()
+    assert home is not None
+    assert (home / "bin" / "spark-submit").exists()
+    assert list((home / "jars").glob("spark-core_*.jar"))
+    assert not (home / "python").exists()
+    assert light_home() == home
+
+
+def test_the_users_own_home_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert light_home() is None
+
+
+def test_a_configuration_beside_pyspark_counts() -> None:
+    home = light_home()
+    assert home is not None
+    assert (home / "conf").readlink() == (home / "jars").readlink().parent / "conf"
+
+
+def test_links_into_nothing_are_no_home(tmp_path: Path) -> None:
+    home = light_home()
+    assert home is not None
+    (home / "jars").unlink()
+    (home / "jars").symlink_to(tmp_path / "removed")
+    assert light_home() is None
+
+
+def test_where_nothing_can_be_written_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "file"))
+    assert light_home() is None
+
+
+def test_a_user_without_a_home_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with any uid."""
+
+    def homeless() -> Path:
+        raise RuntimeError
+
+    for name in ("TOWLINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert light_home() is None
+    assert known_spark_kafka_jars("4.3.0") == []
+    with pytest.raises(SetupError, match="TL-S18"):
+        resolve_jars("some", ["a:b:1"])
+
+
+def test_each_pyspark_has_a_home_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Environments share the cache: with another's home the other's PySpark would run."""
+    first = light_home()
+    (tmp_path / "other" / "pyspark" / "jars").mkdir(parents=True)
+    other = types.SimpleNamespace(origin=str(tmp_path / "other" / "pyspark" / "__init__.py"))
+    monkeypatch.setattr("towline.spark.quickstart.find_spec", lambda _: other)
+    second = light_home()
+    assert second is not None
+    assert second != first
+    assert (second / "jars").readlink() == tmp_path / "other" / "pyspark" / "jars"
+
+
+@pytest.fixture
+def jars(tmp_path: Path) -> Path:
+    place = tmp_path / "jars"
+    place.mkdir()
+    (place / "a.jar").write_bytes(b"classes")
+    return place
+
+
+def make(archive: Path) -> list[Path]:
+    """The drafts that were made."""
+    drafts: list[Path] = []
+
+    def run(place: Path, recording: str) -> None:
+        draft = Path(recording.removeprefix("-XX:ArchiveClassesAtExit="))
+        assert draft.parent == place
+        draft.write_bytes(b"archive")
+        drafts.append(draft)
+
+    archive_once(archive, run)
+    return drafts
+
+
+def test_an_archive_is_made_once(jars: Path) -> None:
+    archive = archive_for(jars, jars.with_name("some"))
+    assert len(make(archive)) == 1
+    assert archive.read_bytes() == b"archive"
+    assert make(archive_for(jars, jars.with_name("some"))) == []
+
+
+def test_jars_that_were_installed_anew_have_another_and_the_old_one_goes(jars: Path) -> None:
+    """Java would ignore it without a word, and every start would take twice as long again."""
+    old = archive_for(jars, jars.with_name("some"))
+    make(old)
+    os.utime(jars / "a.jar", (1, 1))
+    new = archive_for(jars, jars.with_name("some"))
+    assert new != old
+    assert len(make(new)) == 1
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_the_archive_of_other_jars_stays(jars: Path) -> None:
+    one, other = (archive_for(jars, jars.with_name(stem)) for stem in ("one", "other"))
+    make(one)
+    make(other)
+    assert one.exists()

@@ -24,8 +24,8 @@ from towline.bridge.config.places import Document, KeyPath
 from towline.errors import ConfigError, SetupError, did_you_mean
 from towline.guarantee import Guarantee
 from towline.schema import SPARK_SCHEMA
-from towline.spark.home import is_light
 from towline.spark.java import OLDEST_JAVA, find_java
+from towline.spark.quickstart import is_light
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge, Dedupe, DownLine, Line

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
-from towline.bridge.runtime.archiving import Archiving
 from towline.bridge.runtime.failures import NO_JVM
 from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
@@ -60,7 +59,6 @@ class DriverSupervisor(ChildSupervisor):
         self._state = state
         self._kafka = kafka
         self._stopping = stopping
-        self._archiving = Archiving(bridge)
         self._pauses = Backoff(first=0.5, most=30.0)
         self._process: subprocess.Popen[str] | None = None
         #: Held by whoever starts a process, or writes to it: each command is a line, and none is for the one before.
@@ -108,7 +106,6 @@ class DriverSupervisor(ChildSupervisor):
 
     def stop(self) -> None:
         """Ask the driver to finish its batches and end."""
-        self._archiving.stop()
         self._command("stop")
 
     def hold(self, lines: Sequence[str], patience_s: float) -> bool:
@@ -254,7 +251,6 @@ class DriverSupervisor(ChildSupervisor):
         if view.query_error is not None:
             self._state.say(f'line "{view.name}": goes on')
         view.query, view.query_error = "running", None
-        self._archiving.begin()
         self._pauses.reset()
 
     def _dead_letters(self, line: str, new: int) -> None:

@@ -20,11 +20,9 @@ from towline import files
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES
 from towline.spark import localfs
-from towline.spark.classes import sharing
-from towline.spark.home import light_home
 from towline.spark.java import OLDEST_JAVA, java_version
 from towline.spark.masters import is_cluster
-from towline.spark.quickstart import archive_of, jvm_options
+from towline.spark.quickstart import archive_of, jvm_options, light_home, sharing
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
