@@ -11,18 +11,14 @@ from towline.bridge.lines.elsewhere import AWAY, DRAINED
 from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED
 from towline.errors import codes_in
 from towline.monitor import health
-from towline.monitor.endpoint import MonitorEndpoint
-from towline.monitor.facts import AccountFacts, BridgeFacts, GatewayFacts, LineFacts
-from towline.monitor.pace import Pace
+from towline.monitor.facts import BridgeFacts, GatewayFacts, LineFacts, Pace
 from towline.monitor.samples import of_bridge
 
 if TYPE_CHECKING:
-    from towline.bridge.lines.account import LineAccount
     from towline.bridge.runtime.state import BridgeState, LineView
-    from towline.monitor.families import Sample
-    from towline.monitor.server import ListenAddress
+    from towline.monitor.samples import Sample
 
-__all__ = ["BridgeMonitor", "serve_bridge"]
+__all__ = ["BridgeMonitor"]
 
 #: Whether the file is what runs, by what became of its last reload.
 _RELOADED: Final = {APPLIED: True, UNCHANGED: True, REFUSED: False}
@@ -72,7 +68,7 @@ class BridgeMonitor:
         with self._lock:
             for gateway in (gateway for line in facts.lines for gateway in line.gateways) if facts else ():
                 pace = self._paces.setdefault((gateway.line, gateway.name), Pace())
-                note(pace, gateway.status, gateway.direction, now)
+                pace.note(gateway, now)
 
     def samples(self) -> Iterator[Sample]:
         """All of it."""
@@ -98,7 +94,7 @@ class BridgeMonitor:
             view.direction,
             view.query,
             [self._gateway(view, name, status) for name, status in _statuses(view, self._names).items()],
-            _account(view.account),
+            view.account,
             codes=tuple(dict.fromkeys(codes_in(errors))),
             query_restarts=view.restarts,
             gateway_restarts=view.gateway_restarts,
@@ -115,13 +111,6 @@ class BridgeMonitor:
         return GatewayFacts(self._name, view.name, name, view.direction, status, rates)
 
 
-def note(pace: Pace, status: Mapping[str, Any], direction: str, now: float) -> None:
-    """Note where a gateway's counters are, if it answers."""
-    measured = (status.get("measured") or {}).get("inbox" if direction == "up" else "outbox")
-    if measured is not None:
-        pace.look(now, int(status.get("received") or 0), int(measured["bytes_written"]))
-
-
 def _statuses(view: LineView, names: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
     """What each gateway of a line says; nothing of one that does not answer."""
     parts = view.status.get("gateways")
@@ -130,21 +119,3 @@ def _statuses(view: LineView, names: Mapping[str, str]) -> dict[str, Mapping[str
         return {name: {} if AWAY in part or view.silent else part for name, part in there.items()}
     silent = not view.status or view.silent
     return {names.get(view.name, view.name): {} if silent else view.status}
-
-
-def _account(account: LineAccount | None) -> AccountFacts | None:
-    if account is None:
-        return None
-    words = account.words
-    parts = {words.received: account.received, words.carried_key: account.carried, "waiting": account.waiting}
-    behind = account.more.get("behind")
-    return AccountFacts(account.adds_up, bool(account.broken), {**parts, **account.parts}, behind)
-
-
-def serve_bridge(monitor: BridgeMonitor, address: ListenAddress) -> MonitorEndpoint:
-    """Serve it.
-
-    Raises:
-        ConfigError: TL-C146, the address can't be had.
-    """
-    return MonitorEndpoint(address, monitor.samples, monitor.alive, monitor.ready, monitor.look)

@@ -5,13 +5,17 @@ Samples are made of it (`towline.monitor.samples`), and a verdict (`towline.moni
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from towline.timing import Histogram
 
-__all__ = ["AccountFacts", "BridgeFacts", "GatewayFacts", "LineFacts"]
+if TYPE_CHECKING:
+    from towline.bridge.lines.account import LineAccount
+
+__all__ = ["BridgeFacts", "GatewayFacts", "LineFacts", "Pace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +55,6 @@ class GatewayFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class AccountFacts:
-    """The account of a line.
-
-    Attributes:
-        adds_up: The verdict.
-        broken: The guarantee was not kept.
-        parts: Messages of each part.
-        behind: Offsets in Kafka that were not taken; None for not known.
-    """
-
-    adds_up: bool
-    broken: bool
-    parts: Mapping[str, int]
-    behind: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LineFacts:
     """A line.
 
@@ -92,7 +79,7 @@ class LineFacts:
     direction: str
     query: str
     gateways: Sequence[GatewayFacts]
-    account: AccountFacts | None
+    account: LineAccount | None
     codes: Sequence[str] = ()
     query_restarts: int = 0
     gateway_restarts: int = 0
@@ -128,3 +115,54 @@ class BridgeFacts:
     lines: Sequence[LineFacts]
     spark_restarts: int = 0
     reloaded: bool | None = None
+
+
+#: The present rate is that of so many seconds: long enough to see past one burst.
+WINDOW_S: Final = 300.0
+#: Two looks nearer than this are one.
+_APART_S: Final = 1.0
+
+
+class _Look(NamedTuple):
+    at: float
+    messages: int
+    bytes: int
+
+
+class Pace:
+    """The rates of one gateway over the last `WINDOW_S` seconds."""
+
+    def __init__(self) -> None:
+        self._looks: deque[_Look] = deque()
+
+    def note(self, facts: GatewayFacts, at: float) -> None:
+        """Note where a gateway's counters are, if it answers."""
+        measured = (facts.status.get("measured") or {}).get("inbox" if facts.direction == "up" else "outbox")
+        if measured is not None:
+            self.look(at, int(facts.status.get("received") or 0), int(measured["bytes_written"]))
+
+    def look(self, at: float, messages: int, size: int) -> None:
+        """Note where its counters are; after a restart they begin anew.
+
+        Args:
+            at: Seconds, of any clock that does not go back.
+            messages: Counted so far.
+            size: Bytes of them.
+        """
+        looks = self._looks
+        if looks and (messages < looks[-1].messages or size < looks[-1].bytes):
+            looks.clear()
+        if looks and at - looks[-1].at < _APART_S:
+            return
+        looks.append(_Look(at, messages, size))
+        while len(looks) > 2 and at - looks[1].at >= WINDOW_S:
+            looks.popleft()
+
+    @property
+    def rates(self) -> tuple[float, float] | None:
+        """Messages and bytes a second; None before the second look."""
+        if len(self._looks) < 2:
+            return None
+        first, last = self._looks[0], self._looks[-1]
+        seconds = last.at - first.at
+        return (last.messages - first.messages) / seconds, (last.bytes - first.bytes) / seconds

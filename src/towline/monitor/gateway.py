@@ -16,18 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.errors import GatewayError
 from towline.gateway.launch import discover
 from towline.monitor import health
-from towline.monitor.bridge import note
-from towline.monitor.endpoint import MonitorEndpoint
-from towline.monitor.facts import GatewayFacts
-from towline.monitor.pace import Pace
+from towline.monitor.facts import GatewayFacts, Pace
 from towline.monitor.samples import of_gateway
 
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
-    from towline.monitor.families import Sample
-    from towline.monitor.server import ListenAddress
+    from towline.monitor.samples import Sample
 
-__all__ = ["GatewayMonitor", "serve_gateway"]
+__all__ = ["GatewayMonitor"]
 
 #: Patience with a status, in seconds; less than Prometheus has with us.
 _ASK_S: Final = 3.0
@@ -62,7 +58,7 @@ class GatewayMonitor:
                 self._asked_at = time.monotonic()
                 if self._status:
                     self._heard_at = self._asked_at
-                note(self._pace, self._status, self._facts.direction, self._asked_at)
+                self._pace.note(replace(self._facts, status=self._status), self._asked_at)
             return replace(self._facts, status=self._status, rates=self._pace.rates)
 
     def _ask(self) -> dict[str, Any]:
@@ -95,12 +91,3 @@ class GatewayMonitor:
     def ready(self) -> tuple[bool, dict[str, Any]]:
         """What ``/readyz`` says."""
         return health.verdict("ready", health.gateway_ready(self.facts()))
-
-
-def serve_gateway(monitor: GatewayMonitor, address: ListenAddress) -> MonitorEndpoint:
-    """Serve it.
-
-    Raises:
-        ConfigError: TL-C146, the address can't be had.
-    """
-    return MonitorEndpoint(address, monitor.samples, monitor.alive, monitor.ready, monitor.look)

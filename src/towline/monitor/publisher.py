@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import PublisherError
-from towline.monitor.families import Sample, TableCollector
+from towline.monitor.samples import Sample, TableCollector
 from towline.timing import Histogram
 
 if TYPE_CHECKING:

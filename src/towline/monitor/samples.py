@@ -1,18 +1,45 @@
-"""Facts as samples of the metrics in `towline.monitor.table`. Pure; what is not known has no sample."""
+"""Facts as samples of the metrics in `towline.monitor.table`, and those as the families of Prometheus' client library.
+
+What is not known has no sample; counters that the journal knows never go back.
+"""
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from towline.monitor.facts import BridgeFacts, GatewayFacts, LineFacts
-from towline.monitor.families import Sample
-from towline.monitor.pace import budget
+from towline.monitor.table import METRICS, MetricKind
 from towline.timing import Histogram
 
-__all__ = ["build", "of_bridge", "of_gateway", "of_line"]
+__all__ = ["Sample", "TableCollector", "budget", "build", "of_bridge", "of_gateway", "of_line"]
+
+_Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+class Sample(NamedTuple):
+    """A value of a metric.
+
+    Attributes:
+        name: In `towline.monitor.table.METRICS`.
+        labels: Values of its labels, in order.
+        value: A number; for a histogram the durations.
+        source: Of a counter that is kept: the journal that knows it. Another one begins anew.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    value: float | Histogram
+    source: str = ""
+
 
 #: Counter → key in a gateway's status, on the way up.
 _UP: Final = {
@@ -139,6 +166,13 @@ def _budgets(facts: GatewayFacts, queue: int | None) -> Iterator[Sample]:
         yield Sample("towline_outage_budget_broker_seconds", facts.labels, budget(queue, messages))
 
 
+def budget(room: float, rate: float) -> float:
+    """Seconds until `room` is used up at `rate`; 0 without room, infinite while nothing comes."""
+    if room <= 0:
+        return 0.0
+    return room / rate if rate > 0 else math.inf
+
+
 def of_line(facts: LineFacts, now: float, queue: int | None = None) -> Iterator[Sample]:
     """What is known of a line, and what its gateways say."""
     labels, account = facts.labels, facts.account
@@ -157,13 +191,15 @@ def of_line(facts: LineFacts, now: float, queue: int | None = None) -> Iterator[
         return
     yield Sample("towline_account_adds_up", labels, int(account.adds_up))
     yield Sample("towline_guarantee_kept", labels, int(not account.broken))
-    for part, count in account.parts.items():
+    whole = {account.words.received: account.received, account.words.carried_key: account.carried}
+    parts = {**whole, "waiting": account.waiting, **account.parts}
+    for part, count in parts.items():
         yield Sample("towline_account_messages", (*labels, part), count)
     for name, part in _PARTS.items():
-        if part in account.parts:
-            yield Sample(name, labels, account.parts[part])
-    if account.behind is not None:
-        yield Sample("towline_kafka_behind_records", labels, account.behind)
+        if part in parts:
+            yield Sample(name, labels, parts[part])
+    if (behind := account.more.get("behind")) is not None:
+        yield Sample("towline_kafka_behind_records", labels, behind)
 
 
 def of_bridge(facts: BridgeFacts, now: float, queue: int | None = None) -> Iterator[Sample]:
@@ -177,3 +213,68 @@ def of_bridge(facts: BridgeFacts, now: float, queue: int | None = None) -> Itera
         yield Sample("towline_kafka_reachable", labels, int(facts.kafka == "reachable"))
     for line in facts.lines:
         yield from of_line(line, now, queue)
+
+
+class TableCollector(Collector):
+    """Exports samples; register it with a registry.
+
+    A status is not one instant: counters are read one after the other, and a sum of them may be smaller by a message
+    than it was a moment before. Prometheus would take that for a restart and count everything once more.
+
+    Args:
+        samples: Asked at every scrape, from any thread.
+    """
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]]) -> None:
+        self._samples = samples
+        self._lock = threading.Lock()
+        self._highest: dict[tuple[str, tuple[str, ...]], tuple[str, float]] = {}
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering it must ask nobody."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The families that have samples now."""
+        families: dict[str, _Family] = {}
+        for sample in self._samples():
+            family = families.get(sample.name)
+            if family is None:
+                family = families[sample.name] = _family(sample.name)
+            _add(family, sample, self._grown(sample))
+        yield from families.values()
+
+    def _grown(self, sample: Sample) -> float:
+        value = 0.0 if isinstance(sample.value, Histogram) else float(sample.value)
+        if not METRICS[sample.name].kept:
+            return value
+        place = (sample.name, sample.labels)
+        with self._lock:
+            source, highest = self._highest.get(place, (sample.source, value))
+            value = max(highest, value) if source == sample.source else value
+            self._highest[place] = (sample.source, value)
+        return value
+
+
+def _family(name: str) -> _Family:
+    metric = METRICS[name]
+    if metric.kind is MetricKind.COUNTER:
+        return CounterMetricFamily(name, metric.text, labels=metric.labels)
+    if metric.kind is MetricKind.GAUGE:
+        return GaugeMetricFamily(name, metric.text, labels=metric.labels)
+    return HistogramMetricFamily(name, metric.text, labels=metric.labels)
+
+
+def _add(family: _Family, sample: Sample, value: float) -> None:
+    if isinstance(family, HistogramMetricFamily):
+        assert isinstance(sample.value, Histogram), sample
+        family.add_metric(sample.labels, *_buckets(sample.value))
+    else:
+        family.add_metric(sample.labels, value)
+
+
+def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """Cumulated, the last one ``+Inf``, and the sum."""
+    counts = list(histogram.counts)  # one moment: it may be counted on meanwhile
+    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(counts)), strict=True)), histogram.seconds

@@ -12,23 +12,29 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from typing import IO, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import PlatformCollector, ProcessCollector, make_wsgi_app
 from prometheus_client.registry import CollectorRegistry
 
 from towline import files
 from towline.errors import ConfigError
+from towline.monitor.samples import TableCollector, build
 
-__all__ = ["ListenAddress", "MetricsServer", "Verdict"]
+if TYPE_CHECKING:
+    from towline.monitor.samples import Sample
+
+__all__ = ["ListenAddress", "MetricsServer", "Monitor", "serve"]
 
 #: Whether all is well, and the answer as JSON.
 Verdict = Callable[[], tuple[bool, dict[str, Any]]]
 
+#: Seconds between two looks at the counters, for the rates of the outage budgets.
+_LOOK_S: Final = 5.0
 #: Answers at once.
 _MOST_CLIENTS: Final = 4
 #: Seconds between two clients: ten times as many as Prometheus and two probes need.
@@ -194,6 +200,49 @@ class MetricsServer:
         if path == "/":
             return _text(start_response, HTTPStatus.OK, _INDEX)
         return _text(start_response, HTTPStatus.NOT_FOUND, _INDEX)
+
+
+class Monitor(Protocol):
+    """What is served."""
+
+    def samples(self) -> Iterable[Sample]:
+        """Asked at every scrape."""
+
+    def alive(self) -> tuple[bool, dict[str, Any]]:
+        """What ``/healthz`` says."""
+
+    def ready(self) -> tuple[bool, dict[str, Any]]:
+        """What ``/readyz`` says."""
+
+    def look(self) -> None:
+        """Note the rates of the outage budgets."""
+
+
+@contextlib.contextmanager
+def serve(monitor: Monitor, address: ListenAddress) -> Iterator[MetricsServer]:
+    """Serve a process's metrics meanwhile, and look at the rates every few seconds.
+
+    Raises:
+        ConfigError: TL-C146, the address can't be had.
+    """
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    registry.register(TableCollector(lambda: (build(), *monitor.samples())))
+    closed = threading.Event()
+
+    def watch() -> None:
+        while not closed.is_set():
+            with contextlib.suppress(Exception):  # the next look may go well, and rates alone are missing until then
+                monitor.look()
+            closed.wait(_LOOK_S)
+
+    with MetricsServer(address, registry, monitor.alive, monitor.ready) as server:
+        threading.Thread(target=watch, name="metrics-rates", daemon=True).start()
+        try:
+            yield server
+        finally:
+            closed.set()
 
 
 def _text(

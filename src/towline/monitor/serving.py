@@ -33,11 +33,12 @@ def bridge_endpoint(bridge: Bridge, option: str | None) -> Iterator[Callable[[Br
     if address is None:
         yield lambda _: None
         return
-    from towline.monitor.bridge import BridgeMonitor, serve_bridge  # noqa: PLC0415 - loaded when it is wanted
+    from towline.monitor.bridge import BridgeMonitor  # noqa: PLC0415 - loaded when it is wanted
+    from towline.monitor.server import serve  # noqa: PLC0415
 
     names = {line.name: line.gateway.name for line in bridge.lines}
     monitor = BridgeMonitor(bridge.name, names, bridge.monitor.broker_queue_messages)
-    with serve_bridge(monitor, address):
+    with serve(monitor, address):
         yield monitor.show
 
 
@@ -55,11 +56,12 @@ def gateway_endpoint(bridge: Bridge, settings: GatewaySettings, option: str | No
         yield
         return
     from towline.monitor.facts import GatewayFacts  # noqa: PLC0415 - loaded when it is wanted
-    from towline.monitor.gateway import GatewayMonitor, serve_gateway  # noqa: PLC0415
+    from towline.monitor.gateway import GatewayMonitor  # noqa: PLC0415
+    from towline.monitor.server import serve  # noqa: PLC0415
 
     line = next(line for line in bridge.lines if settings in (line.gateway, *line.each_gateway))
     facts = GatewayFacts(bridge.name, line.name, settings.name, line.direction)
-    with serve_gateway(GatewayMonitor(facts, settings.state_dir, bridge.monitor.broker_queue_messages), address):
+    with serve(GatewayMonitor(facts, settings.state_dir, bridge.monitor.broker_queue_messages), address):
         yield
 
 

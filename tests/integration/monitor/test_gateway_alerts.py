@@ -19,8 +19,8 @@ from towline import Client
 from towline.bridge.config.file import load
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.state import BridgeState
-from towline.monitor.bridge import BridgeMonitor, serve_bridge
-from towline.monitor.server import ListenAddress
+from towline.monitor.bridge import BridgeMonitor
+from towline.monitor.server import ListenAddress, serve
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
@@ -139,7 +139,7 @@ def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
     report = {"journal": gateway.status()["journal"], "batch": 0, "rows": 10, "start": 0, "end": 10, "observed": {}}
     view.counts = view.counts.add(report)
     monitor.show(state)
-    with serve_bridge(monitor, ListenAddress(("127.0.0.1", 0))) as served:
+    with serve(monitor, ListenAddress(("127.0.0.1", 0))) as served:
         endpoint = Scraped(served.address)
         view.hear(gateway.status())
         assert endpoint.verdict("readyz") == (200, [])

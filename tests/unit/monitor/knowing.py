@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from towline.monitor.facts import AccountFacts, BridgeFacts, GatewayFacts, LineFacts
+from towline.bridge.lines.account import AccountWords, LineAccount
+from towline.monitor.facts import BridgeFacts, GatewayFacts, LineFacts
 from towline.timing import BATCHES, Histogram
 
 
@@ -64,9 +65,6 @@ DOWN_STATUS: dict[str, Any] = {
     },
 }
 _PARTS = {
-    "received": 100,
-    "in_kafka": 80,
-    "waiting": 8,
     "filtered": 1,
     "unrouted": 2,
     "skipped": 3,
@@ -74,7 +72,7 @@ _PARTS = {
     "dead_lettered": 4,
     "deduplicated": 5,
 }
-SOUND = AccountFacts(adds_up=True, broken=False, parts=_PARTS, behind=7)
+SOUND = LineAccount(AccountWords("received", "in_kafka", "in Kafka", {}), 100, 80, 8, _PARTS, more={"behind": 7})
 
 
 def a_gateway(
@@ -88,7 +86,7 @@ def a_bridge(
     up: bool = True,
     status: Mapping[str, Any] = UP_STATUS,
     rates: tuple[float, float] | None = (10.0, 100.0),
-    account: AccountFacts | None = SOUND,
+    account: LineAccount | None = SOUND,
     query: str = "running",
     kafka: str = "reachable",
     spark: str = "running",

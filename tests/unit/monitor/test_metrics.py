@@ -18,10 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers import lacking
 from tests.unit.monitor.knowing import DOWN_STATUS, UP_STATUS, a_bridge, a_gateway
-from towline.monitor.families import Sample, TableCollector
-from towline.monitor.pace import Pace, budget
+from towline.monitor.facts import Pace
 from towline.monitor.publisher import of_status
-from towline.monitor.samples import build, of_bridge
+from towline.monitor.samples import Sample, TableCollector, budget, build, of_bridge
 from towline.monitor.table import METRICS, MetricKind
 from towline.timing import Histogram
 
