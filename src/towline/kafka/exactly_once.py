@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, TowlineError
 from towline.kafka import admin, screening, transactions
-from towline.kafka.delivery import Delivered, Delivery, Task
+from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery, Task
 from towline.kafka.markers import (
     ANYONE,
     BEFORE_FIRST,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from towline.kafka.columns import Columns
     from towline.kafka.options import SinkSettings
 
-__all__ = ["BatchOrigin", "ExactlyOnce", "batch_origin", "place_of"]
+__all__ = ["BatchOrigin", "ExactlyOnce", "batch_origin", "delivery_for", "place_of"]
 
 #: Producers one task may use up on errors that pass; then the task fails, and Spark decides.
 _TRIES: Final = 3
@@ -312,6 +313,23 @@ class _Work:
     def store(self, settings: SinkSettings) -> MarkerStore:
         """Where its markers are."""
         return MarkerStore(settings, self.sink_id)
+
+
+_SIMPLE: Final[Mapping[str, type[Delivery]]] = MappingProxyType(
+    {"at_least_once": AtLeastOnce, "at_most_once": AtMostOnce}
+)
+
+
+def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> Delivery:
+    """The strategy of the sink's guarantee.
+
+    Args:
+        settings: The sink's settings.
+        columns: The columns bound to the query's schema.
+        origin: What the driver knows; only exactly_once asks.
+    """
+    simple = _SIMPLE.get(settings.guarantee)
+    return ExactlyOnce(settings, columns, origin) if simple is None else simple(settings, columns)
 
 
 # -- before the tasks of a batch, on the driver --

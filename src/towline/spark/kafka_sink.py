@@ -19,11 +19,10 @@ from towline.guarantee import policy
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Delivered, Task, require_topics
-from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin
+from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.packed import unpacked
-from towline.kafka.strategies import delivery_for
 from towline.spark import tally
 from towline.spark.gathering import Left, RowsForDriver
 from towline.spark.sink_note import SinkBatch

@@ -17,8 +17,8 @@ from towline.errors import KafkaError
 from towline.kafka.columns import Columns
 from towline.kafka.deadletters import Collector, DeadLetter, Reason
 from towline.kafka.delivery import Task
+from towline.kafka.exactly_once import delivery_for
 from towline.kafka.options import SinkSettings
-from towline.kafka.strategies import delivery_for
 from towline_prove.devstack import Kafka
 
 #: Untyped in part.

@@ -16,8 +16,8 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.delivery import Delivered, Delivery, Task
+from towline.kafka.exactly_once import delivery_for
 from towline.kafka.options import SinkSettings
-from towline.kafka.strategies import delivery_for
 from towline_prove.devstack import Kafka
 
 FIRST = Task(partition=0)

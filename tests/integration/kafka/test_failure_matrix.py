@@ -25,10 +25,9 @@ from towline.errors import KafkaError
 from towline.kafka.admin import settled
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Delivered, Task
-from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
+from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, delivery_for
 from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.kafka.options import SinkSettings
-from towline.kafka.strategies import delivery_for
 from towline.kafka.transactions import Transactional
 from towline_prove.devstack import Kafka
 

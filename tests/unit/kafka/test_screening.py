@@ -17,9 +17,9 @@ from towline.kafka.admin import TopicFacts
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record
 from towline.kafka.delivery import Task
+from towline.kafka.exactly_once import delivery_for
 from towline.kafka.options import SinkSettings
 from towline.kafka.screening import RecordCheck, RecordLimits, fault_of
-from towline.kafka.strategies import delivery_for
 
 HOUR = 3_600_000
 NOW = int(time.time() * 1000)
