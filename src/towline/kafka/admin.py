@@ -134,10 +134,10 @@ def topic_facts(client: str | Mapping[str, str], names: Iterable[str], timeout: 
         KafkaError: TL-K01.
         ConfigError: The configuration is impossible.
     """
-    with _connected(client) as admin:
-        listed = admin.list_topics(timeout).topics
+    with looking(client) as admin:
+        listed = admin.list_topics(timeout=timeout).topics
         present = {name: list(listed[name].partitions.values()) for name in names if name in listed}
-        configs = admin.describe(present, timeout)
+        configs = _described(admin, present, timeout)
     return {
         name: TopicFacts.of(len(found), configs.get(name, {}), min((len(one.replicas) for one in found), default=0))
         for name, found in present.items()
@@ -160,10 +160,16 @@ def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) 
     Raises:
         KafkaError: TL-K01.
     """
-    with _connected(client) as admin:
-        found = admin.list_topics(timeout).topics.get(topic)
+    with looking(client) as admin:
+        found = admin.list_topics(timeout=timeout).topics.get(topic)
         places = [] if found is None else [TopicPartition(topic, number) for number in found.partitions]
-        return _comes(lambda: not admin.open_transactions(places, timeout), timeout)
+
+        def decided() -> bool:
+            """A partition whose ends differ holds records that are neither committed nor aborted."""
+            stable = _ends(admin, places, IsolationLevel.READ_COMMITTED, timeout)
+            return stable == _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, timeout)
+
+        return _comes(decided, timeout)
 
 
 def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[int, int]:
@@ -237,8 +243,8 @@ def reachable(client: str | Mapping[str, str], timeout: float = 5.0) -> ClusterI
         KafkaError: TL-K01: no server answered; says which and why (refused, unknown host, authentication).
         ConfigError: The configuration is impossible.
     """
-    with _connected(client) as admin:
-        metadata = admin.list_topics(timeout)
+    with looking(client) as admin:
+        metadata = admin.list_topics(timeout=timeout)
     brokers = {number: f"{broker.host}:{broker.port}" for number, broker in metadata.brokers.items()}
     topics = {name: len(topic.partitions) for name, topic in metadata.topics.items()}
     return ClusterInfo(metadata.cluster_id, brokers, topics)
@@ -279,11 +285,12 @@ def create_topics(
     wanted = [NewTopic(name, count, replication, config=dict(config or {})) for name, count in topics.items()]
     if not wanted:
         return []
-    with _connected(client) as admin:
-        admin.list_topics(timeout)
-        futures = admin.create(wanted, timeout)
+    with looking(client) as admin:
+        admin.list_topics(timeout=timeout)
+        futures = admin.create_topics(wanted, operation_timeout=timeout, request_timeout=timeout)
         made = sorted(name for name, future in futures.items() if _created(_servers(client), name, future, timeout))
-        admin.await_topics(made, timeout)
+        # The controller answers before the brokers know of them.
+        _comes(lambda: set(made) <= set(admin.list_topics(timeout=timeout).topics), timeout)
     return made
 
 
@@ -300,65 +307,36 @@ def _created(servers: str, name: str, future: Any, timeout: float) -> bool:
     return True
 
 
-class _Admin:
-    """An AdminClient that remembers why it could not connect."""
+def _described(admin: AdminClient, names: Iterable[str], timeout: float) -> dict[str, dict[str, str | None]]:
+    """Settings of topics; one whose settings this user may not see is left out."""
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    if not resources:
+        return {}
+    found = {}
+    for resource, future in admin.describe_configs(resources, request_timeout=timeout).items():
+        with suppress(*faults.FOREIGN):
+            found[resource.name] = {name: entry.value for name, entry in future.result(timeout).items()}
+    return found
 
-    def __init__(self, config: Mapping[str, str]) -> None:
-        self.why = ""
-        options: dict[str, Any] = {**_PATIENCE, **config, "error_cb": self._note}
-        try:
-            self.client = AdminClient(options, logger=QUIET)
-        except faults.FOREIGN as problem:
-            raise faults.unusable("kafka", problem) from None
 
-    def _note(self, error: Any) -> None:
-        self.why = faults.clearer(self.why, error)
+def _ends(
+    admin: AdminClient, places: list[TopicPartition], isolation: IsolationLevel, timeout: float
+) -> dict[int, int]:
+    if not places:
+        return {}
+    latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
-    def list_topics(self, timeout: float) -> Any:
-        return self.client.list_topics(timeout=timeout)
-
-    def await_topics(self, names: Iterable[str], timeout: float) -> None:
-        """Wait until the cluster's list has topics that were made: the controller answers before the brokers know."""
-        _comes(lambda: set(names) <= set(self.list_topics(timeout).topics), timeout)
-
-    def describe(self, names: Iterable[str], timeout: float) -> dict[str, dict[str, str | None]]:
-        """Settings of topics; one whose settings this user may not see is left out."""
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
-        if not resources:
-            return {}
-        found = {}
-        for resource, future in self.client.describe_configs(resources, request_timeout=timeout).items():
-            with suppress(*faults.FOREIGN):
-                found[resource.name] = {name: entry.value for name, entry in future.result(timeout).items()}
-        return found
-
-    def open_transactions(self, places: list[TopicPartition], timeout: float) -> bool:
-        """Whether a partition holds records that are neither committed nor aborted: its ends differ by isolation."""
-        stable = self._ends(places, IsolationLevel.READ_COMMITTED, timeout)
-        return stable != self._ends(places, IsolationLevel.READ_UNCOMMITTED, timeout)
-
-    def _ends(self, places: list[TopicPartition], isolation: IsolationLevel, timeout: float) -> dict[int, int]:
-        if not places:
-            return {}
-        latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    def ask() -> dict[int, int]:
         wanted = dict.fromkeys(places, latest)
+        answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
+        return {place.partition: future.result(timeout).offset for place, future in answers.items()}
 
-        def ask() -> dict[int, int]:
-            answers = self.client.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
-            return {place.partition: future.result(timeout).offset for place, future in answers.items()}
-
-        return _answered(ask, timeout)
-
-    def create(self, topics: list[Any], timeout: float) -> Mapping[str, Any]:
-        futures: Mapping[str, Any] = self.client.create_topics(
-            topics, operation_timeout=timeout, request_timeout=timeout
-        )
-        return futures
+    return _answered(ask, timeout)
 
 
 @contextmanager
 def looking(client: str | Mapping[str, str]) -> Iterator[AdminClient]:
-    """An admin client for look-ups that are not here.
+    """An admin client for look-ups.
 
     Args:
         client: Bootstrap servers, or a whole client configuration.
@@ -367,22 +345,23 @@ def looking(client: str | Mapping[str, str]) -> Iterator[AdminClient]:
         KafkaError: TL-K01, for what of librdkafka's leaves the block.
         ConfigError: The configuration is impossible.
     """
-    with _connected(client) as admin:
-        yield admin.client
+    config = client_config({"bootstrap.servers": client} if isinstance(client, str) else client)
+    began, why = time.monotonic(), ""
 
+    def note(error: Any) -> None:
+        nonlocal why
+        why = faults.clearer(why, error)
 
-@contextmanager
-def _connected(client: str | Mapping[str, str]) -> Iterator[_Admin]:
-    servers = _servers(client)
-    mapping = {"bootstrap.servers": client} if isinstance(client, str) else client
-    began = time.monotonic()
-    admin = _Admin(client_config(mapping))
+    options: dict[str, Any] = {**_PATIENCE, **config, "error_cb": note}
+    try:
+        admin = AdminClient(options, logger=QUIET)
+    except faults.FOREIGN as problem:
+        raise faults.unusable("kafka", problem) from None
     try:
         yield admin
     except faults.FOREIGN as problem:
-        admin.client.poll(0)  # serves error_cb, which a blocking look-up does not
-        waited = time.monotonic() - began
-        raise faults.unreachable(servers, waited, admin.why or faults.reason(problem)) from None
+        admin.poll(0)  # serves error_cb, which a blocking look-up does not
+        raise faults.unreachable(_servers(client), time.monotonic() - began, why or faults.reason(problem)) from None
 
 
 def _servers(client: str | Mapping[str, str]) -> str:
