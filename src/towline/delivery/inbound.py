@@ -14,13 +14,12 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import structlog
 
-from towline.delivery.inbox import Inbox
 from towline.delivery.intake import below, to_rows
 from towline.delivery.receipts.ledger import Ledger
 from towline.delivery.receipts.mark import Mark
 from towline.errors import JournalFull
 from towline.guarantee import AckAfter
-from towline.journal import largest_frame
+from towline.journal import Journal, largest_frame
 from towline.journal.reading import cut
 from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
 from towline.mqtt.inbound import Inbound
@@ -94,7 +93,7 @@ class Uplink:
     def __init__(
         self,
         config: InboundConfig,
-        inbox: Inbox,
+        inbox: Journal,
         *,
         handle: Callable[[Event], None],
         on_rows: Callable[[], None],

@@ -32,7 +32,7 @@ from towline.schema import NO_ROWS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from towline.delivery.inbox import Inbox
+    from towline.journal import Journal
 
 __all__ = ["Drain", "DrainFacts", "DrainStep", "Stillness", "step_of"]
 
@@ -150,7 +150,7 @@ class Drain:
         inbox: Its journal.
     """
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: Journal) -> None:
         self._inbox = inbox
         #: When it began, in seconds since 1970; None while the gateway takes part.
         self.since = since_of(inbox)

@@ -15,11 +15,11 @@ from typing import Final
 import structlog
 
 from towline.delivery.inbound import Uplink
-from towline.delivery.inbox import Inbox
 from towline.errors import BrokerError, ConfigError, JournalFull, TowlineError, Unreachable
 from towline.gateway.clients import abandoned, end_client, siblings
 from towline.gateway.draining import Drain, DrainFacts
 from towline.gateway.settings import GatewaySettings
+from towline.journal import Journal
 from towline.mqtt.events import Filter, Probe, Want
 from towline.mqtt.session import Session, SessionState
 from towline.net.driver import Hooks, SessionDriver
@@ -54,7 +54,7 @@ class Departure:
         self,
         settings: GatewaySettings,
         options: ConnectionOptions,
-        inbox: Inbox,
+        inbox: Journal,
         stopping: Callable[[], bool],
         note: Callable[[TowlineError], None],
         wanted: Callable[[], tuple[Filter, ...]],
@@ -154,7 +154,7 @@ class Departure:
             self._log.info("a session that was given up is ended", client_id=client_id)
 
 
-def _given_up(settings: GatewaySettings, inbox: Inbox) -> str:
+def _given_up(settings: GatewaySettings, inbox: Journal) -> str:
     """The client id that its owner has given up, if a session of it may be there and is this line's."""
     client_id, share = settings.abandon_session, settings.share
     others = [share.id_of(name) for name in share.members] if share else []

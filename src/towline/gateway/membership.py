@@ -20,8 +20,8 @@ from towline.schema import NO_ROWS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from towline.delivery.inbox import Inbox
     from towline.gateway.settings import GatewaySettings
+    from towline.journal import Journal
 
 __all__ = ["DRAIN_NOTE", "SHARE_NOTE", "Start", "drainable", "enter", "since_of"]
 
@@ -43,13 +43,13 @@ class Start(StrEnum):
     JOIN = "join"
 
 
-def since_of(inbox: Inbox) -> float | None:
+def since_of(inbox: Journal) -> float | None:
     """When the drain began that is not done; None for none."""
     note = inbox.notes.get(DRAIN_NOTE)
     return float(note["since"]) if note and not note.get("done") else None
 
 
-def enter(settings: GatewaySettings, inbox: Inbox, start: Start = Start.GO_ON) -> GatewaySettings:
+def enter(settings: GatewaySettings, inbox: Journal, start: Start = Start.GO_ON) -> GatewaySettings:
     """Let a gateway take its part; before anything is taken in.
 
     Returns:
@@ -98,7 +98,7 @@ def drainable(settings: GatewaySettings) -> None:
         raise ConfigError("TL-G57", settings.name, what, do)
 
 
-def _share(settings: GatewaySettings, inbox: Inbox, *, draining: bool) -> ShareSettings | None:
+def _share(settings: GatewaySettings, inbox: Journal, *, draining: bool) -> ShareSettings | None:
     note = inbox.notes.get(SHARE_NOTE)
     known = ShareSettings.model_validate(note) if note else None
     if draining:  # what waits was shared as it was

@@ -24,7 +24,6 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from towline.delivery.inbound import Uplink
-from towline.delivery.inbox import Inbox
 from towline.delivery.members import BothScreens, MemberScreen
 from towline.delivery.outbound import Downlink
 from towline.delivery.plain import plain_run
@@ -39,7 +38,7 @@ from towline.gateway.leaving import Departure
 from towline.gateway.sessions import connection_options, inbound_config, receipt_config
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
-from towline.journal import Outbox
+from towline.journal import Journal, Outbox
 from towline.mqtt.events import (
     Acknowledged,
     Action,
@@ -83,7 +82,7 @@ class Pump:
     def __init__(
         self,
         settings: GatewaySettings,
-        inbox: Inbox,
+        inbox: Journal,
         *,
         password: bytes | None = None,
         headers: tuple[tuple[str, str], ...] = (),

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from towline.delivery.inbox import Inbox
 from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.ledger import Ledger
 from towline.delivery.receipts.payload import ReceiptPayload, receipt_topic
 from towline.errors import JournalFull
+from towline.journal import Journal
 from towline.mqtt.events import Acknowledged, Event, Publish, PublishMany, Token
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.reasons import reason_words
@@ -59,7 +59,7 @@ class ReceiptConfig:
     max_packet_bytes: int
 
 
-def ledger_of(config: ReceiptConfig, inbox: Inbox) -> Ledger:
+def ledger_of(config: ReceiptConfig, inbox: Journal) -> Ledger:
     """The publishers as the inbox knows them.
 
     Raises:
@@ -97,7 +97,7 @@ class ReceiptSender:
         log: Takes ``warning(event, **facts)``.
     """
 
-    def __init__(self, prefix: str, ledger: Ledger, inbox: Inbox, handle: Callable[[Event], None], log: Any) -> None:
+    def __init__(self, prefix: str, ledger: Ledger, inbox: Journal, handle: Callable[[Event], None], log: Any) -> None:
         self._prefix = prefix
         self._ledger = ledger
         self._inbox = inbox
