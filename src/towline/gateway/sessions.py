@@ -11,7 +11,7 @@ from towline.delivery.inbound import InboundConfig
 from towline.delivery.receipts.sender import ReceiptConfig
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings, WillSettings
-from towline.guarantee import Guarantee, policy
+from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Authenticator, Filter, SessionConfig
 from towline.net.options import ConnectionOptions
 
@@ -44,7 +44,7 @@ def connection_options(
         receive_maximum=settings.window,
         keep_alive_s=settings.keep_alive_s,
         connect_timeout_s=settings.connect_timeout_s,
-        unknown_session=settings.unknown_session,
+        unknown_session=settings.unknown_session or ("adopt" if settings.acks is AckAfter.KAFKA else "refuse"),
         durable=policy(settings.guarantee).persistent,
         durable_ids=delivers,
         exactly_once=delivers and settings.guarantee is Guarantee.EXACTLY_ONCE,

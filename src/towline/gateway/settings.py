@@ -191,7 +191,8 @@ class GatewaySettings(_Model):
             not have it, 2 never (MQTT 5). Default 1, so that a SUBSCRIBE that is sent a second time brings none twice,
             and 0 for a filter that this journal never subscribed. MQTT 3.x always sends them.
         unknown_session: What to do with a broker session the journal knows nothing of [MQTT-3.2.2-4]: ``refuse``
-            and ask, ``adopt`` its queue, or ``discard`` it.
+            and ask, ``adopt`` its queue, or ``discard`` it. Default ``refuse``, because a lost journal has acknowledged
+            what the session holds no more; ``adopt`` with ``ack_after = "kafka"``, where Kafka has all of that.
         abandon_session: A former client id of this state directory whose session at the broker is given up, with all
             that waits in it; without it a changed client id is refused.
         follow_redirects: Go to the server that a broker names with "use another server" or "server moved", with the
@@ -235,7 +236,7 @@ class GatewaySettings(_Model):
     will: WillSettings | None = None
     topic_alias_maximum: Annotated[int, Field(ge=0, le=65535)] = 0
     retain_handling: Annotated[int, Field(ge=0, le=2)] | None = None
-    unknown_session: Literal["refuse", "adopt", "discard"] = "refuse"
+    unknown_session: Literal["refuse", "adopt", "discard"] | None = None
     abandon_session: str = Field(default="", max_length=256)
     follow_redirects: bool = False
     brokers_share_sessions: bool = False

@@ -12,7 +12,9 @@ import pytest
 from towline.bridge.config.file import load, parse
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import Bridge
+from towline.bridge.config.plan import plan_of
 from towline.errors import ConfigError
+from towline.gateway.sessions import connection_options
 from towline.guarantee import AckAfter, Guarantee
 
 GOOD = """\
@@ -138,6 +140,23 @@ def test_at_most_once_subscribes_with_qos_0(tmp_path: Path) -> None:
     (line,) = read(text, tmp_path).lines
     assert line.gateway.subscriptions[0].qos == 0
     assert line.gateway.acks is AckAfter.RECEIVED
+
+
+def test_after_kafka_the_broker_keeps_what_kafka_has_not(tmp_path: Path) -> None:
+    """Whoever starts elsewhere with an empty state directory takes the session over; after the journal it asks first."""
+    for said, meets, shown in (
+        ("kafka", "adopt", "its queue has to hold"),
+        ("journal", "refuse", "holds what was ack"),
+    ):
+        bridge = read(changed('name = "telemetry"', f'name = "telemetry"\nack_after = "{said}"'), tmp_path)
+        (line,) = bridge.uplinks
+        assert connection_options(line.gateway, None).session.unknown_session == meets
+        (plan,) = plan_of(bridge)["lines"]
+        assert any(shown in text for text in plan["limits"])
+        assert ("as long as the broker keeps its session" in plan["lost"]) is (said == "kafka")
+    text = changed('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
+    (line,) = read(text.replace("[mqtt]", '[mqtt]\nunknown_session = "refuse"'), tmp_path).uplinks
+    assert connection_options(line.gateway, None).session.unknown_session == "refuse"
 
 
 def test_exactly_once_sets_every_knob(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ _LIMITS_OF_ROUTE: Final = {
     Guarantee.AT_MOST_ONCE: "a message is lost before it is in the journal, or in Kafka once",
     Guarantee.AT_LEAST_ONCE: "a message comes twice where the broker sends it again",
 }
+_LOST_AT_BROKER: Final = "no, from the broker's hand-over on, as long as the broker keeps its session"
 #: Who holds what is not yet in Kafka, by what the broker is answered after.
 _RESTS_ON: Final = {
     AckAfter.RECEIVED: "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
@@ -134,7 +135,7 @@ def _uplink(line: Line) -> dict[str, Any]:
     gateway, promise = line.gateway, policy(line.guarantee)
     return {
         "gateways": list(line.gateways),
-        "lost": promise.lost,
+        "lost": _LOST_AT_BROKER if gateway.acks is AckAfter.KAFKA else promise.lost,
         "doubled": promise.doubled,
         "cost": _uplink_cost(line),
         "limits": _uplink_limits(line),
