@@ -79,6 +79,19 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
     assert any(f"[{code}]" in text for text in state.heard())
 
 
+def test_what_becomes_of_messages_while_kafka_is_away(
+    state: BridgeState, stopping: threading.Event, tmp_path: Path
+) -> None:
+    kept = GOOD.replace('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
+    beside = GOOD.partition("[[uplink]]")[2].replace('"telemetry"', '"beside"')
+    for text, said in (
+        (GOOD, "messages go on being received and wait on disk"),
+        (kept, "intake stops at the broker's window, and the brokers keep what comes"),
+        (f"{kept}[[uplink]]{beside}", 'wait on disk, but those of "telemetry", which the broker keeps'),
+    ):
+        assert KafkaSupervisor(read(text, tmp_path), state, stopping)._meanwhile.endswith(said)
+
+
 @pytest.mark.parametrize("error", UNFORESEEN)
 def test_kafka_is_asked_again_whatever_went_wrong(
     state: BridgeState, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, error: Exception
