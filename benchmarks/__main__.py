@@ -19,7 +19,6 @@ from benchmarks import (
     publisher,
     restart,
     session,
-    sharing,
     space,
     sql,
     start,
@@ -29,7 +28,6 @@ from benchmarks import (
 #: What runs in full size and, quickly, in a size that shows that it works.
 _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "session": lambda scale, quick: session.run(300_000 // scale, rounds=1 if quick else 5),
-    "sharing": lambda scale, quick: sharing.run(200_000 // scale, rounds=1 if quick else 9),
     "intake": lambda scale, quick: intake.run(300_000 // scale, rounds=1 if quick else 3),
     "pipeline": lambda scale, quick: pipeline.run(300_000 // scale, rounds=1 if quick else 3),
     "exactly_once": lambda _, quick: exactly_once.run(quick=quick),

@@ -74,7 +74,8 @@ def fork_gateway(
     settings: GatewaySettings,
     log: Path,
     tracer: Callable[[int], list[str]] | None = None,
-    start: str = "go-on",
+    *,
+    drain_s: float | None = None,
     prepare: Callable[[], None] | None = None,
 ) -> ForkedProcess:
     """Start a gateway.
@@ -83,10 +84,10 @@ def fork_gateway(
         settings: Its settings.
         log: For its output.
         tracer: The command that attaches itself to a pid and says so, such as `tests.engines.strace.wrapped`.
-        start: What it is started for (`towline.gateway.membership.Start`).
+        drain_s: As for `towline.gateway.process.run`.
         prepare: Called in the new process, before anything else; of a module that can be imported.
     """
-    given = (settings.model_dump_json().encode(), log, tracer is not None, start, prepare)
+    given = (settings.model_dump_json().encode(), log, tracer is not None, drain_s, prepare)
     process = _forkserver.Process(target=_run, args=given)
     process.start()
     return ForkedProcess(process, None if tracer is None else _attached(process, tracer, log))
@@ -95,11 +96,11 @@ def fork_gateway(
 class ForkedGateway(GatewayRun):
     """As `python -m towline.gateway` would be; `fork` in place of `start`."""
 
-    def fork(self, tracer: Callable[[int], list[str]] | None = None, start: str = "go-on") -> Self:
+    def fork(self, tracer: Callable[[int], list[str]] | None = None) -> Self:
         """Start the process; do not wait for it. See `fork_gateway`."""
         assert self.log is not None
         self.begins()
-        self.child = fork_gateway(self.settings, self.log, tracer, start)
+        self.child = fork_gateway(self.settings, self.log, tracer)
         return self
 
 
@@ -116,7 +117,13 @@ def _attached(process: ForkServerProcess, tracer: Callable[[int], list[str]], lo
     return tracing
 
 
-def _run(settings: bytes, log: Path, traced: bool, start: str, prepare: Callable[[], None] | None) -> None:
+def _run(
+    settings: bytes,
+    log: Path,
+    traced: bool,
+    drain_s: float | None,
+    prepare: Callable[[], None] | None,
+) -> None:
     """In the new process."""
     from towline.gateway.__main__ import main  # noqa: PLC0415 - long imported here, and by nobody who forks
 
@@ -129,4 +136,4 @@ def _run(settings: bytes, log: Path, traced: bool, start: str, prepare: Callable
         os.kill(os.getpid(), signal.SIGSTOP)
     if prepare is not None:
         prepare()
-    sys.exit(main(start))
+    sys.exit(main(drain_s=drain_s))

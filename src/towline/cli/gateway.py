@@ -26,36 +26,38 @@ def gateway(
     member: Annotated[
         str | None, typer.Option(help="Which of the line's gateways, where they are several.", show_default=False)
     ] = None,
-    drain: Annotated[bool, typer.Option("--drain", help="Have it stop taking, hand on all, leave the line.")] = False,
-    join: Annotated[bool, typer.Option("--join", help="Have it take part again after, or during, a drain.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Stop taking, hand on all, leave the line, and end.")] = False,
+    idle: Annotated[
+        float, typer.Option(min=0, help="With --drain: seconds without a message that end the session.")
+    ] = 30.0,
     metrics: MetricsAddress = None,
 ) -> None:
     """Run the gateway of one line until Ctrl-C or SIGTERM.
 
     It receives, journals and acknowledges; messages wait in the journal until a bridge carries them on. Meanwhile
     `towline run` of the same file uses this gateway instead of starting one, and Spark on another machine reaches it
-    where [gateway] says listen. With --drain the running gateway of the line is told to leave, or one is started that
-    does nothing else; exit code 0 when it has left.
+    where [gateway] says listen. With --drain it takes no new message, lets what it has be carried on, and ends its
+    session; exit code 0 when it has left. A gateway that runs is ended for it. Started without --drain, it takes part
+    again.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.errors import ConfigError  # noqa: PLC0415
 
-    asked = [name for name, given in (("--drain", drain), ("--join", join)) if given]
-    if len(asked) > 1:
-        raise ConfigError("TL-C23", "gateway", f"{' and '.join(asked)} contradict each other", "Give one of them.")
     bridge = load(file)
     settings = _chosen(bridge, file, line, member)
     if drain:
-        raise typer.Exit(_drain(settings))
-    if join and _taken_back(settings):
-        return
-    from towline.gateway.membership import Start  # noqa: PLC0415
+        from towline.gateway.draining import drainable  # noqa: PLC0415
+        from towline.gateway.launch import end_running  # noqa: PLC0415
+
+        drainable(settings)
+        end_running(settings.state_dir)
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
     from towline.monitor.serving import gateway_endpoint  # noqa: PLC0415
 
     configure_logging()
     with gateway_endpoint(bridge, settings, metrics):
-        code = run(settings, Start.JOIN if join else Start.GO_ON)
+        code = run(settings, drain_s=idle if drain else None)
+    if drain and code == 0:
+        sys.stdout.write(plain(_left(settings)))
     raise typer.Exit(code)
 
 
@@ -81,27 +83,7 @@ def _chosen(bridge: Bridge, file: Path, line: str | None, member: str | None) ->
     return chosen.gateway
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(plain(text + "\n"))
-    sys.stdout.flush()
-
-
-def _drain(settings: GatewaySettings) -> int:
-    from towline.gateway.drained import drained  # noqa: PLC0415 - loaded when it is called
-
-    try:
-        return drained(settings, _say)
-    except KeyboardInterrupt:
-        _say("nothing is lost: a gateway that ran by itself goes on with the drain, and so does its next start;")
-        _say("towline gateway --drain shows it again, towline gateway --join takes it back")
-        return 130
-
-
-def _taken_back(settings: GatewaySettings) -> bool:
-    """Whether a gateway runs, which takes part from now on."""
-    from towline.gateway.drained import taken_back  # noqa: PLC0415 - loaded when it is called
-
-    if not taken_back(settings):
-        return False
-    _say(f"{settings.name} takes part")
-    return True
+def _left(settings: GatewaySettings) -> str:
+    name = settings.name
+    done = f"{name} is drained: all is committed, and its session at the broker is ended"
+    return f'{done}\nA query over several gateways does without it: removed_gateways = ["{name}"].\n'

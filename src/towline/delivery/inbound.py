@@ -24,7 +24,6 @@ from towline.journal.reading import cut
 from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.plain import PlainMessages
-from towline.mqtt.screens import LeftOut
 from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
 
 __all__ = ["InboundConfig", "Uplink"]
@@ -35,8 +34,6 @@ _ROOM_RETRY: Final = 0.5
 _REPORT_EVERY: Final = 60.0
 #: Characters of a topic in the log; a device chose them, so they are escaped there [I13].
 _SHOWN: Final = 200
-#: Why a message is not stored → the counter in the ledger [I11].
-_LEFT_OUT: Final = {LeftOut.REPEAT: "deduplicated", LeftOut.OTHER_MEMBER: "of_other_members"}
 #: Why there is only a stub → the counter in the ledger.
 _COUNTERS: Final = {TOO_LARGE: "packets_too_large", TOO_MANY: "too_many_properties"}
 
@@ -117,7 +114,7 @@ class Uplink:
         self._unreported: Counter[str] = Counter()
         self._report_at = 0.0
         self.acknowledged = self.redelivered = 0
-        self.received = inbox.end + sum(inbox.ledger.get(name, 0) for name in _LEFT_OUT.values())
+        self.received = inbox.end + inbox.ledger.get("deduplicated", 0)
 
     @property
     def full(self) -> bool:
@@ -199,15 +196,15 @@ class Uplink:
         """Of the messages that wait for room."""
         return [mark for frame in self._waiting for mark in frame.marks]
 
-    def count_left_out(self, inbound: Inbound, where: str) -> None:
+    def count_repeats(self, inbound: Inbound, where: str) -> None:
         """Carry what the session did not have stored, and what it saw of the broker's faults, into the ledger [I11]."""
         reused, inbound.reused_ids = inbound.reused_ids, 0
         self.acknowledged += inbound.acknowledged
         inbound.acknowledged = 0
-        if left_out := inbound.left_out:
-            self.received += left_out.total()
-            self._inbox.count(**{_LEFT_OUT[reason]: count for reason, count in left_out.items()})
-            inbound.left_out = Counter()
+        if repeats := inbound.repeats:
+            self.received += repeats
+            self._inbox.count(deduplicated=repeats)
+            inbound.repeats = 0
         if reused:
             self._inbox.count(packet_ids_reused=reused)
             what = "the broker used QoS 2 packet ids again before we released them; stored as new messages"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 from typing import Any, Final
@@ -57,19 +57,6 @@ class ArrowColumns:
         """The payload of each."""
         payloads: list[bytes] = self.payload.to_pylist()
         return payloads
-
-    def by_topic(self, call: Callable[[str], int]) -> bytes:
-        """One byte a message: what the call says of its topic, asked once for each topic."""
-        encoded = self.topic.dictionary_encode()
-        said = bytes(map(call, encoded.dictionary.to_pylist()))
-        table = pa.Array.from_buffers(pa.uint8(), len(said), [None, pa.py_buffer(said)])
-        answers: bytes = table.take(encoded.indices).buffers()[1].to_pybytes()
-        return answers[: len(self.topic)]
-
-    def only(self, kept: bytes) -> ArrowColumns:
-        """Those of the messages that have 1 in `kept`, which has 0 for the others."""
-        mask = pa.Array.from_buffers(pa.uint8(), len(kept), [None, pa.py_buffer(kept)]).cast(pa.bool_())
-        return ArrowColumns(self.topic.filter(mask), self.payload.filter(mask))
 
 
 def plain_run(

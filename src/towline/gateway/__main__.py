@@ -1,7 +1,6 @@
-"""``python -m towline.gateway [START]``: run the gateway whose settings come as JSON on standard input.
+"""``python -m towline.gateway``: run the gateway whose settings come as JSON on standard input.
 
-Settings come this way, not as arguments, so that nothing of them stands in the list of processes. What it is started
-for (`towline.gateway.membership.Start`) is no setting.
+Settings come this way, not as arguments, so that nothing of them stands in the list of processes.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import sys
 from pydantic import ValidationError
 
 from towline.errors import ConfigError
-from towline.gateway.membership import Start
 from towline.gateway.process import EXIT_CONFIG, configure_logging, run
 from towline.gateway.settings import GatewaySettings
 from towline.logfile import MOST_BYTES, LogStream
 
 
-def main(start: str = Start.GO_ON) -> int:
-    """Read the settings, run the gateway, return its exit code."""
+def main(*, drain_s: float | None = None) -> int:
+    """Read the settings, run the gateway, return its exit code; arguments as for `run`."""
     try:
         configure_logging(LogStream(sys.stderr, MOST_BYTES))  # the file is ours, and nobody else looks after it
     except ConfigError as error:
@@ -31,8 +29,8 @@ def main(start: str = Start.GO_ON) -> int:
         place = ".".join(str(part) for part in first["loc"]) or "settings"
         sys.stderr.write(f"{place}: {first['msg']}.   [TL-C01]\n")
         return EXIT_CONFIG
-    return run(settings, Start(start))
+    return run(settings, drain_s=drain_s)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    sys.exit(main())

@@ -73,7 +73,6 @@ class Window:
 
     ``incarnation`` names the opening of the journal that wrote the row below ``end``, and goes with that offset [I14].
     ``size`` is how many bytes those rows are in the journal, where that was asked for and the gateway can tell it.
-    ``drained`` says that the gateway leaves, and that nothing is beyond ``start`` or will be until it takes part again.
     """
 
     journal: str
@@ -83,7 +82,6 @@ class Window:
     tip: int
     incarnation: str = ""
     size: int | None = None
-    drained: bool = False
 
 
 class GatewayClient:
@@ -170,7 +168,6 @@ class GatewayClient:
         safe: int | None = None,
         incarnation: str = "",
         sized: bool = False,
-        drained: bool | None = None,
     ) -> Window:
         """Commit everything before ``safe``, then wait for rows beyond ``start``.
 
@@ -186,8 +183,6 @@ class GatewayClient:
             safe: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for ``start``.
             incarnation: What ``start`` came with, "" for unknown.
             sized: Whether the window is to say its size.
-            drained: Whether ``start`` stands in the commit log as that of a drained gateway; None for a reader that
-                keeps no such thing. A drain waits for those that do; another answer than this one ends the wait.
 
         Returns:
             The window; its ``end`` is ``start`` when there is nothing new.
@@ -208,11 +203,9 @@ class GatewayClient:
             "safe": safe,
             "incarnation": incarnation,
             "sized": int(sized),
-            **({} if drained is None else {"drained": int(drained)}),
         }
         answer = interruptible(lambda: self._action("wait", fields, timeout_s + CALL_S))
-        answer = {"size": None, "drained": False, **answer}  # told where they are asked for
-        return Window(**{name: answer[name] for name in Window.__slots__})
+        return Window(**answer)
 
     def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Stream the rows ``start`` to ``end`` - 1; nothing is consumed, no lease is needed [I4].
@@ -437,14 +430,6 @@ class GatewayClient:
         """
         return self._action("refused", {"do": do, "at": at})
 
-    def drain(self, *, begin: bool = True) -> None:
-        """Have the gateway leave its line, or take part again; `status` shows under ``drain`` how far it is.
-
-        Raises:
-            ConfigError: TL-G57, it can't be drained.
-        """
-        self._action("drain", {"do": "begin" if begin else "take_back"})
-
     def want(self, change: str, filters: Sequence[Mapping[str, object]], settings: str) -> tuple[str, str]:
         """Have the gateway want other filters, or ask how far that is: the same call does both.
 
@@ -458,7 +443,6 @@ class GatewayClient:
 
         Raises:
             ConfigError: TL-C172, it is being drained.
-            GatewayError: TL-G08, it is of a version that can't.
         """
         told = self._action("filters", {"change": change, "filters": list(filters), "settings": settings})
         return told["state"], told["text"]

@@ -5,7 +5,7 @@ client id that is given up without a word (a member taken out of the file, a cha
 behind: nobody fetches what comes to it. So each id is written down when its first connection stands, and when its
 session was ended; `towline status` names what is left.
 
-The file is for people and for the members beside: what a gateway must not forget stands in its journal.
+The file is for people: what a gateway must not forget stands in its journal.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ import errno
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline import files
 from towline.errors import JournalFailed
+
+if TYPE_CHECKING:
+    from towline.gateway.settings import GatewaySettings
 
 __all__ = [
     "CLIENTS_FILE",
     "MEMBERS",
     "ClientSession",
-    "abandoned",
+    "directories",
     "end_client",
+    "given_up",
     "note_client",
     "read_clients",
-    "siblings",
 ]
 
 CLIENTS_FILE: Final = "sessions.json"
@@ -50,7 +53,6 @@ class ClientSession:
         since: When its first connection stood, in seconds since 1970.
         ended: When its session was ended at the broker; None while it may be there.
         how: ``drained`` when it was empty then, ``discarded`` when it was given up with what it held; "" before.
-        share: Of a member: `ShareSettings.promise`, and the names of all members.
     """
 
     client_id: str
@@ -58,7 +60,6 @@ class ClientSession:
     since: float = 0.0
     ended: float | None = None
     how: str = ""
-    share: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -70,7 +71,6 @@ class ClientSession:
             float(values.get("since", 0.0)),
             None if ended is None else float(ended),
             str(values.get("how", "")),
-            dict(values.get("share") or {}),
         )
 
 
@@ -83,24 +83,45 @@ def read_clients(state_dir: Path) -> tuple[ClientSession, ...]:
         return ()
 
 
-def note_client(state_dir: Path, session: ClientSession) -> None:
-    """Write down that a client id has a session; what is known of it already stays, but for its brokers and share.
+def note_client(state_dir: Path, client_id: str, broker: str) -> None:
+    """Write down that a client id has a session at a broker; since when it has one stays.
 
     Raises:
         OSError: The disk is full.
         JournalFailed: TL-J04, it does not work.
     """
     known = read_clients(state_dir)
-    before = next((one for one in known if _is_there(one, session.client_id)), None)
-    now = session if before is None else replace(before, brokers=session.brokers, share=session.share)
+    before = next((one for one in known if _is_there(one, client_id)), None)
+    now = replace(before or ClientSession(client_id, since=time.time()), brokers=(broker,))
     if now != before:
-        _write(state_dir, [*(one for one in known if one.client_id != session.client_id), now])
+        _write(state_dir, [*(one for one in known if one.client_id != client_id), now])
 
 
-def abandoned(state_dir: Path, client_id: str) -> bool:
-    """Whether a session of this client id is written down in a state directory, or beside it, and not ended."""
-    beside = (one for sessions in siblings(state_dir).values() for one in sessions if one.share)
-    return any(_is_there(one, client_id) for one in (*read_clients(state_dir), *beside))
+def given_up(settings: GatewaySettings, session: Mapping[str, object]) -> str:
+    """The client id that the settings give up, if a session of it may be there and is this line's; "" for none.
+
+    Args:
+        settings: Of the gateway.
+        session: The one that its journal knows.
+    """
+    client_id, share = settings.abandon_session, settings.share
+    others = [share.id_of(name) for name in share.members] if share else []
+    if not client_id or client_id in (settings.mqtt_client_id, *others):
+        return ""
+    written = (one for directory in directories(settings) for one in read_clients(directory))
+    known = session.get("client_id") == client_id or any(_is_there(one, client_id) for one in written)
+    of_line = share is not None and f"{client_id}-".startswith(f"{share.client_id}-")
+    return client_id if known or of_line else ""
+
+
+def directories(settings: GatewaySettings) -> list[Path]:
+    """Where it may be written down that a session of the line is there: of a member, beside the others and above."""
+    own = settings.state_dir
+    if settings.share is None:
+        return [own]
+    with contextlib.suppress(OSError):
+        return [own, *(one for one in sorted(own.parent.iterdir()) if one.name != own.name), own.parent.parent]
+    return [own, own.parent.parent]
 
 
 def end_client(state_dir: Path, client_id: str, how: str) -> None:
@@ -114,14 +135,6 @@ def end_client(state_dir: Path, client_id: str, how: str) -> None:
     ended = [replace(one, ended=now, how=how) if _is_there(one, client_id) else one for one in known]
     if ended != [*known]:
         _write(state_dir, ended)
-
-
-def siblings(state_dir: Path) -> Mapping[Path, tuple[ClientSession, ...]]:
-    """What is written down beside a member's state directory, for the other members on this machine."""
-    with contextlib.suppress(OSError):
-        beside = [one for one in sorted(state_dir.parent.iterdir()) if one.name != state_dir.name]
-        return {one: found for one in beside if (found := read_clients(one))}
-    return {}
 
 
 def _is_there(session: ClientSession, client_id: str) -> bool:

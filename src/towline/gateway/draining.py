@@ -1,50 +1,52 @@
-"""Draining a gateway: it stops taking, takes in what the broker still holds for it, and leaves when all is committed.
+"""A gateway leaves its line in one pass, ``towline gateway --drain``: takes in what its session holds, and ends that.
 
-    step         until                                                         after a kill
-    LEAVING      UNSUBACK has come for every filter                            it is asked once more, which does no harm
-    TAKING       nothing is unacknowledged, and the broker has nothing more:   what was not acknowledged comes again
-                 a PINGREQ is answered, and for a moment nothing comes
-    COMMITTING   every consumer has committed the end of the journal, and      the same
-                 publishers have their receipts
-    TELLING      every reader of several gateways that has a lease says that   the same
-                 it has written down that this one is drained
-    ENDING       a CONNECT with Clean Start is answered: the broker has no     an empty session is made, and ended
-                 session any more
-    DRAINED      the gateway is told to take part again                        it does not start
+    step         until
+    LEAVING      UNSUBACK has come for every filter
+    TAKING       nothing is unacknowledged, and nothing has come for a while, over which every PINGREQ is answered
+    COMMITTING   every consumer has committed the end of the journal, and publishers have their receipts
+    ENDING       a CONNECT with Clean Start is answered: the broker has no session any more
 
-Only the beginning and the end are written down (`towline.gateway.membership`): each step between is found again by
-looking, and going back to an earlier one loses nothing. The order is what keeps the promise: nothing new may be queued
-before what is queued can be taken out [MQTT-3.10.4-2, -3], and a session that is ended takes with it what it holds.
-There is no way to hand a message back: what the broker has queued for this client it gives to no other.
+Nothing of it is written down. After a kill the same command takes the same steps, and loses nothing: what was not
+acknowledged comes again, and where the session was ended already an empty one is made, and ended. The order is what
+keeps the promise: nothing new may be queued before what is queued can be taken out [MQTT-3.10.4-2, -3], and a session
+that is ended takes with it what it holds. There is no way to hand a message back: what the broker has queued for this
+client it gives to no other. Nor does MQTT say when a session is empty: a broker answers a PINGREQ while it has yet to
+send. So only silence tells, and how much of it is enough is for the user to say.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from towline.gateway.membership import DRAIN_NOTE, SHARE_NOTE, since_of
-from towline.schema import NO_ROWS
+import structlog
+
+from towline.errors import ConfigError, Unreachable
+from towline.mqtt.events import Probe
+from towline.mqtt.session import Session, SessionState
+from towline.net.driver import Hooks, SessionDriver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from towline.delivery.inbound import Uplink
+    from towline.gateway.settings import GatewaySettings
     from towline.journal import Journal
+    from towline.net.options import ConnectionOptions
 
-__all__ = ["Drain", "DrainFacts", "DrainStep", "Stillness", "step_of"]
+__all__ = ["IDLE_S", "Drain", "DrainFacts", "DrainStep", "Stillness", "drainable", "end_session", "step_of"]
 
-#: Nothing has to come for so many seconds before a session counts as empty: a broker need not answer a PINGREQ after
-#: the messages that it has ready.
-STILL_S: Final = 1.0
-#: The same while a QoS 2 handshake is open: its message is stored, and a broker that was killed may have forgotten it.
-OPEN_S: Final = 10.0
-#: How often it is looked whether readers that were not heard are still there, in seconds.
-LOOK_S: Final = 0.5
+#: Nothing has to come for so many seconds before a session counts as empty.
+IDLE_S: Final = 30.0
+#: So many PINGREQs are answered over that time.
+_PROBES: Final = 4
 #: Pause before another try to end the session, in seconds.
-AGAIN_S: Final = 2.0
+_AGAIN_S: Final = 2.0
+#: Patience in seconds with the goodbye.
+_GOODBYE: Final = 2.0
+#: And with a broker whose session is to be ended.
+_ENDING_S: Final = 10.0
 
 
 class DrainStep(StrEnum):
@@ -53,13 +55,8 @@ class DrainStep(StrEnum):
     LEAVING = "unsubscribing"
     TAKING = "taking what the broker holds"
     COMMITTING = "waiting for commits"
-    TELLING = "waiting for readers to write down that it leaves"
     ENDING = "ending the session"
     DRAINED = "drained"
-
-
-#: Nothing is left to be carried on.
-_OVER: Final = frozenset({DrainStep.TELLING, DrainStep.ENDING, DrainStep.DRAINED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,6 @@ class DrainFacts:
         probed: Every PINGREQ is answered.
         uncommitted: Rows that a consumer has not committed.
         owing: A publisher is to get a receipt.
-        unheard: A reader has yet to write down that the gateway is drained.
     """
 
     online: bool
@@ -88,48 +84,52 @@ class DrainFacts:
     probed: bool
     uncommitted: int
     owing: bool = False
-    unheard: bool = False
 
 
 class Stillness:
-    """Whether the broker has nothing more to send: asked by a PINGREQ, and by waiting a moment.
+    """Whether the broker has nothing more to send: nothing has come for a while, and the connection is alive.
 
     Args:
-        still_s: How long nothing may come, in seconds.
-        open_s: How long, while a QoS 2 handshake is open.
+        idle_s: How long nothing may come, in seconds.
     """
 
-    def __init__(self, still_s: float = STILL_S, open_s: float = OPEN_S) -> None:
-        self._still_s = still_s
-        self._open_s = open_s
-        #: Connection, messages received and handshakes open when it was asked; None for not asked.
-        self._asked: tuple[int, int, int] | None = None
-        self._asked_at = 0.0
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        #: Connection, messages received and handshakes open when the silence began; None for no silence.
+        self._here: tuple[int, int, int] | None = None
+        self._since = 0.0
+        #: PINGREQs since then.
+        self._probes = 0
 
-    def look(self, facts: DrainFacts, now: float, ask: Callable[[], None]) -> bool:
+    def look(self, facts: DrainFacts, now: float, probe: Callable[[], None]) -> bool:
         """Whether it is still.
 
         Args:
             facts: As they are.
             now: Seconds on a clock that never goes back.
-            ask: Sends a PINGREQ.
+            probe: Sends a PINGREQ.
         """
         if not facts.online or facts.open:
-            self._asked = None
+            self._here = None
             return False
         here = (facts.connection, facts.received, facts.handshakes)
-        if self._asked != here:
-            self._asked, self._asked_at = here, now
-            ask()
+        if self._here != here:
+            self._here, self._since, self._probes = here, now, 0
+        if self._probes < _PROBES:
+            if now >= self._next_probe():
+                self._probes += 1
+                probe()
             return False
-        return facts.probed and now >= self._still_at(facts.handshakes)
+        return facts.probed and now >= self._since + self._idle_s
 
-    def _still_at(self, handshakes: int) -> float:
-        return self._asked_at + (self._open_s if handshakes else self._still_s)
+    def _next_probe(self) -> float:
+        return self._since + self._idle_s * self._probes / _PROBES
 
     def due(self) -> float | None:
         """When to look again by the clock; None for not by the clock."""
-        return None if self._asked is None else self._still_at(self._asked[2])
+        if self._here is None:
+            return None
+        return self._next_probe() if self._probes < _PROBES else self._since + self._idle_s
 
 
 def step_of(facts: DrainFacts, *, still: bool) -> DrainStep:
@@ -138,97 +138,136 @@ def step_of(facts: DrainFacts, *, still: bool) -> DrainStep:
         return DrainStep.LEAVING
     if not still:
         return DrainStep.TAKING
-    if facts.uncommitted or facts.owing:
-        return DrainStep.COMMITTING
-    return DrainStep.TELLING if facts.unheard else DrainStep.ENDING
+    return DrainStep.COMMITTING if facts.uncommitted or facts.owing else DrainStep.ENDING
 
 
 class Drain:
-    """The drain of one gateway; all of it belongs to the pump's thread, but for `ask`, `step` and `since`.
+    """The drain of one gateway; it belongs to the pump's thread, but for `step`.
 
     Args:
+        where: The gateway.
         inbox: Its journal.
+        idle_s: How long nothing may come before its session counts as empty, in seconds.
+
+    Attributes:
+        step: How far it is.
     """
 
-    def __init__(self, inbox: Journal) -> None:
+    def __init__(self, where: str, inbox: Journal, idle_s: float) -> None:
         self._inbox = inbox
-        #: When it began, in seconds since 1970; None while the gateway takes part.
-        self.since = since_of(inbox)
-        #: None while the gateway takes part.
-        self.step: DrainStep | None = DrainStep.LEAVING if self.active else None
-        #: Asked for and not yet on disk: True to begin, False to take part again.
-        self._orders: deque[bool] = deque()
-        self._still = Stillness()
+        self._log = structlog.get_logger("towline.gateway").bind(line=where)
+        self.step = DrainStep.LEAVING
+        self._still = Stillness(idle_s)
         self._again_at = 0.0
 
-    @property
-    def active(self) -> bool:
-        """It has begun and is not done."""
-        return self.since is not None
-
-    @property
-    def nothing_comes(self) -> bool | None:
-        """Whether all that it held is committed, and nothing more comes; None while the gateway takes part."""
-        step = self.step
-        return None if step is None else step in _OVER
-
-    def status(self) -> dict[str, object] | None:
-        """What `towline status` shows; None while the gateway takes part."""
-        step = self.step
-        return None if step is None else {"step": step.value, "since": self.since}
-
-    def ask(self, *, begin: bool) -> None:
-        """Begin the drain, or take part again; from any thread."""
-        self._orders.append(begin)
-
-    def obey(self, want: Callable[[bool], None]) -> None:
-        """Write down what was asked for, and do it.
+    def ready(self, driver: SessionDriver, uplink: Uplink, *, owing: bool) -> bool:
+        """Whether the session is to be ended now.
 
         Args:
-            want: Called with whether the filters are wanted from now on. Who looks on sees the gateway take part when
-                the session has heard of it, not before: it is not online then until the broker has answered.
-
-        Raises:
-            JournalFull: No room; it is tried again.
+            driver: Of the gateway's session.
+            uplink: Of the gateway.
+            owing: A publisher is to get a receipt.
         """
-        while self._orders:
-            begin = self._orders[0]
-            if begin is not self.active:
-                now = time.time()
-                note = {"since": now} if begin else None
-                self._inbox.append(NO_ROWS, held={}, released=(), notes={DRAIN_NOTE: note})
-                self.since = now if begin else None
-                want(not begin)
-                self.step = DrainStep.LEAVING if begin else None
-            self._orders.popleft()
+        facts, now = self._facts(driver, uplink, owing=owing), time.monotonic()
+        still = not facts.subscribed and self._still.look(facts, now, lambda: driver.handle(Probe()))
+        step = step_of(facts, still=still)
+        if step is not self.step:
+            self.step = step
+            self._log.info("drain", step=step.value, waiting=facts.uncommitted, consumers=[*self._inbox.consumers])
+        return step is DrainStep.ENDING and now >= self._again_at
 
-    def look(self, facts: DrainFacts, now: float, ask: Callable[[], None]) -> bool:
-        """Whether the session is to be ended now; arguments as for `Stillness.look`."""
-        if not self.active or self.step is DrainStep.DRAINED:
-            return False
-        still = not facts.subscribed and self._still.look(facts, now, ask)
-        self.step = step_of(facts, still=still)
-        return self.step is DrainStep.ENDING and now >= self._again_at
+    def _facts(self, driver: SessionDriver, uplink: Uplink, *, owing: bool) -> DrainFacts:
+        session, inbox = driver.session, self._inbox
+        return DrainFacts(
+            online=driver.online and session.state is SessionState.ONLINE,
+            subscribed=bool(session.subscriptions.known),
+            open=session.inbound.unacknowledged + uplink.full,
+            handshakes=len(session.inbound.held),
+            received=uplink.received,
+            connection=driver.count,
+            probed=session.probed,
+            uncommitted=inbox.end - inbox.committed,
+            owing=owing,
+        )
 
     def due(self) -> float | None:
         """When to look again by the clock."""
-        if self.step is DrainStep.TAKING:
-            return self._still.due()
-        if self.step is DrainStep.TELLING:  # a reader that has died says nothing
-            return time.monotonic() + LOOK_S
-        return self._again_at if self.step is DrainStep.ENDING else None
+        return self._again_at if self.step is DrainStep.ENDING else self._still.due()
 
-    def put_off(self, now: float) -> None:
+    def put_off(self) -> None:
         """The session could not be ended."""
-        self._again_at = now + AGAIN_S
+        self._again_at = time.monotonic() + _AGAIN_S
 
     def done(self) -> None:
-        """The broker has no session any more: write it down.
-
-        Raises:
-            JournalFull: No room; the session is ended once more, then.
-        """
-        self._inbox.set_session({})
-        note = {"since": self.since, "done": time.time()}
-        self._inbox.append(NO_ROWS, held={}, released=(), notes={DRAIN_NOTE: note, SHARE_NOTE: None})
+        """The broker has no session any more."""
         self.step = DrainStep.DRAINED
+        self._log.info("drained")
+
+
+def drainable(settings: GatewaySettings) -> None:
+    """See that a gateway can be drained.
+
+    Raises:
+        ConfigError: TL-G57, it can't.
+    """
+    if settings.outbox is not None:
+        what = "a gateway with an outbox is not drained: what it holds leaves by itself"
+        raise ConfigError("TL-G57", settings.name, what, "Stop what writes to it, and look at towline status.")
+    if settings.several_sessions:
+        what = "its brokers may each have a session of its own, and only the one in use would be emptied"
+        do = "Set brokers_share_sessions where they are one cluster, or drain it at each broker by itself."
+        raise ConfigError("TL-G57", settings.name, what, do)
+
+
+def end_session(options: ConnectionOptions, client_id: str, cancelled: Callable[[], bool]) -> None:
+    """End a session at every broker where one may be.
+
+    A CONNECT with Clean Start discards the session that is there [MQTT-3.1.2-4], and CONNACK says that it is done; with
+    expiry 0 (MQTT 3.x: CleanSession 1) the one that it makes ends with the connection.
+
+    Args:
+        options: How to get there.
+        client_id: Whose session; nobody may be connected with it.
+        cancelled: Whether to give it up.
+
+    Raises:
+        BrokerError: It is not known to be ended.
+        ConfigError: A broker can't be reached as configured.
+    """
+    session = replace(
+        options.session,
+        client_id=client_id,
+        filters=(),
+        will=None,
+        session_expiry_s=0,
+        clean_start=True,
+        durable=False,
+        durable_ids=False,
+        exactly_once=False,
+    )
+    places = [(broker,) for broker in options.brokers] if options.several_sessions else [options.brokers]
+    for brokers in places:
+        _end(replace(options, session=session, brokers=brokers), cancelled)
+
+
+def _end(options: ConnectionOptions, cancelled: Callable[[], bool]) -> None:
+    def fresh(level: int) -> Session:
+        return Session(options.session_at(level))
+
+    deadline = time.monotonic() + _ENDING_S
+    driver = SessionDriver(options, Hooks(new_session=fresh, perform=_nothing))
+    try:
+        while not driver.online:
+            if driver.fatal is not None:
+                raise driver.fatal
+            if cancelled() or time.monotonic() >= deadline:
+                what = "the broker did not let the session be ended in time"
+                raise driver.error or Unreachable("TL-M03", str(driver.endpoint), what, "Trying again.")
+            driver.turn(0.1)
+        driver.leave(_GOODBYE)
+    finally:
+        driver.dispose()
+
+
+def _nothing(_action: object) -> None:
+    """Nothing is received, and nothing is to be remembered."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from towline.errors import ConfigError
 from towline.gateway.request import bad_request
 from towline.gateway.sessions import filters_of, inbound_config
 from towline.gateway.settings import SubscribedFilter
@@ -47,16 +46,14 @@ class WantedFilters:
     Args:
         settings: The gateway's, with the filters that it begins with.
         wake: Lets the pump look around.
-        draining: Whether the gateway leaves its line, and has no filter.
 
     Attributes:
-        wanted: What a session is to be subscribed to while the gateway takes part.
+        wanted: What a session is to be subscribed to.
     """
 
-    def __init__(self, settings: GatewaySettings, wake: Callable[[], None], draining: Callable[[], bool]) -> None:
+    def __init__(self, settings: GatewaySettings, wake: Callable[[], None]) -> None:
         self._settings = settings
         self._wake = wake
-        self._draining = draining
         self.wanted: tuple[Filter, ...] = filters_of(settings)
         self._lock = threading.Lock()
         #: The change that was asked for last, and its name; not yet taken where `_fresh`.
@@ -75,17 +72,11 @@ class WantedFilters:
 
         Raises:
             GatewayError: TL-G08, these are no filters.
-            ConfigError: TL-C172, the gateway is being drained.
         """
         try:
             named = filters_of(self._settings.model_copy(update={"subscriptions": _FILTERS.validate_python(filters)}))
         except ValidationError as error:
             raise bad_request(self._settings.name, '"filters" has to be a list of topic filters') from error
-        if self._draining():
-            what = "the gateway is being drained, and takes no other filters"
-            raise ConfigError(
-                "TL-C172", self._settings.name, what, "Take it back with towline gateway --join, or wait."
-            )
         with self._lock:
             if (change, named) != (self._change, self._next):
                 self._change, self._next, self._fresh = change, named, True

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["START_S", "discover", "ensure", "usable"]
+__all__ = ["START_S", "discover", "end_running", "ensure", "usable"]
 
 #: Longest time for a new gateway to listen, in seconds: recovery of a large journal and the start of Python.
 START_S = 20.0
@@ -60,7 +60,7 @@ def discover(state_dir: Path) -> GatewayClient | None:
     return None
 
 
-def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None, start: str = "") -> GatewayClient:
+def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None) -> GatewayClient:
     """Attach to the running gateway of ``settings.state_dir``, or start one.
 
     The started gateway is no part of this process: it outlives it and ends with ``owner_pid``. Callers that come at
@@ -71,7 +71,6 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
         settings: Of the gateway.
         owner_pid: The process whose end ends the gateway.
         log: File for its output; default ``gateway.log`` in the state directory.
-        start: What a new one is started for (`towline.gateway.membership.Start`); "" to go on.
 
     Raises:
         ConfigError: TL-C25 when the state directory can't be used, TL-C27 when a gateway with other settings runs.
@@ -86,7 +85,21 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
             return running
         (state_dir / ERROR_FILE).unlink(missing_ok=True)
         own = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner_pid})
-        return _launched(state_dir, own.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline, start)
+        return _launched(state_dir, own.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline)
+
+
+def end_running(state_dir: Path) -> None:
+    """End the gateway that runs in a state directory, if there is one, for another that goes on with its journal.
+
+    Raises:
+        ConfigError: TL-C25 when the state directory can't be used.
+        GatewayError: TL-G02, it has been ending for `START_S` seconds.
+    """
+    deadline = time.monotonic() + START_S
+    with _alone(state_dir.absolute(), deadline):
+        endpoint = GatewayEndpoint.read(state_dir)
+        if endpoint is not None:
+            _end(endpoint.process, deadline)
 
 
 def usable(state_dir: Path) -> None:
@@ -151,16 +164,16 @@ def _end(process: ProcessMark, deadline: float) -> None:
         os.kill(process.pid, signal.SIGTERM)
     while not process.gone():
         if time.monotonic() >= deadline:
-            raise _late(Path(f"pid {process.pid}"), "the gateway with the former settings has been ending")
+            raise _late(Path(f"pid {process.pid}"), "the gateway before has been ending")
         time.sleep(0.02)
 
 
-def _start(settings: bytes, log: Path, start: str = "") -> subprocess.Popen[bytes]:
+def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
     _children[:] = [child for child in _children if child.poll() is None]
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", "towline.gateway", *([start] if start else [])],
+            [sys.executable, "-m", "towline.gateway"],
             stdin=subprocess.PIPE,
             stdout=handle,
             stderr=handle,
@@ -175,11 +188,11 @@ def _start(settings: bytes, log: Path, start: str = "") -> subprocess.Popen[byte
     return child
 
 
-def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float, start: str = "") -> GatewayClient:
+def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> GatewayClient:
     """Start gateways until one answers: the one before may still be ending, or another starter was quicker."""
     locked: JournalLocked | None = None
     while True:
-        child = _start(settings, log, start)
+        child = _start(settings, log)
         try:
             return _listening(state_dir, child, log, deadline)
         except JournalLocked as error:

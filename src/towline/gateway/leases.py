@@ -27,8 +27,6 @@ class _Lease:
     since: str
     seen: float
     term_s: float
-    #: Whether the reader has it in its checkpoint that this gateway is drained; None from one that keeps no such thing.
-    knows: bool | None = None
 
 
 class Leases:
@@ -86,16 +84,6 @@ class Leases:
                 "if it is still wanted.",
             )
         held.seen = self._clock()
-
-    def heard(self, consumer: str, *, knows: bool) -> bool:
-        """A reader says whether it has in its checkpoint that this gateway is drained; whether that is new."""
-        held = self._held[consumer]
-        changed, held.knows = held.knows is not knows, knows
-        return changed
-
-    def unheard(self) -> bool:
-        """Whether a living reader would keep in its checkpoint that this gateway is drained, and has not yet."""
-        return any(lease.knows is False and not self._ended(lease) for lease in self._held.values())
 
     def release(self, consumer: str, token: str) -> bool:
         """Give a lease back; a stale one is left alone."""

@@ -23,12 +23,11 @@ import pyarrow as pa
 import structlog
 
 from towline import files
-from towline.errors import ConfigError, JournalError, TowlineError
+from towline.errors import ConfigError, GatewayError, JournalError, TowlineError
 from towline.gateway.admission import TokenFile
 from towline.gateway.belonging import check_checkpoint
 from towline.gateway.certificates import ServerCertificate
 from towline.gateway.endpoint import ERROR_FILE, error_fields
-from towline.gateway.membership import Start, drainable, enter
 from towline.gateway.memory import give_memory_back
 from towline.gateway.network import NetworkFront
 from towline.gateway.outbox_handler import OutboxHandler
@@ -52,12 +51,12 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
 
-def run(settings: GatewaySettings, start: Start = Start.GO_ON) -> int:
+def run(settings: GatewaySettings, *, drain_s: float | None = None) -> int:
     """Run one gateway until SIGTERM, SIGINT, the end of its owner, or the end of its drain; return the exit code.
 
     Args:
         settings: The gateway's.
-        start: What it is started for.
+        drain_s: Leave the line, and end the session after so many seconds in which nothing came; None to take part.
 
     A fatal error is one line on stderr, a record in ``<state_dir>/gateway-error.json``, and a code other than 0.
     """
@@ -66,13 +65,13 @@ def run(settings: GatewaySettings, start: Start = Start.GO_ON) -> int:
         give_memory_back()
         _prepare(settings.state_dir)
         (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
-        _Gateway(settings, start).run()
+        _Gateway(settings, drain_s).run()
     except Exception as error:  # noqa: BLE001 - whoever started us learns why, whatever it was
         failure = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
         log.error("ended", code=failure.code, reason=str(failure))  # noqa: TRY400  # one line, no traceback
         _leave_error(settings.state_dir, failure)
         return EXIT_CONFIG if isinstance(failure, ConfigError) else EXIT_FAILED
-    log.info("ended", reason="as asked")
+    log.info("ended", reason="as asked" if drain_s is None else "drained")
     return 0
 
 
@@ -134,7 +133,9 @@ class Oldest:
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, start: Start) -> None:
+    def __init__(self, settings: GatewaySettings, drain_s: float | None) -> None:
+        self._settings = settings
+        self._drains = drain_s is not None
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
         self._service: InboxService | None = None
@@ -146,7 +147,6 @@ class _Gateway:
             self._log.warning("journal repaired", note=self._journal.recovery.note)
         try:
             check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
-            settings = self._settings = enter(settings, self._journal, start)
             self._journal.tidy()
         except BaseException:
             self._journal.close()
@@ -164,7 +164,7 @@ class _Gateway:
             on_rows=self._on_rows,
             outbox=self._outbox,
             on_progress=self._on_progress,
-            unheard=lambda: self._service is None or self._service.unheard(),
+            drain_s=drain_s,
         )
         if self._outbox is not None:
             self._outbox_handler = OutboxHandler(
@@ -213,6 +213,9 @@ class _Gateway:
         if self._outbox is not None:
             self._outbox.close()
         self._journal.close()
+        if self._drains and not self._pump.drained:
+            what, do = "it ended before it was drained", "Nothing is lost. Run the same command again."
+            raise GatewayError("TL-G58", self._settings.name, what, do)
 
     def _serve(self, stopped: threading.Event) -> None:
         """On a thread of its own; a gateway that nobody can reach must end, not receive until its disk is full."""
@@ -238,9 +241,7 @@ class _Gateway:
             on_commit=self._committed,
             on_failure=self._failed,
             outbox=self._outbox_handler,
-            on_drain=self._on_drain,
-            drained=lambda: self._pump.drained,
-            want=self._pump.filters.ask,
+            want=self._pump.filters.ask if self._pump.filters else None,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
         if self._settings.listen is not None:
@@ -262,11 +263,6 @@ class _Gateway:
     def _on_rows(self) -> None:
         if self._service is not None:
             self._service.notify()
-
-    def _on_drain(self, begin: bool) -> None:  # noqa: FBT001 - the one thing it is told
-        if begin:
-            drainable(self._settings)
-        self._pump.drain(begin=begin)
 
     def _on_progress(self) -> None:
         if self._outbox_handler is not None:

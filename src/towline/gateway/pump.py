@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -24,17 +24,15 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from towline.delivery.inbound import Uplink
-from towline.delivery.members import BothScreens, MemberScreen
 from towline.delivery.outbound import Downlink
 from towline.delivery.plain import plain_run
-from towline.delivery.receipts.screen import MarkScreen
 from towline.delivery.receipts.sender import ReceiptSender, ledger_of
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
 from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, TowlineError, Unreachable
-from towline.gateway.clients import ClientSession, note_client
+from towline.gateway.clients import directories, end_client, given_up, note_client
+from towline.gateway.draining import Drain, DrainStep, end_session
 from towline.gateway.filters import WantedFilters
-from towline.gateway.leaving import Departure
 from towline.gateway.sessions import connection_options, inbound_config, receipt_config
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
@@ -49,8 +47,9 @@ from towline.mqtt.events import (
     Remember,
     SessionLost,
 )
-from towline.mqtt.screens import Screen
+from towline.mqtt.inbound import Screening
 from towline.mqtt.session import Session, SessionState
+from towline.mqtt.stubs import Published
 from towline.mqtt.versions import NAMES
 from towline.net.driver import Hooks, SessionDriver
 from towline.schema import NO_ROWS
@@ -76,7 +75,8 @@ class Pump:
         on_rows: Called after rows became durable, on the pump's thread.
         outbox: What is to be sent; None for a gateway that only receives.
         on_progress: Called after messages of the outbox are done, on the pump's thread.
-        unheard: Whether a reader has yet to write down that the gateway is drained; asked while it is being drained.
+        drain_s: The gateway leaves its line, and nothing may come for so many seconds before its session is ended; None
+            for a gateway that takes part.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Pump:
         on_rows: Callable[[], None] = lambda: None,
         outbox: Outbox | None = None,
         on_progress: Callable[[], None] = lambda: None,
-        unheard: Callable[[], bool] = lambda: False,
+        drain_s: float | None = None,
     ) -> None:
         self._settings = settings
         self._inbox = inbox
@@ -97,7 +97,6 @@ class Pump:
         #: Publishers that want receipts; None when nobody gets any.
         receipts = receipt_config(settings)
         self._ledger = ledger_of(receipts, inbox) if receipts is not None else None
-        self._screen = self._screen_of(settings)
         #: The session was made while rows waited for room: it knows neither their numbers nor their packet ids.
         self._stale = False
         self._stopping = threading.Event()
@@ -148,10 +147,11 @@ class Pump:
             plain=plain_run,
         )
         self._options = connection_options(settings, password, headers)
-        self.filters = WantedFilters(settings, self.wake, lambda: self._departure.drain.active)
-        wanted = lambda: self.filters.wanted  # noqa: E731 - asked when a drain is taken back
-        note, stopping = self._note, self._stopping.is_set
-        self._departure = Departure(settings, self._options, inbox, stopping, note, wanted, unheard, on_rows)
+        self._drain = None if drain_s is None else Drain(settings.name, inbox, drain_s)
+        #: None while the gateway is drained: it has no filter, and gets none.
+        self.filters = WantedFilters(settings, self.wake) if self._drain is None else None
+        #: A client id whose session is to be ended at the broker, because its owner has given it up; "" for none.
+        self._given_up = given_up(settings, inbox.session)
         self._driver = SessionDriver(self._options, hooks)
 
     # -- from any thread --
@@ -164,13 +164,8 @@ class Pump:
     def committed(self, upto: int) -> None:
         """The consumers have committed everything below `upto`."""
         self._committed = max(self._committed, upto)
-        if self._settings.acks is AckAfter.KAFKA or self._ledger is not None or self._departure.drain.active:
+        if self._settings.acks is AckAfter.KAFKA or self._ledger is not None or self._drain is not None:
             self.wake()
-
-    def drain(self, *, begin: bool) -> None:
-        """Begin to drain this gateway, or have it take part again; `status` tells how far it is."""
-        self._departure.drain.ask(begin=begin)
-        self.wake()
 
     def ask(self, call: Callable[[RefusedMessages], _T]) -> Future[_T]:
         """Let a call look at the refused messages on the pump's thread; only for a gateway with an outbox."""
@@ -190,7 +185,6 @@ class Pump:
 
     def status(self) -> Mapping[str, Any]:
         """The MQTT side as `towline status` shows it; counters are totals over the journal's life."""
-        drain = self._departure.drain.status()  # before the state: a drain taken back shows there before it shows here
         ledger, session = self._inbox.ledger, self._driver.session
         inbound, server = session.inbound, session.server
         return {
@@ -207,9 +201,8 @@ class Pump:
             "window_overruns": inbound.overruns,
             "qos2_held": len(inbound.held),
             "deduplicated": ledger.get("deduplicated", 0),
-            "of_other_members": ledger.get("of_other_members", 0),
             "share": self._settings.share.model_dump(mode="json") if self._settings.share else None,
-            "drain": drain,
+            "drain": self._drain.step.value if self._drain else None,
             "packet_ids_reused": ledger.get("packet_ids_reused", 0),
             "packets_too_large": ledger.get("packets_too_large", 0),
             "too_many_properties": ledger.get("too_many_properties", 0),
@@ -237,9 +230,9 @@ class Pump:
         return self._driver.online
 
     @property
-    def drained(self) -> bool | None:
-        """Whether all is committed, and nothing more comes until it takes part again; None while it does."""
-        return self._departure.drain.nothing_comes
+    def drained(self) -> bool:
+        """Whether all is committed, and the broker has no session any more."""
+        return self._drain is not None and self._drain.step is DrainStep.DRAINED
 
     @property
     def failed(self) -> bool:
@@ -284,12 +277,15 @@ class Pump:
         driver.turn(self._patience(), may_connect=not self._uplink.full)
         if driver.connected:
             self._shown["broker"] = str(driver.endpoint)
-        self.filters.turn(driver, self._uplink)
-        self._uplink.count_left_out(driver.session.inbound, str(driver.endpoint))
+        if self.filters is not None:
+            self.filters.turn(driver, self._uplink)
+        self._uplink.count_repeats(driver.session.inbound, str(driver.endpoint))
         if self._settings.acks is AckAfter.KAFKA:
             self._uplink.settle(driver.session.inbound, self._committed)
-        if self._departure.turn(driver, self._uplink, owing=self._ledger is not None and self._ledger.due):
-            self._stopping.set()
+        if self._given_up and driver.online:
+            self._end_given_up()
+        if self._drain is not None and self._drain.ready(driver, self._uplink, owing=self._owing):
+            self._leave(self._drain)
 
     def _send_on(self, downlink: Downlink) -> None:
         try:
@@ -309,7 +305,7 @@ class Pump:
         times = [self._uplink.room_at if self._uplink.full else None]
         times.append(self._downlink.due() if self._downlink is not None else None)
         times.append(self._receipts.due() if self._receipts is not None and self._driver.online else None)
-        times.append(self._departure.drain.due())
+        times.append(self._drain.due() if self._drain is not None else None)
         now = time.monotonic()
         return max(0.0, min((at for at in times if at is not None), default=now + _LONGEST_TURN) - now)
 
@@ -345,7 +341,7 @@ class Pump:
     def _recalled(self, level: int) -> Session:
         """A session that knows what the journal holds of it."""
         settings = self._settings
-        filters = () if self._departure.drain.active else self.filters.wanted
+        filters = () if self.filters is None else self.filters.wanted
         config = replace(self._options.session_at(level), filters=filters)
         record = recall(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held:  # packet ids of a session that is given up are none of the next one's
@@ -354,15 +350,14 @@ class Pump:
         session = Session(config, record, self._inbox.end, held)
         if settings.acks is AckAfter.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.settled = self._inbox.committed
-        session.inbound.screen = self._screen
+        if self._ledger is not None:
+            session.inbound.screen = self._screened
         return session
 
-    def _screen_of(self, settings: GatewaySettings) -> Screen | None:
-        """What leaves messages out; None where all are stored."""
-        hashed = settings.share.hashed if settings.share else None
-        member = MemberScreen(hashed) if hashed else None
-        marks = MarkScreen(self._ledger, time.time) if self._ledger is not None else None
-        return BothScreens(member, marks) if member and marks else member or marks
+    def _screened(self, packets: Sequence[Published], topics: Sequence[str]) -> Screening:
+        """What publishers with receipts send again is left out."""
+        assert self._ledger is not None
+        return self._ledger.screen(packets, topics, int(time.time()))
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, Deliver):
@@ -401,20 +396,54 @@ class Pump:
         broker = str(self._driver.endpoint)
         self._shown.update(connected_since=time.time(), connects=self._shown["connects"] + 1, last_error=None)
         self._log.info("online", broker=broker, session="kept" if action.resumed else "new")
-        self._write_down(broker)
+        self._write_down(note_client, self._settings.state_dir, self._settings.mqtt_client_id, broker)
         kept = self._session_kept_s
         if kept < self._settings.session_expiry_s:
             what = f"the broker keeps our session for {kept:,} s only; after longer away, what it held is gone"
             self._log.warning(what, code="TL-M36", broker=broker)
 
-    def _write_down(self, broker: str) -> None:
-        """Note that this client id has a session, for `towline status` and for the members beside."""
-        share, now = self._settings.share, time.time()
-        session = ClientSession(self._settings.mqtt_client_id, (broker,), now, share=share.promise if share else {})
+    def _write_down(self, note: Callable[..., None], *what: object) -> None:
+        """Note in ``sessions.json`` which client ids have a session, for `towline status`; a full disk keeps nobody."""
         try:
-            note_client(self._settings.state_dir, session)
+            note(*what)
         except OSError as error:
             self._log.warning("sessions.json can't be written", reason=str(error))
+
+    # -- sessions that end --
+
+    @property
+    def _owing(self) -> bool:
+        """Whether a publisher is to get a receipt."""
+        return self._ledger is not None and self._ledger.due
+
+    def _leave(self, drain: Drain) -> None:
+        """Nothing is left, here or at the broker: end the session, and with it the gateway."""
+        client_id = self._settings.mqtt_client_id
+        self._driver.leave(_GOODBYE)
+        try:
+            end_session(self._options, client_id, self._stopping.is_set)
+            self._inbox.set_session({})
+        except (BrokerError, ConfigError, JournalFull) as error:
+            drain.put_off()
+            self._note(error)
+            self._log.warning("the session is not ended yet", code=error.code, reason=str(error))
+            return
+        self._write_down(end_client, self._settings.state_dir, client_id, "drained")
+        drain.done()
+        self._stopping.set()
+
+    def _end_given_up(self) -> None:
+        """End the session of a client id that was given up, so that it collects nothing more; tried once a start."""
+        client_id, self._given_up = self._given_up, ""
+        try:
+            end_session(self._options, client_id, self._stopping.is_set)
+        except (BrokerError, ConfigError) as error:
+            what = f'the session of client id "{client_id}", which was given up, is not ended: {error}'
+            self._log.warning(what, code="TL-G59")
+            return
+        for directory in directories(self._settings):
+            self._write_down(end_client, directory, client_id, "discarded")
+        self._log.info("a session that was given up is ended", client_id=client_id)
 
     @property
     def _session_kept_s(self) -> int:

@@ -12,15 +12,14 @@ import contextlib
 import json
 import os
 import threading
-import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyarrow import flight
 
 from towline.delivery.refused import ACTIONS
-from towline.errors import Fenced, GatewayError, JournalFailed, JournalFull
+from towline.errors import ConfigError, Fenced, GatewayError, JournalFailed
 from towline.gateway.belonging import check_history, check_journal
 from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, location_of, socket_path
 from towline.gateway.leases import Leases, now_text
@@ -29,7 +28,7 @@ from towline.gateway.request import Request, bad_request
 from towline.gateway.tickets import TicketKey
 from towline.gateway.wire import errors_on_the_wire
 from towline.processes import ProcessMark
-from towline.schema import NO_ROWS, ROW_SCHEMA
+from towline.schema import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,11 +41,6 @@ if TYPE_CHECKING:
     from towline.journal.batches import Appended
 
 __all__ = ["MAX_WAIT_S", "InboxService"]
-
-#: Note in the journal: the consumers whose readers keep in a checkpoint which gateways are drained.
-_KEEPERS: Final = "keepers"
-#: So long they have to come back to a gateway that was started again, in seconds, before a drain ends without them.
-_RETURN_S: Final = 60.0
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
@@ -65,10 +59,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_commit: Called when a watermark has moved or is gone, on a server thread (``ack_after = kafka``).
         on_failure: Called when that fails in the journal [I6]; the gateway has to end.
         outbox: Takes what is to be sent; None for a gateway without an outbox.
-        on_drain: Called with whether a drain is to begin, or to be taken back, on a server thread; None where it can't.
-        drained: Whether the gateway is drained but for its end: readers may write down that nothing more comes. None
-            while it takes part.
-        want: As `towline.gateway.filters.WantedFilters.ask`; None where other filters can't be wanted.
+        want: As `towline.gateway.filters.WantedFilters.ask`; None for a gateway that is being drained.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -86,8 +77,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_commit: Callable[[], None] | None = None,
         on_failure: Callable[[JournalFailed], None] | None = None,
         outbox: OutboxHandler | None = None,
-        on_drain: Callable[[bool], None] | None = None,
-        drained: Callable[[], bool | None] = lambda: None,
         want: Callable[[str, list[Any]], dict[str, str]] | None = None,
     ) -> None:
         # Calls may come in as soon as the base class is constructed: every field is set before.
@@ -117,17 +106,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "outbox": self._position_of_outbox,
             "sign": self._sign,
             "sign_writer": self._sign_writer,
-            "drain": self._drain,
             "filters": self._filters,
         }
         #: Signs what a remote service then takes; who may call here may do all of it anyway.
         self.tickets = TicketKey.of(name, state_dir)
-        self._on_drain = on_drain
-        self._drained = drained
         self._want = want
-        self._began = time.monotonic()
-        #: Consumers of `_KEEPERS` that have not come back yet.
-        self._expected = set(journal.notes.get(_KEEPERS) or ()) & set(journal.consumers)
         self._outbox = outbox
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
@@ -166,12 +149,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def notify(self) -> None:
         """Wake readers that wait for news; cheap when nobody waits. Call it after rows are durable."""
         self._polls.notify()
-
-    def unheard(self) -> bool:
-        """Whether a reader has yet to write down that the gateway is drained, or to come back after our start."""
-        with self._polls.changed:
-            expected = bool(self._expected) and time.monotonic() - self._began < _RETURN_S
-            return expected or self._leases.unheard()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Withdraw the endpoint, wake the waiting and stop serving; a reader that hangs is not waited for."""
@@ -290,14 +267,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with self._polls.changed:
             self._leases.check(consumer, lease)
         self._there(request, start, start)
-        safe, known = request.optional("safe"), request.optional("drained")
-        knows = None if known is None else known == 1
-        if knows is not None:  # before the commit, which may be all that the end of a drain waits for
-            self._hear(consumer, lease, knows=knows and start == self._journal.end)
+        safe = request.optional("safe")
         self._commit(consumer, start if safe is None else min(safe, start))
         end = start
         if self._polls.wait(
-            lambda: self._journal.end > start or (knows is not None and self._leaves(knows=knows) is not knows),
+            lambda: self._journal.end > start,
             timeout,
             context.is_cancelled,
             check=lambda: self._leases.check(consumer, lease),  # it may be taken over meanwhile
@@ -306,31 +280,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 start, max_rows=request.optional("max_rows"), max_bytes=request.optional("max_bytes")
             )
         size = {"size": self._journal.size(start, end)} if request.optional("sized") else {}
-        position = self._position()
-        told = {}
-        if knows is not None:
-            told = {"drained": self._leaves(knows=knows) and position["tip"] == start}
-            if knows and not told["drained"]:  # its mark ends with this answer
-                self._hear(consumer, lease, knows=False)
-        return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **told, **position}
-
-    def _leaves(self, *, knows: bool) -> bool:
-        """What a reader is told; one that knows of a drain hears nothing else while we find our way back in it."""
-        drained = self._drained()
-        return drained is not None and (drained or knows)
-
-    def _hear(self, consumer: str, lease: str, *, knows: bool) -> None:
-        with self._polls.changed:
-            self._leases.check(consumer, lease)
-            changed = self._leases.heard(consumer, knows=knows)
-            self._expected.discard(consumer)
-        keepers = list(self._journal.notes.get(_KEEPERS) or ())
-        if consumer not in keepers:
-            with contextlib.suppress(JournalFull), self._moving():
-                notes = {_KEEPERS: sorted([*keepers, consumer])}
-                self._journal.append(NO_ROWS, held={}, released=(), notes=notes, durable=False)
-        if changed and self._on_commit:
-            self._on_commit()  # a drain may have waited for it
+        return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **self._position()}
 
     def _commit_action(self, request: Request, context: Any) -> dict[str, object]:
         del context
@@ -377,20 +327,12 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._outgoing().end_job(request.text("job"))
         return {}
 
-    def _drain(self, request: Request, context: Any) -> dict[str, object]:
-        """Begin to drain the gateway (``do`` = ``begin``), or have it take part again (``take_back``)."""
-        del context
-        do = request.text("do")
-        if self._on_drain is None or do not in ("begin", "take_back"):
-            raise bad_request(self._name, '"do" has to be begin or take_back')
-        self._on_drain(do == "begin")
-        return {}
-
     def _filters(self, request: Request, context: Any) -> dict[str, str]:
         """Want other filters, or say how far that is; with them the settings have another digest, ``settings``."""
         del context
         if self._want is None:
-            raise bad_request(self._name, "its filters can't be changed")
+            what = "the gateway is being drained, and takes no other filters"
+            raise ConfigError("TL-C172", self._name, what, "Start it without --drain, or wait.")
         told = self._want(request.text("change"), request.listed("filters"))
         digest = request.text("settings")
         if told["state"] == "granted" and digest != self.endpoint.settings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -21,7 +22,6 @@ from pydantic import (
 
 from towline.delivery.receipts.payload import PREFIX
 from towline.gateway.listen import ListenSettings
-from towline.gateway.sharing import ShareSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
@@ -35,6 +35,8 @@ __all__ = [
     "ListenSettings",
     "OutboxSettings",
     "ReceiptSettings",
+    "ShareSettings",
+    "ShareWay",
     "WillSettings",
 ]
 
@@ -148,6 +150,35 @@ class ReceiptSettings(_Model):
         if self.key_file is not None and self.trust_all_clients:
             raise ValueError("receipts have key_file and trust_all_clients: leave one of them out")
         return self
+
+
+class ShareWay(StrEnum):
+    """How a line's messages are shared among its gateways."""
+
+    #: Each member has filters of its own, and no topic is taken by two of them: order per topic and device.
+    FILTERS = "filters"
+    #: A shared subscription, ``$share/GROUP/FILTER``: the broker chooses, and order is not promised.
+    SUBSCRIPTION = "subscription"
+
+
+class ShareSettings(_Model):
+    """One member among the gateways of a line.
+
+    Attributes:
+        member: This one.
+        members: The names of all, sorted.
+        way: How they share.
+        client_id: The line's, without the name of a member.
+    """
+
+    member: str = Field(min_length=1)
+    members: tuple[str, ...] = Field(min_length=1)
+    way: ShareWay
+    client_id: str = ""
+
+    def id_of(self, member: str) -> str:
+        """The MQTT client id of a member."""
+        return f"{self.client_id}-{member}"
 
 
 #: A larger one costs Mosquitto, which looks through it for each answer, more than it spares the gateway.

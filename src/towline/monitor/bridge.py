@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.lines.elsewhere import AWAY, DRAINED
+from towline.bridge.lines.elsewhere import AWAY
 from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED
 from towline.errors import codes_in
 from towline.monitor import health
@@ -115,7 +115,6 @@ def _statuses(view: LineView, names: Mapping[str, str]) -> dict[str, Mapping[str
     """What each gateway of a line says; nothing of one that does not answer."""
     parts = view.status.get("gateways")
     if view.gateways and parts is not None:
-        there = {name: part for name, part in parts.items() if DRAINED not in part}
-        return {name: {} if AWAY in part or view.silent else part for name, part in there.items()}
+        return {name: {} if AWAY in part or view.silent else part for name, part in parts.items()}
     silent = not view.status or view.silent
     return {names.get(view.name, view.name): {} if silent else view.status}

@@ -126,7 +126,7 @@ class Messages:
         packets: As they came; a stub for each that was not taken in whole.
         headers: The first byte of each packet: DUP, QoS and RETAIN.
         topics: The topic of each, topic aliases resolved.
-        tags: What the owner's screen said of each (`towline.mqtt.screens`); empty where it says nothing.
+        tags: What the owner's screen said of each (`towline.mqtt.inbound.Screening`); empty where it says nothing.
     """
 
     packets: Sequence[Published]

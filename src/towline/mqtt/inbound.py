@@ -23,8 +23,9 @@ may differ when the same message comes again:
 
 A message and its id are stored in one step, and so is an id that is freed: both travel in the same `Deliver` [I3].
 
-The owner may leave messages out before they get numbers (`towline.mqtt.screens`). Of those nothing is stored: the id of
-one with QoS 2 is held in memory, and freed without a `Deliver`.
+The owner may leave out, before they get numbers, messages that it has stored by a name that their publishers gave them
+(`Screen`). Such a message is acknowledged in its place like any other. With QoS 2 its packet id is held in memory, and
+freed without a `Deliver`; after a crash the id is free, and PUBCOMP with 0x92 ends it as well.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain, compress
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mqtt5 import PubCompPacket, PubCompReasonCode
 
@@ -47,10 +48,9 @@ from towline.mqtt.codec import PublishRun
 from towline.mqtt.codec3 import QOS_OF, RETAIN_OF
 from towline.mqtt.events import Deliver, Held, Messages
 from towline.mqtt.plain import PlainMessages, PlainRun
-from towline.mqtt.screens import NOTHING, UNSCREENED, LeftOut, Screen, kept
 from towline.mqtt.stubs import Published
 
-__all__ = ["AliasError", "Inbound"]
+__all__ = ["NOTHING", "AliasError", "Inbound", "Screen", "Screening"]
 
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
@@ -62,10 +62,30 @@ _PROPERTIES: Final = attrgetter(
     "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
 )
 _NONE: Final[tuple[object, ...]] = (0, None, None, None, [])
-#: Why a message is not stored.
-_REASONS: Final = tuple(reason for reason in LeftOut if reason)
 #: Of a QoS 2 message that is left out: below every number, as the journal does not have it.
 _LEFT_OUT: Final = Held(-1, 0)
+#: 1 for each message that is stored, by its byte of `Screening.left_out`.
+_KEPT: Final = b"\x01" + bytes(255)
+#: Nothing is left out.
+NOTHING: Final = b""
+
+
+class Screening(NamedTuple):
+    """What the owner says of some messages.
+
+    Attributes:
+        left_out: One byte a message, 1 for one that is not stored; empty where all are.
+        tags: One for each message; they come back in `Messages.tags`.
+    """
+
+    left_out: bytes
+    tags: Sequence[Any]
+
+
+#: The owner's word on messages, their topic aliases resolved.
+Screen = Callable[[Sequence[Published], Sequence[str]], Screening]
+#: Of an owner that says nothing.
+_UNSCREENED: Final = Screening(NOTHING, ())
 
 
 class AliasError(ValueError):
@@ -145,9 +165,9 @@ class Inbound:
         #: QoS 2 packet ids that came with a new message before their release: the broker's fault. The driver
         #: takes both counts away as it carries them into its ledger.
         self.reused_ids = 0
-        #: Messages that were not stored, by the reason: what the owner left out, and QoS 2 messages that came again.
-        #: Taken away as the counts above.
-        self.left_out: Counter[LeftOut] = Counter()
+        #: Messages that were not stored: what the owner left out, and QoS 2 messages that came again. Taken away as the
+        #: counts above.
+        self.repeats = 0
         #: QoS > 0 messages of this connection that are not acknowledged.
         self.unacknowledged = 0
         #: PUBACKs and PUBRECs that left, of messages that were taken in; taken away as the counts above.
@@ -173,13 +193,13 @@ class Inbound:
         """
         qos = run.qos
         topics: Sequence[str] = self._topics(run)
-        left_out, tags = self.screen.packets(run.packets, topics) if self.screen is not None else UNSCREENED
+        left_out, tags = self.screen(run.packets, topics) if self.screen is not None else _UNSCREENED
         ids = [packet.packet_id or 0 for packet in run.packets]
         if b"\x02" in qos and not self._all_new(qos, ids):
             self._one_by_one(run, qos, topics, tags, left_out)
             return
         if left_out:
-            stored = kept(left_out)
+            stored = _kept(left_out)
             run, topics, tags = run.only(stored), list(compress(topics, stored)), list(compress(tags, stored))
         self._part_with_plain()
         self._chunk.add(run, topics, tags)
@@ -188,18 +208,15 @@ class Inbound:
     def plain(self, run: PlainRun) -> None:
         """Take in messages without properties."""
         qos, ids = run.headers.translate(QOS_OF), run.packet_ids
-        left_out = self.screen.plain(run.columns) if self.screen is not None else NOTHING
         if b"\x02" in qos and not self._all_new(qos, ids):
             packets, topics = PublishRun(run.packets, run.headers), run.columns.topics()
-            self._one_by_one(packets, qos, topics, self._untagged(len(run)), left_out)
+            self._one_by_one(packets, qos, topics, self._untagged(len(run)))
             return
-        if left_out:
-            run = run.only(kept(left_out))
         if self._chunk.packets:
             self._chunk.add(PublishRun(run.packets, run.headers), run.columns.topics(), self._untagged(len(run)))
-        elif len(run):
+        else:
             self._chunk.plain.append(run)
-        self._take(qos, ids, partial(_plain_digests, run), left_out)
+        self._take(qos, ids, partial(_plain_digests, run))
 
     def _part_with_plain(self) -> None:
         """Have every message of the chunk as an object, because one that comes needs it."""
@@ -208,8 +225,8 @@ class Inbound:
             self._chunk.add(PublishRun(run.packets, run.headers), run.columns.topics(), self._untagged(len(run)))
 
     def _untagged(self, count: int) -> Sequence[Any]:
-        """The tags of messages of which a screen has nothing to say."""
-        return [None] * count if self.screen is not None and self.screen.tagged else ()
+        """The tags of messages without properties, of which a screen has nothing to say."""
+        return [None] * count if self.screen is not None else ()
 
     def release(self, packet_ids: Sequence[int]) -> bytes:
         """Take PUBRELs; return the answers that may leave at once, if any."""
@@ -304,15 +321,15 @@ class Inbound:
             qos: Of each.
             ids: Their packet ids.
             digests: Of those that are stored.
-            left_out: As `towline.mqtt.screens.Screening` has it.
+            left_out: As `Screening` has it.
         """
         first = self.next_number
         numbers: Sequence[int] = range(first, first + len(ids))
         stored = ids
         if left_out:
             numbers = _numbers(first, left_out)
-            stored = list(compress(ids, kept(left_out)))
-            self.left_out.update({reason: left_out.count(reason) for reason in _REASONS})
+            stored = list(compress(ids, _kept(left_out)))
+            self.repeats += len(ids) - len(stored)
         self.next_number += len(stored)
         if b"\x02" in qos:
             every = zip(range(first, self.next_number), digests(), strict=True)
@@ -341,7 +358,7 @@ class Inbound:
             packet_id = run.packets[index].packet_id or 0
             if left_out and left_out[index]:
                 repeated = True
-                self.left_out[LeftOut(left_out[index])] += 1
+                self.repeats += 1
                 if level == 2:
                     self.held.setdefault(packet_id, _LEFT_OUT)
             else:
@@ -364,7 +381,7 @@ class Inbound:
         known = self.held.get(packet_id)
         if known is not None and known.number >= 0:
             if known.digest == digest or (known.number < self._older and known.digest == _short(packet, topic)):
-                self.left_out[LeftOut.REPEAT] += 1
+                self.repeats += 1
                 return True
             self.reused_ids += 1
             if packet_id not in self._chunk.held:
@@ -447,7 +464,12 @@ def _in_bytes(
 
 def _numbers(first: int, left_out: bytes) -> list[int]:
     """The number of each message; one that is left out waits, as a repeat does, for the stored one before it."""
-    return list(accumulate(kept(left_out), initial=first - 1))[1:]
+    return list(accumulate(_kept(left_out), initial=first - 1))[1:]
+
+
+def _kept(left_out: bytes) -> bytes:
+    """1 for each message that is stored, 0 for the others."""
+    return left_out.translate(_KEPT)
 
 
 def _pubcomp(packet_id: int) -> bytes:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any, Final, Protocol
 
 from mqtt5 import PublishPacket
@@ -46,12 +45,6 @@ class MessageColumns(Protocol):
     def payloads(self) -> Sequence[bytes]:
         """The payload of each."""
 
-    def by_topic(self, call: Callable[[str], int]) -> bytes:
-        """One byte a message: what the call says of its topic, asked once for each topic."""
-
-    def only(self, kept: bytes) -> MessageColumns:
-        """Those of the messages that have 1 in `kept`, which has 0 for the others."""
-
 
 @dataclass(frozen=True, slots=True)
 class PlainRun:
@@ -75,11 +68,6 @@ class PlainRun:
         """The packets one by one."""
         each = zip(self.headers, self.packet_ids, self.columns.topics(), self.columns.payloads(), strict=True)
         return [_packet(*one) for one in each]
-
-    def only(self, kept: bytes) -> PlainRun:
-        """The packets that have 1 in `kept`, which has 0 for the others; perhaps none."""
-        ids = array("H", compress(self.packet_ids, kept))
-        return PlainRun(bytes(compress(self.headers, kept)), ids, self.columns.only(kept))
 
 
 @dataclass(frozen=True, slots=True)

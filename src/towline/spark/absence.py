@@ -1,4 +1,4 @@
-"""A gateway that a stream does without: it does not answer, does not come together with this query, or is drained.
+"""A gateway that a stream does without: it does not answer, or does not come together with this query.
 
 Only what passes by itself, or by a file that a person changes, is done without. A journal that is not the checkpoint's,
 or another reader's lease, stops a query: to go on would be to forget rows silently.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Self
 
@@ -18,10 +18,7 @@ from towline.gateway.access import REFUSALS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from towline.gateway.client import Window
-    from towline.spark.offsets import JournalPlace
-
-__all__ = ["Absence", "is_absence", "is_refusal", "is_silence", "marked", "nobody_lets_in"]
+__all__ = ["Absence", "is_absence", "is_refusal", "is_silence", "nobody_lets_in"]
 
 #: What a gateway says, or does not say, while it is being started again.
 _SILENT: Final = (GatewayUnreachable, JournalFailed)
@@ -119,18 +116,3 @@ def nobody_lets_in(absences: Sequence[tuple[str, Absence | None]]) -> GatewayErr
     why = "; ".join(f"{name}: {absence.error.what}" for name, absence in refusals)
     where = 'format("mqtt") option "gateways"'
     return GatewayError(first.code, where, f"no gateway of the list lets this query in ({why})", first.do)
-
-
-def marked(here: JournalPlace, window: Window) -> JournalPlace:
-    """The place where a query stands at a gateway, with what that says of its end.
-
-    Only the gateway says it, and only of this very place in this very journal: an older copy of its directory is found
-    out before it answers [I14], and one that has more than was committed is not at its end.
-    """
-    drained = window.drained and window.journal == here.journal and window.end == window.tip == here.offset
-    if drained and not here.drained:
-        what = "all that it held is committed. It is not waited for any more, and may be taken out of the list"
-        _LOG.warning("gateway %s is drained: %s   [TL-G60]", here.gateway, what)
-    elif here.drained and not drained:
-        _LOG.warning("gateway %s takes part again, from offset %d on", here.gateway, here.offset)
-    return replace(here, drained=drained)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -65,7 +65,6 @@ class SourceGateway:
         lease: As it was given last; None before the first.
         absence: Why it is done without now, or None.
         tip: Offset after the newest row it told of.
-        drained: Whether the checkpoint says that it is drained; None until the checkpoint is known.
     """
 
     def __init__(self, place: GatewayPlace, consumer: str, met: Callable[[SourceGateway, str, str], None]) -> None:
@@ -76,7 +75,6 @@ class SourceGateway:
         self.lease: Lease | None = None
         self.absence: Absence | None = None
         self.tip = 0
-        self.drained: bool | None = None
         self.poll: _Poll | None = None
         #: It is not asked again before, on `time.monotonic`.
         self.rests_until = 0.0
@@ -298,7 +296,7 @@ class SourceGateways:
 
     def _refused(self) -> GatewayError | None:
         """The error where each gateway refuses."""
-        return nobody_lets_in([(self.called(one), one.absence) for one in self.all if not one.drained])
+        return nobody_lets_in([(self.called(one), one.absence) for one in self.all])
 
     def _raise(self) -> None:
         """Raise what a gateway said; that two are one explains whatever else they say."""
@@ -319,19 +317,8 @@ class SourceGateways:
             one.rests_until = time.monotonic() + absence.pause_s
             if self.several and not self._closed:
                 one.absence = absence
-                self._tell(one)
+                absence.tell(self.called(one))
             self._changed.notify_all()
-
-    def _tell(self, one: SourceGateway) -> None:
-        if one.absence is not None and one.drained is False:
-            one.absence.tell(self.called(one))
-
-    def excuse(self, drained: Collection[SourceGateway]) -> None:
-        """Note which of them the checkpoint says to be drained: nobody waits for one, or is told that it is away."""
-        with self._changed:
-            for one in self.all:
-                one.drained = one in drained
-                self._tell(one)
 
     def forget(self, one: SourceGateway, error: BaseException) -> None:
         """Look for a gateway as if it had never been met: it was gone before it had a place."""
@@ -385,5 +372,4 @@ def _has_news(one: SourceGateway) -> bool:
 
 
 def _is_news(window: Window, question: Question) -> bool:
-    """Whether there are rows, or the gateway is drained, or takes part again."""
-    return window.end > question.here.offset or window.drained is not question.here.drained
+    return window.end > question.here.offset

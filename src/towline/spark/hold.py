@@ -83,7 +83,7 @@ class GatewayHold:
             timeout_s: Longest wait, in seconds.
             max_rows: Most rows.
             max_bytes: Most bytes.
-            several: Whether it is one of several: their windows have a size, and one that is drained says so.
+            several: Whether it is one of several: their windows have a size.
 
         Raises:
             Fenced: TL-G04 when the gateway serves another journal; as `GatewayClient.wait`.
@@ -104,7 +104,6 @@ class GatewayHold:
                     safe=safe,
                     incarnation=here.incarnation,
                     sized=several,
-                    drained=here.drained if several else None,
                 )
         except Fenced as error:
             if error.code == "TL-G07" and not _gave(client.status(), lease):

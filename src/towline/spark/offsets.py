@@ -3,9 +3,7 @@
 ``{"gateways": {"plant-7": {"journal": "<id>", "offset": 4711, "incarnation": "<hex>"}}, "tick": 0}``. Spark compares
 offsets as JSON text, so gateways stand in the order of their names, and keys in one order. Of a source over several
 gateways (option ``gateways``) each place says too where its gateway is, ``"at"``: a batch that a crash interrupted is
-then served again, and a gateway that was taken out of the list asked what waits there. ``"drained": true`` stands with
-one that has said so when all that it held was committed: nobody waits for it, and its place stays, so that it goes on
-there, as the same journal, if it ever takes part again.
+then served again, and a gateway that was taken out of the list asked what waits there.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ class JournalPlace:
             known.
         at: The state directory or location of the gateway, as the option ``gateways`` has it; "" for the one gateway of
             a source that has no others.
-        drained: The gateway has said that it is drained, and that nothing lies beyond `offset`.
     """
 
     gateway: str
@@ -41,7 +38,6 @@ class JournalPlace:
     offset: int
     incarnation: str = ""
     at: str = ""
-    drained: bool = False
 
     @classmethod
     def parse(cls, name: str, fields: Mapping[str, Any]) -> Self:
@@ -52,16 +48,16 @@ class JournalPlace:
         """
         journal, offset = str(fields["journal"]), int(fields["offset"])
         known, at = str(fields.get("incarnation", "")), str(fields.get("at", ""))
-        return cls(name, journal, offset, known, at, fields.get("drained") is True)
+        return cls(name, journal, offset, known, at)
 
     def to_json(self) -> dict[str, Any]:
         """What stands under the gateway's name, keys in their fixed order."""
-        known = {"incarnation": self.incarnation, "at": self.at, "drained": self.drained}
+        known = {"incarnation": self.incarnation, "at": self.at}
         return {"journal": self.journal, "offset": self.offset} | {key: value for key, value in known.items() if value}
 
     def moved(self, offset: int, incarnation: str) -> Self:
-        """The same journal, another offset: rows came from it, so it is not drained."""
-        return replace(self, offset=offset, incarnation=incarnation, drained=False)
+        """The same journal, another offset."""
+        return replace(self, offset=offset, incarnation=incarnation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.interruptible import interruptible
-from towline.spark.absence import is_absence, is_refusal, marked
+from towline.spark.absence import is_absence, is_refusal
 from towline.spark.admission import Offer, admit, fitting
 from towline.spark.gateways import Question, SourceGateway, SourceGateways
 from towline.spark.hold import foreign
@@ -100,7 +100,6 @@ class BatchPlanner:
             ConfigError: TL-G50 to TL-G52, the list of gateways can't be.
             TowlineError: What a gateway said.
         """
-        self.gateways.excuse([one for one in self.gateways.all if self._is_drained(one, here)])
         if not self._plan.several:
             self.gateways.meet()
         elif not any(one.lease for one in self.gateways.all):
@@ -112,7 +111,6 @@ class BatchPlanner:
         placed = {one: replace(place, at=self._at(one) or place.at) for one, place in known.items()}
         questions = {one: self._question(place, safe, limit) for one, place in placed.items()}
         answers = self.gateways.ask(questions, 0.0 if news else patience_s)
-        placed |= {one: marked(questions[one].here, window) for one, window in answers.items()}
         moved = self._admitted(questions, answers, limit)
         there = here.having(*placed.values()).having(*moved).having(*self._joining(here)).without(*left)
         there = self._readable(here, there) if self._plan.several else there
@@ -147,15 +145,6 @@ class BatchPlanner:
         by_journal = next((place for place in here.places if place.journal == one.lease.journal), None)
         only = here.places[0] if not self._plan.several and len(here.places) == 1 else None
         return by_journal or here.place(one.lease.name) or only
-
-    def _is_drained(self, one: SourceGateway, here: Position) -> bool:
-        place = self._place_of(one, here) if one.lease else self._place_at(one, here)
-        return place is not None and place.drained
-
-    @staticmethod
-    def _place_at(one: SourceGateway, here: Position) -> JournalPlace | None:
-        """The place of a gateway that was not met yet."""
-        return next((place for place in here.places if place.at == one.place.text), None)
 
     def _newcomers(self, known: Mapping[SourceGateway, JournalPlace]) -> list[SourceGateway]:
         """Gateways that were met and have no place yet; none where the query has an end they have no part in."""
@@ -265,9 +254,6 @@ class BatchPlanner:
         except GatewayError as error:
             if not is_absence(error):
                 raise
-            if place.drained:
-                _LOG.warning("gateway %s leaves the checkpoint: it was drained", place.gateway)
-                return True
             said = "does not let this query in" if is_refusal(error) else "does not answer"
             raise _unasked(place, f"{place.at} {said} ({error.what})") from error
         if window.tip > place.offset:
@@ -426,8 +412,6 @@ class BatchPlanner:
         return {**plain, **self._away(one), "tip": one.tip, "queued": max(0, one.tip - self._reached.get(one, one.tip))}
 
     def _away(self, one: SourceGateway) -> dict[str, str | bool]:
-        if one.drained:
-            return {"drained": True}
         if one.absence is None:
             return {}
         since = datetime.fromtimestamp(one.absence.since, UTC).isoformat(timespec="seconds")

@@ -107,13 +107,12 @@ def test_a_drain_takes_in_what_is_queued_and_ends_the_session(rabbitmq: RabbitMQ
     with Client(rabbitmq.uri, client_id="out-1-sender", settings=ClientSettings(protocol="3.1.1")) as client:
         for receipt in [client.publish("out/x", b"%d" % n, qos=1) for n in range(200)]:
             receipt.wait(30)
-    gateway.start("drain")
+    gateway.start(2.0)
     gateway.until(journaled=200)
     assert gateway.seen() == [*range(200)]
     gateway.commit()
     assert gateway.process is not None
     assert gateway.process.wait(30) == 0
-    assert "TL-G55" in gateway.fail()
 
 
 def test_the_doctor_finds_that_it_speaks_no_version_5_and_knows_no_qos_2(rabbitmq: RabbitMQ, tmp_path: Path) -> None:

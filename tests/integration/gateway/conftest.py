@@ -34,19 +34,19 @@ class Gateway:
         self._client: GatewayClient | None = None
         self.log = settings.state_dir.parent / "gateway.log"
 
-    def spawn(self, start: str = "go-on", prepare: Callable[[], None] | None = None) -> ForkedProcess:
-        self.process = fork_gateway(self.settings, self.log, start=start, prepare=prepare)
+    def spawn(self, drain_s: float | None = None, prepare: Callable[[], None] | None = None) -> ForkedProcess:
+        self.process = fork_gateway(self.settings, self.log, drain_s=drain_s, prepare=prepare)
         return self.process
 
-    def start(self, start: str = "go-on", prepare: Callable[[], None] | None = None) -> GatewayClient:
-        process = self.spawn(start, prepare)
+    def start(self, drain_s: float | None = None, prepare: Callable[[], None] | None = None) -> GatewayClient:
+        process = self.spawn(drain_s, prepare)
         self._client = wait_until(lambda: discover(self.settings.state_dir), what="the gateway's endpoint")
         assert process.poll() is None
         return self._client
 
-    def fail(self, start: str = "go-on", timeout: float = 15) -> str:
+    def fail(self, drain_s: float | None = None, timeout: float = 15) -> str:
         """Start it, expect it to end by itself with an error, and return the last line of its log."""
-        assert self.spawn(start).wait(timeout) not in (0, None)
+        assert self.spawn(drain_s).wait(timeout) not in (0, None)
         return self.log.read_text().splitlines()[-1]
 
     @property
@@ -159,12 +159,6 @@ def new_members(tmp_path: Path) -> Iterator[NewMembers]:
     for gateway in gateways:
         if gateway.process is not None and gateway.process.poll() is None:
             gateway.stop(signal.SIGKILL)
-
-
-def until_all_is_taken(gateway: Gateway) -> None:
-    wait_until(
-        lambda: (gateway.status()["drain"] or {}).get("step") == "waiting for commits", what="commits to wait for"
-    )
 
 
 def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int = 1, tls: Tls | None = None) -> None:

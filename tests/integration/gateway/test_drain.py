@@ -1,4 +1,4 @@
-"""A gateway that leaves its line: killed at each step of it, taken back, and away for good."""
+"""A gateway that leaves its line: killed at each step of it, stopped on the way, and before a broker that hesitates."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import importlib
 import os
 import signal
 import socket
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
-import pytest
 from mqtt5 import ConnAckPacket, ConnectPacket
 
 from tests.helpers import read_all, wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
-from towline.errors import ConfigError, GatewayError
+from towline.errors import GatewayError
 from towline.gateway.client import GatewayClient
 from towline.gateway.clients import read_clients
 from towline.gateway.launch import discover
@@ -27,23 +28,24 @@ from towline_prove.devstack import Mosquitto
 
 ONCE: dict[str, Any] = {"guarantee": "exactly_once", "receive_maximum": 10}
 WAITING = 60
+#: Seconds without a message that end a session here.
+IDLE = 1.5
 
 #: Places of a drain between two effects, in their order: which call is the last one before the kill, or the first that
 #: is not made, and which of its calls that is.
 STEPS: dict[str, tuple[str, str, str]] = {
-    "asked, not written down": ("towline.gateway.process:enter", "before", "any"),
-    "written down, not asked of the broker": ("towline.mqtt.subscriptions:Subscriptions.ask", "after", "any"),
+    "nothing is asked of the broker": ("towline.gateway.pump:Pump.run", "before", "any"),
+    "UNSUBSCRIBE was made, and has not left": ("towline.mqtt.subscriptions:Subscriptions.ask", "after", "any"),
     "UNSUBACK has come, and was not looked at": ("towline.mqtt.session:Session.handle", "before", "unsuback"),
     "UNSUBACK was looked at, and not written down": ("towline.mqtt.session:Session.handle", "after", "unsuback"),
     "some of it is taken": ("towline.journal.journal:Journal.append", "after", "rows"),
     "all is taken": ("towline.gateway.draining:Stillness.look", "after", "true"),
-    "all is committed": ("towline.gateway.leaving:Departure._left", "before", "any"),
+    "all is committed": ("towline.gateway.pump:Pump._leave", "before", "any"),
     "CONNECT with Clean Start has left": ("towline.mqtt.session:Session.handle", "before", "clean"),
-    "the session is ended, and not written down": ("towline.gateway.draining:Drain.done", "before", "any"),
-    "half of it is written down": ("towline.journal.journal:Journal.set_session", "after", "empty"),
-    "all is written down, but for people": ("towline.gateway.leaving:end_client", "before", "any"),
+    "the session is ended, and nobody knows": ("towline.journal.journal:Journal.set_session", "before", "empty"),
+    "the journal knows that it is ended": ("towline.journal.journal:Journal.set_session", "after", "empty"),
+    "all is written down": ("towline.gateway.draining:Drain.done", "before", "any"),
 }
-FIRST, LAST = next(iter(STEPS)), [*STEPS][-1]
 #: Up to here the filters are subscribed when the gateway is gone.
 SUBSCRIBED = [*STEPS][:2]
 
@@ -138,74 +140,152 @@ def test_a_kill_at_any_step_loses_nothing_and_strands_nothing(mosquitto: Mosquit
     for number in range(len(STEPS)):
         publish(mosquitto, range(WAITING), f"{number}/1", qos=2)
     for step, gateway in gateways.items():
-        gateway.spawn("drain", partial(die_at, step))
+        gateway.spawn(IDLE, partial(die_at, step))
     let_end(gateways.values(), seen)
     assert {step: one.process.poll() for step, one in gateways.items() if one.process} == dict.fromkeys(STEPS, -9)
     for number in range(len(STEPS)):
         publish(mosquitto, range(WAITING, WAITING + 1), f"{number}/1", qos=2)
-    for step, gateway in gateways.items():
-        gateway.spawn("drain" if step == FIRST else "go-on")
+    for gateway in gateways.values():
+        gateway.spawn(IDLE)
     let_end(gateways.values(), seen)
     for step, gateway in gateways.items():
         assert gateway.process is not None
-        assert gateway.process.poll() == (1 if step == LAST else 0), (step, gateway.log.read_text())
+        assert gateway.process.poll() == 0, (step, gateway.log.read_text())
         assert not has_session(mosquitto, gateway.settings.name), step
         assert sessions(gateway) == [(gateway.settings.name, "drained")], step
         late = [WAITING] if step in SUBSCRIBED else []
         assert seen[gateway.settings.name] == [*range(WAITING), *late], step
 
 
-def test_a_drain_is_taken_back_and_ends_only_when_all_is_committed(
-    mosquitto: Mosquitto, new_gateway: NewGateway
-) -> None:
+class Hesitating(threading.Thread):
+    """Stands before a broker that answers everything at once, and sends what it has queued only after a while.
+
+    Args:
+        broker: The broker.
+        hold_s: So many seconds after UNSUBACK its PUBLISHes leave.
+    """
+
+    def __init__(self, broker: Mosquitto, hold_s: float) -> None:
+        super().__init__(daemon=True)
+        self._broker = broker
+        self._hold_s = hold_s
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"mqtt://127.0.0.1:{self._listener.getsockname()[1]}"
+        #: PUBLISHes that were held.
+        self.held = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.join(10)
+
+    def run(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client, socket.create_connection(("127.0.0.1", self._broker.port)) as broker:
+                there = threading.Thread(target=self._there, args=(client, broker), daemon=True)
+                there.start()
+                self._back(client, broker)
+                there.join(10)
+
+    @staticmethod
+    def _there(client: socket.socket, broker: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                broker.sendall(data)
+            broker.shutdown(socket.SHUT_WR)
+
+    def _back(self, client: socket.socket, broker: socket.socket) -> None:
+        def send(packets: list[bytes]) -> None:
+            with contextlib.suppress(OSError):
+                client.sendall(b"".join(packets))
+
+        waiting: list[bytes] = []
+        free_at = float("inf")
+        for packet in packets_of(broker):
+            if packet[0] >> 4 == 11:  # UNSUBACK
+                free_at = time.monotonic() + self._hold_s
+                threading.Timer(self._hold_s, send, [waiting]).start()
+            if packet[0] >> 4 == 3 and time.monotonic() < free_at:
+                self.held += 1
+                waiting.append(packet)
+            else:
+                send([packet])
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
+
+def packets_of(broker: socket.socket) -> Iterator[bytes]:
+    """Whole packets, as their fixed headers part them [MQTT 5 section 2.1]."""
+    rest = b""
+    while data := broker.recv(65536):
+        rest += data
+        while len(rest) > 1:
+            length, at = 0, 1
+            while at < len(rest):
+                length |= (rest[at] & 127) << 7 * (at - 1)
+                at += 1
+                if rest[at - 1] < 128:
+                    break
+            if rest[at - 1] > 127 or len(rest) < at + length:
+                break
+            yield rest[: at + length]
+            rest = rest[at + length :]
+
+
+def test_a_broker_that_hesitates_after_unsuback_loses_nothing(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    """It answers UNSUBSCRIBE and PINGREQ at once, and sends what the session holds 1.5 s later: which it may."""
     gateway = new_gateway(mosquitto, subscriptions=[{"filter": "t/#", "qos": 2}], **ONCE)
-    client = gateway.start()
+    gateway.start()
+    gateway.until(state="online")
+    gateway.stop()
+    publish(mosquitto, range(WAITING), qos=2)
+    with Hesitating(mosquitto, 1.5) as before:
+        gateway.settings = new_gateway(before.uri, subscriptions=[{"filter": "t/#", "qos": 2}], **ONCE).settings
+        gateway.spawn(3.0)
+        seen: dict[str, list[int]] = defaultdict(list)
+        let_end([gateway], seen)
+    assert gateway.process is not None
+    assert gateway.process.poll() == 0
+    assert before.held == 10, "a window of them was held"
+    assert seen["plant-7"] == [*range(WAITING)]
+    assert not has_session(mosquitto, "plant-7")
+
+
+def test_a_gateway_that_is_stopped_in_its_drain_takes_part_again(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto, subscriptions=[{"filter": "t/#", "qos": 2}], **ONCE)
+    gateway.start()
     gateway.until(state="online")
     publish(mosquitto, range(50), qos=2)
     gateway.until(journaled=50)
+    gateway.stop()
 
-    client.drain()
-    wait_until(
-        lambda: (gateway.status()["drain"] or {}).get("step") == "waiting for commits", what="commits to wait for"
-    )
+    gateway.start(IDLE)
+    gateway.until(drain="waiting for commits")
     publish(mosquitto, range(50, 60), qos=2)
-    client.drain(begin=False)
+    assert gateway.stop() == 1
+    assert "TL-G58" in gateway.log.read_text().splitlines()[-1]
+    gateway.start()
     gateway.until(state="online", drain=None)
     publish(mosquitto, range(60, 70), qos=2)
     gateway.until(journaled=60)
-    assert gateway.seen() == [*range(50), *range(60, 70)], "what came while it did not take part is not its own"
-    assert gateway.status()["connects"] == 1, "all of it on one connection"
+    assert gateway.seen() == [*range(50), *range(60, 70)], "what came while it had no filter is not its own"
+    gateway.stop()
 
-    client.drain()
-    wait_until(
-        lambda: (gateway.status()["drain"] or {}).get("step") == "waiting for commits", what="commits to wait for"
-    )
-    gateway.stop(signal.SIGTERM)
-    gateway.start()  # it goes on with its drain
-    wait_until(
-        lambda: (gateway.status()["drain"] or {}).get("step") == "waiting for commits", what="commits to wait for"
-    )
+    gateway.start(IDLE)
+    gateway.until(drain="waiting for commits")
     gateway.commit()
     assert gateway.process is not None
     assert gateway.process.wait(30) == 0
     assert not has_session(mosquitto, "plant-7")
-
-    assert "TL-G55" in gateway.fail()
-    gateway.start("join")
+    gateway.start()
     gateway.until(state="online", drain=None)
     publish(mosquitto, range(70, 75), qos=2)
     gateway.until(journaled=65)
-    gateway.stop()
-    gateway.start()
-    gateway.until(state="online", journaled=65)
-
-
-def test_what_cant_be_drained_says_so(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    """Of two brokers, each with a session, only the one in use would be emptied."""
-    twice = new_gateway(f"{mosquitto.uri},{mosquitto.uri.replace('127.0.0.1', 'localhost')}")
-    client = twice.start()
-    with pytest.raises(ConfigError, match="TL-G57"):
-        client.drain()
-    assert twice.status()["drain"] is None
-    twice.stop()
-    assert "TL-G57" in twice.fail("drain")

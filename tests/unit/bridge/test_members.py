@@ -26,39 +26,20 @@ def with_line(keys: str, more: str = "", text: str = GOOD) -> str:
     return text.replace('name = "telemetry"\n', f'name = "telemetry"\n{keys}\n', 1) + more
 
 
-def test_by_hash_each_member_has_the_same_filters_and_its_own_place(tmp_path: Path) -> None:
-    (line,) = read(with_line('share = "hash"\nshare_key = "device"', MEMBERS), tmp_path).uplinks
+def test_each_member_has_a_name_a_client_id_and_a_directory_of_its_own(tmp_path: Path) -> None:
+    (line,) = read(with_line('share = "subscription"', MEMBERS), tmp_path).uplinks
     second, first = line.members
     assert [one.mqtt_client_id for one in line.members] == ["plant-7-telemetry-g2", "plant-7-telemetry-g1"]
     assert [one.name for one in line.members] == ["telemetry-g2", "telemetry-g1"]
     assert first.state_dir == tmp_path / "state" / "telemetry" / "members" / "g1"
-    assert first.subscriptions == second.subscriptions == line.gateway.subscriptions
     assert first.share is not None
     assert second.share is not None
-    assert (first.share.place, second.share.place) == (0, 1), "by name, not by the order of the file"
-    assert first.share.keys == (("telemetry/+/#", 1),)
-    hashed = first.share.hashed
-    assert hashed is not None
-    assert hashed.key("telemetry/d7/temp") == "d7"
-
-
-def test_a_level_has_a_number_where_it_has_no_name(tmp_path: Path) -> None:
-    """Hono's routes find the device in SQL."""
-    table = 'name = "telemetry"\nprofile = "hono"\nshare = "hash"\nshare_key = 2\n'
-    text = GOOD.partition("[[uplink]]")[0] + "[[uplink]]\n" + table + MEMBERS
-    (line,) = read(text, tmp_path).uplinks
-    share = line.members[0].share
-    assert share is not None
-    assert share.key == "level 2"
-    hashed = share.hashed
-    assert hashed is not None
-    assert [hashed.key(topic) for topic in ("telemetry/T/d7/?qos=1", "e//d7", "event")] == ["d7", "d7", "event"]
+    assert first.share.members == second.share.members == ("g1", "g2")
 
 
 def test_by_filters_a_member_takes_its_part_of_the_routes(tmp_path: Path) -> None:
     (line,) = read(with_line("", FILTERS), tmp_path).uplinks
     assert [[s.pattern for s in one.subscriptions] for one in line.members] == [["telemetry/n/#"], ["telemetry/s/#"]]
-    assert all(one.share and one.share.hashed is None for one in line.members)
 
 
 def test_filters_narrow_what_the_routes_subscribe() -> None:
@@ -82,12 +63,12 @@ def test_by_subscription_the_broker_chooses(tmp_path: Path) -> None:
 
 
 def test_a_bridge_with_members_travels_as_json(tmp_path: Path) -> None:
-    bridge = read(with_line('share = "hash"', MEMBERS), tmp_path)
+    bridge = read(with_line('share = "subscription"', MEMBERS), tmp_path)
     assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)) == bridge
 
 
 def test_a_member_is_found_by_its_name(tmp_path: Path) -> None:
-    bridge = read(with_line('share = "hash"', MEMBERS), tmp_path)
+    bridge = read(with_line('share = "subscription"', MEMBERS), tmp_path)
     (line,) = bridge.uplinks
     assert line.member("g1", bridge.file).name == "telemetry-g1"
     with pytest.raises(ConfigError, match=r'has no member "g3"\. Known here: g1, g2\.   \[TL-C120\]'):
@@ -100,17 +81,17 @@ def test_a_member_is_found_by_its_name(tmp_path: Path) -> None:
         (
             "",
             MEMBERS,
-            'uplink "telemetry": nothing says how the members share the line\'s messages. Give each member filters, or write share = "hash" or share = "subscription".   [TL-C122]',
+            'uplink "telemetry": nothing says how the members share the line\'s messages. Give each member filters, or write share = "subscription".   [TL-C122]',
         ),
         (
-            'share = "hash"',
+            'share = "subscription"',
             "",
             "share says how members share a line, and it has none. Add [[uplink.member]] with a name, or remove it.   [TL-C122]",
         ),
         (
-            'share = "hash"',
+            'share = "subscription"',
             FILTERS,
-            'member "north" has filters, and share = "hash" says what it takes. Remove one of the two.   [TL-C122]',
+            'member "north" has filters, and share = "subscription" says what it takes. Remove one of the two.   [TL-C122]',
         ),
         (
             'share = "filters"',
@@ -118,21 +99,11 @@ def test_a_member_is_found_by_its_name(tmp_path: Path) -> None:
             'member "g2" has no filters, so it would take nothing. Give it some.   [TL-C122]',
         ),
         (
-            'share = "hash"\nshare_key = "site"',
-            MEMBERS,
-            'share_key = "site" is no wildcard of route 1, "telemetry/{device}/#". Write {site} in its from, or leave share_key out: then the whole topic is hashed.   [TL-C123]',
+            'share = "filters"\nshare_group = "x"',
+            FILTERS,
+            'share_group says nothing with share = "filters". Remove it.   [TL-C122]',
         ),
-        (
-            'share = "subscription"\nshare_key = "device"',
-            MEMBERS,
-            'share_key says nothing with share = "subscription". Remove it.   [TL-C123]',
-        ),
-        (
-            'share = "hash"\nshare_group = "x"',
-            MEMBERS,
-            'share_group says nothing with share = "hash". Remove it.   [TL-C122]',
-        ),
-        ('share = "hash"', MEMBERS.replace("g2", "g1"), 'two members are named "g1". Rename one.   [TL-C122]'),
+        ('share = "subscription"', MEMBERS.replace("g2", "g1"), 'two members are named "g1". Rename one.   [TL-C122]'),
         (
             "",
             FILTERS.replace("telemetry/s/#", "+/n/x"),
@@ -151,19 +122,19 @@ def test_a_member_is_found_by_its_name(tmp_path: Path) -> None:
         (
             'share = "subscription"\nreceipts = { trust_all_clients = true }',
             MEMBERS,
-            'share = "subscription" does not go with receipts, which need every message of a publisher. Change it, or take share = "hash".   [TL-C125]',
+            'share = "subscription" does not go with receipts, which need every message of a publisher. Change it, or take share = "filters".   [TL-C125]',
         ),
         (
             'share = "subscription"\nmqtt = { protocol = "3.1.1" }',
             MEMBERS,
-            'share = "subscription" does not go with MQTT 3.x, which has no shared subscriptions. Change it, or take share = "hash".   [TL-C125]',
+            'share = "subscription" does not go with MQTT 3.x, which has no shared subscriptions. Change it, or take share = "filters".   [TL-C125]',
         ),
         (
-            'share = "hash"',
+            'share = "subscription"',
             MEMBERS.replace("g2", "x" * 65),
             '"name" has letters, digits, dots, - and _, begins with a letter or digit, at most 64. Rename it.   [TL-C03]',
         ),
-        ('share = "chance"', MEMBERS, '"share" must be "filters", "hash" or "subscription". Choose one.   [TL-C03]'),
+        ('share = "chance"', MEMBERS, '"share" must be "filters" or "subscription". Choose one.   [TL-C03]'),
     ],
 )
 def test_mistakes(keys: str, more: str, line: str, tmp_path: Path) -> None:
@@ -172,7 +143,7 @@ def test_mistakes(keys: str, more: str, line: str, tmp_path: Path) -> None:
 
 
 def test_a_shared_route_and_members_are_two_ways_at_once(tmp_path: Path) -> None:
-    text = with_line('share = "hash"', MEMBERS).replace('from = "tele', 'from = "$share/g/tele')
+    text = with_line('share = "subscription"', MEMBERS).replace('from = "tele', 'from = "$share/g/tele')
     (found,) = told(text, tmp_path)
     assert "is a shared subscription, and the line has members" in found
     assert "[TL-C125]" in found
@@ -180,7 +151,7 @@ def test_a_shared_route_and_members_are_two_ways_at_once(tmp_path: Path) -> None
 
 def test_no_two_gateways_have_one_name(tmp_path: Path) -> None:
     other = '\n[[uplink]]\nname = "telemetry-g1"\n[[uplink.route]]\nfrom = "x"\ntopic = "x"\n'
-    found = told(with_line('share = "hash"', MEMBERS) + other, tmp_path)
+    found = told(with_line('share = "subscription"', MEMBERS) + other, tmp_path)
     (said,) = found
     assert 'the gateway of a member would be "telemetry-g1" in its rows, as another line is' in said
 
@@ -188,22 +159,6 @@ def test_no_two_gateways_have_one_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "more", "shown"),
     [
-        (
-            'share = "hash"\nshare_key = "device"',
-            MEMBERS,
-            [
-                "share     hash by {device}   order kept for each {device}; each member receives all messages, and stores its own",
-                "member    g1   client id plant-7-telemetry-g1   telemetry/+/# (QoS 1)",
-            ],
-        ),
-        (
-            'share = "hash"',
-            MEMBERS,
-            [
-                "order kept for each topic;",
-                "share by the whole topic: a device's messages on two topics may come to two members",
-            ],
-        ),
         (
             'share = "subscription"',
             MEMBERS,
@@ -223,12 +178,13 @@ def test_no_two_gateways_have_one_name(tmp_path: Path) -> None:
             FILTERS,
             [
                 "share     filters   order kept for each topic",
+                "member    north   client id plant-7-telemetry-north   telemetry/n/# (QoS 1)",
                 'of "telemetry/+/#" only what the members\' filters take is received',
             ],
         ),
         (
-            'share = "hash"\nreceipts = { trust_all_clients = true }',
-            MEMBERS,
+            "receipts = { trust_all_clients = true }",
+            FILTERS,
             ["receipts: each member knows its own messages alone"],
         ),
     ],
@@ -243,14 +199,13 @@ def test_the_pages_line_is_right(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "sharing.md").read_text()
     text = page.partition("```toml\n")[2].partition("```")[0]
     (line,) = read(GOOD.partition("[[uplink]]")[0] + text, tmp_path).uplinks
-    assert [one.mqtt_client_id for one in line.members] == ["plant-7-telemetry-g1", "plant-7-telemetry-g2"]
-    assert "CRC32C(key in UTF-8) mod number of members" in page
+    assert [one.mqtt_client_id for one in line.members] == ["plant-7-telemetry-north", "plant-7-telemetry-south"]
 
 
 def test_one_file_says_it_for_every_machine(tmp_path: Path) -> None:
     """Members for the machines of gateways, `gateways` for the one with the query; all else as each of them needs it."""
     Pki.made(tmp_path / "pki")
-    keys = 'share = "hash"\njournal = { max_bytes = "1 GiB" }\ngateways = ["grpc+tls://g1:8815", "grpc+tls://g2:8815"]'
+    keys = 'share = "subscription"\njournal = { max_bytes = "1 GiB" }\ngateways = ["grpc+tls://g1:8815", "grpc+tls://g2:8815"]'
     bridge = read(with_line(keys, f"{MEMBERS}\n{LISTENING}"), tmp_path)
     (line,) = bridge.uplinks
     assert line.gateways == ("grpc+tls://g1:8815", "grpc+tls://g2:8815")
@@ -258,7 +213,13 @@ def test_one_file_says_it_for_every_machine(tmp_path: Path) -> None:
     assert all(one.journal.max_bytes == 1 << 30 for one in line.members)
     _check_members(bridge)
     text = render(plan_of(bridge))
-    for part in ("gateways  grpc+tls://g1:8815", "broker    mqtt", "share     hash", "member    g1", "acks      when"):
+    for part in (
+        "gateways  grpc+tls://g1:8815",
+        "broker    mqtt",
+        "share     subscription",
+        "member    g1",
+        "acks      when",
+    ):
         assert part in text, text
 
 

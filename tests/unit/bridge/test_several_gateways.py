@@ -16,7 +16,7 @@ from tests.unit.bridge.test_config import GOOD, changed, read, told
 from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import Bridge, Line
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.lines.elsewhere import away_trouble, combined, drained_at
+from towline.bridge.lines.elsewhere import away_trouble, combined
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
@@ -244,20 +244,6 @@ def test_one_that_refuses_is_told_with_what_to_do() -> None:
     assert combined({"/g2": AWAY}, said)["gateways"]["/g2"]["code"] == "TL-G54"
 
 
-def test_one_that_was_drained_has_left_and_is_not_away() -> None:
-    said = {"name": "g2", "journal": "j2", "received": 9, "end": 9, "committed": 9, "state": "online"}
-    before = combined({"/g2": AWAY}, combined({"/g2": said}, {}), now=1.0)
-    now = combined({"/g2": AWAY}, before, {"/g2": "g2"})
-    assert now["gateways"] == {"g2": {**said, "at": "/g2", "drained": True}}
-    assert now["state"] == "drained"
-    counts = UplinkCounts().add(batch(0, j2=(0, 9)))
-    account = counts.account(now)
-    assert (account.sum(), account.away) == ("received 9 = in Kafka 9 + waiting 0", ())
-    assert combined({"/g2": said}, now, {"/g2": "g2"})["gateways"] == {"g2": {**said, "at": "/g2"}}
-    never_heard = combined({"/g2": AWAY}, {}, {"/g2": "g2"})
-    assert counts.account(never_heard).sum() == "received 9 = in Kafka 9 + waiting 0"
-
-
 # -- where the query begins ------------------------------------------------------------------------------------------
 
 
@@ -276,7 +262,6 @@ def write(
     line: Line,
     number: int,
     done: bool = True,  # noqa: FBT002 - of a test
-    drained: tuple[str, ...] = (),
     **places: tuple[Served, int],
 ) -> None:
     """A batch as Spark writes it down."""
@@ -286,7 +271,6 @@ def write(
             "offset": end,
             "incarnation": one.journal.incarnation_of(end),
             "at": str(one.state_dir),
-            **({"drained": True} if name in drained else {}),
         }
         for name, (one, end) in places.items()
     }
@@ -363,23 +347,6 @@ def test_a_line_begins_again_behind_what_is_done_at_each(tmp_path: Path, two: tu
     begin = several.beginnings(line, identity, seen)
     assert json.loads(begin) == {"g1": 7, "g2": 5}
     assert several.offsets_of(begin, seen) == {"g1": 7, "g2": 5}
-
-
-def test_it_does_not_wait_for_one_that_was_drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(several, "_PATIENCE_S", 0.2)
-    line = line_of(tmp_path)
-    with served(tmp_path / "g1", name="g1") as one:
-        with served(tmp_path / "g2", name="g2") as other:
-            other.add(5)
-            write(line, 3, drained=("g2",), g1=(one, 0), g2=(other, 5))
-            KNOWN.save(line.gateway.state_dir)
-        assert drained_at(line.checkpoint) == {str(tmp_path / "g2"): "g2"}
-        assert list(gathered(line, KNOWN).parts) == ["g1"]
-        begin_again(line)
-        identity = Identity.read(line.gateway.state_dir)
-        assert identity is not None
-        seen = gathered(line, identity)
-        assert json.loads(several.beginnings(line, identity, seen)) == {"g1": 0}
 
 
 def test_it_waits_for_each_gateway_that_it_begins_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from towline.bridge.runtime import status
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, advice, code_of, collect, render
-from towline.gateway.clients import ClientSession, end_client, note_client
+from towline.gateway.clients import end_client, note_client
 
 LINE: Final[dict[str, Any]] = {
     "direction": "up",
@@ -63,17 +63,16 @@ def test_a_drained_gateway_is_not_told_to_have_a_session(tmp_path: Path) -> None
     wanted = {"telemetry": {"": "plant-telemetry"}}
     directory = tmp_path / "telemetry"
     directory.mkdir()
-    note_client(directory, ClientSession("plant-telemetry"))
+    note_client(directory, "plant-telemetry", "mqtt://b:1883")
     before = render(collect(tmp_path, ["telemetry"], wanted))
     assert "the broker keeps what it can" in before
     end_client(directory, "plant-telemetry", "drained")
     for clients in (wanted, None):
         drained = render(collect(tmp_path, ["telemetry"], clients))
         assert "! it is drained: it takes nothing, and the broker has no session for it." in drained
-        assert "towline gateway --join" in drained
         assert "keeps what it can" not in drained
-    note_client(directory, ClientSession("plant-telemetry"))
-    assert "drained" not in render(collect(tmp_path, ["telemetry"], wanted)), "it was taken back"
+    note_client(directory, "plant-telemetry", "mqtt://b:1883")
+    assert "drained" not in render(collect(tmp_path, ["telemetry"], wanted)), "it takes part again"
     other = render(collect(tmp_path, ["telemetry"], {"telemetry": {"": "plant-2-telemetry"}}))
     assert "drained" not in other
 

@@ -70,8 +70,6 @@ class Served:
         self.commits: list[int] = []
         #: What the MQTT side says of itself.
         self.reported: dict[str, object] = {"connected": True}
-        #: Whether its drain is done but for its end; None while it takes part.
-        self.drained: bool | None = None
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
         self.service = InboxService(
@@ -83,7 +81,6 @@ class Served:
             owner_pid=owner_pid,
             on_commit=lambda: self.commits.append(self.journal.committed),
             on_failure=self.failures.append,
-            drained=lambda: self.drained,
         )
 
     @property
@@ -95,11 +92,6 @@ class Served:
         end = self.journal.append(rows(self.journal.end, count, gateway=self.name, payload=payload, at=at))
         self.service.notify()
         return end
-
-    def drain(self, *, begin: bool = True) -> None:
-        """Say from now on that nothing more comes, or that the gateway takes part."""
-        self.drained = True if begin else None
-        self.service.notify()
 
     def close(self) -> None:
         self.service.close()

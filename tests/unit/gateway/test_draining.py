@@ -1,4 +1,4 @@
-"""A drain that is taken back: what a thread sees that looks on."""
+"""A gateway leaves its line: in which order, when its session counts as empty, and which can't."""
 
 from __future__ import annotations
 
@@ -6,55 +6,61 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mqtt5 import SubAckPacket, SubAckReasonCode, UnsubAckPacket, UnsubAckReasonCode
 
-from tests.unit.gateway.brokered import Broker, turn
-from towline.gateway.pump import Pump
+from towline.errors import ConfigError
+from towline.gateway.draining import DrainFacts, DrainStep, Stillness, drainable, step_of
 from towline.gateway.settings import GatewaySettings
-from towline.journal import Journal, Limits
-from towline.schema import ROW_SCHEMA
+
+FACTS = DrainFacts(
+    online=True, subscribed=False, open=0, handshakes=0, received=5, connection=1, probed=True, uncommitted=0
+)
 
 
-def where(pump: Pump) -> tuple[Any, bool]:
-    """State of the session, and whether the gateway is being drained."""
-    status = pump.status()
-    return status["state"], status["drain"] is not None
+def facts(**changed: Any) -> DrainFacts:
+    return DrainFacts(**{name: getattr(FACTS, name) for name in DrainFacts.__slots__} | changed)
 
 
-def test_it_is_not_shown_as_taking_part_before_the_broker_says_so(
-    tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is published between would not be for it."""
-    given = {"name": "g", "state_dir": tmp_path, "brokers": broker.url, "linger_ms": 0}
-    settings = GatewaySettings.model_validate(given | {"subscriptions": [{"filter": "#", "qos": 2}]})
-    with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as inbox:
-        pump = Pump(settings, inbox)
-        broker.accept(pump, session_present=False)
-        pump.drain(begin=True)
-        turn(pump)
-        broker.say(pump, UnsubAckPacket(2, [UnsubAckReasonCode.SUCCESS]))
-        assert where(pump) == ("online", True)
+@pytest.mark.parametrize(
+    ("changed", "still", "step"),
+    [
+        ({"subscribed": True}, True, DrainStep.LEAVING),
+        ({}, False, DrainStep.TAKING),
+        ({"uncommitted": 1}, True, DrainStep.COMMITTING),
+        ({"owing": True}, True, DrainStep.COMMITTING),
+        ({}, True, DrainStep.ENDING),
+    ],
+)
+def test_the_steps(changed: dict[str, Any], still: bool, step: DrainStep) -> None:
+    assert step_of(facts(**changed), still=still) is step
 
-        seen, handle, status = [], pump._driver.handle, pump._departure.drain.status
 
-        def looked_at(event: Any) -> None:
-            """Just before the session hears of it, somebody asks."""
-            seen.append(where(pump))
-            handle(event)
+def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_lives() -> None:
+    still, asked = Stillness(8.0), list[float]()
 
-        def overtaken() -> Any:
-            """While somebody asks, all of it happens."""
-            monkeypatch.setattr(pump._departure.drain, "status", status)
-            turn(pump)
-            return status()
+    def look(now: float, **changed: Any) -> bool:
+        return still.look(facts(**changed), now, lambda: asked.append(now))
 
-        monkeypatch.setattr(pump._driver, "handle", looked_at)
-        monkeypatch.setattr(pump._departure.drain, "status", overtaken)
-        pump.drain(begin=False)
-        seen.append(where(pump))
-        assert ("online", False) not in seen
-        assert seen[-1] == where(pump) == ("subscribing", False)
-        broker.say(pump, SubAckPacket(3, [SubAckReasonCode.GRANTED_QOS_EXACTLY_ONCE]))
-        assert where(pump) == ("online", False)
-        pump.stop()
-        pump.run()
+    assert not look(0.0, open=1)
+    assert still.due() is None
+    assert not asked, "not while something is open"
+    for now in (1.0, 2.0, 3.0, 5.0, 6.9, 7.0, 8.9):
+        assert not look(now)
+    assert asked == [1.0, 3.0, 5.0, 7.0], "several PINGREQs over the silence"
+    assert still.due() == 9.0
+    assert not look(9.0, probed=False), "the last is not answered"
+    assert look(9.0)
+    assert look(99.0), "it stays so while commits are waited for"
+
+    for changed in ({"received": 6}, {"connection": 2}, {"handshakes": 1}, {"handshakes": 0, "received": 7}):
+        assert not look(100.0, **changed), "something came, or may come: all of it anew"
+    assert not look(100.0, online=False)
+    assert still.due() is None
+
+
+def test_what_has_an_outbox_or_several_sessions_is_not_drained(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"name": "g", "state_dir": tmp_path, "subscriptions": [{"filter": "t/#"}]}
+    for more in ({"brokers": "mqtt://b", "outbox": {}}, {"brokers": "mqtt://a,mqtt://b"}):
+        with pytest.raises(ConfigError, match="TL-G57"):
+            drainable(GatewaySettings.model_validate(given | more))
+    one = {"brokers": "mqtt://a,mqtt://b", "brokers_share_sessions": True}
+    drainable(GatewaySettings.model_validate(given | one))

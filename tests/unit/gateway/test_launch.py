@@ -189,8 +189,8 @@ def test_a_gateway_that_another_way_started_first_wins(
         endpoint.rename(hidden)
         started = launch._start
 
-        def start(told: bytes, log: Path, kind: str) -> subprocess.Popen[bytes]:
-            child = started(told, log, kind)
+        def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
+            child = started(told, log)
             wait_until(lambda: child.poll() is not None, what="the end of the loser")
             hidden.rename(endpoint)
             return child
@@ -210,8 +210,8 @@ def test_a_gateway_that_is_just_ending_is_waited_for(
     started = launch._start
     tries = []
 
-    def start(told: bytes, log: Path, kind: str) -> subprocess.Popen[bytes]:
-        child = started(told, log, kind)
+    def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
+        child = started(told, log)
         tries.append(child)
         if len(tries) == 1:
             wait_until(lambda: child.poll() is not None, what="the end of the first try")

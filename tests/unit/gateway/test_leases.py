@@ -28,24 +28,6 @@ def test_a_second_living_reader_is_refused_with_one_line(
     )
 
 
-def test_a_drain_waits_for_living_readers_that_keep_places_of_several(other: subprocess.Popen[bytes]) -> None:
-    leases = Leases("plant")
-    tokens = {name: leases.open(name, mark(other.pid)) for name in ("one", "several")}
-    assert not leases.unheard(), "it has not asked yet, and may be a reader of one gateway"
-    assert leases.heard("several", knows=False)
-    assert leases.unheard()
-    assert leases.heard("several", knows=True)
-    assert not leases.heard("several", knows=True)
-    assert not leases.unheard()
-    leases.heard("several", knows=False)
-    assert leases.unheard(), "it takes the gateway for one of its own again"
-    leases.heard("one", knows=False)
-    leases.release("several", tokens["several"])
-    other.kill()
-    other.wait()
-    assert not leases.unheard(), "the dead say nothing"
-
-
 def test_another_consumer_is_welcome(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
     open_as(server, "default", mark(other.pid))
     client.open("archive")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from itertools import permutations, product
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket, QoS
 
 from towline.mqtt.codec import Decoder, PublishRun
 from towline.mqtt.events import Deliver, Held
-from towline.mqtt.inbound import AliasError, Inbound
-from towline.mqtt.plain import MessageColumns
-from towline.mqtt.screens import LeftOut, Screening
+from towline.mqtt.inbound import AliasError, Inbound, Screening
 from towline.mqtt.stubs import Published
 
 
@@ -61,7 +59,7 @@ def test_a_repeated_id_is_answered_and_not_stored_again() -> None:
     stored(inbound, take(inbound, publish(7)))
     assert take(inbound, publish(7, dup=True), publish(7)) is None
     assert inbound.settle(inbound.settled) == pubrec(7, 7)
-    assert inbound.left_out[LeftOut.REPEAT] == 2
+    assert inbound.repeats == 2
 
 
 PROPERTIES: dict[str, list[Any]] = {
@@ -104,14 +102,14 @@ def test_what_a_server_may_change_when_it_sends_again_does_not_count() -> None:
     take(inbound, with_properties(message_expiry_interval=60, subscription_ids=[1], topic_alias=5, content_type="a"))
     again = with_properties(message_expiry_interval=3, subscription_ids=[2, 3], duplicate=True, content_type="a")
     assert take(inbound, again) is None
-    assert inbound.left_out[LeftOut.REPEAT] == 1
+    assert inbound.repeats == 1
 
 
 def test_ids_that_an_older_version_has_stored_are_known_by_topic_and_payload() -> None:
     inbound = Inbound(5, {7: Held(4, zlib.crc32(b"x", zlib.crc32(b"t")))})
     assert take(inbound, with_properties(content_type="a", retain=True)) is None
     assert take(inbound, with_properties()) is None
-    assert inbound.left_out[LeftOut.REPEAT] == 2
+    assert inbound.repeats == 2
 
 
 def test_a_message_without_properties_has_the_digest_of_older_versions() -> None:
@@ -256,24 +254,13 @@ def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
         inbound.publishes(aliased("", 1))
 
 
-class KnownByPayload:
-    """Who knows messages by what they say: those with `b"old"` are stored already, `b"theirs"` another stores."""
-
-    tagged = True
-    words: ClassVar = {b"old": LeftOut.REPEAT, b"theirs": LeftOut.OTHER_MEMBER}
-
-    def packets(self, packets: Sequence[Published], _topics: Sequence[str]) -> Screening:
-        return Screening(self._said([packet.payload for packet in packets]), [packet.payload for packet in packets])
-
-    def plain(self, columns: MessageColumns) -> bytes:
-        return self._said(columns.payloads())
-
-    def _said(self, payloads: Sequence[bytes | None]) -> bytes:
-        return bytes(self.words.get(payload or b"", LeftOut.STORE) for payload in payloads)
-
-
 def known_by_payload(inbound: Inbound) -> None:
-    inbound.screen = KnownByPayload()
+    """Messages that say `b"old"` are stored already; the tag of each is what it says."""
+
+    def said(packets: Sequence[Published], _topics: Sequence[str]) -> Screening:
+        return Screening(bytes(packet.payload == b"old" for packet in packets), [packet.payload for packet in packets])
+
+    inbound.screen = said
 
 
 def test_a_tag_stays_with_its_message_when_a_repeat_is_left_out() -> None:
@@ -293,7 +280,7 @@ def test_a_message_known_by_its_publishers_name_is_answered_and_not_stored(qos: 
     delivery = take(inbound, *(publish(i, p, qos=qos) for i, p in zip(ids, (b"old", b"new", b"old"), strict=True)))
     assert delivery is not None
     assert [packet.payload for packet in delivery.messages.packets] == [b"new"] == delivery.messages.tags
-    assert (delivery.first, inbound.next_number, inbound.left_out[LeftOut.REPEAT]) == (5, 6, 2)
+    assert (delivery.first, inbound.next_number, inbound.repeats) == (5, 6, 2)
     assert delivery.held.keys() == ({2} if qos == 2 else set())
     answer = {0: b"", 1: b"\x40\x02\x00\x01", 2: pubrec(1)}[qos]
     assert inbound.settle(inbound.settled) == answer, "only what stands before the new one"

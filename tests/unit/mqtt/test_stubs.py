@@ -16,7 +16,6 @@ from towline.mqtt.codec import Decoder, Item, MalformedPacket, PublishRun, encod
 from towline.mqtt.events import Messages
 from towline.mqtt.fence import MAX_PROPERTIES
 from towline.mqtt.inbound import Inbound
-from towline.mqtt.screens import LeftOut
 from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Published, Stub
 
 LIMIT = 1024
@@ -235,9 +234,9 @@ def test_a_held_stub_is_told_from_another() -> None:
 
     assert take(PAYLOAD)
     assert not take(PAYLOAD)
-    assert (inbound.left_out[LeftOut.REPEAT], inbound.reused_ids) == (1, 0)
+    assert (inbound.repeats, inbound.reused_ids) == (1, 0)
     assert take(PAYLOAD[::-1])
-    assert (inbound.left_out[LeftOut.REPEAT], inbound.reused_ids) == (1, 1)
+    assert (inbound.repeats, inbound.reused_ids) == (1, 1)
     assert inbound.settle(9) == b"\x50\x02\x00\x07" * 3
 
 
@@ -253,7 +252,7 @@ def test_a_stub_that_comes_again_in_other_words_is_a_repeat(limit: int) -> None:
             inbound.publishes(item)
     delivery = inbound.hand_over()
     assert delivery is not None
-    assert (len(delivery.messages), inbound.left_out[LeftOut.REPEAT], inbound.reused_ids) == (1, 7, 0)
+    assert (len(delivery.messages), inbound.repeats, inbound.reused_ids) == (1, 7, 0)
 
 
 def test_a_stub_is_a_row_without_payload() -> None:

@@ -45,7 +45,6 @@ PLACES = st.builds(
     st.integers(0, 1 << 62),
     st.text(max_size=4),
     st.text(max_size=4),
-    st.booleans(),
 )
 
 
@@ -66,10 +65,6 @@ def test_gateways_come_and_go() -> None:
     assert two.without("line") == PLACE
     assert (two.place("line"), two.place("other")) == (JournalPlace("line", "j2", 7, at="/g2"), None)
     assert two.to_json()["gateways"]["line"] == {"journal": "j2", "offset": 7, "at": "/g2"}
-    left = JournalPlace("line", "j2", 7, at="/g2", drained=True)
-    assert left.to_json() == {"journal": "j2", "offset": 7, "at": "/g2", "drained": True}
-    assert not left.moved(8, "").drained
-    assert not JournalPlace.parse("line", {**left.to_json(), "drained": "no"}).drained, "only what we wrote"
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from towline.bridge.config.routes import Route
 from towline.bridge.config.section import Section
 from towline.bridge.config.tables import Tables
 from towline.gateway.clients import MEMBERS
-from towline.gateway.settings import GatewaySettings
-from towline.gateway.sharing import ShareSettings, ShareWay
+from towline.gateway.settings import GatewaySettings, ShareSettings, ShareWay
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import common
 from towline.mqtt.rules import filter_problem
@@ -85,7 +84,7 @@ class MembersReader:
         if way is None or not sections:
             return ()
         line = _Line(uplink, gateway, routes, uplink.share_group or f"{bridge}-{uplink.name}")
-        if not (self._fits_way(way, sections) and self._fits_line(way, line) and self._fits_key(way, line)):
+        if not (self._fits_way(way, sections) and self._fits_line(way, line)):
             return ()
         members = tuple(self._member(way, line, sections, index) for index in range(len(sections)))
         made = tuple(one for one in members if one is not None)
@@ -120,10 +119,10 @@ class MembersReader:
                 return uplink.share
             if any(one.filters for one in sections):
                 return ShareWay.FILTERS
-            do = 'Give each member filters, or write share = "hash" or share = "subscription".'
+            do = 'Give each member filters, or write share = "subscription".'
             self._note("TL-C122", ("member",), "nothing says how the members share the line's messages", do)
             return None
-        for key in ("share", "share_key", "share_group"):
+        for key in ("share", "share_group"):
             if getattr(uplink, key) is not None and "member" not in self._table:
                 what = f"{key} says how members share a line, and it has none"
                 self._note("TL-C122", (key,), what, "Add [[uplink.member]] with a name, or remove it.")
@@ -160,7 +159,9 @@ class MembersReader:
             self._note("TL-C125", ("route",), what, 'Write the plain filter, and share = "subscription".')
             return False
         if way is not ShareWay.SUBSCRIPTION:
-            return True
+            if line.uplink.share_group is not None:
+                self._note("TL-C122", ("share_group",), f'share_group says nothing with share = "{way}"', "Remove it.")
+            return line.uplink.share_group is None
         gateway = line.gateway
         problems = {
             "route": any(one.no_local for one in gateway.subscriptions) and "no_local [MQTT-3.8.3-4]",
@@ -170,27 +171,8 @@ class MembersReader:
         for key, problem in problems.items():
             if problem:
                 what = f'share = "subscription" does not go with {problem}'
-                self._note("TL-C125", (key,), what, 'Change it, or take share = "hash".')
+                self._note("TL-C125", (key,), what, 'Change it, or take share = "filters".')
         return not any(problems.values())
-
-    def _fits_key(self, way: ShareWay, line: _Line) -> bool:
-        """The key of the hash is a wildcard of every route."""
-        key, group = line.uplink.share_key, line.uplink.share_group
-        if group is not None and way is not ShareWay.SUBSCRIPTION:
-            self._note("TL-C122", ("share_group",), f'share_group says nothing with share = "{way}"', "Remove it.")
-            return False
-        if key is None:
-            return True
-        if way is not ShareWay.HASH:
-            self._note("TL-C123", ("share_key",), f'share_key says nothing with share = "{way}"', "Remove it.")
-            return False
-        for index, route in enumerate(line.routes):
-            if isinstance(key, str) and key not in route.pattern.names:
-                what = f'share_key = "{key}" is no wildcard of route {index + 1}, "{route.pattern.text}"'
-                do = f"Write {{{key}}} in its from, or leave share_key out: then the whole topic is hashed."
-                self._note("TL-C123", ("share_key",), what, do)
-                return False
-        return True
 
     def _member(
         self, way: ShareWay, line: _Line, sections: Sequence[MemberSection], index: int
@@ -205,12 +187,9 @@ class MembersReader:
         if not subscriptions:
             return None
         share = ShareSettings(
-            line=gateway.name,
             member=section.name,
             members=tuple(sorted(one.name for one in sections)),
             way=way,
-            key=_key_text(line.uplink.share_key),
-            keys=_keys(line) if way is ShareWay.HASH else (),
             client_id=gateway.mqtt_client_id,
         )
         values = {name: getattr(gateway, name) for name in GatewaySettings.model_fields}
@@ -230,8 +209,6 @@ class MembersReader:
 
     def _subscriptions(self, way: ShareWay, line: _Line, section: MemberSection, index: int) -> tuple[Filter, ...]:
         every = line.gateway.subscriptions
-        if way is ShareWay.HASH:
-            return every
         if way is ShareWay.SUBSCRIPTION:
             return tuple(replace(one, pattern=f"$share/{line.group}/{one.pattern}") for one in every)
         for at, text in enumerate(section.filters):
@@ -268,16 +245,3 @@ def restricted(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple
         for pattern, one in found.items()
         if not any(common(other, pattern) == pattern for other in found if other != pattern)
     )
-
-
-def _key_text(key: int | str | None) -> str:
-    """What is hashed, in words; "" for the whole topic."""
-    return "" if key is None else f"{{{key}}}" if isinstance(key, str) else f"level {key}"
-
-
-def _keys(line: _Line) -> tuple[tuple[str, int], ...]:
-    key = line.uplink.share_key
-    if key is None:
-        return ()
-    places = [(route.pattern, route.pattern.names[key] if isinstance(key, str) else key) for route in line.routes]
-    return tuple((pattern.filter, level) for pattern, level in places)

@@ -17,8 +17,7 @@ from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
 from towline.bridge.config.services import CreateTopics, KafkaSection, SparkSection
 from towline.errors import ConfigError, did_you_mean
-from towline.gateway.settings import GatewaySettings, ReceiptSettings
-from towline.gateway.sharing import ShareWay
+from towline.gateway.settings import GatewaySettings, ReceiptSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Filter
 
@@ -191,7 +190,6 @@ class UplinkSection(Section):
         gateways: State directories and locations of gateways that run elsewhere, which the line reads.
         removed_gateways: Names of gateways that leave the line unasked.
         share: How members share the line's messages.
-        share_key: With ``hash``: the wildcard of every route that is hashed, or the number of a topic's level.
         share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``.
     """
 
@@ -209,7 +207,6 @@ class UplinkSection(Section):
     gateways: tuple[str, ...] = ()
     removed_gateways: tuple[str, ...] = ()
     share: ShareWay | None = None
-    share_key: Annotated[int, Field(ge=0, le=1000)] | str | None = None
     share_group: Annotated[str, Field(pattern=NAME)] | None = None
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import Any, Final
 
 from towline.bridge.config.model import Line
-from towline.gateway.sharing import ShareWay
+from towline.gateway.settings import ShareWay
 
 __all__ = ["render_share", "share_plan", "share_warnings"]
 
 _COSTS: Final = {
     ShareWay.FILTERS: "each member receives its own messages",
-    ShareWay.HASH: "each member receives all messages, and stores its own",
     ShareWay.SUBSCRIPTION: "the broker gives each message to one member",
+}
+
+
+#: What is in the order in which it was published.
+_ORDER: Final = {
+    ShareWay.FILTERS: "kept for each topic, and for each device whose topics one member takes",
+    ShareWay.SUBSCRIPTION: "not kept",
 }
 
 
@@ -23,8 +29,7 @@ def share_plan(line: Line) -> dict[str, Any] | None:
         return None
     return {
         "way": share.way.value,
-        "key": share.key or None,
-        "order": _order(share.way, share.key),
+        "order": _ORDER[share.way],
         "cost": _COSTS[share.way],
         "members": [
             {
@@ -38,15 +43,6 @@ def share_plan(line: Line) -> dict[str, Any] | None:
             if one.share
         ],
     }
-
-
-def _order(way: ShareWay, key: str) -> str:
-    """What is in the order in which it was published."""
-    if way is ShareWay.SUBSCRIPTION:
-        return "not kept"
-    if way is ShareWay.HASH and not key:
-        return "kept for each topic"
-    return f"kept for each {key or 'topic, and for each device whose topics one member takes'}"
 
 
 def share_warnings(line: Line) -> list[str]:
@@ -72,15 +68,6 @@ def _of_filters(line: Line) -> list[str]:
     ]
 
 
-def _of_hash(line: Line) -> list[str]:
-    share = line.members[0].share
-    texts = ["for a member that is away the broker queues the messages of all members: its limits have to hold them."]
-    if share is not None and not share.key:
-        what = "share by the whole topic: a device's messages on two topics may come to two members"
-        texts.append(f"{what}. Give share_key.")
-    return texts
-
-
 def _of_subscription(line: Line) -> list[str]:
     texts = [
         'the order of a device\'s messages is not kept: the broker gives them to any member (share = "subscription").',
@@ -94,15 +81,13 @@ def _of_subscription(line: Line) -> list[str]:
 
 _WARNINGS: Final = {
     ShareWay.FILTERS: _of_filters,
-    ShareWay.HASH: _of_hash,
     ShareWay.SUBSCRIPTION: _of_subscription,
 }
 
 
 def render_share(plan: dict[str, Any]) -> list[str]:
     """The lines of `towline check`."""
-    by = f" by {plan['key'] or 'the whole topic'}" if plan["way"] == ShareWay.HASH else ""
-    out = [f"  share     {plan['way']}{by}   order {plan['order']}; {plan['cost']}"]
+    out = [f"  share     {plan['way']}   order {plan['order']}; {plan['cost']}"]
     for one in plan["members"]:
         filters = "   ".join(f"{s['filter']} (QoS {s['qos']})" for s in one["subscriptions"])
         out.append(f"  member    {one['name']}   client id {one['client_id']}   {filters}")

@@ -9,25 +9,17 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from towline.bridge.config.gateways import in_the_file
-from towline.bridge.lines.evidence import places_at
-from towline.checkpoint import Checkpoint
 from towline.errors import GatewayError
 from towline.gateway.access import REFUSALS, Access
 from towline.spark.link import GatewayPlace
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from towline.gateway.client import GatewayClient
 
-__all__ = ["AWAY", "DRAINED", "away_text", "away_trouble", "combined", "drained_at", "each", "is_refused", "places_of"]
+__all__ = ["AWAY", "away_text", "away_trouble", "combined", "each", "is_refused", "places_of"]
 
 #: Key of a gateway that does not answer: since when, in seconds since 1970.
 AWAY: Final = "away_since"
-#: Key of one that was drained and has left.
-DRAINED: Final = "drained"
-#: What is said of a gateway that is away, and of no other.
-_ABSENT: Final = frozenset({AWAY, "why", "do", "code"})
 #: Summed over gateways; what one does not tell is nothing.
 _SUMS: Final = (
     "received",
@@ -69,7 +61,6 @@ def each(places: Sequence[GatewayPlace], ask: Callable[[GatewayClient], _Answer]
 def combined(
     answers: Mapping[str, Mapping[str, Any] | GatewayError],
     before: Mapping[str, Any],
-    drained: Mapping[str, str] | None = None,
     now: float | None = None,
 ) -> dict[str, Any]:
     """The statuses of a line's gateways as one, with the parts by name; of one that is away what it said last.
@@ -77,7 +68,6 @@ def combined(
     Args:
         answers: By where each gateway is.
         before: What this made of the answers before; its parts are remembered.
-        drained: Where gateways are that are drained, and their names: they have left, and are not away.
         now: Seconds since 1970.
     """
     known = {part["at"]: (name, part) for name, part in (before.get("gateways") or {}).items()}
@@ -85,15 +75,11 @@ def combined(
     for at, answer in answers.items():
         if isinstance(answer, GatewayError):
             name, last = known.get(at, (at, {}))
-            if drained and at in drained:
-                parts[drained[at]] = {**{key: last[key] for key in last.keys() - _ABSENT}, "at": at, DRAINED: True}
-                continue
             since = last.get(AWAY) or (time.time() if now is None else now)
             parts[name] = {**last, "at": at, AWAY: since, **_reason(answer)}
         else:
             parts[str(answer["name"])] = {**answer, "at": at}
-    there = [part for part in parts.values() if AWAY not in part and DRAINED not in part]
-    gone = DRAINED if all(DRAINED in part for part in parts.values()) else "away"
+    there = [part for part in parts.values() if AWAY not in part]
     sums = {key: sum(int(part.get(key) or 0) for part in parts.values()) for key in _SUMS}
     ages = [part["oldest"] for part in there if part.get("oldest") is not None]
     states = [str(part.get("state")) for part in there]
@@ -102,18 +88,12 @@ def combined(
         **sums,
         "gateways": dict(sorted(parts.items())),
         "oldest": min(ages, default=None),
-        "state": next((state for state in states if state != "online"), "online" if states else gone),
+        "state": next((state for state in states if state != "online"), "online" if states else "away"),
         "held_back": next((part["held_back"] for part in there if part.get("held_back")), ""),
         "last_error": next((part["last_error"] for part in there if part.get("last_error")), None),
         "guarantee": plain.get("guarantee", ""),
         "insecure": any(part.get("insecure") for part in there),
     }
-
-
-def drained_at(checkpoint: Path) -> dict[str, str]:
-    """Where gateways are that a query's checkpoint has as drained, and their names."""
-    logs = Checkpoint(str(checkpoint))
-    return {place.at: place.gateway for place in places_at(logs, logs.last_commit_batch()) if place.drained}
 
 
 def _reason(error: GatewayError) -> dict[str, str]:

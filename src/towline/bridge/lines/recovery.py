@@ -211,7 +211,7 @@ RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
     ("TL-B52", _resplit, "Set routes, dedupe and dead_letter_topic back until this batch is done, then change them"),
 )
 #: Another try finds the same.
-PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27", "TL-G55", "TL-G56", *UNFIT})
+PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27", "TL-G55", *UNFIT})
 
 
 def problem(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> tuple[str, str, str] | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
 from towline.bridge.lines.recovery import PERMANENT, refused
+from towline.bridge.runtime.members import is_drained, wanted_clients
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import (
     ConfigError,
@@ -114,7 +115,10 @@ class GatewaySupervisor(ChildSupervisor):
                 status = client.status(timeout_s=5.0)
             except GatewayError:
                 silent += 1
-                if silent >= _SILENCES or self._gone():
+                gone = self._gone()
+                if gone:
+                    self._see_whether_drained()
+                if silent >= _SILENCES or gone:
                     if not self._stopping.is_set():
                         self._say("the gateway has ended; starting it again")
                     return
@@ -127,6 +131,16 @@ class GatewaySupervisor(ChildSupervisor):
         """Tell an event, and whose it is; a gateway begins its errors with the name of its line."""
         text = text.removeprefix(f"{self.line.name} at ").removeprefix(f"{self.line.name}: ")
         self._state.say(text if self.where in text else f"{self.where}: {text}")
+
+    def _see_whether_drained(self) -> None:
+        """A gateway that has left its line is not started again: it would take part.
+
+        Raises:
+            GatewayError: TL-G55, it has.
+        """
+        if self._view.status.get("drain") and is_drained(self.line.gateway.state_dir, wanted_clients(self.line)):
+            what = "its gateway was drained while it ran, and is not started again"
+            raise GatewayError("TL-G55", self.where, what, "Start towline run again, and it takes part.")
 
     def _gone(self) -> bool:
         endpoint = GatewayEndpoint.read(self.line.gateway.state_dir)

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.backoff import Backoff
 from towline.bridge.lines.elsewhere import (
     AWAY,
-    DRAINED,
     away_text,
     away_trouble,
     combined,
-    drained_at,
     each,
     is_refused,
     places_of,
@@ -75,8 +73,7 @@ class GatewaysSupervisor(ChildSupervisor):
         self._view.asks()
         answers = each(self._places, lambda client: client.status(timeout_s=5.0))
         silent = [answer for answer in answers.values() if isinstance(answer, GatewayError)]
-        drained = drained_at(self.line.checkpoint) if silent else {}
-        status = combined(answers, self._view.status or self._view.before, drained)
+        status = combined(answers, self._view.status or self._view.before)
         with self._state.lock:
             self._view.gateway_error = str(silent[0]) if status["state"] == "away" else None
             if self._view.gateway_error is None:
@@ -122,8 +119,6 @@ class GatewaysSupervisor(ChildSupervisor):
 
 def _kind(name: str, part: Mapping[str, Any]) -> str:
     """What there is to say of a gateway; "" where all is well."""
-    if DRAINED in part:
-        return f"gateway {name} is drained, and has left"
     if AWAY in part:
         return away_text(name, part)
     return str((part.get("last_error") or {}).get("text", ""))

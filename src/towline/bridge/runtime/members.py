@@ -51,7 +51,7 @@ def left_sessions(line_dir: Path, wanted: Mapping[str, str] | None) -> list[dict
 
 
 def is_drained(line_dir: Path, wanted: Mapping[str, str] | None) -> bool:
-    """Whether the line's one gateway left it by a drain, and was not taken back.
+    """Whether the line's one gateway left it by a drain, and was not started again.
 
     Args:
         line_dir: State directory of the line.
@@ -87,11 +87,8 @@ def render_member(name: str, status: Mapping[str, Any] | None) -> str:
     """One line about a member."""
     if status is None:
         return f"  member    {name}   none answers on this machine"
-    others = status.get("of_other_members", 0)
     parts = [f"{status.get('client_id')} at {status.get('broker') or 'no broker'}", str(status.get("state"))]
-    parts.append(f"received {status.get('received', 0):,} = stored {status.get('end', 0):,}")
-    parts[-1] += f" + of other members {others:,}" if others else ""
-    parts.append(f"waiting {status.get('waiting', 0):,}")
+    parts.append(f"received {status.get('received', 0):,}   waiting {status.get('waiting', 0):,}")
     if drain := status.get("drain"):
-        parts.append(f"drain: {drain['step']}")
+        parts.append(f"drain: {drain}")
     return f"  member    {name}   {'   '.join(parts)}"

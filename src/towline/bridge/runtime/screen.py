@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from towline.bridge.lines.elsewhere import DRAINED
 from towline.errors import codes_in
 from towline.logfile import log_settings
 from towline.text import printable, printable_lines
@@ -47,8 +46,6 @@ def _gateway_trouble(view: LineView) -> str:
     account = view.account
     if account is not None and account.away:
         return "; ".join(account.away)
-    if view.status.get("state") == DRAINED:
-        return "its gateways are drained"
     if view.status.get("state") not in ("online", "connected"):
         return f"broker {view.status.get('state', 'offline')}"
     return f"held back: {view.status['held_back']}" if view.status.get("held_back") else ""

@@ -16,7 +16,7 @@ from typing import Any, Final
 from towline import files
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.lines.account import LineAccount, LineCounts
-from towline.bridge.lines.elsewhere import combined, drained_at, each, places_of
+from towline.bridge.lines.elsewhere import combined, each, places_of
 from towline.bridge.uplink.account import UplinkCounts
 from towline.errors import GatewayError
 from towline.gateway.access import Access
@@ -290,7 +290,7 @@ def gateway_status(state_dir: Path) -> dict[str, Any] | None:
 
 
 def gateways_status(
-    gateways: Sequence[str], access: Mapping[str, str], before: Mapping[str, Any], checkpoint: Path
+    gateways: Sequence[str], access: Mapping[str, str], before: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """What the gateways of a line that reads several say together; None when none answers.
 
@@ -298,10 +298,9 @@ def gateways_status(
         gateways: State directories and locations.
         access: As `LineView.access`.
         before: What they said before.
-        checkpoint: Of the line's query, which knows who was drained.
     """
     answers = each(places_of(gateways, Access(**access)), lambda client: client.status(timeout_s=5.0))
-    status = combined(answers, before, drained_at(checkpoint))
+    status = combined(answers, before)
     return None if status["state"] == "away" else status
 
 

@@ -8,8 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from towline.bridge.config.model import CHECKPOINT
-from towline.bridge.lines.elsewhere import AWAY, DRAINED, away_trouble
+from towline.bridge.lines.elsewhere import AWAY, away_trouble
 from towline.bridge.runtime.members import is_drained, left_sessions, look_at_members, render_member, told_of_sharing
 from towline.bridge.runtime.reloading import REFUSED
 from towline.bridge.runtime.screen import lag_text
@@ -111,7 +110,7 @@ def _line(
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     counts = counts_of(saved.get("direction", "up"), saved.get("counts", {}))
     elsewhere = saved.get("gateways") or ()
-    status = _several(state_dir, saved) if elsewhere else gateway_status(state_dir)
+    status = _several(saved) if elsewhere else gateway_status(state_dir)
     query = saved.get("query", _UNKNOWN_LINE) if running else "not running"
     now: dict[str, Any] = {
         "direction": saved.get("direction", "up"),
@@ -134,9 +133,9 @@ def _line(
     return now
 
 
-def _several(state_dir: Path, saved: Mapping[str, Any]) -> dict[str, Any] | None:
+def _several(saved: Mapping[str, Any]) -> dict[str, Any] | None:
     access, said = saved.get("access") or {}, saved.get("gateway") or {}
-    return gateways_status(saved["gateways"], access, said, state_dir / CHECKPOINT)
+    return gateways_status(saved["gateways"], access, said)
 
 
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
@@ -176,7 +175,7 @@ def _stopped(line: dict[str, Any], *, running: bool) -> Iterator[str]:
 def _no_gateway(line: Mapping[str, Any], *, running: bool) -> str:
     if line.get("drained"):
         what = "it is drained: it takes nothing, and the broker has no session for it"
-        return f"{what}. towline gateway --join takes it back."
+        return f"{what}. Started again, it takes part."
     return _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
 
 
@@ -346,8 +345,6 @@ def _render_part(name: str, part: dict[str, Any]) -> list[str]:
     waiting = int(part.get("end", 0)) - int(part.get("committed", 0))
     last = f"   last word: {waiting:,} waiting" if "end" in part else ""
     head = f"  gateway   {name}   {part['at']}"
-    if DRAINED in part:
-        return [f"{head}   drained, and has left"]
     if AWAY in part:
         return [f"{head}   away{last}"]
     return [head, *_render_listen(part.get("listen") or {}), *_render_gateway(part)]
@@ -357,5 +354,5 @@ def _render_gateway(gateway: dict[str, Any]) -> list[str]:
     place = f"{gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}   {gateway.get('state')}"
     flight = f"unacknowledged {_told(gateway.get('unacknowledged'))}   acks after {gateway.get('ack_after')}"
     offsets = f"offsets {_told(gateway.get('first'))} to {_told(gateway.get('end'))}"
-    drain = [f"  drain     {step['step']}"] if (step := gateway.get("drain")) else []
+    drain = [f"  drain     {step}"] if (step := gateway.get("drain")) else []
     return [f"  session   {place}   {flight}", f"  journal   {_megabytes(gateway)}   {offsets}", *drain]

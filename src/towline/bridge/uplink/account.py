@@ -30,8 +30,8 @@ _OBSERVED: Final = ("filtered", "unrouted", "fallback", "dead_lettered", "dedupl
 _NOT_GIVEN: Final = ("filtered", "unrouted", "deduplicated", "late", "astray", "left_out")
 #: ``unrouted``: taken by no route. ``skipped``: given up by at_most_once after a crash. ``lost``: given up by its sink,
 #: Kafka did not take them in time. ``deduplicated``: recognised as repeats, by a dedupe key or by an open QoS 2 packet
-#: id. ``left_out``: did not come to the sink, in a batch whose reasons nobody told of. ``of_other_members``: received
-#: here, and stored by the member that they hash to. ``arriving``: not yet on disk and not acknowledged.
+#: id. ``left_out``: did not come to the sink, in a batch whose reasons nobody told of. ``arriving``: not yet on
+#: disk and not acknowledged.
 _WORDS: Final = AccountWords(
     "received",
     "in_kafka",
@@ -44,7 +44,6 @@ _WORDS: Final = AccountWords(
         "dead_lettered": "dead-lettered",
         "deduplicated": "deduplicated",
         "left_out": "left out",
-        "of_other_members": "of other members",
         "arriving": "arriving",
     },
 )
@@ -60,7 +59,6 @@ class _Said(NamedTuple):
     end: int
     #: Sent again under an open QoS 2 id: answered, and not stored [I3].
     repeats: int
-    others: int
     received: int
     committed: int
     before: int
@@ -76,17 +74,14 @@ class _Said(NamedTuple):
             span: Where the bridge's own count of its journal begins and ends; None before it has begun.
         """
         upto = span[1] if span else 0
-        end, repeats, others = (
-            int(told.get(name, default))
-            for name, default in (("end", upto), ("deduplicated", 0), ("of_other_members", 0))
-        )
+        end, repeats = int(told.get("end", upto)), int(told.get("deduplicated", 0))
         # The status is not one instant: rows may become durable between reading `received` and `end`.
-        received = max(int(told.get("received", end)), end + repeats + others)
+        received = max(int(told.get("received", end)), end + repeats)
         # The gateway learns of a commit with the next `latestOffset`, the bridge right after the batch.
         committed = max(int(told.get("committed", upto)), min(upto, end))
         counted = min(upto, end) if span else committed
         before = min(span[0], counted) if span else committed
-        return cls(end, repeats, others, received, committed, before, end - counted, committed - counted)
+        return cls(end, repeats, received, committed, before, end - counted, committed - counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +289,7 @@ class UplinkCounts(LineCounts):
             "dead_lettered": self.dead_lettered - self.plain_letters + plain,
             "deduplicated": self.deduplicated + said.repeats,
             "left_out": self.left_out,
-            "of_other_members": said.others,
-            "arriving": said.received - said.end - said.repeats - said.others,
+            "arriving": said.received - said.end - said.repeats,
         }
         known = [*beyond, *self._disagreements()]
         uncounted = said.committed - self.rows - self.skipped - self.covered if self.agree and not known else 0

@@ -47,7 +47,7 @@ class Seen:
 
 
 def gather(line: Line, access: Access, consumer: str, identity: Identity) -> Seen:
-    """Read a line's checkpoint and ask its gateways; those that are away, or drained, are done without.
+    """Read a line's checkpoint and ask its gateways; those that are away are done without.
 
     A query without a checkpoint that begins behind what was carried needs the gateways it was carried from: each knows
     alone whether its journal is still the same.
@@ -59,12 +59,11 @@ def gather(line: Line, access: Access, consumer: str, identity: Identity) -> See
     planned = {place.gateway: place for place in places_at(logs, seen.planned)}
     done = {place.gateway: place for place in places_at(logs, seen.done)}
     begun = _places(identity) if seen.planned is None else {}
-    left = {place.at for place in (planned or begun).values() if place.drained}
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         answers = each(places_of(line.gateways, access), lambda client: _asked(client, planned or begun))
         told = {str(answer[0]["name"]): answer for answer in answers.values() if not isinstance(answer, GatewayError)}
-        lost = [one for at, one in answers.items() if isinstance(one, GatewayError) and at not in left]
+        lost = [one for one in answers.values() if isinstance(one, GatewayError)]
         if (told or not lost) and (not lost or not begun):
             break
         if time.monotonic() >= deadline:

@@ -28,7 +28,7 @@ from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Mark, is_genui
 from towline.delivery.receipts.openings import Openings
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
-from towline.mqtt.screens import NOTHING, LeftOut, Screening
+from towline.mqtt.inbound import NOTHING, Screening
 
 __all__ = ["Change", "Ledger", "MarkVerdict"]
 
@@ -185,7 +185,7 @@ class Ledger:
             mark = self._genuine_mark(packet, topics[place])
             verdict = None if mark is None else self.take(mark, now_s)
             if verdict in _DROPPED:
-                left_out[place] = LeftOut.REPEAT
+                left_out[place] = 1
             marks.append(mark if verdict is MarkVerdict.NEW else None)
         return Screening(bytes(left_out) if any(left_out) else NOTHING, marks)
 
