@@ -49,9 +49,6 @@ def pub(
     receipt_key_file: Annotated[
         Path | None, typer.Option(help="With --receipts: the key that the gateway has, too.")
     ] = None,
-    receipt_trust_all_clients: Annotated[
-        bool, typer.Option("--receipt-trust-all-clients", help="With --receipts: no key; every client is trusted.")
-    ] = False,
     timeout: Annotated[float, typer.Option(min=0, help="With --durable: seconds to wait for all of that.")] = 30.0,
 ) -> None:
     """Publish test messages; ends when the broker has acknowledged all of them.
@@ -74,7 +71,7 @@ def pub(
     if durable is not None:
         _pub_durably(
             str(place), topic, message, count, rate, qos, properties, retain, durable, timeout, settings,
-            receipts=receipts, receipt_key_file=receipt_key_file, receipt_trust_all_clients=receipt_trust_all_clients,
+            receipts=receipts, receipt_key_file=receipt_key_file,
         )  # fmt: skip
         return
     if receipts:
@@ -184,7 +181,7 @@ def _pub_durably(
     settings: ClientSettings,
     *,
     receipts: bool,
-    **receipt_keys: Any,
+    receipt_key_file: Path | None,
 ) -> None:
     from towline.publisher import Publisher  # noqa: PLC0415
 
@@ -195,7 +192,7 @@ def _pub_durably(
         settings=settings,
         on_outcome=lambda _n, end: outcomes.update([end]),
         receipts=receipts,
-        **receipt_keys,
+        receipt_key_file=receipt_key_file,
     )
     started = time.monotonic()
     waited = publisher.waiting

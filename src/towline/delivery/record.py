@@ -26,7 +26,7 @@ def recall(stored: Mapping[str, Any], where: str, config: SessionConfig, abandon
     if not stored:
         return None
     subscriptions = {str(k): int(v) for k, v in stored["subscriptions"].items()}
-    servers = tuple(map(str, stored.get("servers", ())))
+    servers = tuple(map(str, stored["servers"]))
     record = SessionRecord(str(stored["client_id"]), bool(stored["established"]), subscriptions, servers)
     if record.client_id == config.client_id:
         return record

@@ -56,8 +56,6 @@ class RefusedMessages:
         self._journal: Journal | None = None
         #: Number → offset of what is here, and is not done in the outbox: a crash came between.
         self._undone: dict[int, int] = {}
-        #: Number and arrival of what was replayed: older versions kept a message twice after a crash.
-        self._replayed: set[tuple[int, int]] = set()
 
     def keep(self, messages: Iterable[tuple[pa.RecordBatch, int, int]]) -> Iterator[list[int]]:
         """Keep messages, each once; yields the numbers of those that are durable here, group by group.
@@ -150,11 +148,10 @@ class RefusedMessages:
         if rows:
             outbox.count(**{REPLAYED: len(rows)})
             try:
-                outbox.append(pa.concat_batches(rows.values()), Batch(writer, end - 1))
+                outbox.append(pa.concat_batches(rows), Batch(writer, end - 1))
             except BaseException:
                 outbox.count(**{REPLAYED: -len(rows)})
                 raise
-            self._replayed.update(rows)
         return self._leave(journal, end, len(rows))
 
     def drop(self, upto: int) -> dict[str, Any]:
@@ -205,16 +202,14 @@ class RefusedMessages:
         """The oldest that was neither replayed nor dropped."""
         return max(journal.consumers.get(_CONSUMER, 0), journal.first)
 
-    def _wanted(self, journal: Journal, outbox: Outbox, start: int, end: int) -> dict[tuple[int, int], pa.RecordBatch]:
-        """The rows of what enters again, by number and arrival."""
-        rows: dict[tuple[int, int], pa.RecordBatch] = {}
+    def _wanted(self, journal: Journal, outbox: Outbox, start: int, end: int) -> list[pa.RecordBatch]:
+        """The rows of what enters again."""
+        rows = []
         for batch in journal.read(start, end) if start < end else ():
-            stamps = batch.column("arrived_at").view(pa.int64()).to_pylist()
             for at, number in enumerate(batch.column("number").to_pylist()):
-                key, row = (number, stamps[at]), batch.slice(at, 1).select(OUTBOX_SCHEMA.names)
-                waits = number < outbox.end and number not in outbox.done and _same(row, outbox.journal, number)
-                if not waits and key not in self._replayed:
-                    rows[key] = row
+                row = batch.slice(at, 1).select(OUTBOX_SCHEMA.names)
+                if number >= outbox.end or number in outbox.done or not _same(row, outbox.journal, number):
+                    rows.append(row)
         return rows
 
     def _leave(self, journal: Journal, end: int, moved: int) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def receipt_config(settings: GatewaySettings) -> ReceiptConfig | None:
     """The part of receipts; None for a gateway that gives none."""
     if settings.receipts is None:
         return None
-    values = settings.receipts.model_dump(exclude={"trust_all_clients"})
+    values = settings.receipts.model_dump()
     return ReceiptConfig(gateway=settings.name, max_packet_bytes=settings.max_packet_bytes, **values)
 
 

@@ -127,8 +127,6 @@ class ReceiptSettings(_Model):
 
     Attributes:
         key_file: Holds the line's keys; only publishers with one of them, or with one made of it, are heard.
-        trust_all_clients: There is no key: whoever may publish on the line's topics may speak for every publisher,
-            and so make the gateway drop its messages. Shown in every status.
         prefix: Receipts go to this topic, a slash, and the publisher's id.
         max_publishers: More are not known: their messages pass, get no receipt, and repeats are doubles.
         max_ranges: Ranges of one publisher's numbers with others missing between them; what would make one more is
@@ -136,20 +134,11 @@ class ReceiptSettings(_Model):
         keep_s: A publisher that is silent for so long is forgotten, and with it what it had sent.
     """
 
-    key_file: Path | None = None
-    trust_all_clients: bool = False
+    key_file: Path
     prefix: Annotated[str, Field(pattern=r"^[^+#\x00$/](?:[^+#\x00]{0,198}[^+#\x00/])?$")] = PREFIX
     max_publishers: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     max_ranges: Annotated[int, Field(ge=1, le=100_000)] = 256
     keep_s: Annotated[float, Field(ge=60)] = 30 * 86400
-
-    @model_validator(mode="after")
-    def _believable(self) -> Self:
-        if self.key_file is None and not self.trust_all_clients:
-            raise ValueError("receipts need key_file, or trust_all_clients = true where no client of the broker lies")
-        if self.key_file is not None and self.trust_all_clients:
-            raise ValueError("receipts have key_file and trust_all_clients: leave one of them out")
-        return self
 
 
 class ShareWay(StrEnum):

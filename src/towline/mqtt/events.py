@@ -169,8 +169,7 @@ class SessionRecord:
         established: A CONNACK for it has been seen; before that a crash may or may not have left a session.
         subscriptions: Topic filter → `Filter.terms` as the broker last confirmed them, or -1 while that is not sure
             (`towline.mqtt.subscriptions`).
-        servers: Where a session of ours was, each with its own, the last one in use; empty where they share sessions,
-            and in records of older versions.
+        servers: Where a session of ours was, each with its own, the last one in use; empty where they share sessions.
     """
 
     client_id: str

@@ -153,8 +153,6 @@ class Inbound:
     ) -> None:
         #: Grows by one a message, never goes back.
         self.next_number = next_number
-        #: Ids of messages below come from the disk, where an older version may have written them.
-        self._older = next_number
         #: Everything below may be acknowledged. Never above `next_number`, never goes back.
         self.settled = next_number
         #: QoS 2 packet ids between PUBLISH and PUBREL; outlives connections and, through the journal, the process. A
@@ -362,7 +360,7 @@ class Inbound:
                 if level == 2:
                     self.held.setdefault(packet_id, _LEFT_OUT)
             else:
-                repeated = level == 2 and self._is_repeat(run.packets[index], topics[index], digests[index])
+                repeated = level == 2 and self._is_repeat(packet_id, digests[index])
             if not repeated:
                 chunk.packets.append(run.packets[index])
                 chunk.headers.append(run.headers[index])
@@ -375,12 +373,11 @@ class Inbound:
                 numbers.append(self.next_number - 1)
         self._owe(words, numbers)
 
-    def _is_repeat(self, packet: Published, topic: str, digest: int) -> bool:
+    def _is_repeat(self, packet_id: int, digest: int) -> bool:
         """Whether a QoS 2 message is held already; if not, hold it under the number it is about to get."""
-        packet_id = packet.packet_id or 0
         known = self.held.get(packet_id)
         if known is not None and known.number >= 0:
-            if known.digest == digest or (known.number < self._older and known.digest == _short(packet, topic)):
+            if known.digest == digest:
                 self.repeats += 1
                 return True
             self.reused_ids += 1
@@ -437,11 +434,6 @@ def _plain_digests(run: PlainRun) -> list[int]:
         return _digests(PublishRun(run.packets, run.headers), topics)
     seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
     return list(map(zlib.crc32, run.columns.payloads(), map(seeds.__getitem__, topics)))
-
-
-def _short(packet: Published, topic: str) -> int:
-    """The digest of versions that left RETAIN and the properties out."""
-    return zlib.crc32(packet.payload or b"", zlib.crc32(topic.encode()))
 
 
 def _in_bytes(

@@ -136,8 +136,8 @@ class Session(Subscribing):
         self.cut = False
         self._at = event.server
         last = self.record.servers[-1] if self.record and self.record.servers else ""
-        # An older record has no name. The one server there is may have got another one: then its packet ids still hold.
-        self._perhaps_elsewhere = bool(event.server) and event.server != last and bool(last or not event.alone)
+        self._perhaps_elsewhere = bool(event.server) and event.server != last
+        # The one server there is may have got another name: then its packet ids still hold.
         self._elsewhere = self._perhaps_elsewhere and bool(last) and not event.alone
         self._liveness.opened(now)
         self._ids_in_use = 0

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from mqtt5 import SubscribePacket, TopicFilter, UnsubAckReasonCode, UnsubscribePacket
 
-from towline.mqtt.events import RETAIN_HANDLING, Filter
+from towline.mqtt.events import Filter
 
 __all__ = ["UNSURE", "Request", "Subscribe", "SubscriptionStep", "Subscriptions", "Unsubscribe"]
 
@@ -109,9 +109,8 @@ class Subscriptions:
     def __init__(self, wanted: Iterable[Filter], known: Mapping[str, int]) -> None:
         self._wanted = {f.pattern: f for f in wanted}
         #: Topic filter → `Filter.terms` or `UNSURE`. To be durable before anything leaves that is decided after it;
-        #: replaced with each step and never changed, so that a record can hold it. Records of older versions have
-        #: Retain Handling in their terms.
-        self.known = {p: terms if terms == UNSURE else terms & ~RETAIN_HANDLING for p, terms in known.items()}
+        #: replaced with each step and never changed, so that a record can hold it.
+        self.known = dict(known)
         self._before = self.known
 
     def want(self, wanted: Iterable[Filter]) -> None:

@@ -53,8 +53,8 @@ class Awaited:
         done: What the broker has, or will not have; the outbox adds to it.
         patience_s: Seconds without progress before the gateway is asked.
         nonce: Makes names for questions.
-        opening_of: Number → the opening of the outbox's journal that gave it out, "" where that is not known.
-        keys: To sign marks with; None where all clients of the broker are trusted.
+        opening_of: Number → the opening of the outbox's journal that gave it out.
+        keys: To sign marks with.
 
     Attributes:
         asked: Questions so far.
@@ -71,8 +71,8 @@ class Awaited:
         patience_s: float,
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
         *,
-        opening_of: Callable[[int], str] = lambda _number: "",
-        keys: ReceiptKeys | None = None,
+        opening_of: Callable[[int], str],
+        keys: ReceiptKeys,
     ) -> None:
         self.publisher = publisher
         self.epoch = epoch
@@ -102,7 +102,7 @@ class Awaited:
         nonce = self._question if number == self._carrier else ""
         low, opening = min(self.settled.watermark, number), self._opening_of(number)
         mark = Mark(self.publisher, self.epoch, number, low, nonce, opening)
-        return (mark if self._keys is None else mark.signed(self._keys, content)).properties()
+        return mark.signed(self._keys, content).properties()
 
     def waits(self, number: int) -> bool:
         """Whether a message has no receipt and was not given up."""
@@ -139,7 +139,7 @@ class Awaited:
         """The receipt in a payload; None for one that anybody may have written, or was not taken in whole."""
         if payload is None:
             return None
-        if self._keys is not None and not ReceiptPayload.was_written_by(self._keys, self.publisher, payload):
+        if not ReceiptPayload.was_written_by(self._keys, self.publisher, payload):
             self.not_believed += 1
             return None
         return ReceiptPayload.decode(payload)
@@ -179,7 +179,7 @@ class Awaited:
         ranges = [(max(start, here), stop) for start, stop in ((0, receipt.watermark), *receipt.journaled)]
         if any(stop > end for _, stop in ranges):
             return False
-        return receipt.openings is None or same_messages(receipt.openings, ranges, self._opening_of)
+        return same_messages(receipt.openings, ranges, self._opening_of)
 
     def _lost(self, receipt: ReceiptPayload, now: float) -> list[tuple[int, int]]:
         there = Ranges(0)
@@ -198,7 +198,7 @@ class Awaited:
         self._question = ""
         self._at = float("-inf")
 
-    def status(self, end: int) -> dict[str, int | bool]:
+    def status(self, end: int) -> dict[str, int]:
         """The account of receipts; `end` is the outbox's."""
         settled = self.settled.watermark + self.settled.count_above()
         return {
@@ -208,7 +208,6 @@ class Awaited:
             "asked": self.asked,
             "sent_again": self.sent_again,
             "not_believed": self.not_believed,
-            "trusts_all_clients": self._keys is None,
         }
 
     # -- time --
@@ -241,7 +240,7 @@ class Awaited:
         return oldest, oldest + 1
 
 
-def awaited_of(outbox: Outbox, patience_s: float, keys: ReceiptKeys | None) -> Awaited:
+def awaited_of(outbox: Outbox, patience_s: float, keys: ReceiptKeys) -> Awaited:
     """Go on where the outbox's notes say; what it had sent before receipts were asked for needs none."""
     journal, done = outbox.journal, outbox.done
     note = journal.notes.get(CONSUMER) or {"epoch": 1, "above": []}
@@ -263,16 +262,14 @@ def awaited_of(outbox: Outbox, patience_s: float, keys: ReceiptKeys | None) -> A
     return awaited
 
 
-def keys_of(outbox: Outbox, file: str | Path | None, *, trust: bool) -> ReceiptKeys | None:
-    """The keys of an outbox; None for trust in everybody.
+def keys_of(outbox: Outbox, file: str | Path | None) -> ReceiptKeys:
+    """The keys of an outbox.
 
     Raises:
-        ConfigError: TL-C84 neither or both, TL-C85 the file can't be used, TL-C86 its keys are other publishers'.
+        ConfigError: TL-C84 there is no file, TL-C85 the file can't be used, TL-C86 its keys are other publishers'.
     """
     publisher = outbox.journal.journal_id
-    if file is None and trust:
-        return None
-    if file is None or trust:
+    if file is None:
         raise without_key(publisher)
     keys = ReceiptKeys.read(Path(file).expanduser())
     if not keys.speaks_for(publisher):

@@ -29,7 +29,7 @@ __all__ = ["OutboxDelivery"]
 _LONGEST_TURN: Final = 60.0
 #: Patience with the goodbye, in seconds.
 _GOODBYE: Final = 2.0
-_NOT_BELIEVED: Final = "a receipt without a code of our key: of a gateway without it, or older, or a forged one"
+_NOT_BELIEVED: Final = "a receipt without a code of our key: of a gateway without it, or a forged one"
 
 
 class OutboxDelivery:

@@ -118,13 +118,8 @@ def own_thread(directory: Path) -> PublisherError:
 
 def without_key(publisher: str) -> ConfigError:
     """The error of receipts that anybody could write."""
-    do = (
-        f"Give receipt_key_file, made with: towline key LINE_KEY_FILE {publisher}. Where every client of the "
-        "broker is trusted: receipt_trust_all_clients=True."
-    )
-    return ConfigError(
-        "TL-C84", f"publisher {publisher}", "receipts need either a key or trust in all clients of the broker", do
-    )
+    do = f"Give receipt_key_file, made with: towline key LINE_KEY_FILE {publisher}."
+    return ConfigError("TL-C84", f"publisher {publisher}", "receipts need a key", do)
 
 
 def without_receipts(where: str) -> ConfigError:

@@ -63,8 +63,6 @@ class Publisher:
         receipts: Keep each message until its gateway says that it is in Kafka, and send it again when a broker lost
             it (docs/receipts.md). MQTT 5, and a line with ``receipts`` in its gateway.
         receipt_key_file: Holds the key that the gateway has too, or this publisher's own.
-        receipt_trust_all_clients: There is no key: whoever may publish on the receipts' topic can make this publisher
-            let go of messages.
         receipt_prefix: Where receipts come, as the gateway has it.
         receipt_patience_s: Seconds without progress before the gateway is asked what it has.
         on_outcome: Called with number and outcome (``delivered``, ``expired``, ``refused``; ``arrived`` with a
@@ -89,7 +87,6 @@ class Publisher:
         overflow: Literal["block", "refuse"] = "block",
         receipts: bool = False,
         receipt_key_file: str | Path | None = None,
-        receipt_trust_all_clients: bool = False,
         receipt_prefix: str = PREFIX,
         receipt_patience_s: float = 30.0,
         on_outcome: Callable[[int, str], None] | None = None,
@@ -109,12 +106,14 @@ class Publisher:
         self._directory = Path(state_dir).expanduser()
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
+        self._awaited = None
         try:
-            keys = keys_of(self._outbox, receipt_key_file, trust=receipt_trust_all_clients) if receipts else None
+            if receipts:
+                keys = keys_of(self._outbox, receipt_key_file)
+                self._awaited = awaited_of(self._outbox, receipt_patience_s, keys)
         except BaseException:
             self._outbox.close()
             raise
-        self._awaited = awaited_of(self._outbox, receipt_patience_s, keys) if receipts else None
         if not receipts:
             self._outbox.journal.forget(CONSUMER)
         topic = receipt_topic(receipt_prefix, self._outbox.journal.journal_id)

@@ -22,6 +22,7 @@ from tests.engines.powerloss import EVERYTHING, NOTHING, DiskModel, Survives, so
 from tests.engines.strace import SENDS, Call, recorded, recording
 from tests.integration.gateway.conftest import new_gateway
 from tests.integration.publisher.test_receipts import Committer, broker, gateway, spark, write_key
+from tests.unit.delivery.receipts.marks import KEYS
 from towline import Publisher
 from towline.errors import TowlineError
 from towline.journal import Outbox
@@ -162,7 +163,7 @@ def faults(state: Path, known: Known) -> list[str]:
     except TowlineError as error:
         return [f"it does not start: {error}"]
     with closing(outbox):
-        awaited = awaited_of(outbox, 30, None)
+        awaited = awaited_of(outbox, 30, KEYS)
         first = outbox.journal.first
         payloads = [value for batch in outbox.read(first, outbox.end) for value in batch.column("payload").to_pylist()]
         numbers = {first + index: int(payload.split()[0]) for index, payload in enumerate(payloads)}

@@ -120,7 +120,7 @@ def test_a_member_is_found_by_its_name(tmp_path: Path) -> None:
             '"telemetry/s#": # stands alone and last in a topic filter. Write a plain filter, as "telemetry/north/#".   [TL-C67]',
         ),
         (
-            'share = "subscription"\nreceipts = { trust_all_clients = true }',
+            'share = "subscription"\nreceipts = { key_file = "bridge.toml" }',
             MEMBERS,
             'share = "subscription" does not go with receipts, which need every message of a publisher. Change it, or take share = "filters".   [TL-C125]',
         ),
@@ -183,7 +183,7 @@ def test_no_two_gateways_have_one_name(tmp_path: Path) -> None:
             ],
         ),
         (
-            "receipts = { trust_all_clients = true }",
+            'receipts = { key_file = "bridge.toml" }',
             FILTERS,
             ["receipts: each member knows its own messages alone"],
         ),

@@ -26,46 +26,36 @@ topic = "telemetry"
 """
 
 
-def line(more: str) -> Line:
-    (line,) = parse(FILE.format(more=more), Path("bridge.toml"), {}).lines
+def line(more: str, directory: Path) -> Line:
+    (line,) = parse(FILE.format(more=more), directory / "bridge.toml", {}).lines
     assert isinstance(line, Line)
     return line
 
 
-def test_the_key_reaches_the_gateway() -> None:
-    assert line("").gateway.receipts is None
-    assert line("receipts = false").gateway.receipts is None
-    given = line("receipts = { trust_all_clients = true }").gateway.receipts
-    assert given is not None
-    assert given.prefix == "towline/receipts"
-    given = line('receipts = { prefix = "plant/done", keep_s = 3600, trust_all_clients = true }').gateway.receipts
-    assert given is not None
-    assert (given.prefix, given.keep_s) == ("plant/done", 3600)
-
-
 def test_the_key_is_a_file_beside_the_bridge_file(tmp_path: Path) -> None:
-    file = tmp_path / "bridge.toml"
-    text = FILE.format(more='receipts = { key_file = "receipts.key" }')
+    assert line("", tmp_path).gateway.receipts is None
+    text = 'receipts = { prefix = "plant/done", keep_s = 3600, key_file = "receipts.key" }'
     with pytest.raises(ConfigError, match="TL-C15"):
-        parse(text, file, {})
+        line(text, tmp_path)
     (tmp_path / "receipts.key").write_text("0" * 64)
-    (line,) = parse(text, file, {}).lines
-    assert isinstance(line, Line)
-    assert line.gateway.receipts is not None
-    assert line.gateway.receipts.key_file == tmp_path / "receipts.key"
+    given = line(text, tmp_path).gateway.receipts
+    assert given is not None
+    assert (given.key_file, given.prefix, given.keep_s) == (tmp_path / "receipts.key", "plant/done", 3600)
 
 
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ("receipts = true", "receipts need key_file, or trust_all_clients"),
-        ('receipts = { trust_all_clients = true }\nguarantee = "at_most_once"', "receipts need guarantee"),
-        ('receipts = { trust_all_clients = true }\n[uplink.mqtt]\nprotocol = "3.1.1"', "receipts need protocol"),
+        ("receipts = true", '"receipts" must be a table'),
+        ('receipts = { prefix = "x" }', '"key_file" is missing'),
+        ('receipts = { key_file = "k" }\nguarantee = "at_most_once"', "receipts need guarantee"),
+        ('receipts = { key_file = "k" }\n[uplink.mqtt]\nprotocol = "3.1.1"', "receipts need protocol"),
         ('receipts = { prefixes = "x" }', "bridge.toml:"),
         ('[uplink.mqtt]\nreceipts = "x"', "unknown key"),
     ],
 )
-def test_contradictions_are_mistakes_of_the_file(more: str, what: str) -> None:
+def test_contradictions_are_mistakes_of_the_file(more: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "k").write_text("0" * 64)
     with pytest.raises(ConfigError) as caught:
-        line(more)
+        line(more, tmp_path)
     assert what in str(caught.value)

@@ -127,7 +127,7 @@ parallelism = 2
 trigger_interval_s = 0.5
 dead_letter_topic = "dead"
 dedupe = { key = "{mqtt.user.id}", within = "5 minutes" }
-receipts = { trust_all_clients = true, keep_s = 3600 }
+receipts = { key_file = "bridge.toml", keep_s = 3600 }
 journal = { max_bytes = "20 GB", retain_bytes = 0 }
 mqtt = { keep_alive_s = 20 }
 [[uplink.route]]

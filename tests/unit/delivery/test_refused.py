@@ -15,10 +15,10 @@ from towline.delivery.outbound import Downlink, Outcome
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
-from towline.journal import Journal, Limits, Outbox
+from towline.journal import Limits, Outbox
 from towline.mqtt.events import Event, Opened, PublishMany, Received, SessionConfig
 from towline.mqtt.session import Session
-from towline.schema import OUTBOX_SCHEMA, REFUSED_SCHEMA
+from towline.schema import OUTBOX_SCHEMA
 
 #: Room for some messages of 50 KB.
 _SMALL = Limits(max_bytes=3 << 20, min_free_bytes=0, segment_bytes=64 << 10)
@@ -155,22 +155,6 @@ def test_messages_of_an_outbox_that_is_gone_are_replayed_into_the_new_one(tmp_pa
     assert len(refused.page(0)["rows"]) == 3
     assert refused.replay(99)["moved"] == 3
     assert payloads(outbox, 1) == [b"old 0", b"old 1", b"new 0"]
-
-
-def test_what_an_older_version_kept_twice_is_replayed_once(tmp_path: Path) -> None:
-    outbox = outbox_at(tmp_path)
-    outbox.append(rows(b"0", b"1"))
-    row = next(iter(outbox.read(1, 2)))
-    old = Journal.open(tmp_path / "refused", schema=REFUSED_SCHEMA, limits=_SMALL)
-    extra = [pa.array([1], pa.int64()), pa.array([0x87], pa.int16())]
-    for _ in range(2):
-        old.append(pa.RecordBatch.from_arrays([*row.columns, *extra], schema=REFUSED_SCHEMA))
-    old.close()
-    outbox.finish([0, 1])
-    refused = RefusedMessages(tmp_path / "refused", outbox)
-    assert refused.replay(1)["moved"] == 1
-    assert refused.replay(2)["moved"] == 0
-    assert payloads(outbox, 2) == [b"1"]
 
 
 def test_a_full_outbox_stops_a_replay_and_nothing_is_lost(tmp_path: Path) -> None:

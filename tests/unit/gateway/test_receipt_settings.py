@@ -13,15 +13,14 @@ from towline.gateway.settings import GatewaySettings
 
 def settings(**more: Any) -> GatewaySettings:
     given = {"name": "g", "state_dir": Path("g"), "brokers": "mqtt://b", "subscriptions": [{"filter": "t/#"}]}
-    return GatewaySettings.model_validate({**given, "receipts": {"trust_all_clients": True}, **more})
+    return GatewaySettings.model_validate({**given, "receipts": {"key_file": "k"}, **more})
 
 
 def test_the_defaults_are_those_of_the_page() -> None:
     receipts = settings().receipts
     assert receipts is not None
     assert receipts.model_dump() == {
-        "key_file": None,
-        "trust_all_clients": True,
+        "key_file": Path("k"),
         "prefix": "towline/receipts",
         "max_publishers": 10_000,
         "max_ranges": 256,
@@ -36,11 +35,10 @@ def test_the_defaults_are_those_of_the_page() -> None:
         ({"guarantee": "at_most_once"}, "receipts need guarantee"),
         ({"protocol": "auto"}, "receipts need protocol"),
         ({"subscriptions": [{"filter": "$share/g/t/#"}]}, "shares them with others"),
-        ({"receipts": {}}, "receipts need key_file"),
-        ({"receipts": {"key_file": "k", "trust_all_clients": True}}, "leave one of them out"),
-        ({"receipts": {"prefix": "a/#"}}, "pattern"),
-        ({"receipts": {"prefix": "a/"}}, "pattern"),
-        ({"receipts": {"prefix": "$SYS"}}, "pattern"),
+        ({"receipts": {}}, "key_file"),
+        ({"receipts": {"key_file": "k", "prefix": "a/#"}}, "pattern"),
+        ({"receipts": {"key_file": "k", "prefix": "a/"}}, "pattern"),
+        ({"receipts": {"key_file": "k", "prefix": "$SYS"}}, "pattern"),
     ],
 )
 def test_contradictions_are_refused(more: dict[str, Any], what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from itertools import permutations, product
 from typing import Any
@@ -103,19 +102,6 @@ def test_what_a_server_may_change_when_it_sends_again_does_not_count() -> None:
     again = with_properties(message_expiry_interval=3, subscription_ids=[2, 3], duplicate=True, content_type="a")
     assert take(inbound, again) is None
     assert inbound.repeats == 1
-
-
-def test_ids_that_an_older_version_has_stored_are_known_by_topic_and_payload() -> None:
-    inbound = Inbound(5, {7: Held(4, zlib.crc32(b"x", zlib.crc32(b"t")))})
-    assert take(inbound, with_properties(content_type="a", retain=True)) is None
-    assert take(inbound, with_properties()) is None
-    assert inbound.repeats == 2
-
-
-def test_a_message_without_properties_has_the_digest_of_older_versions() -> None:
-    inbound = Inbound()
-    take(inbound, with_properties(), with_properties(8, content_type="a"))
-    assert inbound.held[7].digest == zlib.crc32(b"x", zlib.crc32(b"t"))
 
 
 def test_other_content_is_a_new_message_whatever_dup_says() -> None:

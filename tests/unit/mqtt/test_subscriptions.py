@@ -81,9 +81,7 @@ def test_what_a_filter_says_of_retained_messages_holds(handling: int) -> None:
 
 @pytest.mark.parametrize("handling", [0, 1, 2, None])
 def test_another_retain_handling_is_no_reason_to_subscribe_again(handling: int | None) -> None:
-    """Also where a record of the version before has it in its terms."""
-    for said in (0, 1, 2):
-        assert connected((Filter("a/#", 1, retain_handling=handling),), {"a/#": A.terms | said << 4}).ask() == []
+    assert connected((Filter("a/#", 1, retain_handling=handling),), {"a/#": A.terms}).ask() == []
 
 
 def test_what_is_there_is_not_asked_for() -> None:

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from tests.unit.delivery.receipts.marks import KEYS
 from towline.delivery.receipts.mark import Content, Mark, mark_of
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
@@ -13,18 +14,21 @@ from towline.publisher.awaited import Awaited, Restored
 
 PATIENCE = 10.0
 CONTENT = Content("t", b"")
+#: Of the one opening that gave out all numbers.
+OPENED = ((0, "a"),)
 
 
 def awaiting(done: int = 0, settled: int = 0) -> tuple[Awaited, Ranges]:
     broker = Ranges(done)
     numbers = count(1)
-    return Awaited("p", 1, Ranges(settled), broker, PATIENCE, lambda: f"{next(numbers):x}"), broker
+    nonce = lambda: f"{next(numbers):x}"  # noqa: E731
+    return Awaited("p", 1, Ranges(settled), broker, PATIENCE, nonce, opening_of=lambda _: "a", keys=KEYS), broker
 
 
 def receipt(
     watermark: int, asked: str = "", *journaled: tuple[int, int], epoch: int = 1, fresh: bool = False
 ) -> ReceiptPayload:
-    return ReceiptPayload("p", epoch, watermark, "plant", asked, journaled, fresh)
+    return ReceiptPayload("p", epoch, watermark, "plant", asked, journaled, fresh, OPENED)
 
 
 def test_nothing_is_asked_while_receipts_come() -> None:
@@ -55,7 +59,7 @@ def test_only_what_the_answer_does_not_name_is_sent_again() -> None:
     mark = mark_of(awaited.mark(0, CONTENT))
     assert mark is not None
     assert mark.nonce == "1"
-    assert mark_of(awaited.mark(3, CONTENT)) == Mark("p", 1, 3, 0)
+    assert mark_of(awaited.mark(3, CONTENT)) == Mark("p", 1, 3, 0, opening="a").signed(KEYS, CONTENT)
     done.add(10, 15)  # sent after the question: the answer may well not know it
     assert awaited.take(receipt(2, "other", (0, 2)), 20, 1) == []
     assert awaited.take(receipt(2, "1", (0, 4), (6, 7)), 20, 1) == [(4, 6), (7, 10)]
@@ -95,7 +99,7 @@ def test_a_gateway_that_says_again_and_again_that_it_is_new_is_asked_ever_more_r
 
 def test_numbers_of_another_opening_settle_nothing() -> None:
     names = ["a", "a", "b", "b", "c"]
-    awaited = Awaited("p", 1, Ranges(1), Ranges(5), PATIENCE, opening_of=lambda number: names[number])
+    awaited = Awaited("p", 1, Ranges(1), Ranges(5), PATIENCE, opening_of=lambda number: names[number], keys=KEYS)
     for steps in (((0, "a"),), ((0, "a"), (2, "c")), ((2, "b"), (4, "c")), ((0, "a"), (2, "b"), (3, "x"))):
         with pytest.raises(Restored):
             awaited.take(ReceiptPayload("p", 1, 4, openings=steps), 5, 0)
@@ -104,11 +108,9 @@ def test_numbers_of_another_opening_settle_nothing() -> None:
     assert awaited.settled.watermark == 1
     awaited.take(ReceiptPayload("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 5, 0)
     assert awaited.settled.watermark == 3
-    awaited.take(ReceiptPayload("p", 1, 4, openings=((0, None),)), 5, 0)  # of before names were noted
-    awaited.take(ReceiptPayload("p", 1, 5), 5, 0)  # of a gateway that notes none
-    assert awaited.settled.watermark == 5
     awaited.take(ReceiptPayload("p", 1 << 21, 5), 5, 0)
     awaited.take(ReceiptPayload("p", 1, 1 << 41), 5, 0)  # nobody has that many
+    assert awaited.settled.watermark == 3
 
 
 def test_what_was_given_up_is_not_owed_and_not_asked_about() -> None:

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.unit.delivery.receipts.marks import KEYS
 from towline.delivery.receipts.ledger import Ledger, MarkVerdict
 from towline.delivery.receipts.mark import Content, Mark, mark_of
 from towline.delivery.receipts.payload import ReceiptPayload
@@ -48,7 +49,7 @@ class Copies(RuleBasedStateMachine):
         self.notes: dict[str, Any] = {}
         self.journal: list[int] = []
         self.committed = 0
-        self.ledger = Ledger({}, 0, most_ranges=4)
+        self.ledger = Ledger({}, 0, most_ranges=4, keys=KEYS)
         self.ahead: list[tuple[Mark, int]] = []
 
     # -- the publisher --
@@ -64,6 +65,7 @@ class Copies(RuleBasedStateMachine):
             1.0,
             lambda: f"{next(self.nonces):x}",
             opening_of=lambda number: disk.rows[number][0] if number < len(disk.rows) else "",
+            keys=KEYS,
         )
         self.awaited.online(self.clock)
 
@@ -173,12 +175,12 @@ class Copies(RuleBasedStateMachine):
         for receipt in self.ledger.receipts(5):
             self.notes.update(self.ledger.notes([receipt]))
             self.ledger.handed_over(receipt)
-            self.said.append(receipt.encode())
+            self.said.append(receipt.encode(KEYS))
 
     @rule()
     def crash(self) -> None:
         self.ahead = []
-        self.ledger = Ledger(self.notes, len(self.journal), most_ranges=4)
+        self.ledger = Ledger(self.notes, len(self.journal), most_ranges=4, keys=KEYS)
         self.ledger.commit(self.committed)
 
     @rule(kept=st.integers(0, 3))

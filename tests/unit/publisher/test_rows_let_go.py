@@ -19,6 +19,7 @@ from mqtt5 import (
 )
 
 from tests.helpers import read_all
+from tests.unit.delivery.receipts.marks import KEYS
 from towline.delivery import outbound, upcoming
 from towline.delivery.outbound import Downlink
 from towline.delivery.outrows import arrived, rows_of
@@ -47,7 +48,7 @@ class Life:
         for number in range(rows):
             row = rows_of([{"topic": "d", "payload": b"%d" % number + bytes(1000), "qos": qos}])
             self.outbox.append(arrived(row, 0))
-        self.awaited: Awaited | None = awaited_of(self.outbox, 1.0, None) if receipts else None
+        self.awaited: Awaited | None = awaited_of(self.outbox, 1.0, KEYS) if receipts else None
         if not receipts:
             self.outbox.journal.forget(CONSUMER)
         self.sent: list[Any] = []
@@ -104,7 +105,7 @@ class Life:
 
     def all_arrived(self) -> None:
         assert self.awaited is not None
-        receipt = ReceiptPayload(self.awaited.publisher, 1, ROWS)
+        receipt = ReceiptPayload(self.awaited.publisher, 1, ROWS, openings=((0, self.outbox.journal.incarnation),))
         self.awaited.take(receipt, self.outbox.end, 0.0)
         keep(self.outbox, self.awaited, self.downlink.oldest)
 

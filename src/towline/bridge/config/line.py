@@ -183,7 +183,7 @@ class LineReader(TableReader):
         if uplink and uplink.ack_after in policy(guarantee).acks:
             own["ack_after"] = uplink.ack_after
         if uplink and uplink.receipts:
-            own["receipts"] = {} if uplink.receipts is True else self._receipts(uplink.receipts)
+            own["receipts"] = self._receipts(uplink.receipts)
         name = uplink.name if uplink else "x"
         own["checkpoint"] = str(self._surroundings.state_dir / name / CHECKPOINT)
         gateway = self._gateway(name, guarantee, own)

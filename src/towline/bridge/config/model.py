@@ -202,7 +202,7 @@ class UplinkSection(Section):
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
     dead_letter_topic: str | Literal[False] | None = None
     dedupe: Dedupe | None = None
-    receipts: bool | ReceiptSettings = False
+    receipts: ReceiptSettings | None = None
     listen: str | Literal[False] | None = None
     gateways: tuple[str, ...] = ()
     removed_gateways: tuple[str, ...] = ()

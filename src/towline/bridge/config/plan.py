@@ -288,10 +288,6 @@ def _transport_warnings(line: AnyLine) -> list[str]:
     texts = []
     if gateway.tls.insecure:
         texts.append("tls.insecure: the broker's certificate is not verified; anyone in between can read and change.")
-    if gateway.receipts is not None and gateway.receipts.trust_all_clients:
-        texts.append(
-            "receipts.trust_all_clients: a client that may publish here can make other publishers' messages vanish."
-        )
     open_to_all = [broker for broker in gateway.brokers if not broker.tls and broker.host not in _LOOPBACK]
     if gateway.password_file and open_to_all:
         texts.append(f"the password crosses the network in clear text to {open_to_all[0]}. Use mqtts:// or wss://.")

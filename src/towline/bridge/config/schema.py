@@ -235,7 +235,6 @@ def _lines_need(defs: dict[str, Any]) -> None:
     defs["UplinkTable"]["anyOf"] = [{"required": ["route"]}, {"required": ["profile"]}]
     defs["UplinkTable"]["properties"]["route"]["minItems"] = 1
     defs["UplinkTable"]["properties"]["member"]["minItems"] = 1
-    defs["ReceiptSettings"]["anyOf"] = [{"required": ["key_file"]}, {"required": ["trust_all_clients"]}]
     defs["DownlinkTable"]["required"].remove("from")
     defs["DownlinkTable"]["anyOf"] = [{"required": ["from"]}, {"required": ["profile"]}]
 

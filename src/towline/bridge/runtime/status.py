@@ -151,7 +151,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     yield from (f"witnesses disagree: {each}   [TL-K61]" for each in account.get("disagreements") or ())
     yield from _told_of(_BROKER, gateway)
     yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
-    yield from _told_of(_RECEIPTS, _publishers(gateway.get("receipts") or {}))
+    yield from _told_of(_RECEIPTS, gateway.get("receipts") or {})
     yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
 
 
@@ -221,8 +221,7 @@ _BROKER = {
     "insecure": "tls.insecure: the broker's certificate is not verified.",
 }
 _RECEIPTS = {
-    "trusts_all_clients": "receipts.trust_all_clients: any client of the broker may speak for any publisher.",
-    "strangers": "with marks of a publisher but without its key: {n}. They are stored, and get no receipts.",
+    "forged": "with marks of a publisher but without its key: {n}. They are stored, and get no receipts.",
     "foreign": "with numbers of other messages: {n}. A publisher's directory was restored from an older copy.",
 }
 
@@ -233,10 +232,6 @@ def _told_of(words: Mapping[str, str], facts: Mapping[str, Any]) -> Iterator[str
         if value := facts.get(name):
             number = value if isinstance(value, int) else 0
             yield text.format(n=counted(number), times="once" if number == 1 else f"{number:,} times", why=value)
-
-
-def _publishers(receipts: Mapping[str, Any]) -> dict[str, Any]:
-    return {**receipts, "strangers": receipts.get("forged", 0) + receipts.get("unsigned", 0)}
 
 
 def render(status: dict[str, Any]) -> str:

@@ -114,7 +114,7 @@ class Ledger:
         most_publishers: More get no receipts.
         most_ranges: Ranges of numbers of one publisher with others missing between them, at most.
         keep_s: A publisher that is silent for so many seconds is forgotten, and so are its numbers.
-        keys: Publishers have one of these; None to believe everybody.
+        keys: Publishers have one of these, or one made of it.
         largest: Bytes of a packet that is taken in whole.
 
     Attributes:
@@ -122,8 +122,7 @@ class Ledger:
         deferred: Messages dropped because there was no room for what they would leave open.
         unknown: Marked messages that were stored without being remembered.
         foreign: Messages under the number of another, stored without being remembered.
-        forged: Marked messages with a wrong code, stored as if they had no mark.
-        unsigned: The same without a code: of a publisher without a key, or of the version before.
+        forged: Marked messages without the right code, stored as if they had no mark.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class Ledger:
         most_publishers: int = 10_000,
         most_ranges: int = 256,
         keep_s: float = 30 * 86400,
-        keys: ReceiptKeys | None = None,
+        keys: ReceiptKeys,
         largest: int = 64 << 20,
     ) -> None:
         self._gateway = gateway
@@ -155,17 +154,16 @@ class Ledger:
         self.unknown = 0
         self.foreign = 0
         self.forged = 0
-        self.unsigned = 0
         for name, note in notes.items():
             if name.startswith(_NOTE):
                 self._restore(name.removeprefix(_NOTE), note, end)
 
     def _restore(self, name: str, note: Sequence[Any], end: int) -> None:
-        epoch, watermark, above, committed, heard_s, *more = note
+        epoch, watermark, above, committed, heard_s, openings = note
         journaled = Ranges(watermark, above)
         state = _PublisherState(epoch, journaled.copy(), journaled, Ranges(committed), heard_s, noted=committed)
         state.fresh = True
-        state.openings = Openings(more[0] if more else [(0, None)])  # the version before noted none
+        state.openings = Openings(openings)
         # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
         state.waiting.append((end, journaled.copy()))
         self._publishers[name] = state
@@ -192,18 +190,10 @@ class Ledger:
     def _genuine_mark(self, packet: _Marked, topic: str) -> Mark | None:
         properties = packet.user_properties
         mark = mark_of(properties) if properties else None
-        return mark if mark is not None and self._believed(mark, packet, topic) else None
-
-    def _believed(self, mark: Mark, packet: _Marked, topic: str) -> bool:
-        if self.keys is None:
-            return True
-        if not mark.code:
-            self.unsigned += 1
-        elif is_genuine(mark, self.keys, packet, topic, self._largest):
-            return True
-        else:
+        if mark is not None and not is_genuine(mark, self.keys, packet, topic, self._largest):
             self.forged += 1
-        return False
+            return None
+        return mark
 
     def take(self, mark: Mark, now_s: int) -> MarkVerdict:
         """Judge a message and, if it is new, see it."""

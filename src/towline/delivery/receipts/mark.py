@@ -64,7 +64,7 @@ class Mark(NamedTuple):
         number: Names the message for ever, with publisher, epoch and opening.
         low: Every number below has its receipt, or was given up.
         nonce: The publisher wants an answer that carries this; "" for none.
-        opening: The opening of its journal that gave out the number; "" for a publisher that names none.
+        opening: The opening of its journal that gave out the number.
         code: Shows that the publisher wrote it, on this content; "" for none.
         shape: Length, count of user properties and digest of a larger content, each with a dot before the next.
     """
@@ -80,11 +80,9 @@ class Mark(NamedTuple):
 
     def properties(self) -> list[tuple[str, str]]:
         """As user properties."""
-        pairs = [(ID_KEY, self.publisher), (NUMBER_KEY, self._numbers())]
-        if not self.opening and not self.code:
-            return pairs
         shape = f".{self.shape}" if self.shape else ""
-        return [*pairs, (AUTH_KEY, f"{self.opening}.{self.code}{shape}")]
+        auth = f"{self.opening}.{self.code}{shape}"
+        return [(ID_KEY, self.publisher), (NUMBER_KEY, self._numbers()), (AUTH_KEY, auth)]
 
     def _numbers(self) -> str:
         asked = f"?{self.nonce}" if self.nonce else ""

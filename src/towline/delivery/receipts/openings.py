@@ -24,13 +24,13 @@ class Openings:
     What it says of a number that was never received means nothing.
 
     Args:
-        steps: In order. A name of None is an opening that was not noted; below the first, it is not known any more.
+        steps: In order; below the first, it is not known any more.
     """
 
-    def __init__(self, steps: Iterable[Sequence[int | str | None]] = ()) -> None:
-        self._steps: list[tuple[int, str | None]] = [(int(start or 0), _text(name)) for start, name in steps]
+    def __init__(self, steps: Iterable[tuple[int, str]] = ()) -> None:
+        self._steps = [(start, name) for start, name in steps]
 
-    def steps(self) -> tuple[tuple[int, str | None], ...]:
+    def steps(self) -> tuple[tuple[int, str], ...]:
         """All of them, as JSON holds them."""
         return tuple(self._steps)
 
@@ -69,12 +69,8 @@ class Openings:
         return bisect_right(self._steps, number, key=lambda step: step[0]) - 1
 
 
-def _text(name: int | str | None) -> str | None:
-    return name if isinstance(name, str) else None
-
-
 def same_messages(
-    steps: Sequence[tuple[int, str | None]], ranges: Iterable[tuple[int, int]], opening_of: Callable[[int], str]
+    steps: Sequence[tuple[int, str]], ranges: Iterable[tuple[int, int]], opening_of: Callable[[int], str]
 ) -> bool:
     """Whether the numbers that a gateway has are the messages that a publisher has under them.
 
@@ -91,7 +87,7 @@ def same_messages(
                 return False  # forgotten, because a publisher said long ago that it has the receipts
             stop = min(end, steps[step + 1][0]) if step + 1 < len(steps) else end
             name = steps[step][1]
-            if name is not None and not name == opening_of(at) == opening_of(stop - 1):
+            if not name == opening_of(at) == opening_of(stop - 1):
                 return False
             at = stop
     return True

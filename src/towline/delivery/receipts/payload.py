@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -41,7 +40,7 @@ class ReceiptPayload:
             sent before it asked and is in none of them has to be sent again.
         fresh: The gateway has just come, and may have missed something: ask.
         openings: First number and name of each opening of the publisher's journal that gave out the numbers from there
-            on, as the gateway received them; a name of None: not known to this gateway. None: it keeps no names.
+            on, as the gateway received them.
     """
 
     publisher: str
@@ -51,9 +50,9 @@ class ReceiptPayload:
     asked: str = ""
     journaled: tuple[tuple[int, int], ...] = ()
     fresh: bool = False
-    openings: tuple[tuple[int, str | None], ...] | None = None
+    openings: tuple[tuple[int, str], ...] = ()
 
-    def encode(self, keys: ReceiptKeys | None = None) -> bytes:
+    def encode(self, keys: ReceiptKeys) -> bytes:
         """As the payload of a message, with a code for each key."""
         fields: dict[str, Any] = {"publisher": self.publisher, "epoch": self.epoch, "watermark": self.watermark}
         fields["gateway"] = self.gateway
@@ -63,11 +62,8 @@ class ReceiptPayload:
             fields["journaled"] = self.journaled[:_MOST_RANGES]
         if self.fresh:
             fields["fresh"] = True
-        if self.openings is not None:
-            fields["openings"] = self.openings
+        fields["openings"] = self.openings
         text = json.dumps(fields, separators=(",", ":")).encode()
-        if keys is None:
-            return text
         codes = keys.codes(self.publisher, _RECEIPT, text[:-1])
         return text[:-1] + b',"codes":' + json.dumps(codes, separators=(",", ":")).encode() + b"}"
 
@@ -84,13 +80,13 @@ class ReceiptPayload:
                 fields.get("asked", ""),
                 tuple((start, end) for start, end in fields.get("journaled", ())),
                 fields.get("fresh", False) is True,
-                _openings(fields),
+                tuple((start, name) for start, name in fields["openings"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         numbers = [receipt.epoch, receipt.watermark, *(n for pair in receipt.journaled for n in pair)]
-        numbers += [start for start, _ in receipt.openings or ()]
-        texts = [receipt.publisher, receipt.gateway, receipt.asked, *(name or "" for _, name in receipt.openings or ())]
+        numbers += [start for start, _ in receipt.openings]
+        texts = [receipt.publisher, receipt.gateway, receipt.asked, *(name for _, name in receipt.openings)]
         sound = all(type(n) is int and n >= 0 for n in numbers) and all(isinstance(text, str) for text in texts)
         return receipt if sound else None
 
@@ -105,8 +101,3 @@ class ReceiptPayload:
 
 
 _RECEIPT: Final = b"towline receipt\0"
-
-
-def _openings(fields: Mapping[str, Any]) -> tuple[tuple[int, str | None], ...] | None:
-    given = fields.get("openings")
-    return None if given is None else tuple((start, name) for start, name in given)

@@ -32,7 +32,6 @@ _PAUSE: Final = 0.05
 #: How often silent publishers are looked for, in seconds.
 _EXPIRE: Final = 600.0
 _REFUSAL: Final = 0x80
-_UNSIGNED: Final = "a marked message has no code: of a publisher without a key, or an older one; it gets no receipt"
 _FORGED: Final = "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
 
 
@@ -42,7 +41,7 @@ class ReceiptConfig:
 
     Attributes:
         gateway: Its name, as receipts give it.
-        key_file: Holds the line's keys; None to believe everybody.
+        key_file: Holds the line's keys.
         prefix: Receipts go to this topic, a slash, and the publisher's id.
         max_publishers: More get no receipts.
         max_ranges: Ranges of numbers of one publisher with others missing between them, at most.
@@ -51,7 +50,7 @@ class ReceiptConfig:
     """
 
     gateway: str
-    key_file: Path | None
+    key_file: Path
     prefix: str
     max_publishers: int
     max_ranges: int
@@ -72,7 +71,7 @@ def ledger_of(config: ReceiptConfig, inbox: Journal) -> Ledger:
         most_publishers=config.max_publishers,
         most_ranges=config.max_ranges,
         keep_s=config.keep_s,
-        keys=ReceiptKeys.read(config.key_file) if config.key_file is not None else None,
+        keys=ReceiptKeys.read(config.key_file),
         largest=config.max_packet_bytes,
     )
     ledger.commit(inbox.committed)
@@ -110,8 +109,8 @@ class ReceiptSender:
         self._next_at = 0.0
         self._expire_at = 0.0
         self._refused: set[str] = set()
-        #: what was said of messages that were not believed
-        self._warned: set[str] = set()
+        #: it was said that there are messages that were not believed
+        self._warned = False
         #: Receipts that the broker has.
         self.sent = 0
 
@@ -121,7 +120,9 @@ class ReceiptSender:
         Raises:
             JournalFailed: TL-J04 [I6].
         """
-        self._warn()
+        if self._ledger.forged and not self._warned:
+            self._warned = True
+            self._log.warning(_FORGED, code="TL-M35")
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE
             self._keep(self._ledger.expire(int(time.time())))
@@ -134,14 +135,6 @@ class ReceiptSender:
         self._next_at = now + _PAUSE
         if self._keep(self._ledger.notes(receipts)):
             self._send(receipts)
-
-    def _warn(self) -> None:
-        """Say once of each kind that there are messages without receipts."""
-        ledger = self._ledger
-        for count, what in ((ledger.unsigned, _UNSIGNED), (ledger.forged, _FORGED)):
-            if count and what not in self._warned:
-                self._warned.add(what)
-                self._log.warning(what, code="TL-M35")
 
     def due(self) -> float | None:
         """When `turn` is due by the clock; None for never."""
@@ -205,7 +198,7 @@ class ReceiptSender:
         self._open.clear()
         self._ledger.announce_again(names)
 
-    def status(self) -> dict[str, int | bool]:
+    def status(self) -> dict[str, int]:
         """For `towline status`; from any thread, about."""
         ledger = self._ledger
         return {
@@ -215,6 +208,4 @@ class ReceiptSender:
             "unknown": ledger.unknown,
             "foreign": ledger.foreign,
             "forged": ledger.forged,
-            "unsigned": ledger.unsigned,
-            "trusts_all_clients": ledger.keys is None,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.delivery.receipts.marks import NOW, opened
+from tests.unit.delivery.receipts.marks import KEYS, NOW, opened
 from towline.delivery.receipts.ledger import Ledger, MarkVerdict
 from towline.delivery.receipts.openings import Openings
 
@@ -15,7 +15,7 @@ def test_openings_are_forgotten_below_low_and_bounded_above() -> None:
     assert all(openings.put(number, f"{number:x}", newest=True, low=number) for number in range(100))
     assert len(openings.steps()) == 8
     assert (openings.of(50), openings.of(99)) == (None, "63")
-    ledger = Ledger({}, 0)
+    ledger = Ledger({}, 0, keys=KEYS)
     verdicts = [ledger.take(opened(number, f"{number:x}"), NOW) for number in range(200)]
     assert verdicts.count(MarkVerdict.NEW) == 128
     assert verdicts.count(MarkVerdict.DEFERRED) == ledger.deferred == 72
