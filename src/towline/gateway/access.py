@@ -1,4 +1,4 @@
-"""How a client comes in to a gateway on another machine: which files hold its token and its certificates.
+"""How a client comes in to a gateway on another machine: which files hold its token and whom it trusts.
 
 Plain strings, so that it travels to Spark's workers without a secret in it [I12]: the driver reads the token, a worker
 shows a ticket (`towline.gateway.tickets`). Import-light, as everything that workers load.
@@ -55,15 +55,11 @@ class Access:
     Attributes:
         token_file: Holds the gateway's token; of several lines the first counts. Read on the driver only.
         ca_file: The authorities that may have signed the gateway's certificate (PEM); the system's by default.
-        cert_file: Our certificate chain (PEM), for a gateway that asks for one (mTLS).
-        key_file: Its private key (PEM).
         server_name: Name in the gateway's certificate, where it is not the host of the location.
     """
 
     token_file: str = ""
     ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
     server_name: str = ""
 
     def token(self) -> str:
@@ -101,9 +97,6 @@ class Access:
         """
         trusted = authority or self.authority()
         given: dict[str, object] = {"tls_root_certs": trusted.encode()} if trusted else {}
-        if self.cert_file:
-            given["cert_chain"] = _content("gatewayCertFile", self.cert_file)
-            given["private_key"] = _content("gatewayKeyFile", self.key_file)
         if self.server_name:
             given["override_hostname"] = self.server_name
         return given
@@ -113,7 +106,7 @@ def _content(option: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        do = "Put the file there on each machine that talks to the gateway, for executors too, or correct the path."
+        do = "Put the file there, or correct the path."
         raise _unusable(option, f"{path} can't be read ({files.why(error)})", do) from error
 
 

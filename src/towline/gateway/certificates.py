@@ -29,14 +29,12 @@ class ServerCertificate:
     Attributes:
         chain: The gateway's certificate and those between it and an authority (PEM).
         key: Its private key (PEM).
-        client_authorities: Those that sign certificates of clients (PEM); empty where no client is asked for one.
         until: End of the validity of the gateway's certificate.
         versions: Of the files, when they were read.
     """
 
     chain: bytes
     key: bytes
-    client_authorities: bytes
     until: datetime
     versions: tuple[tuple[int, ...], ...]
 
@@ -49,15 +47,7 @@ class ServerCertificate:
         """
         versions = _versions(settings)
         chain, key = _content("cert_file", settings.cert_file), _content("key_file", settings.key_file)
-        authorities = b""
-        if settings.client_ca_file is not None:
-            authorities = _content("client_ca_file", settings.client_ca_file)
-            try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(settings.client_ca_file)
-            except ssl.SSLError:
-                raise _unusable("client_ca_file", settings.client_ca_file, "it holds no certificate in PEM") from None
-        until = _checked(settings)
-        return cls(chain, key, authorities, until, versions)
+        return cls(chain, key, _checked(settings), versions)
 
     def unchanged(self, settings: ListenSettings) -> bool:
         """Whether the files are those that were read; one that is missing just now is being replaced."""
@@ -65,9 +55,8 @@ class ServerCertificate:
 
 
 def _versions(settings: ListenSettings) -> tuple[tuple[int, ...], ...]:
-    paths = [path for path in (settings.cert_file, settings.key_file, settings.client_ca_file) if path is not None]
     try:
-        states = [path.stat() for path in paths]
+        states = [path.stat() for path in (settings.cert_file, settings.key_file)]
     except OSError:
         return ()
     return tuple((state.st_mtime_ns, state.st_size, state.st_ino) for state in states)

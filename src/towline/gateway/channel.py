@@ -38,10 +38,7 @@ _CHANNEL: Final = [
 #: What gRPC says of a certificate that it does not accept, in its own words and in OpenSSL's.
 _NOT_TRUSTED: Final = re.compile(r"certificate verify failed: ([a-z ]+)|(Peer name \S+ is not in peer certificate)")
 _NEAR: Final = "Is it running? `towline status` shows it; with the option stateDir the source starts one by itself."
-_FAR: Final = (
-    "Does it run and listen there? `towline status` on its machine shows it. One that asks for client certificates "
-    "ends the connection of who has none: gatewayCertFile and gatewayKeyFile."
-)
+_FAR: Final = "Does it run and listen there? `towline status` on its machine shows it."
 
 
 class Channel:

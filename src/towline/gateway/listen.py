@@ -30,8 +30,6 @@ class ListenSettings(BaseModel):
         cert_file: Certificate chain of the gateway (PEM).
         key_file: Its private key (PEM).
         token_file: Tokens, one a line; each of them lets a client in, so that one can be replaced without a stop.
-        client_ca_file: Authorities that sign the certificates of clients (PEM); without one of those nobody gets
-            through the handshake (mTLS). None to ask for no certificate.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -40,7 +38,6 @@ class ListenSettings(BaseModel):
     cert_file: Path
     key_file: Path
     token_file: Path
-    client_ca_file: Path | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -82,8 +82,6 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]  # see above
         super().__init__(
             location,
             tls_certificates=[(files.chain, files.key)],
-            verify_client=bool(files.client_authorities),
-            root_certificates=files.client_authorities or None,
             middleware={_ADMITTED: door},
         )
 
@@ -161,7 +159,6 @@ class RemoteService:
         """Where it listens, with what, and how many calls were refused."""
         return {
             "location": self.location,
-            "client_certificates": bool(self._files.client_authorities),
             "certificate_until": self._files.until.isoformat(timespec="seconds"),
             "refused": self._refusals.count,
         }

@@ -239,8 +239,6 @@ def gateway_list(text: str) -> tuple[str, ...]:
 ACCESS: Final = (
     Option("gatewayTokenFile", read.path, "access.token_file"),
     Option("gatewayCaFile", read.path, "access.ca_file"),
-    Option("gatewayCertFile", read.path, "access.cert_file"),
-    Option("gatewayKeyFile", read.path, "access.key_file"),
     Option("gatewayServerName", into="access.server_name"),
     Option("gatewayTicketValidity", read.between(60, LONGEST_VALID_S, "60 to 604800 seconds"), "ticket_s"),
 )
@@ -299,9 +297,6 @@ def _check_access(given: Given, places: Sequence[str]) -> None:
         return
     if not given.text("gatewayTokenFile"):
         raise missing("gatewayTokenFile", "It is a file of mode 0600 on the driver, with a token of the gateway.")
-    pair = ("gatewayCertFile", "gatewayKeyFile")
-    if lone := [name for name in pair if name in given and not all(other in given for other in pair)]:
-        raise ConfigError("TL-C23", f'{WHERE} option "{lone[0]}"', f"{' and '.join(pair)} go together", "Give both.")
 
 
 def gateway_values(given: Given, guarantee: Guarantee, options: Iterable[Option]) -> dict[str, Any]:

@@ -43,12 +43,11 @@ def vars_of(bridge: Bridge) -> dict[str, str]:
 
 
 def test_a_line_listens(tmp_path: Path, pki: Pki) -> None:
-    bridge = read(GOOD + LISTENING + 'client_ca_file = "pki/ca.pem"\n', tmp_path)
+    bridge = read(GOOD + LISTENING, tmp_path)
     listen = bridge.lines[0].gateway.listen
     assert listen is not None
     assert listen.address == "0.0.0.0:8815"
     assert listen.cert_file == pki.directory / "server.pem"
-    assert listen.client_ca_file == pki.directory / "ca.pem"
     assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)) == bridge
 
 
@@ -85,8 +84,6 @@ def test_spark_elsewhere_gets_its_access(tmp_path: Path, pki: Pki) -> None:
     assert vars_of(bridge) == {
         "token_file": str(pki.directory / "token"),
         "ca_file": str(pki.directory / "ca.pem"),
-        "cert_file": "",
-        "key_file": "",
         "server_name": "g1",
     }
     assert bridge.gateway.ticket_valid_s == 7200
@@ -130,7 +127,6 @@ def test_a_mistake_is_one_line(tmp_path: Path, pki: Pki, old: str, new: str, exp
 def test_status_shows_where_it_listens() -> None:
     listen = {
         "location": "grpc+tls://0.0.0.0:8815",
-        "client_certificates": True,
         "certificate_until": "2027-02-03T04:05:06+00:00",
         "refused": 1200,
     }
@@ -148,7 +144,7 @@ def test_status_shows_where_it_listens() -> None:
     status = {"bridge": "b", "running": True, "pid": 1, "spark": "", "kafka": "", "kafka_insecure": []}
     status |= {"silent": False, "updated": None, "file_changed": False, "kafka_error": None}
     text = render({**status, "lines": {"telemetry": line}})
-    assert "network   grpc+tls://0.0.0.0:8815   token and client certificate   certificate until 2027-02-03" in text
+    assert "network   grpc+tls://0.0.0.0:8815   token   certificate until 2027-02-03" in text
     assert "refused calls 1,200" in text
     line["gateway"] = {}
     assert "network" not in render({**status, "lines": {"telemetry": line}})

@@ -194,25 +194,6 @@ def test_files_of_a_client_that_are_missing(far: Remote) -> None:
             client.status()
 
 
-def test_mtls_lets_only_those_with_a_certificate_shake_hands(tmp_path: Path) -> None:
-    directory = tmp_path / "pki"
-    with remote(tmp_path, client_ca_file=directory / "ca.pem") as far:
-        ours = {"cert_file": str(directory / "client.pem"), "key_file": str(directory / "client.key")}
-        with GatewayClient(far.location, far.pki.access(**ours)) as client:
-            journal = client.status()["journal"]
-            far.server.add(3)
-            (ticket,) = client.sign(journal, [(0, 3)])
-        with GatewayClient(far.location, far.pki.access()) as client, pytest.raises(GatewayUnreachable, match="TL-G01"):
-            client.status()
-        worker = {"ticket": ticket, "authority": far.pki.authority_text}
-        with GatewayClient(far.location, Access(**ours), **worker) as client:
-            assert sum(batch.num_rows for batch in client.read(journal, 0, 3)) == 3
-        lacking = Access(cert_file="/nowhere/client.pem", key_file="/nowhere/client.key")
-        told = r"gatewayCertFile on \S+: /nowhere/client\.pem can't be read.*TL-G46"
-        with GatewayClient(far.location, lacking, **worker) as client, pytest.raises(GatewayError, match=told):
-            list(client.read(journal, 0, 3))
-
-
 def test_a_ticket_outlives_the_gateway(tmp_path: Path) -> None:
     with remote(tmp_path) as far, as_driver(far) as driver:
         far.server.add(5)
@@ -278,7 +259,6 @@ def test_an_address_that_is_taken(far: Remote) -> None:
 def test_status_and_endpoint_say_where_it_listens(far: Remote) -> None:
     said = far.service.status()
     assert said["location"] == far.location
-    assert said["client_certificates"] is False
     assert datetime.fromisoformat(str(said["certificate_until"])) > datetime.now(UTC)
     assert TOKEN not in json.dumps(said)
     far.server.service.listening(far.location)
@@ -292,8 +272,6 @@ def test_status_and_endpoint_say_where_it_listens(far: Remote) -> None:
     [
         ({"cert_file": "none.pem"}, "cert_file .*can't be read"),
         ({"key_file": "none.key"}, "key_file .*can't be read"),
-        ({"client_ca_file": "none.pem"}, "client_ca_file .*can't be read"),
-        ({"client_ca_file": "server.key"}, "client_ca_file .*no certificate"),
         ({"cert_file": "server.key"}, "cert_file .*no certificate"),
         ({"key_file": "server.pem"}, "key_file .*no private key"),
         ({"key_file": "client.key"}, "key does not fit the certificate"),

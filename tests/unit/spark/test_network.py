@@ -230,9 +230,9 @@ PLACE = {"gateway": "grpc+tls://g1:8815", "gatewayTokenFile": "/t"}
 
 
 def test_the_options_become_the_access() -> None:
-    files = {"gatewayCaFile": "/ca", "gatewayCertFile": "/c", "gatewayKeyFile": "/k", "gatewayServerName": "g"}
+    files = {"gatewayCaFile": "/ca", "gatewayServerName": "g"}
     for parsed in (parse_options({**PLACE, **files}), parse_sink_options({**PLACE, **files})):
-        access = Access("/t", "/ca", "/c", "/k", "g")
+        access = Access("/t", "/ca", "g")
         assert parsed.place == GatewayPlace("", "grpc+tls://g1:8815", "", access, 3600.0)
 
 
@@ -241,7 +241,6 @@ def test_the_options_become_the_access() -> None:
     ("given", "said"),
     [
         ({"gateway": "grpc+tls://g1:8815"}, r'"gatewayTokenFile" is missing.*TL-C20'),
-        ({**PLACE, "gatewayCertFile": "/c"}, r"gatewayCertFile and gatewayKeyFile go together.*TL-C23"),
         ({**PLACE, "gatewayTicketValidity": "5"}, r"it is 60 to 604800 seconds.*TL-C21"),
         ({"gateway": "/state", "gatewayTokenFile": "/t"}, r"this one is on this machine.*TL-C23"),
         ({**PLACE, "gateway": "grpc+tcp://g1:8815"}, r"there is none without TLS.*TL-C21"),

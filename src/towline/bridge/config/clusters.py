@@ -57,10 +57,6 @@ def _unreachable(line: Line | DownLine, master: str) -> Iterator[ClusterMistake]
     elif listen is None:
         what = f"its gateway listens on no network, and executors of {master} have no other way to it"
         yield ClusterMistake("TL-C140", line, what, "Set listen in [gateway], with certificate and token.")
-    elif listen.client_ca_file is not None:
-        what = "its gateway asks for client certificates, and this file has only that of the gateway itself"
-        do = "Run it on its own (towline gateway) and name it in gateways, or remove client_ca_file from [gateway]."
-        yield ClusterMistake("TL-C143", line, what, do)
 
 
 def _has_secret(kafka: KafkaSection) -> bool:

@@ -18,8 +18,6 @@ __all__ = ["GatewaySection", "in_the_file"]
 _OPTIONS: Final = {
     "token_file": "gatewayTokenFile",
     "ca_file": "gatewayCaFile",
-    "cert_file": "gatewayCertFile",
-    "key_file": "gatewayKeyFile",
     "server_name": "gatewayServerName",
 }
 _KEYS: Final = {option: key for key, option in _OPTIONS.items()}
@@ -30,9 +28,8 @@ class GatewaySection(Section):
 
     Attributes:
         listen: ``HOST:PORT`` of the gateway on a network; None for its unix socket alone. A line may have its own.
-        cert_file: Certificate chain (PEM): of a gateway that listens, and where none does, of Spark as a client (mTLS).
+        cert_file: Certificate chain of a gateway that listens (PEM).
         key_file: Its private key (PEM).
-        client_ca_file: A gateway that listens asks its clients for certificates of these authorities (mTLS).
         token_file: Tokens, one a line; a gateway takes each, Spark shows the first.
         ca_file: Authorities that Spark trusts in gateways elsewhere; None for the system's.
         server_name: Name in their certificates, where it is not the host that is named.
@@ -42,7 +39,6 @@ class GatewaySection(Section):
     listen: str | None = None
     cert_file: Path | None = None
     key_file: Path | None = None
-    client_ca_file: Path | None = None
     token_file: Path | None = None
     ca_file: Path | None = None
     server_name: str = Field(default="", max_length=253)
@@ -50,20 +46,14 @@ class GatewaySection(Section):
 
     def access(self) -> Access:
         """What lets Spark in."""
-        files = {name: str(getattr(self, name) or "") for name in ("token_file", "ca_file", "cert_file", "key_file")}
-        return Access(**files, server_name=self.server_name)
+        return Access(str(self.token_file or ""), str(self.ca_file or ""), self.server_name)
 
-    def options(self, *, certificate: bool) -> dict[str, str]:
-        """What lets Spark in, as options of its source and sink.
-
-        Args:
-            certificate: Whether ``cert_file`` is Spark's own, and not that of a gateway that listens here.
-        """
+    def options(self) -> dict[str, str]:
+        """What lets Spark in, as options of its source and sink."""
         access = self.access()
         said = {option: getattr(access, key) for key, option in _OPTIONS.items()}
         said |= {"gatewayTicketValidity": f"{self.ticket_valid_s:g}"}
-        left_out = () if certificate else (_OPTIONS["cert_file"], _OPTIONS["key_file"])
-        return {option: value for option, value in said.items() if value and option not in left_out}
+        return {option: value for option, value in said.items() if value}
 
 
 def in_the_file(message: str) -> str:

@@ -43,7 +43,7 @@ class Listening:
         address = section.listen if own is None else own
         if not isinstance(address, str) or not all(getattr(section, name) for name in _NEEDED):
             return None  # what is missing has been noted
-        files = {name: getattr(section, name) for name in (*_NEEDED, "client_ca_file")}
+        files = {name: getattr(section, name) for name in _NEEDED}
         return {"address": address, **files}
 
 
@@ -58,7 +58,7 @@ def listening(tables: Tables, table: Any, lines: Iterable[Any]) -> GatewaySectio
     section = tables.model(GatewaySection, table, _PATH, _SUBJECT) or GatewaySection()
     files = {
         name: tables.there(getattr(section, name), (*_PATH, name), _SUBJECT, _MAKE.get(name, "It is a file in PEM."))
-        for name in (*_NEEDED, "client_ca_file", "ca_file")
+        for name in (*_NEEDED, "ca_file")
     }
     section = section.model_copy(update=files)
     listens = section.listen is not None or any(isinstance(_own(line), str) for line in lines)
@@ -88,7 +88,7 @@ def _judge(tables: Tables, section: GatewaySection, *, listens: bool) -> None:
 
 
 def _files(section: GatewaySection) -> dict[str, Path | None]:
-    return {name: getattr(section, name) for name in (*_NEEDED, "client_ca_file", "ca_file")}
+    return {name: getattr(section, name) for name in (*_NEEDED, "ca_file")}
 
 
 def _own(line: object) -> object:

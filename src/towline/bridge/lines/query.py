@@ -166,7 +166,7 @@ class LineQuery(ABC, Generic[LineT]):
         if shares_files(self.bridge.spark.master) or gateway.listen is None:
             return {"gateway": str(gateway.state_dir)}
         location = reachable(gateway.listen, self.bridge.spark.conf.get("spark.driver.host"))
-        return {"gateway": location, **self.bridge.gateway.options(certificate=False)}
+        return {"gateway": location, **self.bridge.gateway.options()}
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
         """Options of the line's Kafka sink: its client's settings, its id, and how many transactions a batch is."""

@@ -309,11 +309,10 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
 def _render_listen(listen: dict[str, Any]) -> list[str]:
     if not listen:
         return []
-    who = "token and client certificate" if listen.get("client_certificates") else "token"
     until = str(listen.get("certificate_until", "unknown"))[:10]
     refused = f"   refused calls {listen['refused']:,}" if listen.get("refused") else ""
     state = "" if listen.get("running", True) else "   being started again"
-    return [f"  network   {listen.get('location')}   {who}   certificate until {until}{refused}{state}"]
+    return [f"  network   {listen.get('location')}   token   certificate until {until}{refused}{state}"]
 
 
 def _told(value: float | None, digits: int = 0) -> str:

@@ -200,7 +200,7 @@ class UplinkQuery(LineQuery[Line]):
             return super()._gateway_options()
         remote = any(map(is_remote, line.gateways))
         removed = {"removedGateways": ",".join(line.removed_gateways)} if line.removed_gateways else {}
-        known = self.bridge.gateway.options(certificate=True) if remote else {}
+        known = self.bridge.gateway.options() if remote else {}
         return {"gateways": json.dumps(line.gateways), **removed, **known}
 
     def records(self, rows: DataFrame, identity: Identity) -> DataFrame:
