@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["PATIENCE_S", "GatewayPlace", "Retry", "client_of", "driver_pid", "patiently"]
+__all__ = ["PATIENCE_S", "GatewayPlace", "Retry", "driver_pid", "patiently"]
 
 #: How long a reader waits for a gateway that does not answer, in seconds: a supervisor's restart and its recovery.
 PATIENCE_S = 60.0
@@ -174,11 +174,6 @@ class Retry:
             yield pause
             if self.strategy != "constant":
                 pause = min(pause * self.multiplier, self.cap_s if self.strategy == "capped" else 86_400.0)
-
-
-def client_of(partition: int, clients: int) -> int:
-    """The client of a part of a batch: always the same, whatever the other parts are."""
-    return partition % clients
 
 
 def patiently(call: Callable[[], _T], *, patience_s: float = PATIENCE_S) -> _T:

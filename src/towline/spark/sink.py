@@ -22,7 +22,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
 from towline.gateway.remembered import Remembered
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
-from towline.spark.link import GatewayPlace, Retry, client_of, patiently
+from towline.spark.link import GatewayPlace, Retry, patiently
 from towline.spark.sink_columns import SinkColumns
 from towline.spark.tasks import TaskAnswer, answers, batch_task, streaming_task
 from towline.spark.workers import settle
@@ -94,7 +94,7 @@ class PartitionSender:
 
     def of(self, partition: int) -> PartitionSender:
         """What brings the rows of a part, to its client."""
-        number = client_of(partition, len(self.places))
+        number = partition % len(self.places)
         ticket = self.tickets[number] if self.tickets else ""
         return replace(self, places=(self.places[number].admitted(ticket, self.authority),))
 
@@ -238,7 +238,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         written = answers(messages, MqttWritten, batchId, _out_of_place)
         clients = len(self._sender.places)
         for number in range(clients):
-            own = [one for one in written if client_of(one.partition, clients) == number]
+            own = [one for one in written if one.partition % clients == number]
             newest = max((one.outbox for one in own if one.outbox), key=lambda place: place.tip, default=None)
             before = self._remembered[number] if self._remembered else None
             if newest is not None:
@@ -336,8 +336,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
 
 
 def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> PartitionSender:
-    from towline.spark.sink_clients import places_of  # noqa: PLC0415 - the driver's: workers need no pydantic
-    from towline.spark.sink_options import parse_sink_options  # noqa: PLC0415 - see above
+    from towline.spark.sink_options import parse_sink_options, places_of  # noqa: PLC0415 - workers need no pydantic
 
     parsed = parse_sink_options(options, checkpoint)
     types = {field.name: field.dataType.simpleString() for field in schema.fields}

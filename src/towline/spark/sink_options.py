@@ -5,10 +5,12 @@ Those of the gateway are the source's own; the rest says what to send and when a
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from towline import options as read
@@ -21,7 +23,7 @@ from towline.spark import options as source
 from towline.spark.gateway_options import WHERE
 from towline.spark.link import GatewayPlace, Retry
 
-__all__ = ["OPTIONS", "SinkOptions", "parse_sink_options"]
+__all__ = ["OPTIONS", "SinkOptions", "parse_sink_options", "places_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +55,6 @@ class SinkOptions:
     clients: int = 1
 
 
-#: Each is a process.
-MOST_CLIENTS: Final = 64
-
-
 def _topic(text: str) -> str:
     if not text or re.search(r"[+#\0]", text):
         raise ValueError("a topic is not empty and has no +, # or U+0000 [MQTT-3.3.2-2]")
@@ -85,7 +83,7 @@ _SENDING: Final = (
     Option("retryInterval", _number(0.001), "retry.interval_s"),
     Option("retryMultiplier", _number(1), "retry.multiplier"),
     Option("retryCap", _number(0.001), "retry.cap_s"),
-    Option("clients", read.whole(1, MOST_CLIENTS), "clients"),
+    Option("clients", read.whole(1, 64), "clients"),
     Option("retryAttempts", lambda text: int(_number(-1)(text)), "retry.attempts"),
 )
 _OPTIONS: Final = (*_GATEWAY, *gateway.PLACE, *_PROMISE, *_SENDING)
@@ -161,3 +159,32 @@ def _settings(given: Given, guarantee: Guarantee, qos: int, checkpoint: str) -> 
     if qos == 2:
         gateway.check_sharing(settings, publish_qos=2)
     return settings
+
+
+def places_of(parsed: SinkOptions) -> tuple[GatewayPlace, ...]:
+    """Where the gateways of the clients are: of one the state directory, of several ``<number>-of-<clients>`` in it.
+
+    A part always goes to the same outbox [I10]: so the number stays as it was for a state directory.
+
+    Raises:
+        ConfigError: TL-C28, the state directory has another number of clients.
+    """
+    place, clients = parsed.place, parsed.clients
+    if not place.settings:
+        return (place,)
+    directory = Path(place.state_dir)
+    known = {int(one.name.rpartition("-")[2]) for one in directory.glob("[0-9]*-of-[0-9]*")}
+    if other := ({1} if (directory / "outbox").exists() else known) - {clients}:
+        what = f"the state directory {directory} has {other.pop()}, and a batch that is run again meets what each has"
+        do = "Set it back; for another number take a new stateDir and a new checkpoint, when all is delivered."
+        raise ConfigError("TL-C28", f'{WHERE} option "clients" = "{clients}"', what, do)
+    return (place,) if clients == 1 else tuple(_numbered(place, number, clients) for number in range(clients))
+
+
+def _numbered(place: GatewayPlace, number: int, clients: int) -> GatewayPlace:
+    """As Jet's sink names its clients: the id and a number."""
+    told = json.loads(place.settings)
+    directory = str(Path(place.state_dir) / f"{number}-of-{clients}")
+    told |= {"client_id": f"{told['client_id'] or told['name']}-{number}", "name": f"{told['name']}-{number}"}
+    told |= {"state_dir": directory, "outbox": {**told["outbox"], "number": number}}
+    return GatewayPlace(directory, "", json.dumps(told))

@@ -171,14 +171,14 @@ def test_each_part_of_a_batch_may_have_a_client_of_its_own(
     (source / "1.txt").write_text("".join(f"{n}\n" for n in range(200)))
     run()
     ear.hear(200)
-    kill_gateway(state / "1")
+    kill_gateway(state / "1-of-2")
     newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
     (checkpoint / "commits" / str(newest)).unlink()
     (checkpoint / "commits" / f".{newest}.crc").unlink(missing_ok=True)
     (source / "2.txt").write_text("".join(f"{n}\n" for n in range(200, 300)))
     run()
     messages = ear.hear(300)
-    accounts = [outbox(state / str(number)) for number in range(2)]
+    accounts = [outbox(state / f"{number}-of-2") for number in range(2)]
     assert sum(one["accepted"] for one in accounts) == 300
     assert all(one["accepted"] for one in accounts), "each has a share"
     assert Counter(int(m.payload or b"") for m in messages) == Counter(range(300))
@@ -194,7 +194,7 @@ def test_each_part_of_a_batch_may_have_a_client_of_its_own(
         run(3)
     with pytest.raises(Exception, match=r"TL-C28"):
         run(1)
-    kill_gateway(state / "0")
+    kill_gateway(state / "0-of-2")
 
 
 def test_a_full_outbox_holds_the_query_back_with_one_clear_line(
