@@ -22,9 +22,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from towline.errors import JournalError, JournalFull
-from towline.journal.batches import Appended, Batch, LastBatch, Range, job_of, joined
+from towline.journal.batches import Appended, Batch, LastBatch, Partial, Range, job_of, joined
 from towline.journal.journal import Journal, Limits
-from towline.journal.partial import Partial
 from towline.journal.ranges import Ranges
 from towline.journal.reading import BATCH_BYTES
 from towline.journal.writer import full

@@ -111,7 +111,7 @@ def test_a_large_frame_is_sliced_where_it_lies(tmp_path: Path) -> None:
 
 
 def plant(journal: Journal, count: int, size: int) -> None:
-    """Rows as an earlier version wrote them: frames of any size, mixed."""
+    """Frames of any size, mixed."""
     at = 0
     while at < count:
         group = min((1, 3, 50)[at % 3], count - at)
