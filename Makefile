@@ -5,14 +5,15 @@ PYTHON ?= python3
 GUARANTEE ?= at_least_once
 BIN := .venv/bin
 TESTS ?= tests
-# More than the cores: a test on real brokers waits for half of its time and more.
-WORKERS ?= 4
+# The tests are bound by the CPU: more workers than cores only cost memory.
+WORKERS ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) }')
 MINUTES ?= 10
 STEPS ?= 10000000
 ROLES ?= gateway,jvm,driver,bridge,worker,kafka
 
-# A file's tests share their brokers, so a file stays with one worker. The files keep their order: those with real
-# brokers come first, and the small ones fill the end.
+# A file's tests share their brokers, so a file stays with one worker; those with a session of Spark stay together, for
+# they share a JVM (tests/conftest.py). The files keep their order: those with real brokers come first, and the small
+# ones fill the end.
 SPREAD := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -57,16 +58,17 @@ check: setup ## style, types, import order and the tests that need no broker; un
 	@$(MAKE) --no-print-directory --jobs 2 style unit
 
 test: ## check, and the tests on real brokers; make soak has those that take minutes each
-	@$(PYTHON) scripts/setup.py tests
+	@$(PYTHON) scripts/setup.py test
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going style everything
 
 bench: setup ## the benchmarks, with their ratios
 	@$(BIN)/python -m benchmarks
 
-soak: ## two hours: kill -9 of every process at random moments, and all long tests; each run a line in docs/proof
-	@$(PYTHON) scripts/setup.py tests
+soak: ## two hours: kill -9 of every process at random moments, all long tests, properties with 200 examples each; into docs/proof
+	@$(PYTHON) scripts/setup.py soak
 	@failed=0; \
-	$(BIN)/pytest -q --numprocesses 3 -m long --proof docs/proof/tests.jsonl $(TESTS) || failed=1; \
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -q $(SPREAD) -m "long or hypothesis" --proof docs/proof/tests.jsonl $(TESTS) \
+		|| failed=1; \
 	for guarantee in at_least_once exactly_once; do \
 		$(BIN)/python -m towline_prove soak --roles $(ROLES) --guarantee $$guarantee --record docs/proof/soak.jsonl \
 			|| failed=1; \

@@ -1,7 +1,7 @@
 """Make this machine ready for Towline: `make setup`. One line a thing; what is there already is left alone.
 
-With the word ``tests`` it brings the brokers that only tests need too, and leaves out what it does with ``spark``:
-`make test` does that beside other things.
+With the word ``test`` it leaves out what it does with ``spark``: `make test` does that beside other things. With
+``soak`` it brings the brokers that only long tests need, too.
 
 It needs nothing but Python and, where something is missing, apt with root's rights (sudo if you are not root).
 No host is named here: Debian's backports are derived from the machine's own apt sources, Maven and pip use their own
@@ -332,7 +332,7 @@ def helpers() -> tuple[str, str]:
 
 
 def other_brokers() -> tuple[str, str]:
-    """RabbitMQ and ejabberd, which some tests meet; without them these tests are skipped."""
+    """RabbitMQ and ejabberd, which some long tests meet; without them these tests are skipped."""
     programs, erlang = {"rabbitmq-server": "rabbitmq-server", "ejabberd": "ejabberdctl"}, which("erl")
     missing = [name for name, program in programs.items() if which(program) is None]
     if missing:
@@ -388,10 +388,10 @@ STEPS = {
     "helpers": helpers,
     "Kafka": kafka,
 }
-FOR_TESTS = {"other brokers": other_brokers}
+FOR_SOAK = {"other brokers": other_brokers}
 #: Takes as long as all others: `make test` does it beside what needs no Spark.
 LAST = {"Spark": spark}
-PARTS = {"all": STEPS | LAST, "tests": STEPS | FOR_TESTS, "spark": LAST}
+PARTS = {"all": STEPS | LAST, "test": STEPS, "spark": LAST, "soak": STEPS | LAST | FOR_SOAK}
 
 
 def main() -> int:

@@ -6,11 +6,14 @@ import contextlib
 import itertools
 import os
 import re
+import shutil
 import signal
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import hypothesis
 import pytest
@@ -24,18 +27,28 @@ from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto, flaw
 from towline_prove.devstack.sparkstart import start_quickly
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 pytest_plugins = ["tests.proof"]
 
 MARKER_OF_FIXTURE = {
     "mosquitto": "broker",
     "new_mosquitto": "broker",
-    "rabbitmq": "broker",
-    "ejabberd": "broker",
+    "rabbitmq": "long",
+    "ejabberd": "long",
     "kafka": "kafka",
     "own_kafka": "kafka",
     "topic": "kafka",
+    "spark": "spark",
     "ptrace": "faults",
 }
+
+#: The directory of the Kafka that all workers of a run share.
+SHARED_KAFKA = "TOWLINE_TESTS_KAFKA"
+ROOT = Path(__file__).parents[1]
+#: A test that asks for the session of Spark that a worker has.
+IN_SPARK = re.compile(r"^def test_\w+\([^)]*\bspark\b", re.MULTILINE)
 
 _numbers = itertools.count(1)
 
@@ -54,9 +67,10 @@ class NewMosquitto(Protocol):
         """A running broker with these lines in its configuration."""
 
 
-# How long an example takes says something of the machine, not of the code; `make fuzz` has the many examples.
-hypothesis.settings.register_profile("towline", deadline=None, max_examples=50)
-hypothesis.settings.load_profile("towline")
+# How long an example takes says something of the machine, not of the code; `make soak` and `make fuzz` have the many.
+hypothesis.settings.register_profile("towline", deadline=None, max_examples=20)
+hypothesis.settings.register_profile("soak", deadline=None, max_examples=200)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "towline"))
 
 
 def pytest_configure() -> None:
@@ -65,8 +79,33 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # it has its environment from the one that started it
+    os.environ[SHARED_KAFKA] = tempfile.mkdtemp(prefix="towline-kafka-")
     with contextlib.suppress(SetupError):  # no Java: the tests that need it say so
         start_quickly()
+
+
+def pytest_unconfigure() -> None:
+    """End the Kafka that a test of this run has started."""
+    if "PYTEST_XDIST_WORKER" in os.environ or SHARED_KAFKA not in os.environ:
+        return
+    place = Path(os.environ.pop(SHARED_KAFKA))
+    Kafka(place / "kafka").stop()
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, all files with tests in a session of Spark go to one worker: one JVM, and a warm one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - where xdist is
+
+    files = (ROOT / "tests" / "integration").rglob("test_*.py")
+    in_spark = {file.relative_to(ROOT).as_posix() for file in files if IN_SPARK.search(file.read_text())}
+    scheduling = LoadFileScheduling(config, log)
+    file_of = scheduling._split_scope
+    scheduling._split_scope = lambda nodeid: "spark" if file_of(nodeid) in in_spark else file_of(nodeid)
+    return scheduling
 
 
 def pytest_report_header() -> list[str]:
@@ -138,12 +177,11 @@ def ejabberd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ejabberd]:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A running Kafka, shared by all tests: use topics of `topic`, and leave it running."""
+def kafka() -> Kafka:
+    """A running Kafka, shared by all tests and workers: use topics of `topic`, and leave it running."""
     _require(find_java)
     _require(kafka_jars)
-    with Kafka(tmp_path_factory.mktemp("kafka")) as broker:
-        yield broker
+    return Kafka(Path(os.environ[SHARED_KAFKA]) / "kafka").start()
 
 
 @pytest.fixture
@@ -159,13 +197,53 @@ def own_kafka(tmp_path: Path) -> Iterator[Kafka]:
 def topic(kafka: Kafka, request: pytest.FixtureRequest) -> NewTopic:
     """Create topics on the shared Kafka: `topic()`, `topic("marker", 1, {"cleanup.policy": "compact"})`."""
     test = re.sub(r"[^A-Za-z0-9._-]", "_", request.node.name)[:100]
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
 
     def create(hint: str = "topic", partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
-        name = f"{hint}.{test}.{next(_numbers)}"
+        name = f"{hint}.{test}.{worker}{next(_numbers)}"
         kafka.create_topics({name: partitions}, config)
         return name
 
     return create
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one Spark of a worker, for all rooms: two cores, Kafka's connector, the settings a user has.
+
+    Three attempts a task, so that a failed one is really tried again. A room that wants other settings, or formats,
+    has a fixture of the same name that gives them to this session.
+    """
+    _require(find_java)
+    import pyspark  # noqa: PLC0415 - most workers' tests need none
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    from towline.spark import localfs  # noqa: PLC0415
+    from towline.spark.connector import spark_kafka_conf  # noqa: PLC0415
+    from towline.spark.session import spark_conf  # noqa: PLC0415
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Workers of Spark import classes of the tests, and the product they belong to.
+    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
+    settings: dict[str, bool | float | int | str | None] = {
+        **spark_conf(),
+        **spark_kafka_conf(pyspark.__version__),
+        **localfs.settings(),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": os.fspath(Path(tempfile.gettempdir()) / "towline-no-warehouse"),
+        "spark.executorEnv.TOWLINE_TEST_USER": "u",
+        "spark.log.level": "OFF",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # PySpark leaves the sockets of its JVM to the end
+        session = SparkSession.builder.master("local[2,3]").appName("towline-tests").config(map=settings).getOrCreate()
+        yield session
+        session.stop()
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class OnErlang(Server):
         programs = sorted(Path(root).glob(pattern))
         if programs and shutil.which("erl"):
             return programs[-1].parent
-        advice = "Run `make test`, which installs it, or install Debian's package."
+        advice = "Run `python scripts/setup.py soak`, which installs it, or install Debian's package."
         raise SetupError("TL-S10", cls.name, "there is no such MQTT broker on this machine", advice)
 
     @property

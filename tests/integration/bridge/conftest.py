@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,9 @@ from pyspark.sql import SparkSession
 
 from tests.integration.bridge.running import Running
 from towline.bridge.config.file import parse
-from towline.bridge.runtime.session import session
+from towline.bridge.runtime.session import settings_of
+from towline.bridge.uplink.source import PackedSource
+from towline.spark.registration import register
 
 _BRIDGE = """
 name = "tests"
@@ -36,14 +37,21 @@ _SHOWN = 3000
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Made as the driver makes it."""
-    place: Path = tmp_path_factory.mktemp("spark")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # PySpark leaves the sockets of its JVM to the end
-        running = session(parse(_BRIDGE, place / "bridge.toml", os.environ))
-        yield running
-        running.stop()
+def spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """With the settings and formats that the driver gives its own, as far as a session that runs takes them."""
+    given = settings_of(parse(_BRIDGE, tmp_path_factory.mktemp("spark") / "bridge.toml", os.environ))
+    given = {name: value for name, value in given.items() if spark.conf.isModifiable(name)}
+    before = {name: spark.conf.get(name, None) for name in given}
+    for name, value in given.items():
+        spark.conf.set(name, value)
+    register(spark)
+    spark.dataSource.register(PackedSource)
+    yield spark
+    for name, former in before.items():
+        if former is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, former)
 
 
 @pytest.fixture

@@ -23,7 +23,9 @@ from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline_prove.devstack import Kafka, Mosquitto
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+# `make test` has the sums in unit/bridge/test_account*.py, one that adds up in each bridge that it starts, and
+# markers of somebody else in kafka/test_failure_matrix.py.
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 
 BRIDGE = """
 name = "account"

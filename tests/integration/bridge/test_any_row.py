@@ -33,7 +33,9 @@ from towline.gateway.endpoint import GatewayEndpoint
 from towline.kafka.deadletters import Collector, DeadLetter
 from towline_prove.devstack import Kafka, Mosquitto
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+# `make test` has the same extremes at the parts: publisher/test_any_row.py, bridge/test_sql.py and test_downsql.py,
+# unit/kafka, and in test_one_bridge.py a bridge that sets aside what its gateway can't take in.
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 
 SEED = int(os.environ.get("TOWLINE_SEED", "20261122"))
 BOTH_WAYS = """

@@ -16,7 +16,8 @@ from tests.integration.bridge.running import PATIENCE, in_kafka
 from towline.checkpoint import Checkpoint
 from towline_prove.devstack import Kafka
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+# `make test` has the sink's side in kafka/test_exactly_once_spark.py.
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "kafka_to_kafka.py"
 

@@ -87,7 +87,7 @@ def test_filters_change_in_the_session_that_is_there(mosquitto: Mosquitto, tmp_p
 # -- in a batch that was begun -----------------------------------------------------------------------------------------
 
 #: Guarantee and parallelism, and how often a message of the batch is in Kafka that was written and not committed.
-BEGUN = [("exactly_once", 2, 1), ("at_least_once", 1, 2)]
+BEGUN = [("exactly_once", 2, 1), pytest.param("at_least_once", 1, 2, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize(("guarantee", "parallelism", "times"), BEGUN)

@@ -63,6 +63,7 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
         yield broker
 
 
+@pytest.mark.long
 def test_records_survive_kill_and_restart_on_the_same_port(hurt: Kafka) -> None:
     port, pid = hurt.port, hurt.pid
     hurt.create_topics({"killed": 1})
@@ -76,6 +77,7 @@ def test_records_survive_kill_and_restart_on_the_same_port(hurt: Kafka) -> None:
     assert read(hurt, "killed") == [b"one", b"two"]
 
 
+@pytest.mark.long
 def test_a_paused_kafka_answers_after_resume(hurt: Kafka) -> None:
     hurt.create_topics({"paused": 1})
     hurt.pause()
@@ -86,6 +88,7 @@ def test_a_paused_kafka_answers_after_resume(hurt: Kafka) -> None:
     assert read(hurt, "paused") == [b"one"]
 
 
+@pytest.mark.long
 def test_a_topic_is_created_by_a_kafka_that_takes_its_time(hurt: Kafka) -> None:
     hurt.pause()
     threading.Timer(ANSWER_SECONDS + 1, hurt.resume).start()
@@ -93,6 +96,7 @@ def test_a_topic_is_created_by_a_kafka_that_takes_its_time(hurt: Kafka) -> None:
     send(hurt, "slow", b"one")
 
 
+@pytest.mark.long
 def test_a_clean_end_leaves_no_session_to_wait_for_and_the_directory_formatted(hurt: Kafka) -> None:
     meta = hurt.directory / "data" / "meta.properties"
     before = meta.read_text()
@@ -105,6 +109,7 @@ def test_a_clean_end_leaves_no_session_to_wait_for_and_the_directory_formatted(h
     hurt.start()
 
 
+@pytest.mark.long
 def test_a_record_is_not_deleted_because_its_time_is_years_back(hurt: Kafka) -> None:
     """Retention goes by the time that the producer gave, which a test or a device may have from anywhere."""
     hurt.create_topics({"old-kept": 1})
@@ -140,6 +145,7 @@ def test_a_topic_setting_that_can_not_be_is_an_error(kafka: Kafka) -> None:
         kafka.create_topics({"bad-setting": 1}, {"cleanup.policy": "sometimes"})
 
 
+@pytest.mark.long
 def test_nobody_talks_on_standard_error(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys; from towline_prove.devstack import Kafka\n"

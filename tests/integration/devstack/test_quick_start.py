@@ -30,6 +30,7 @@ def test_spark_starts_from_its_archive(tmp_path: Path) -> None:
     assert len(FROM_ARCHIVE.findall((tmp_path / "loaded").read_text())) > 500
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_kafka_starts_from_its_archive(tmp_path: Path) -> None:
     try:

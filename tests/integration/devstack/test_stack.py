@@ -45,6 +45,7 @@ def status(directory: Path, code: int = 0) -> dict[str, dict[str, str | int | No
     return {row["name"]: row for row in json.loads(call("status", "--json", "--dir", directory, code=code))}
 
 
+@pytest.mark.long  # bridge/test_first_session.py types both commands
 def test_up_leaves_them_running_and_down_ends_them(directory: Path) -> None:
     said = call("up", "--dir", directory)
     uri = re.search(r"mqtt://127\.0\.0\.1:\d+", said)

@@ -25,7 +25,7 @@ def online(gateway: Gateway) -> None:
     gateway.until(state="online")
 
 
-@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_backlog_of_100k_arrives_whole_and_in_order(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, tmp_path: Path, qos: int
 ) -> None:

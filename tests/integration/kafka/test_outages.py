@@ -23,6 +23,7 @@ from towline_prove.devstack import Kafka
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
+@pytest.mark.long  # bridge/test_delivery_semantics.py kills Kafka under a line
 def test_killed_and_restarted_under_a_stream(spark: SparkSession, own_kafka: Kafka, tmp_path: Path) -> None:
     """Within the delivery timeout the query does not even notice."""
     own_kafka.create_topics({"t": 3})

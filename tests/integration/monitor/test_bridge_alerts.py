@@ -17,7 +17,8 @@ from tests.integration.monitor.looking import Scraped, Values
 from towline_prove.devstack import Kafka
 from towline_prove.devstack.ports import free_port
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+# `make test` has the endpoint of a bridge in unit/monitor, its rules in unit/monitor/test_alert_rules.py.
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -29,27 +29,28 @@ class Case(NamedTuple):
     fault: Literal["KILL", "EIO", "ENOSPC"]
 
 
-#: Without a power failure the disk at a sync is what it is at the next write, send or rename, where another case kills;
-#: `test_powerloss` has the syncs with one.
-same_state = pytest.mark.long
-
-CASES: list[Case | ParameterSet] = [
+#: In `make test` the model of power loss has these points (`test_powerloss`, unit/journal/test_crash_points.py), and
+#: unit/journal/test_faults.py the failing calls; two others are real there.
+OF_THE_MODEL = [
     Case(1, "sendto", "KILL"),  # durable, the broker does not know
     Case(1, "writev", "KILL"),  # before a frame is in the file
     Case(1, "rename", "KILL"),
-    pytest.param(Case(1, "fdatasync", "KILL"), marks=same_state),
-    pytest.param(Case(1, "fsync", "KILL"), marks=same_state),  # new files and directories
-    Case(1, "fdatasync", "EIO"),
+    Case(1, "fdatasync", "KILL"),
+    Case(1, "fsync", "KILL"),  # new files and directories
     Case(1, "fsync", "EIO"),
     Case(1, "writev", "EIO"),
-    # [I6] The end of the process whatever failed it, as with EIO.
-    pytest.param(Case(1, "fdatasync", "ENOSPC"), marks=pytest.mark.long),
+    Case(1, "fdatasync", "ENOSPC"),  # [I6] The end of the process whatever failed it, as with EIO.
     Case(1, "writev", "ENOSPC"),
+    Case(2, "writev", "KILL"),
+    Case(2, "fdatasync", "KILL"),  # before PUBREC and before PUBCOMP
+    Case(2, "fdatasync", "EIO"),
+]
+
+CASES: list[Case | ParameterSet] = [
+    Case(1, "fdatasync", "EIO"),
     # [I3]: message and packet id are durable in one step before PUBREC, the release before PUBCOMP.
     Case(2, "sendto", "KILL"),  # durable, PUBREC or PUBCOMP not sent
-    Case(2, "writev", "KILL"),
-    pytest.param(Case(2, "fdatasync", "KILL"), marks=same_state),  # before PUBREC and before PUBCOMP
-    Case(2, "fdatasync", "EIO"),
+    *(pytest.param(case, marks=pytest.mark.long) for case in OF_THE_MODEL),
 ]
 
 
@@ -82,6 +83,7 @@ def test_no_crash_point_loses_anything(
     assert not points[-1].fired, "the enumeration did not reach its end"
 
 
+@pytest.mark.long  # unit/journal/test_faults.py has the full disk, gateway/test_gateway.py the journal that is full
 def test_a_disk_that_stays_full_holds_the_line_back_and_loses_nothing(broker: Mosquitto, tmp_path: Path) -> None:
     """[I7] From the eighth write on nothing fits any more: no ack, no drop; with room again everything comes."""
     point = CrashBench(broker, tmp_path).run(Injection("writev", "8+", "ENOSPC"), patience=4)

@@ -124,6 +124,7 @@ def test_no_acknowledgement_leaves_before_its_data_would_survive(
     assert len(seen) > 4, "one large gulp proves little about the order"
 
 
+@pytest.mark.long  # of the instrument
 @pytest.mark.parametrize("qos", [1, 2])
 def test_the_proof_of_the_order_finds_a_gateway_that_does_not_sync(
     new_mosquitto: NewMosquitto, tmp_path: Path, qos: int
@@ -147,8 +148,8 @@ def bench(
 @pytest.mark.parametrize(
     ("qos", "call", "when"),
     [
-        (1, "fdatasync", 5),  # written, not durable, not acknowledged
-        (1, "sendto", 6),  # durable, not acknowledged
+        pytest.param(1, "fdatasync", 5, marks=pytest.mark.long),  # written, not durable, not acknowledged
+        pytest.param(1, "sendto", 6, marks=pytest.mark.long),  # durable, not acknowledged
         (2, "fdatasync", 6),
         (2, "sendto", 9),  # between PUBREC and PUBCOMP
     ],
@@ -161,6 +162,7 @@ def test_a_gateway_comes_back_from_a_power_failure(
     assert point.ok, str(point)
 
 
+@pytest.mark.long  # of the instrument
 @pytest.mark.parametrize("qos", [1, 2])
 def test_without_syncs_the_same_power_failure_loses(new_mosquitto: NewMosquitto, tmp_path: Path, qos: int) -> None:
     """The bench can find a loss: strace answers every sync with success and makes none."""

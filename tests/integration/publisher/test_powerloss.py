@@ -310,6 +310,7 @@ def test_every_disk_that_a_power_failure_can_leave(broker: Mosquitto, spark: Com
     assert judge.states > 20 * COUNT
 
 
+@pytest.mark.long  # of the instrument
 def test_the_proof_finds_a_publisher_that_does_not_sync(broker: Mosquitto, spark: Committer, tmp_path: Path) -> None:
     key = write_key(tmp_path)
     root, log = lived(broker, spark, tmp_path, key, unsynced=True)

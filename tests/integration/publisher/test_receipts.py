@@ -276,7 +276,9 @@ def test_the_command_waits_for_kafka(gateway: Gateway, broker: Mosquitto, tmp_pa
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("ptrace")
-@pytest.mark.parametrize(("call", "points"), [("fdatasync", (2, 7)), ("writev", (4, 11))])
+@pytest.mark.parametrize(
+    ("call", "points"), [("fdatasync", (2, 7)), pytest.param("writev", (4, 11), marks=pytest.mark.long)]
+)
 def test_a_gateway_killed_at_a_durable_write(
     broker: Mosquitto, tmp_path: Path, call: str, points: tuple[int, ...]
 ) -> None:

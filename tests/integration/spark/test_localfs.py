@@ -30,6 +30,7 @@ print(path.getFileSystem(spark._jsc.hadoopConfiguration()).getClass().getSimpleN
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.faults
 def test_checkpoints_are_written_without_a_process_for_each_file(tmp_path: Path) -> None:
     found = localfs.class_path(os.environ)

@@ -86,7 +86,7 @@ def check(line: ModelLine) -> None:
 @pytest.mark.parametrize("letters", [True, False])
 @pytest.mark.parametrize("guarantee", [one.value for one in Guarantee])
 @given(operations=OPERATIONS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_killed_wherever_the_sum_holds(
     guarantee: str, letters: bool, operations: list[tuple[str, Any]]
 ) -> None:
@@ -133,7 +133,7 @@ def test_each_crash_point_and_what_may_be_gone_after_it(guarantee: str, tmp_path
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 @given(operations=OPERATIONS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_kafka_has_is_what_the_account_says(guarantee: str, operations: list[tuple[str, Any]]) -> None:
     """Each message counts once, however often at_least_once writes it; nothing is witnessed by nobody."""
     with tempfile.TemporaryDirectory() as place:

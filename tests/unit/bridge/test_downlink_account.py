@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.bridge.test_downlink_file import GOOD, read
@@ -96,7 +96,6 @@ def a_line(place: Path) -> ModelDownlink:
 ROWS = st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 2))
 
 
-@settings(deadline=None, max_examples=60)  # files
 @given(st.lists(st.tuples(ROWS, st.sampled_from(["", *STEPS]), st.booleans(), st.booleans()), max_size=12))
 def test_whatever_is_killed_wherever_the_sum_holds(
     runs: list[tuple[tuple[int, int, int], str, bool, bool]],

@@ -202,7 +202,5 @@ class Delivery(RuleBasedStateMachine):
         assert self.done.watermark == len(self.topics)
 
 
-Delivery.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Delivery.TestCase.settings = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestDelivery = Delivery.TestCase

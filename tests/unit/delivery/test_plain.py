@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
@@ -70,7 +70,6 @@ def read(data: bytes, version: int, plain: PlainReader | None, cut: int) -> tupl
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("version", [5, 4, 3])
 @given(st.data())
-@settings(max_examples=300, deadline=None)
 def test_any_bytes_give_the_same_packets_both_ways(version: int, data: st.DataObject) -> None:
     stream = data.draw(_stream(version))
     cut = data.draw(st.integers(0, len(stream)))
@@ -129,7 +128,6 @@ def deliver(data: bytes, plain: PlainReader | None) -> Deliver:
 
 
 @given(st.lists(_publish(), min_size=1, max_size=30))
-@settings(max_examples=200, deadline=None)
 def test_any_messages_give_the_same_rows_ids_and_digests(stream: list[PublishPacket]) -> None:
     data = b"".join(packet.write() for packet in stream)
     one, other = deliver(data, EVERY_RUN), deliver(data, None)

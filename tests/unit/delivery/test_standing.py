@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mqtt5 import PubAckReasonCode
 
@@ -83,7 +83,6 @@ def test_an_outbox_of_a_version_that_did_not_count_them_is_a_beginning(tmp_path:
     assert "adds up ✓" in verdict(found)
 
 
-@settings(deadline=None, max_examples=40)  # files
 @given(st.lists(st.sampled_from(["append", "connect", "answer", "refuse", "lost", "flush", "kill"]), max_size=12))
 def test_whatever_a_crash_takes_both_counts_are_of_one_moment(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:

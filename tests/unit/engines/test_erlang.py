@@ -15,7 +15,7 @@ def test_a_broker_that_is_not_here_is_an_error_that_says_how_to_get_it(
     kind: type[OnErlang], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(kind, "installed", (str(tmp_path), "*/x"))
-    with pytest.raises(SetupError, match=r"make test.*\[TL-S10\]"):
+    with pytest.raises(SetupError, match=r"setup.py soak.*\[TL-S10\]"):
         kind.find()
 
 

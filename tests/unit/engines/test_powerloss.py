@@ -270,7 +270,7 @@ def live(program: Program, seed: int, steps: list[str]) -> None:
             getattr(program, step)(descriptor, *arguments)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), steps=st.lists(st.sampled_from(STEPS), min_size=5, max_size=60))
 def test_the_model_agrees_with_real_files(seed: int, steps: list[str]) -> None:
     """All that was written is what is there; the worst disk is the snapshots of the syncs; the rest lies between."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, Sending, Unsynced, crash, rows
@@ -51,7 +51,6 @@ def test_the_newest_batch_reads_back() -> None:
         assert LastBatch.from_json(newest.as_json()) == newest
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_any_life_sends_one_attempt_of_each_batch(seed: int) -> None:
     """Writers that bring batches in pieces, fail, and begin again in another order; the process killed at any time."""

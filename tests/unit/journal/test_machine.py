@@ -165,7 +165,5 @@ class JournalLife(RuleBasedStateMachine):
             shutil.rmtree(self.directory)
 
 
-JournalLife.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+JournalLife.TestCase.settings = settings(stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 TestLife = JournalLife.TestCase

@@ -188,7 +188,5 @@ def test_a_full_disk_lets_no_packet_id_out(tmp_path: Path) -> None:
     outbox.close()
 
 
-Life.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Life.TestCase.settings = settings(stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 TestLife = Life.TestCase

@@ -192,7 +192,7 @@ for index, (weight, name, domains) in enumerate(STEPS):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(
-    max_examples=400,
+    max_examples=5 * settings().max_examples,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -286,7 +286,7 @@ def built(made: Any) -> Any:
     return kind(*map(built, positional), **{name: built(value) for name, value in named.items()})
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(PACKETS, st.sampled_from([5, 4, 3]))
 def test_whatever_a_packet_holds_it_is_written_well_or_refused(made: Any, version: int) -> None:
     try:

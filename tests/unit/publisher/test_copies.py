@@ -208,4 +208,4 @@ class Copies(RuleBasedStateMachine):
 
 
 TestCopies = Copies.TestCase
-TestCopies.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestCopies.settings = settings(stateful_step_count=50, deadline=None)

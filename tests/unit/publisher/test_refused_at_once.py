@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from towline import Publisher
@@ -121,7 +121,6 @@ anything = st.none() | st.booleans() | st.integers() | st.floats() | st.binary(m
 pairs = st.lists(st.tuples(texts, texts) | anything, max_size=3)
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     topic=texts | anything,
     payload=st.binary(max_size=5) | anything,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import KafkaError
@@ -30,7 +30,6 @@ def values(left: gathering.Left) -> list[bytes]:
     return [value for one in travelled.batches() for value in one.column("value").to_pylist()]
 
 
-@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, INLINE_BYTES), max_size=4), max_size=4), st.booleans())
 def test_rows_come_back_as_they_were_left(sizes: list[list[int]], shared: bool) -> None:
     place = RowsForDriver.beside("/ck", 3, None) if shared else RowsForDriver()

@@ -135,4 +135,4 @@ class Gateway(RuleBasedStateMachine):
 
 
 TestGateway = Gateway.TestCase
-TestGateway.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestGateway.settings = settings(stateful_step_count=40, deadline=None)
