@@ -25,7 +25,7 @@ from towline_prove.devstack import Kafka, Mosquitto
 
 # `make test` has the sums in unit/bridge/test_account*.py, one that adds up in each bridge that it starts, and
 # markers of somebody else in kafka/test_failure_matrix.py.
-pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 BRIDGE = """
 name = "account"

@@ -35,7 +35,7 @@ from towline_prove.devstack import Kafka, Mosquitto
 
 # `make test` has the same extremes at the parts: publisher/test_any_row.py, bridge/test_sql.py and test_downsql.py,
 # unit/kafka, and in test_one_bridge.py a bridge that sets aside what its gateway can't take in.
-pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 SEED = int(os.environ.get("TOWLINE_SEED", "20261122"))
 BOTH_WAYS = """

@@ -13,7 +13,7 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 
 def write(bridge: Running, mqtt: int, kafka: str, topic: str, more: str = "") -> None:

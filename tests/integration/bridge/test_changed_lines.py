@@ -22,7 +22,7 @@ from towline.checkpoint import Checkpoint
 from towline.spark.tally import given
 from towline_prove.devstack import Kafka
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LONG = 150

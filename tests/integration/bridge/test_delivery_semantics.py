@@ -39,7 +39,7 @@ from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
 from towline_prove.referee import judge
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).parents[3]
 

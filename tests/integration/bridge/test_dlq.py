@@ -292,7 +292,6 @@ def test_the_commands(kafka: Kafka, make: Make) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
 def test_a_where_is_asked_again(kafka: Kafka, make: Make) -> None:
     where = "CASE WHEN payload = X'6D322E2E2E2E2E2E2E2E' THEN raise_error('no') ELSE payload LIKE 'm1%' END"
     bridge, target, dead = make(f'where = "{where}"')

@@ -31,7 +31,7 @@ from towline.gateway.endpoint import GatewayEndpoint
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.devstack.process import wait_for
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 #: Mosquitto's default max_inflight_messages.
 MOSQUITTO_IN_FLIGHT = 20

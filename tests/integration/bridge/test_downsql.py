@@ -31,7 +31,7 @@ from towline.kafka.deadletters import DeadLetter, Reason, from_record
 from towline.mqtt.message import OutboundMessage
 from towline.schema import MESSAGE_SCHEMA, SPARK_SCHEMA
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 COLUMNS = [part.split(" ")[0] for part in SPARK_SCHEMA.replace("struct<key: string, value: string>", "x").split(", ")]
 RECORD = (

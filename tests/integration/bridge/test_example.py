@@ -13,7 +13,7 @@ from tests.integration.bridge.test_dlq import told
 from towline.bridge.runtime.status import collect
 from towline_prove.devstack import Kafka, Mosquitto
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "bridge.toml"
 PLACES = {'"mqtt://localhost:1883"': "mqtt", '"localhost:9092"': "kafka", '"~/.local/state/towline/plant-7"': "state"}

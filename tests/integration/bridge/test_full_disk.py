@@ -16,7 +16,7 @@ from tests.integration.bridge.running import Running, in_kafka, publish
 from tests.integration.bridge.test_bridge import write
 from towline_prove.devstack import Kafka, Mosquitto
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 #: A disk of its own for the bridge alone, then the bridge.
 MOUNTED = 'mount -t tmpfs -o size=48m none "$0" && exec "$@"'

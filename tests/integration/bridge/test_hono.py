@@ -23,7 +23,7 @@ from tests.integration.bridge.conftest import ended
 from tests.integration.bridge.running import PATIENCE, Running
 from towline_prove.devstack import Kafka, Mosquitto
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "hono.toml"
 TENANT, DEVICE = "plant-7", "press-1"

@@ -22,7 +22,7 @@ from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, DownlinkStatements
 from towline.bridge.lines.sql import DeadLetterTarget
 from towline.schema import SPARK_SCHEMA
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 COLUMNS = [part.split(" ")[0] for part in SPARK_SCHEMA.replace("struct<key: string, value: string>", "x").split(", ")]
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

@@ -27,7 +27,7 @@ from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.cluster import ClusterNode, KafkaCluster
 from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka, SecuredMosquitto
 
-pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.long]
 
 FILE = """
 name = "{tag}"

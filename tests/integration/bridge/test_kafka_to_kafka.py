@@ -17,7 +17,7 @@ from towline.checkpoint import Checkpoint
 from towline_prove.devstack import Kafka
 
 # `make test` has the sink's side in kafka/test_exactly_once_spark.py.
-pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "kafka_to_kafka.py"
 

@@ -23,7 +23,7 @@ from towline import Client
 from towline.bridge.runtime.surroundings import SCRATCH
 from towline_prove.devstack import Kafka, Mosquitto
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")

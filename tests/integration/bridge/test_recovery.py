@@ -19,7 +19,7 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import CheckpointSettings, problem
 from towline_prove.devstack import Kafka
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 def test_an_older_checkpoint_and_the_letters(

@@ -34,7 +34,7 @@ from towline.gateway.launch import ensure
 from towline.gateway.settings import GatewaySettings
 from towline_prove.devstack import Kafka, Mosquitto
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 LONG = 150
 

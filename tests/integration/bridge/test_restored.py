@@ -15,7 +15,7 @@ from towline.schema import ROW_SCHEMA
 from towline.spark.offsets import Position
 from towline_prove.devstack import Mosquitto
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 NOWHERE = "127.0.0.1:1"
 

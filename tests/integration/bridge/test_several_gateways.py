@@ -16,7 +16,7 @@ from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway,
 from towline.bridge.runtime.status import NOT_KNOWN, code_of, render
 from towline_prove.devstack import Kafka, Mosquitto
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 __all__ = ["new_gateway"]
 

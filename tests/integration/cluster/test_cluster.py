@@ -21,7 +21,7 @@ from towline_prove.load import LoadPlan, run_load
 from towline_prove.reader import read_topic
 from towline_prove.referee import Verdict, judge
 
-pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark]
 
 PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
 HALLS = ("hall-1", "hall-2")

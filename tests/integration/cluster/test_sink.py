@@ -14,7 +14,7 @@ from tests.integration.cluster.page import PATIENCE, Page
 from tests.integration.gateway.test_outbox import Ear
 from towline_prove.devstack.stack import Stack
 
-pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mark.broker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mark.broker]
 
 BRIDGE = """
 name = "plant"

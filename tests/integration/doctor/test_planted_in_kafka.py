@@ -38,7 +38,7 @@ from towline_prove.devstack import Kafka
 from towline_prove.devstack.cluster import KafkaCluster
 from towline_prove.devstack.secured import SecuredKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 ALLOW: Final = AclPermissionType.ALLOW
 BROKEN, WARNS, UNKNOWN = Standing.BROKEN, Standing.WARNS, Standing.UNKNOWN

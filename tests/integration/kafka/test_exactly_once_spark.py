@@ -22,8 +22,6 @@ from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def to_kafka(frame: DataFrame, kafka: Kafka, topic: str, checkpoint: Path, **more: str) -> DataStreamWriter:
     given = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": topic, **more}

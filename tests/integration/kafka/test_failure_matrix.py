@@ -31,8 +31,6 @@ from towline.kafka.options import SinkSettings
 from towline.kafka.transactions import Transactional
 from towline_prove.devstack import Kafka
 
-pytestmark = pytest.mark.timeout(180)
-
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 ROWS = 200

@@ -18,7 +18,7 @@ from tests.helpers import wait_until
 from tests.integration.kafka.writing import account, committed
 from towline_prove.devstack import Kafka
 
-pytestmark = [pytest.mark.long, pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.faults, pytest.mark.spark]
 
 KILLS = 5
 SEED = 5

@@ -23,7 +23,7 @@ from towline.kafka.delivery import Task
 from towline.kafka.transactions import Transactional
 from towline_prove.devstack import Kafka
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 INVALID_PRODUCER_EPOCH, PRODUCER_FENCED = 47, 90
 ROWS = 300

@@ -16,8 +16,6 @@ from towline_prove.devstack import Kafka
 from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka
 
 #: A Kafka and a Spark have to start.
-pytestmark = pytest.mark.timeout(300)
-
 #: As users of Spark's sink tune it.
 TUNING = {
     "kafka.acks": "all",

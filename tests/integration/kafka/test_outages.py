@@ -20,7 +20,7 @@ from tests.integration.kafka.test_sink import (
 )
 from towline_prove.devstack import Kafka
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.faults
 
 
 @pytest.mark.long  # bridge/test_delivery_semantics.py kills Kafka under a line

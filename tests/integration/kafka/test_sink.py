@@ -26,8 +26,6 @@ from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWri
 from towline_prove.devstack import Kafka
 
 #: The first test of the room also waits for a Kafka and a Spark to start.
-pytestmark = pytest.mark.timeout(300)
-
 ROWS_A_BATCH = 200
 
 Sink = Callable[..., DataStreamWriter]

@@ -18,7 +18,7 @@ from towline_prove.devstack import Kafka
 from towline_prove.devstack.ports import free_port
 
 # `make test` has the endpoint of a bridge in unit/monitor, its rules in unit/monitor/test_alert_rules.py.
-pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.conftest import NewMosquitto
 from tests.engines.alert_rules import firing
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
@@ -24,8 +22,6 @@ from towline.monitor.server import ListenAddress, serve
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def carried(gateway: Gateway, endpoint: Scraped) -> str:

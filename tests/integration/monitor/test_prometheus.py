@@ -16,7 +16,7 @@ from tests.helpers import wait_until
 from tests.integration.monitor.looking import Scraped
 from towline_prove.devstack.ports import free_port
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # Prometheus' own binary
+pytestmark = pytest.mark.long  # Prometheus' own binary
 
 
 def test_from_well_to_a_broker_that_is_away_to_a_gateway_that_is_gone(

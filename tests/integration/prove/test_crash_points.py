@@ -14,7 +14,7 @@ from tests.engines.crash import LEAST_POINTS, CrashBench
 from tests.engines.strace import Injection
 from towline_prove.devstack import Mosquitto
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.usefixtures("ptrace")]
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ptrace")]
 
 
 #: Messages and chunks: a larger run has more points of the same kinds, more chunks at the same places in the code.

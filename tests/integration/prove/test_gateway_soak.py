@@ -14,7 +14,7 @@ from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.gateway_soak import GatewaySoak, GatewaySoakPlan
 
 LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
-pytestmark = [pytest.mark.broker, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.faults]
 
 
 @pytest.mark.parametrize(

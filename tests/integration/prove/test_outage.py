@@ -17,7 +17,7 @@ from towline_prove.rig import Rig
 from towline_prove.soak import KEEP_ALL
 
 # `make test` has an outage of Kafka in bridge/test_bridge.py, of either broker in gateway/ and kafka/.
-pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark]
 
 
 #: Mosquitto with its own limits (`max_queued_messages 1000`).

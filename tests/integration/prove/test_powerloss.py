@@ -21,7 +21,7 @@ from towline.schema import ROW_SCHEMA
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.subject import GatewayRun
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.usefixtures("ptrace")]
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ptrace")]
 
 MESSAGES = 60
 CONNECT, PUBACK, PUBREC, PUBCOMP = 1, 4, 5, 7

@@ -15,7 +15,7 @@ from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.processes import Role
 from towline_prove.soak import Soak, SoakPlan
 
-pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.faults]
 
 
 #: `make test` kills gateway and bridge in `tests/integration/bridge/test_bridge.py`, driver and JVM in

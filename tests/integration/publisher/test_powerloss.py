@@ -33,7 +33,7 @@ from towline_prove.devstack import Mosquitto
 
 __all__ = ["broker", "gateway", "new_gateway", "spark"]
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.usefixtures("ptrace")]
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ptrace")]
 
 #: Two openings of one directory that get no receipt, then the receipts of all, then a third opening without any. A line
 #: of ``told`` is written when the test may count on what it says: RETURNED a number, or FREE, from when on receipts

@@ -15,7 +15,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tests.helpers import wait_until
 from towline_prove.devstack import Mosquitto
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 PROGRAM = Path(__file__).with_name("connecting.py")
 #: What ``pyspark[connect]`` asks for; pandas would make every Python worker of the other tests slower to start.

@@ -30,7 +30,6 @@ def run(broker: Mosquitto, directory: Path, messages: int) -> subprocess.Popen[s
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "ends",
     [

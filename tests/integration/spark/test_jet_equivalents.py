@@ -27,7 +27,7 @@ from towline_prove.devstack import Mosquitto
 PATIENCE = 240.0
 PLACE = Path(__file__).parents[3] / "examples" / "jet_equivalents"
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from towline.spark.java import find_java
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.ports import free_port
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 LONG = 150
 #: How every ticket begins: its first key.

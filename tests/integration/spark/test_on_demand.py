@@ -23,8 +23,6 @@ from towline.gateway.endpoint import GatewayEndpoint
 from towline.spark.source import MqttDataSource
 from towline_prove.devstack import Mosquitto
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Iterator[Path]:

@@ -20,8 +20,6 @@ from tests.unit.gateway.remote import TOKEN, Pki
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.ports import free_port
 
-pytestmark = pytest.mark.timeout(600)
-
 __all__ = ["new_gateway"]
 
 

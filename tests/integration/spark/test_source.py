@@ -32,8 +32,6 @@ ROOT = Path(__file__).parents[3]
 #: Seconds for what takes Spark two on a quiet machine: tests of other rooms may run beside.
 LONG = 150
 
-pytestmark = pytest.mark.timeout(400)
-
 Start = Callable[..., StreamingQuery]
 
 

@@ -198,7 +198,6 @@ TestLife.settings = settings(
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )
-TestLife = pytest.mark.timeout(900)(TestLife)  # 12 s of CPU, on a machine that has other things to do
 
 
 def test_the_same_steps_are_the_same_life() -> None:
