@@ -27,7 +27,7 @@ from towline.journal import Limits
 from towline.mqtt.events import Filter
 from towline.mqtt.rules import filter_problem
 from towline.net.options import LONGEST_DELAY_S, ProtocolName
-from towline.net.pauses import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Endpoint, Proxy, Tls
 
 __all__ = [

@@ -3,7 +3,7 @@
 The gateway, the Publisher and the Client each own one and turn it in a loop of their own. All of it but `wake` and
 `cancel` belongs to that one thread. It holds no rule of MQTT (those are in the session) and none of storage: what the
 session asks for beside sending is the owner's, see `Hooks`. What the driver adds is time, sockets and patience; which
-broker is tried when is decided in `towline.net.attempts`.
+broker is tried when is decided in `towline.net.reconnect`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ from towline.mqtt.plain import PlainReader, PlainRun
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES, Versions
-from towline.net.attempts import Attempts
 from towline.net.linger import Linger
 from towline.net.options import ConnectionOptions
-from towline.net.pauses import Pauses
+from towline.net.reconnect import Attempts, Pauses
 from towline.net.transport import Endpoint, Transport, connect
 
 __all__ = ["Hooks", "SessionDriver"]
@@ -96,7 +95,7 @@ class SessionDriver:
         self._versions = Versions(options.levels)
         self.session = hooks.new_session(options.levels[0])
         pauses = Pauses(options.reconnect_max_delay_s, options.reconnect_delay_s)
-        self._attempts = Attempts(options.brokers, follow_redirects=options.follow_redirects, pauses=pauses)
+        self._attempts = Attempts(options.brokers, pauses, follow_redirects=options.follow_redirects)
         self._decoder = self._new_decoder()
         self._transport: Transport | None = None
         #: Connections opened so far: tells one from the next.
@@ -246,7 +245,7 @@ class SessionDriver:
         self._transport.close()
         self._transport = None
         if self._hooks.ended():
-            self._attempts.culprit_found()
+            self._attempts.pauses.culprit_found()
 
     def dispose(self) -> None:
         """Close everything, for good; a second call does nothing."""
@@ -332,10 +331,10 @@ class SessionDriver:
     def _note(self, action: Action) -> None:
         """Whether a connection is of use shows in what came through it."""
         if isinstance(action, Deliver):
-            self._attempts.useful()
+            self._attempts.pauses.useful()
         elif isinstance(action, Acknowledged):
             if action.packet_id and action.reason != CUT:
-                self._attempts.useful()
+                self._attempts.pauses.useful()
         elif isinstance(action, Online):
             self.online = self.ever_online = True
             self.error = None

@@ -12,7 +12,7 @@ from towline.errors import ConfigError
 from towline.mqtt.events import Authenticator, Filter, SessionConfig
 from towline.mqtt.rules import check_config, filter_problem, message_problem, whole_number_problem
 from towline.mqtt.versions import LEVELS
-from towline.net.pauses import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Endpoint, Proxy, Tls, header_problem
 
 __all__ = ["LONGEST_DELAY_S", "ClientSettings", "ConnectionOptions", "ProtocolName", "refuse"]
@@ -44,7 +44,7 @@ class ConnectionOptions:
         proxy: On the way to all of them.
         protocol: Which versions are tried.
         max_packet_bytes: Of a larger message only a stub is kept; any other packet that is larger ends the connection.
-        follow_redirects: Go where a broker points; see `towline.net.redirect`.
+        follow_redirects: Go where a broker points; see `towline.net.reconnect`.
         brokers_share_sessions: They are one cluster; otherwise each has a session of its own.
         linger_s: How many seconds a chunk waits for more, so that one sync serves many: twice as many in a stream, up
             to three times elsewhere (`towline.net.linger`).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from towline.net.pauses import Pauses
+from towline.net.reconnect import Pauses
 
 
 def test_pauses_grow_although_each_connection_comes_online() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from towline.errors import Unreachable
 from towline.mqtt.events import Close
-from towline.net.redirect import MOST_HOPS, Redirects, read_references
+from towline.net.reconnect import MOST_HOPS, Redirects, read_references
 from towline.net.transport.endpoint import Endpoint
 
 HOME = Endpoint.parse("mqtt://home.example")

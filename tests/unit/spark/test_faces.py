@@ -8,9 +8,8 @@ from tests.unit.bridge.test_config import GOOD, read, told
 from towline.gateway.sessions import connection_options
 from towline.gateway.settings import GatewaySettings
 from towline.mqtt.events import Filter
-from towline.net.attempts import Attempts
 from towline.net.options import ConnectionOptions
-from towline.net.pauses import Pauses
+from towline.net.reconnect import Attempts, Pauses
 from towline.net.transport import Endpoint
 from towline.spark.options import parse_options
 from towline.spark.sink_options import parse_sink_options
@@ -108,7 +107,7 @@ def test_routes_that_share_a_subscription_agree_about_it(tmp_path: Path) -> None
 
 
 def test_the_first_pause_and_the_longest_are_those_that_are_set() -> None:
-    attempts = Attempts([Endpoint.parse("mqtt://h")], follow_redirects=False, pauses=Pauses(8.0, 2.0))
+    attempts = Attempts([Endpoint.parse("mqtt://h")], Pauses(8.0, 2.0), follow_redirects=False)
     for longest in (2.0, 4.0, 8.0, 8.0):
         attempts.begin()
         attempts.failed(100.0, served=False)

@@ -1,0 +1,243 @@
+"""Which broker is tried next, and when. Pure: the clock is the caller's.
+
+The brokers of a list are tried in its order, one right after the other, with a pause after each round, which doubles
+until a connection was of use. After a connection that worked it begins at the first again, so that the list is an order
+of preference; a broker that takes us in again and again only to end the connection is left for the next one.
+
+What a broker says of other servers goes first (Server Reference [MQTT 5 section 4.11]). A reference is followed only
+when that was asked for, to the same scheme with the same TLS verification, and a few times in a row at most. "Use
+another server" (0x9C) counts for the next connection; "server moved" (0x9D) from the moment the new server has served
+us, for as long as the process lives: the setting is the operator's to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from towline.backoff import Backoff
+from towline.errors import Unreachable
+from towline.mqtt.events import Close
+from towline.net.transport.endpoint import DEFAULT_PORTS, Endpoint
+
+__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "MOST_HOPS", "Attempts", "Pauses", "Redirects", "read_references"]
+
+#: First pause in seconds; doubles up to the longest.
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 30.0
+#: Part of a pause that is left to chance.
+_JITTER: Final = 0.75
+#: A connection that was online for so many seconds was of use, whatever it carried.
+_STEADY_S: Final = 10.0
+#: After so many failures in a row a server that takes us in only to end the connection is left for the next one.
+_IN_VAIN: Final = 4
+#: So many culprits in a row, without a message that went through, begin the pauses anew.
+_MOST_CULPRITS: Final = 8
+#: Redirections in a row without a connection that works: a load balancer needs one, a move while it balances two.
+MOST_HOPS: Final = 4
+#: References of one packet that are looked at.
+_MOST_REFERENCES: Final = 8
+#: ``name``, ``name:port``, ``[name with colons]``, ``[...]:port`` (section 4.11), or the same with a scheme before it.
+_REFERENCE: Final = re.compile(r"(?:([a-z]+)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(?::(\d{1,5}))?/?")
+#: A taken-over client id is given up when it happens twice in this many seconds.
+_TAKEOVER_WINDOW: Final = 60.0
+
+
+class Pauses:
+    """Pauses between connections.
+
+    That a connection came online says little: a broker may end it again at the first packet, for ever. So the pauses
+    begin anew only after a message went through it, in either direction, or after it was online for ten seconds. The
+    first pause is short all the same.
+
+    Args:
+        longest_s: Longest pause in seconds.
+        first_s: First pause in seconds.
+    """
+
+    def __init__(self, longest_s: float, first_s: float = FIRST_PAUSE_S) -> None:
+        self._backoff = Backoff(min(first_s, longest_s), longest_s, _JITTER)
+        #: When the connection came online that has not ended, or whose pause is not taken.
+        self._online_at: float | None = None
+        #: Culprits since the last message that went through.
+        self._culprits = 0
+
+    def online(self, now: float) -> None:
+        """A connection has come online."""
+        self._online_at = now
+
+    def useful(self) -> None:
+        """A message went through; that one was given up says nothing about the broker."""
+        self._backoff.reset()
+        self._culprits = 0
+
+    def culprit_found(self) -> None:
+        """The message at which the broker ended the connection is set aside: what was in the way is gone.
+
+        After many in a row it is rather the broker, which would have all messages set aside at this speed.
+        """
+        self._culprits += 1
+        if self._culprits <= _MOST_CULPRITS:
+            self._backoff.reset()
+
+    def in_vain(self, now: float) -> bool:
+        """Whether connections of late were of no use, though they may have come online: try another server."""
+        return self._backoff.failures >= _IN_VAIN and not self._lasted(now)
+
+    def _lasted(self, now: float) -> bool:
+        return self._online_at is not None and now - self._online_at >= _STEADY_S
+
+    def next(self, now: float) -> float:
+        """Seconds until the next try, after a connection has ended or could not be made."""
+        if self._lasted(now):
+            self._backoff.reset()
+        self._online_at = None
+        return self._backoff.next()
+
+
+def read_references(text: str, like: Endpoint) -> list[Endpoint]:
+    """The servers a broker names, as endpoints.
+
+    Args:
+        text: The Server Reference: names separated by spaces.
+        like: Gives scheme and path. A reference that names another scheme is left out, and so is what can't be read:
+            it would weaken what the operator chose.
+    """
+    endpoints = (_endpoint(part, like) for part in text.split(" ")[:_MOST_REFERENCES])
+    return list(dict.fromkeys(endpoint for endpoint in endpoints if endpoint is not None))
+
+
+def _endpoint(reference: str, like: Endpoint) -> Endpoint | None:
+    match = _REFERENCE.fullmatch(reference)
+    if match is None or like.scheme == "unix" or match[1] not in (None, like.scheme):
+        return None
+    port = int(match[3]) if match[3] else DEFAULT_PORTS[like.scheme]
+    return Endpoint(like.scheme, match[2].strip("[]"), port, like.path) if 0 < port < 1 << 16 else None
+
+
+class Redirects:
+    """What is known of other servers.
+
+    Args:
+        follow: Go where the broker points; otherwise its word is only an error to show.
+    """
+
+    def __init__(self, *, follow: bool) -> None:
+        self._follow = follow
+        #: Servers the last reference named and that are not tried yet.
+        self._next: deque[Endpoint] = deque()
+        #: Who said "moved" and waits for the new server to prove itself.
+        self._moving: Endpoint | None = None
+        #: Servers that have moved → where to; never leads back to itself.
+        self._moved: dict[Endpoint, Endpoint] = {}
+        #: Redirections since the last connection that worked; at most `MOST_HOPS`.
+        self._hops = 0
+
+    @property
+    def pending(self) -> bool:
+        """Named servers are left to try, before the list goes on."""
+        return bool(self._next)
+
+    def target(self, configured: Endpoint) -> Endpoint:
+        """Where to connect instead of the configured server, or that one itself."""
+        if self._next:
+            return self._next.popleft()
+        for _ in range(MOST_HOPS):
+            if configured not in self._moved:
+                break
+            configured = self._moved[configured]
+        return configured
+
+    def judge(self, close: Close, at: Endpoint) -> Close:
+        """What the end of the connection to `at` means: with ``again_at_once`` the reference is followed."""
+        if not self._follow or not close.reference:
+            return close
+        if self._hops >= MOST_HOPS:
+            self._hops, self._moving = 0, None
+            self._next.clear()
+            what = f"sent from server to server {MOST_HOPS} times without being served"
+            return Close(
+                Unreachable("TL-M27", str(at), what, "The brokers' redirections go round; tell their operator.")
+            )
+        servers = [endpoint for endpoint in read_references(close.reference, at) if endpoint != at]
+        if not servers:
+            return close
+        self._hops += 1
+        self._next = deque(servers)
+        self._moving = at if close.moved else None
+        return replace(close, fatal=False, again_at_once=True)
+
+    def served(self, at: Endpoint) -> None:
+        """The server `at` has taken us in."""
+        self._hops = 0
+        self._next.clear()
+        self._moved.pop(at, None)
+        if self._moving is not None and self._moving != at:
+            self._moved[self._moving] = at
+        self._moving = None
+
+
+class Attempts:
+    """The order of the connections.
+
+    Args:
+        endpoints: The list of brokers, in order of preference.
+        pauses: Between rounds.
+        follow_redirects: Go where a broker points.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint], pauses: Pauses, *, follow_redirects: bool) -> None:
+        self._endpoints = endpoints
+        #: Place in the list of the next one, or of the one in use.
+        self._index = 0
+        self._redirects = Redirects(follow=follow_redirects)
+        self.pauses = pauses
+        #: When the client id was taken over, the last two times.
+        self._takeovers: deque[float] = deque(maxlen=2)
+        #: The server in use or last tried, which may be one that a broker of the list has named.
+        self.endpoint = endpoints[0]
+        #: Times all of the list were tried in vain, or a connection that worked has ended.
+        self.rounds = 0
+        #: When the next attempt may be made.
+        self.due = 0.0
+
+    def begin(self) -> Endpoint:
+        """The server to connect to now."""
+        self.endpoint = self._redirects.target(self._endpoints[self._index])
+        return self.endpoint
+
+    def online(self, now: float) -> None:
+        """The server has taken us in, with all subscriptions."""
+        self.pauses.online(now)
+        self._redirects.served(self.endpoint)
+
+    def judge(self, close: Close) -> Close:
+        """What the end of the connection means: with ``again_at_once`` the server's reference is followed."""
+        return self._redirects.judge(close, self.endpoint)
+
+    def at_once(self) -> None:
+        """The next attempt needs no pause."""
+        self.due = 0.0
+
+    def failed(self, now: float, *, served: bool) -> None:
+        """No connection could be made, or one has ended.
+
+        Args:
+            now: On the clock of `due`.
+            served: It had come online.
+        """
+        if self._redirects.pending:
+            return
+        worked = served and not self.pauses.in_vain(now)
+        self._index = 0 if worked else (self._index + 1) % len(self._endpoints)
+        if self._index == 0:
+            self.rounds += 1
+            self.due = now + self.pauses.next(now)
+
+    def taken_over(self, now: float) -> bool:
+        """Another client has taken our id over; whether two clients fight for it."""
+        self._takeovers.append(now)
+        return len(self._takeovers) == self._takeovers.maxlen and now - self._takeovers[0] < _TAKEOVER_WINDOW
