@@ -150,9 +150,10 @@ class _Line:
         self._session = Session(config)
         self._sent = 0
         self._handle(Opened())
-        granted = SubAckPacket(1, [SubAckReasonCode(case.qos)])
-        for packet in (ConnAckPacket(), granted):
-            self.take(encode(packet, case.level))
+        if case.level == LEVEL_311:
+            self.take(b"\x20\x02\x00\x00" + bytes((0x90, 3, 0, 1, case.qos)))  # CONNACK, SUBACK
+        else:
+            self.take(ConnAckPacket().write() + SubAckPacket(1, [SubAckReasonCode(case.qos)]).write())
 
     def take(self, data: bytes) -> None:
         """Bytes in, acknowledgements out; everything durable in between."""

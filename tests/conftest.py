@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import hypothesis
 import pytest
 
+import tests.engines.mqtt3  # noqa: F401 - a server's half of MQTT 3.x
 from tests.engines.erlang import Ejabberd, RabbitMQ
 from tests.helpers import lacking, ptrace_works
 from towline.errors import SetupError

@@ -26,7 +26,8 @@ _LONGEST_INPUT: Final = 1024
 
 def check(data: bytes, version: int) -> None:
     """Raise unless the decoder keeps its promises for these bytes."""
-    from towline.mqtt.codec import Decoder  # noqa: PLC0415  # imported once atheris watches imports
+    import tests.engines.mqtt3  # noqa: F401, PLC0415  # imported once atheris watches imports
+    from towline.mqtt.codec import Decoder  # noqa: PLC0415
     from towline.mqtt.stubs import Stub  # noqa: PLC0415
 
     for limit in (_SMALL_LIMIT, _MAX_PACKET):

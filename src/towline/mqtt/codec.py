@@ -31,7 +31,7 @@ from mqtt5 import (
     PubRelPacket,
 )
 
-from towline.mqtt import codec3, codec3_write, fence
+from towline.mqtt import codec3, fence
 from towline.mqtt.fence import MAX_PROPERTIES
 from towline.mqtt.plain import PlainReader, PlainRun, PlainRuns
 from towline.mqtt.stubs import Published, Skipping, Stub, crowded
@@ -363,13 +363,13 @@ def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
 
     Args:
         packet: What to say.
-        version: `LEVEL_5`, `codec3.LEVEL_311` or `codec3.LEVEL_31`; `codec3_write` tells what 3.x leaves out.
+        version: `LEVEL_5`, `codec3.LEVEL_311` or `codec3.LEVEL_31`, which tells what 3.x leaves out.
 
     Raises:
         ValueError: The packet can't be said in this version, or a peer would have to refuse it.
     """
     if version != LEVEL_5:
-        return codec3_write.write(packet, version)
+        return codec3.write(packet, version)
     fence.check_size(packet)
     try:
         data = packet.write()

@@ -1,17 +1,19 @@
-"""MQTT 3.1.1 and 3.1 control packets read from bytes, as the packet classes of the `mqtt5` package.
+"""MQTT 3.1.1 and 3.1 control packets: what a server says, read from bytes, and what a client says, written to them.
 
-The session knows one set of packet types; only this module and `codec3_write` know how the older protocols say them.
-Labels [MQTT-x.y.z-n] are those of MQTT 3.1.1.
+Both are packet classes of the `mqtt5` package: the session knows one set of packet types, and only this module knows
+how the older protocols say them. Labels [MQTT-x.y.z-n] are those of MQTT 3.1.1.
 
-Differences of 3.1 (level 3, protocol name "MQIsdp") that are kept: no Session Present in CONNACK, no empty client id,
-DUP allowed on PUBREL, SUBSCRIBE and UNSUBSCRIBE.
+What a 3.x packet can't say is left out where the exchange means the same without it (properties, reason strings,
+receive maximum, a PUBCOMP's 0x92); it is a `ValueError` where it would mean something else (a negative PUBACK, a
+delayed will, No Local, a DISCONNECT that keeps the will). Differences of 3.1 (level 3, protocol name "MQIsdp") that are
+kept: no Session Present in CONNACK, no empty client id, DUP allowed on PUBREL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mqtt5 import (
     ConnAckPacket,
@@ -30,7 +32,6 @@ from mqtt5 import (
     SubAckPacket,
     SubAckReasonCode,
     SubscribePacket,
-    TopicFilter,
     UnsubAckPacket,
     UnsubscribePacket,
     Will,
@@ -38,7 +39,7 @@ from mqtt5 import (
 
 from towline.mqtt.fence import MAX_REMAINING_LENGTH, InvalidTopic
 
-__all__ = ["LEVEL_31", "LEVEL_311", "read", "read_publishes"]
+__all__ = ["LEVEL_31", "LEVEL_311", "read", "read_publishes", "write"]
 
 #: Protocol levels as they stand in CONNECT [MQTT-3.1.2-2].
 LEVEL_31: Final = 3
@@ -56,8 +57,6 @@ MAX_STRING: Final = 65535
 FLAGS_0010: Final = 2
 NEGATIVE: Final = 0x80
 _MAX_QOS: Final = 2
-#: In 3.x a session that outlives its connection has no end of its own.
-_NEVER: Final = 0xFFFFFFFF
 
 #: Return code of CONNACK → reason code of MQTT 5 [MQTT 3.1.1 table 3.1].
 CONNACK_CODES: Final = (
@@ -121,7 +120,7 @@ def read(view: memoryview, version: int) -> tuple[Packet, int]:
         raise IndexError("Not enough bytes")
     if kind == _PUBLISH:
         return _one_publish(bytes(view[:end])), end
-    return _READERS[kind](_Body(bytes(view[start:end])), version), end
+    return READERS[kind](Body(bytes(view[start:end])), version), end
 
 
 def read_publishes(  # noqa: C901, PLR0912  # one loop without calls: each costs a tenth of the whole
@@ -220,7 +219,7 @@ def _check_flags(header: int, kind: int, version: int) -> None:
         if PUBLISH_FLAGS[header] is None:
             raise ValueError("PUBLISH with QoS 3 or with DUP at QoS 0")
         return
-    if kind not in _READERS:
+    if kind not in READERS:
         raise ValueError(f"PacketType {kind} is not part of MQTT 3")
     flags = header & 15
     wanted = FLAGS_0010 if kind in {PUBREL, SUBSCRIBE, UNSUBSCRIBE} else 0
@@ -258,7 +257,7 @@ def no_null(text: str) -> str:
     return text
 
 
-class _Body:
+class Body:
     """Variable header and payload of one packet, read from left to right; too short or too long is a `ValueError`."""
 
     def __init__(self, data: bytes) -> None:
@@ -299,52 +298,7 @@ class _Body:
             raise ValueError(f"Invalid remaining length: {self.left} bytes too many")
 
 
-def _read_connect(body: _Body, version: int) -> ConnectPacket:
-    name = NAMES[version]
-    if body.take(len(name)) != name:
-        raise ValueError("another protocol name or level [MQTT-3.1.2-1, -2]")
-    flags, keep_alive = body.byte(), body.word()
-    _check_connect_flags(flags)
-    client_id = body.string()
-    will = _read_will(body, flags) if flags & 4 else None
-    username = body.string() if flags & 0x80 else None
-    password = body.binary() if flags & 0x40 else None
-    body.end()
-    clean = bool(flags & 2)
-    check_client_id(client_id, clean=clean, version=version)
-    return ConnectPacket(
-        client_id,
-        username=username,
-        password=password,
-        clean_start=clean,
-        will=will,
-        keep_alive=keep_alive,
-        session_expiry_interval=0 if clean else _NEVER,
-    )
-
-
-def _check_connect_flags(flags: int) -> None:
-    if flags & 1:
-        raise ValueError("reserved flag of CONNECT is set [MQTT-3.1.2-3]")
-    will_flags = flags & 0x38
-    if (will_flags and not flags & 4) or will_flags & 0x18 == 0x18:
-        raise ValueError("will flags contradict each other [MQTT-3.1.2-13, -14, -15]")
-    if flags & 0x40 and not flags & 0x80:
-        raise ValueError("a password without a user name [MQTT-3.1.2-22]")
-
-
-def check_client_id(client_id: str, *, clean: bool, version: int) -> None:
-    """Refuse an empty client id where the server may not make one up, with a `ValueError` [MQTT-3.1.3-7]."""
-    if not client_id and (not clean or version == LEVEL_31):
-        raise ValueError("an empty client id needs MQTT 3.1.1 and a clean session [MQTT-3.1.3-7]")
-
-
-def _read_will(body: _Body, flags: int) -> Will:
-    topic, payload = body.string(), body.binary()
-    return Will(topic, payload=payload, qos=QoS(flags >> 3 & 3), retain=bool(flags & 0x20))
-
-
-def _read_connack(body: _Body, version: int) -> ConnAckPacket:
+def _read_connack(body: Body, version: int) -> ConnAckPacket:
     flags, code = body.byte(), body.byte()
     body.end()
     if version == LEVEL_31:
@@ -361,8 +315,8 @@ def _read_connack(body: _Body, version: int) -> ConnAckPacket:
 _Numbered: TypeAlias = type[PubAckPacket] | type[PubRecPacket] | type[PubRelPacket] | type[PubCompPacket]
 
 
-def _reader_of_ack(kind: _Numbered) -> Callable[[_Body, int], Packet]:
-    def read_ack(body: _Body, _version: int) -> Packet:
+def _reader_of_ack(kind: _Numbered) -> Callable[[Body, int], Packet]:
+    def read_ack(body: Body, _version: int) -> Packet:
         packet_id = body.packet_id()
         body.end()
         return kind(packet_id)
@@ -370,19 +324,7 @@ def _reader_of_ack(kind: _Numbered) -> Callable[[_Body, int], Packet]:
     return read_ack
 
 
-def _read_subscribe(body: _Body, _version: int) -> SubscribePacket:
-    packet_id, filters = body.packet_id(), []
-    while body.left:
-        pattern, qos = _filter(body), body.byte()
-        if qos > _MAX_QOS:
-            raise ValueError("requested QoS is above 2 or reserved bits are set [MQTT-3.8.3-4]")
-        filters.append(TopicFilter(pattern, max_qos=QoS(qos), retain_as_published=False))
-    if not filters:
-        raise ValueError("SUBSCRIBE without a topic filter [MQTT-3.8.3-3]")
-    return SubscribePacket(packet_id, filters)
-
-
-def _read_suback(body: _Body, _version: int) -> SubAckPacket:
+def _read_suback(body: Body, _version: int) -> SubAckPacket:
     packet_id, codes = body.packet_id(), body.take(body.left)
     if not codes:
         raise ValueError("SUBACK without a return code [MQTT-3.8.4-5]")
@@ -392,52 +334,185 @@ def _read_suback(body: _Body, _version: int) -> SubAckPacket:
         raise ValueError(f"Invalid SubAckReasonCode value: {unknown} [MQTT-3.9.3-2]") from None
 
 
-def _read_unsubscribe(body: _Body, _version: int) -> UnsubscribePacket:
-    packet_id, patterns = body.packet_id(), []
-    while body.left:
-        patterns.append(_filter(body))
-    if not patterns:
-        raise ValueError("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")
-    return UnsubscribePacket(packet_id, patterns)
-
-
-def _filter(body: _Body) -> str:
-    pattern = body.string()
-    if not pattern:
-        raise ValueError("topic filter is empty [MQTT-4.7.3-1]")
-    return pattern
-
-
-def _read_unsuback(body: _Body, _version: int) -> UnsubAckPacket:
+def _read_unsuback(body: Body, _version: int) -> UnsubAckPacket:
     packet_id = body.packet_id()
     body.end()
     return UnsubAckPacket(packet_id, [])
 
 
-_Empty: TypeAlias = type[PingReqPacket] | type[PingRespPacket] | type[DisconnectPacket]
-
-
-def _reader_of_empty(kind: _Empty) -> Callable[[_Body, int], Packet]:
-    def read_empty(body: _Body, _version: int) -> Packet:
-        body.end()
-        return kind()
-
-    return read_empty
+def _read_pingresp(body: Body, _version: int) -> PingRespPacket:
+    body.end()
+    return PingRespPacket()
 
 
 #: Packet type → how its body is read. PUBLISH has a path of its own; types 0 and 15 are reserved [MQTT 3.1.1 2.2.1].
-_READERS: Final[dict[int, Callable[[_Body, int], Packet]]] = {
-    CONNECT: _read_connect,
+READERS: Final[dict[int, Callable[[Body, int], Packet]]] = {
     CONNACK: _read_connack,
     PUBACK: _reader_of_ack(PubAckPacket),
     PUBREC: _reader_of_ack(PubRecPacket),
     PUBREL: _reader_of_ack(PubRelPacket),
     PUBCOMP: _reader_of_ack(PubCompPacket),
-    SUBSCRIBE: _read_subscribe,
     SUBACK: _read_suback,
-    UNSUBSCRIBE: _read_unsubscribe,
     UNSUBACK: _read_unsuback,
-    PINGREQ: _reader_of_empty(PingReqPacket),
-    PINGRESP: _reader_of_empty(PingRespPacket),
-    DISCONNECT: _reader_of_empty(DisconnectPacket),
+    PINGRESP: _read_pingresp,
+}
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def write(packet: Packet, version: int) -> bytes:
+    """Encode a packet.
+
+    Args:
+        packet: What to say. Its properties are left out.
+        version: `LEVEL_311` or `LEVEL_31`.
+
+    Raises:
+        ValueError: This version can't say it, or would say something else.
+    """
+    writer = WRITERS.get(type(packet))
+    if writer is None:
+        raise ValueError(f"MQTT 3 has no {type(packet).__name__}")
+    header, body = writer(packet, version)
+    length = len(body)
+    start = bytes((header, length)) if length < 128 else bytes((header, *_length_bytes(length)))
+    return start + body
+
+
+def _length_bytes(length: int) -> bytes:
+    if length > MAX_REMAINING_LENGTH:
+        raise ValueError(f"a packet of {length:,} bytes, more than MQTT's {MAX_REMAINING_LENGTH:,}")
+    digits = bytearray()
+    while length > 127:
+        digits.append(length & 127 | 128)
+        length >>= 7
+    digits.append(length)
+    return bytes(digits)
+
+
+def _binary(data: bytes) -> bytes:
+    if len(data) > MAX_STRING:
+        raise ValueError(f"{len(data):,} bytes in a field that holds {MAX_STRING:,}")
+    return WORD.pack(len(data)) + data
+
+
+def _string(text: str) -> bytes:
+    return _binary(no_null(text).encode())  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
+
+
+def packet_id_bytes(packet_id: int | None) -> bytes:
+    if not packet_id:
+        raise ValueError("packet id 0 or none [MQTT-2.3.1-1]")
+    return WORD.pack(packet_id)
+
+
+def refuse(problems: Iterable[tuple[object, str]]) -> None:
+    for present, what in problems:
+        if present:
+            raise ValueError(f"MQTT 3 can't carry {what}")
+
+
+def check_client_id(client_id: str, *, clean: bool, version: int) -> None:
+    """Refuse an empty client id where the server may not make one up, with a `ValueError` [MQTT-3.1.3-7]."""
+    if not client_id and (not clean or version == LEVEL_31):
+        raise ValueError("an empty client id needs MQTT 3.1.1 and a clean session [MQTT-3.1.3-7]")
+
+
+def _write_connect(packet: ConnectPacket, version: int) -> tuple[int, bytes]:
+    clean, lasting = packet.clean_start, packet.session_expiry_interval > 0
+    refuse(
+        [
+            (packet.authentication_method is not None, "an authentication method"),
+            (clean and lasting, "a clean start of a session that outlives the connection"),
+            (not clean and not lasting, "the resumption of a session that ends with the connection"),
+            (packet.password is not None and packet.username is None, "a password without a user name"),
+        ]
+    )
+    check_client_id(packet.client_id, clean=clean, version=version)
+    flags, will = clean << 1, b""
+    if packet.will is not None:
+        flags, will = flags | _will_flags(packet.will), _will_bytes(packet.will)
+    fields = [_string(packet.client_id), will]
+    if packet.username is not None:
+        flags, fields = flags | 0x80, [*fields, _string(packet.username)]
+    if packet.password is not None:
+        flags, fields = flags | 0x40, [*fields, _binary(packet.password)]
+    fixed = NAMES[version] + bytes((flags,)) + WORD.pack(packet.keep_alive)
+    return CONNECT << 4, fixed + b"".join(fields)
+
+
+def _will_flags(will: Will) -> int:
+    return 4 | int(will.qos) << 3 | will.retain << 5
+
+
+def _will_bytes(will: Will) -> bytes:
+    refuse([(will.will_delay_interval, "a will delay")])
+    return _string(will.topic) + _binary(will.payload or b"")
+
+
+def _write_publish(packet: PublishPacket, _version: int) -> tuple[int, bytes]:
+    if not packet.topic:
+        raise ValueError("topic is empty [MQTT-4.7.3-1]")
+    qos = int(packet.qos)
+    header = 0x30 | packet.duplicate << 3 | qos << 1 | packet.retain
+    if PUBLISH_FLAGS[header] is None:
+        raise ValueError("DUP at QoS 0 [MQTT-3.3.1-2]")
+    number = packet_id_bytes(packet.packet_id) if qos else b""
+    return header, _string(packet.topic) + number + packet.payload
+
+
+def _writer_of_ack(header: int, *, negative: bool) -> Callable[[Any, int], tuple[int, bytes]]:
+    """`negative`: whether a reason of 0x80 and more may be left out without a change of meaning."""
+
+    def write_ack(packet: PubAckPacket | PubRecPacket | PubRelPacket | PubCompPacket, _v: int) -> tuple[int, bytes]:
+        if int(packet.reason_code) >= NEGATIVE and not negative:
+            raise ValueError("MQTT 3 can't carry a negative acknowledgement")
+        return header, packet_id_bytes(packet.packet_id)
+
+    return write_ack
+
+
+def _write_subscribe(packet: SubscribePacket, _version: int) -> tuple[int, bytes]:
+    refuse([(packet.subscription_id is not None, "a subscription identifier")])
+    parts = [packet_id_bytes(packet.packet_id)]
+    for wanted in packet.topic_filters:
+        refuse([(wanted.no_local, "No Local"), (int(wanted.retain_handling), "Retain Handling")])
+        parts += [_pattern(wanted.pattern), bytes((int(wanted.max_qos),))]
+    return SUBSCRIBE << 4 | FLAGS_0010, b"".join(parts)
+
+
+def _pattern(pattern: str) -> bytes:
+    if not pattern:
+        raise ValueError("topic filter is empty [MQTT-4.7.3-1]")
+    return _string(pattern)
+
+
+def _write_unsubscribe(packet: UnsubscribePacket, _version: int) -> tuple[int, bytes]:
+    patterns = b"".join(_pattern(pattern) for pattern in packet.patterns)
+    return UNSUBSCRIBE << 4 | FLAGS_0010, packet_id_bytes(packet.packet_id) + patterns
+
+
+def _write_disconnect(packet: DisconnectPacket, _version: int) -> tuple[int, bytes]:
+    # A DISCONNECT of 3.x takes the will back [MQTT-3.14.4-3]: with another reason the connection is just closed.
+    refuse(
+        [
+            (int(packet.reason_code), "a reason in DISCONNECT"),
+            (packet.session_expiry_interval is not None, "another session expiry"),
+        ]
+    )
+    return DISCONNECT << 4, b""
+
+
+WRITERS: Final[dict[type, Callable[[Any, int], tuple[int, bytes]]]] = {
+    ConnectPacket: _write_connect,
+    PublishPacket: _write_publish,
+    PubAckPacket: _writer_of_ack(PUBACK << 4, negative=False),
+    PubRecPacket: _writer_of_ack(PUBREC << 4, negative=False),
+    PubRelPacket: _writer_of_ack(PUBREL << 4 | FLAGS_0010, negative=True),
+    PubCompPacket: _writer_of_ack(PUBCOMP << 4, negative=True),
+    SubscribePacket: _write_subscribe,
+    UnsubscribePacket: _write_unsubscribe,
+    PingReqPacket: lambda _packet, _version: (PINGREQ << 4, b""),
+    DisconnectPacket: _write_disconnect,
 }

@@ -1,0 +1,165 @@
+"""A server's half of MQTT 3.1.1 and 3.1, which the product has no use for: what a client says, read; its own, written.
+
+Imported, it adds itself to the tables of `towline.mqtt.codec3`: scripted servers and the model of a broker speak
+through the product's `Decoder` and `encode`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mqtt5 import (
+    ConnAckPacket,
+    ConnectPacket,
+    DisconnectPacket,
+    PingReqPacket,
+    PingRespPacket,
+    QoS,
+    SubAckPacket,
+    SubscribePacket,
+    TopicFilter,
+    UnsubAckPacket,
+    UnsubscribePacket,
+    Will,
+)
+
+from towline.mqtt.codec3 import (
+    CONNACK,
+    CONNACK_CODES,
+    CONNECT,
+    DISCONNECT,
+    LEVEL_31,
+    NAMES,
+    NEGATIVE,
+    PINGREQ,
+    PINGRESP,
+    READERS,
+    SUBACK,
+    SUBSCRIBE,
+    UNSUBACK,
+    UNSUBSCRIBE,
+    WRITERS,
+    Body,
+    check_client_id,
+    packet_id_bytes,
+    refuse,
+)
+
+_MAX_QOS: Final = 2
+#: In 3.x a session that outlives its connection has no end of its own.
+_NEVER: Final = 0xFFFFFFFF
+
+
+def _read_connect(body: Body, version: int) -> ConnectPacket:
+    name = NAMES[version]
+    if body.take(len(name)) != name:
+        raise ValueError("another protocol name or level [MQTT-3.1.2-1, -2]")
+    flags, keep_alive = body.byte(), body.word()
+    _check_connect_flags(flags)
+    client_id = body.string()
+    will = _read_will(body, flags) if flags & 4 else None
+    username = body.string() if flags & 0x80 else None
+    password = body.binary() if flags & 0x40 else None
+    body.end()
+    clean = bool(flags & 2)
+    check_client_id(client_id, clean=clean, version=version)
+    return ConnectPacket(
+        client_id,
+        username=username,
+        password=password,
+        clean_start=clean,
+        will=will,
+        keep_alive=keep_alive,
+        session_expiry_interval=0 if clean else _NEVER,
+    )
+
+
+def _check_connect_flags(flags: int) -> None:
+    if flags & 1:
+        raise ValueError("reserved flag of CONNECT is set [MQTT-3.1.2-3]")
+    will_flags = flags & 0x38
+    if (will_flags and not flags & 4) or will_flags & 0x18 == 0x18:
+        raise ValueError("will flags contradict each other [MQTT-3.1.2-13, -14, -15]")
+    if flags & 0x40 and not flags & 0x80:
+        raise ValueError("a password without a user name [MQTT-3.1.2-22]")
+
+
+def _read_will(body: Body, flags: int) -> Will:
+    topic, payload = body.string(), body.binary()
+    return Will(topic, payload=payload, qos=QoS(flags >> 3 & 3), retain=bool(flags & 0x20))
+
+
+def _read_subscribe(body: Body, _version: int) -> SubscribePacket:
+    packet_id, filters = body.packet_id(), []
+    while body.left:
+        pattern, qos = _filter(body), body.byte()
+        if qos > _MAX_QOS:
+            raise ValueError("requested QoS is above 2 or reserved bits are set [MQTT-3.8.3-4]")
+        filters.append(TopicFilter(pattern, max_qos=QoS(qos), retain_as_published=False))
+    if not filters:
+        raise ValueError("SUBSCRIBE without a topic filter [MQTT-3.8.3-3]")
+    return SubscribePacket(packet_id, filters)
+
+
+def _read_unsubscribe(body: Body, _version: int) -> UnsubscribePacket:
+    packet_id, patterns = body.packet_id(), []
+    while body.left:
+        patterns.append(_filter(body))
+    if not patterns:
+        raise ValueError("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")
+    return UnsubscribePacket(packet_id, patterns)
+
+
+def _filter(body: Body) -> str:
+    pattern = body.string()
+    if not pattern:
+        raise ValueError("topic filter is empty [MQTT-4.7.3-1]")
+    return pattern
+
+
+def _read_pingreq(body: Body, _version: int) -> PingReqPacket:
+    body.end()
+    return PingReqPacket()
+
+
+def _read_disconnect(body: Body, _version: int) -> DisconnectPacket:
+    body.end()
+    return DisconnectPacket()
+
+
+def _write_connack(packet: ConnAckPacket, version: int) -> tuple[int, bytes]:
+    if packet.reason_code not in CONNACK_CODES:
+        raise ValueError(f"MQTT 3 can't carry reason code {int(packet.reason_code):#x} in CONNACK")
+    code = CONNACK_CODES.index(packet.reason_code)
+    if packet.session_present and code:
+        raise ValueError("Session Present in a refusal [MQTT-3.2.2-4]")
+    return CONNACK << 4, bytes((packet.session_present and version != LEVEL_31, code))
+
+
+def _write_suback(packet: SubAckPacket, _version: int) -> tuple[int, bytes]:
+    codes = bytes(min(int(code), NEGATIVE) for code in packet.reason_codes)
+    return SUBACK << 4, packet_id_bytes(packet.packet_id) + codes
+
+
+def _write_unsuback(packet: UnsubAckPacket, _version: int) -> tuple[int, bytes]:
+    refuse([(any(int(code) >= NEGATIVE for code in packet.reason_codes), "a refused UNSUBSCRIBE")])
+    return UNSUBACK << 4, packet_id_bytes(packet.packet_id)
+
+
+READERS.update(
+    {
+        CONNECT: _read_connect,
+        SUBSCRIBE: _read_subscribe,
+        UNSUBSCRIBE: _read_unsubscribe,
+        PINGREQ: _read_pingreq,
+        DISCONNECT: _read_disconnect,
+    }
+)
+WRITERS.update(
+    {
+        ConnAckPacket: _write_connack,
+        SubAckPacket: _write_suback,
+        UnsubAckPacket: _write_unsuback,
+        PingRespPacket: lambda _packet, _version: (PINGRESP << 4, b""),
+    }
+)
