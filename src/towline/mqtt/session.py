@@ -12,15 +12,18 @@ done, in order; whoever drives it does that and feeds the outcome back as the ne
    with one, and no SUBSCRIBE leaves before `Stored` says so: what it brings may have the same ids.
 
 The halves are in `towline.mqtt.inbound` and `towline.mqtt.outbound`, what is known of the subscriptions in
-`towline.mqtt.subscriptions`, how they are asked for in `towline.mqtt.subscribing`, fields and invariants in
-`towline.mqtt.machine`; here are the events of a connection.
+`towline.mqtt.subscriptions`; here are the events of a connection. Other filters may be wanted while a session is online
+(`Want`): then only the difference is asked for, and no connection is made anew.
 Transitions are two tables: `_PACKETS` (connection state × packet type → method) and `_EVENTS` (event type → method).
 What is not in the first is a protocol error (0x82).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import Enum
+from functools import partial
 from typing import Final, TypeAlias
 
 import mqtt5
@@ -28,6 +31,7 @@ from mqtt5 import (
     AuthPacket,
     ConnAckPacket,
     DisconnectPacket,
+    DisconnectReasonCode,
     PingReqPacket,
     PingRespPacket,
     PubRelPacket,
@@ -35,21 +39,26 @@ from mqtt5 import (
     UnsubAckPacket,
 )
 
-from towline.errors import Refused, SessionUnknown, Unreachable
-from towline.mqtt.codec import AnswerRun, PublishRun
+from towline.errors import BrokerError, ProtocolViolation, Refused, SessionUnknown, Unreachable
+from towline.mqtt.codec import AnswerRun, Packet, PublishRun, encode
 from towline.mqtt.events import (
     Action,
     Close,
     Event,
+    Filter,
+    Held,
     Lost,
     Malformed,
+    Online,
     Opened,
     Probe,
     Publish,
     PublishMany,
     Received,
+    Remember,
     Resumed,
     Send,
+    SessionConfig,
     SessionLost,
     SessionRecord,
     Settled,
@@ -60,17 +69,15 @@ from towline.mqtt.events import (
     Want,
     Written,
 )
-from towline.mqtt.handshake import Unasked, connect_packet, forgetful, too_narrow
-from towline.mqtt.inbound import AliasError
-from towline.mqtt.liveness import PONG_WITHIN
-from towline.mqtt.machine import SessionState
-from towline.mqtt.outbound import Answer, Unexpected
+from towline.mqtt.handshake import Authentication, Unasked, connect_packet, forgetful, too_narrow
+from towline.mqtt.inbound import AliasError, Inbound
+from towline.mqtt.liveness import PONG_WITHIN, Liveness
+from towline.mqtt.outbound import Answer, Outbound, Unexpected
 from towline.mqtt.plain import PlainRun
-from towline.mqtt.reasons import BLAMING
-from towline.mqtt.refusals import connection_ended, connection_refused
-from towline.mqtt.rules import connack_problem
-from towline.mqtt.subscribing import Subscribing
-from towline.mqtt.subscriptions import SubscriptionStep
+from towline.mqtt.reasons import BLAMING, ID_IN_USE
+from towline.mqtt.refusals import connection_ended, connection_refused, subscription_refused
+from towline.mqtt.rules import check_config, connack_problem, unsupported
+from towline.mqtt.subscriptions import Request, Subscribe, Subscriptions, SubscriptionStep, Unsubscribe
 
 __all__ = ["Session", "SessionState"]
 
@@ -78,9 +85,20 @@ __all__ = ["Session", "SessionState"]
 #: Servers that a record names: where brokers point to others, new ones may come for ever.
 _MOST_SERVERS: Final = 100
 _PINGREQ: Final = PingReqPacket().write()
+#: Packet ids tried for a SUBSCRIBE: a broker that calls more of them in use says so of any.
+_MOST_IDS_IN_USE: Final = 16
 
 
-class Session(Subscribing):
+class SessionState(Enum):
+    """Where the connection stands."""
+
+    OFFLINE = "offline"
+    CONNECTING = "connecting"  # CONNECT sent, no CONNACK yet
+    SUBSCRIBING = "subscribing"  # CONNACK seen, a SUBACK or UNSUBACK is missing; messages may already come
+    ONLINE = "online"
+
+
+class Session:
     """One client identity towards one broker, across its connections.
 
     Args:
@@ -92,6 +110,61 @@ class Session(Subscribing):
     Raises:
         ConfigError: The protocol version can't say what the configuration wants (TL-C50).
     """
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        record: SessionRecord | None = None,
+        next_number: int = 0,
+        held: Mapping[int, Held] | None = None,
+    ) -> None:
+        check_config(config)
+        self.config = config
+        self.state = SessionState.OFFLINE
+        #: As last given to `Remember`.
+        self.record = record
+        #: The server's limits of this connection, None before CONNACK.
+        self.server: ConnAckPacket | None = None
+        self._encode: Callable[[Packet], bytes] = partial(encode, version=config.protocol)
+        self.inbound = Inbound(
+            next_number,
+            held,
+            receive_maximum=config.receive_maximum,
+            topic_alias_maximum=config.topic_alias_maximum,
+            reasons=config.protocol == 5,
+        )
+        self.outbound = Outbound(self._encode, durable=config.durable_ids, exactly=config.exactly_once)
+        self.subscriptions = Subscriptions(_said_by(config), record.subscriptions if record else {})
+        #: Filters that are to be wanted as soon as the answers have come that are missing; None for no change.
+        self._next_filters: tuple[Filter, ...] | None = None
+        #: Whether those before are wanted again where the broker refuses one of them.
+        self._or_back = False
+        #: Those before, while the broker is asked for such a change.
+        self._back: tuple[Filter, ...] | None = None
+        #: Why the last change of filters was taken back; None where it was not.
+        self.refusal: BrokerError | None = None
+        #: The session is online, and only asks for other filters.
+        self._changing = False
+        #: PINGREQs of this connection without an answer: answers come in their order.
+        self._pings = 0
+        #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
+        self._requests: dict[int, Request] = {}
+        #: The last connection was ended by the broker, for a reason that may be something we sent.
+        self.cut = False
+        #: Only to see whether the broker answers this version: the connection ends at CONNACK.
+        self.probing = False
+        self._known_before = record is not None
+        #: The server of this connection, whether what we remember is of another one, and whether it may be.
+        self._at, self._elsewhere, self._perhaps_elsewhere = "", False, False
+        #: Ticket of the `Deliver` that frees the packet ids of a lost session; None when that is durable.
+        self._freeing: int | None = None
+        #: A CONNECT has left and no CONNACK has come.
+        self._unanswered = False
+        self._discarding = False
+        #: Times the broker called the packet id of a SUBSCRIBE in use, on this connection.
+        self._ids_in_use = 0
+        self._liveness = Liveness(config.connect_timeout_s)
+        self._authentication = Authentication(config.authenticator, config.where)
 
     # -- for the driver --
 
@@ -128,6 +201,37 @@ class Session(Subscribing):
         """The broker has to say something now: CONNACK, or SUBACK unless it is us who do not read."""
         waiting = self._liveness.suspended or self._freeing is not None
         return self.state is SessionState.CONNECTING or (self.state is SessionState.SUBSCRIBING and not waiting)
+
+    @property
+    def probed(self) -> bool:
+        """Every PINGREQ is answered: the broker has read all that left before the last one."""
+        return self._pings == 0
+
+    @property
+    def keep_alive_s(self) -> int:
+        """Seconds in force: the shorter of ours and the server's; 0 where neither has one.
+
+        The server's value is the one that must be kept [MQTT-3.2.2-21], and a PINGREQ may leave at any time: a server
+        that waits longer than we want to, or for ever (0), does not make us blind for a line that is dead.
+        """
+        given = self.server.server_keep_alive if self.server else None
+        return min(filter(None, (self.config.keep_alive_s, given)), default=0)
+
+    @property
+    def subscribed(self) -> bool:
+        """The session is online, and is subscribed to exactly what is wanted, as far as the broker has said."""
+        wanted = {one.pattern: one.terms for one in _said_by(self.config)}
+        return self.state is SessionState.ONLINE and self.subscriptions.known == wanted
+
+    def validate(self) -> None:
+        """Assert every invariant; for tests."""
+        self.inbound.validate()
+        self.outbound.validate()
+        assert self.state is not SessionState.OFFLINE or not self.inbound.unacknowledged
+        assert set(self._requests) == self.outbound.reserved
+        assert not self._changing or self.state is SessionState.SUBSCRIBING
+        assert self.state is not SessionState.ONLINE or not self._requests
+        assert self.record is None or self.record.subscriptions == self.subscriptions.known
 
     # -- events --
 
@@ -346,6 +450,115 @@ class Session(Subscribing):
         except Refused as error:
             self._close(error, actions, fatal=True)
 
+    # -- subscribing --
+
+    def _ask_all(self, requests: list[Request], actions: list[Action]) -> None:
+        assert self.server is not None
+        filters = [f for request in requests if isinstance(request, Subscribe) for f in request.filters]
+        refused = unsupported(self.server, filters, self.config.where)
+        if refused and self._take_back(refused):
+            self._come_online(actions)
+            return
+        if refused:
+            self._send(DisconnectPacket(), actions)
+            self._close(refused, actions, fatal=True)
+            return
+        for request in requests:
+            if self.state is not SessionState.OFFLINE:
+                self._ask(request, actions)
+        self._come_online(actions)
+
+    def _ask(self, request: Request, actions: list[Action]) -> None:
+        assert self.server is not None
+        packet_id = self.outbound.new_id()
+        data, limit = self._encode(request.packet(packet_id)), self.server.max_packet_size
+        if limit is None or len(data) <= limit:
+            self.outbound.reserved.add(packet_id)
+            self._requests[packet_id] = request
+            actions.append(Send(data))
+            return
+        what = f"the broker takes packets of {limit:,} bytes, our subscription has {len(data):,} [MQTT-3.2.2-15]"
+        self._close(Refused("TL-M16", self.config.where, what, "Subscribe to fewer filters."), actions, fatal=True)
+
+    def _answered(self, packet_id: int) -> Request | None:
+        self.outbound.reserved.discard(packet_id)
+        return self._requests.pop(packet_id, None)
+
+    def _on_suback(self, packet: SubAckPacket, _now: float, actions: list[Action]) -> None:
+        request = self._answered(packet.packet_id)
+        if not isinstance(request, Subscribe) or len(request) != len(packet.reason_codes):
+            self._violation("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]", 0x82, actions)
+            return
+        again: list[Filter] = []
+        refused: list[Filter] = []
+        for wanted, code in zip(request.filters, packet.reason_codes, strict=True):
+            if int(code) == ID_IN_USE and self._ids_in_use < _MOST_IDS_IN_USE:
+                again.append(wanted)
+            elif error := subscription_refused(wanted, int(code), self.config.where):
+                if self._take_back(error):
+                    refused.append(wanted)
+                    continue
+                self._send(DisconnectPacket(), actions)
+                self._close(error, actions, fatal=int(code) != ID_IN_USE)
+                return
+        self.subscriptions.granted(Subscribe(tuple(f for f in request.filters if f not in (*again, *refused))))
+        self._remember_subscriptions(actions)
+        if again:
+            self._ids_in_use += 1
+            self._ask(Subscribe(tuple(again)), actions)
+        self._come_online(actions)
+
+    def _on_unsuback(self, packet: UnsubAckPacket, _now: float, actions: list[Action]) -> None:
+        if packet.packet_id not in self._requests:
+            return  # nothing of ours depends on it
+        request = self._answered(packet.packet_id)
+        coded = self.config.protocol == 5
+        if not isinstance(request, Unsubscribe) or (coded and len(request) != len(packet.reason_codes)):
+            self._violation("sent an UNSUBACK that answers no UNSUBSCRIBE of ours [MQTT-3.11.3-1]", 0x82, actions)
+            return
+        self.subscriptions.removed(request, packet.reason_codes)
+        self._remember_subscriptions(actions)
+        self._come_online(actions)
+
+    def _come_online(self, actions: list[Action]) -> None:
+        if self.state is not SessionState.SUBSCRIBING or self._requests:
+            return
+        self.state, changed = SessionState.ONLINE, self._changing
+        self._changing = False
+        if not changed:
+            actions.append(Online(resumed=self.resumed))
+        if self._next_filters is not None:
+            self._ask_again(actions)
+
+    def _on_want(self, event: Want, now: float, actions: list[Action]) -> None:
+        self._next_filters, self._or_back, self.refusal = event.filters, event.or_back, None
+        if self._requests:  # each answer is judged by what was wanted when it was asked for
+            return
+        if self.state is SessionState.ONLINE:
+            self._liveness.heard(now)  # the time for the answer begins here
+            self._ask_again(actions)
+        else:
+            self._take_filters()
+
+    def _ask_again(self, actions: list[Action]) -> None:
+        """Ask for the difference, without another connection."""
+        before = self.config.filters
+        self._take_filters()
+        self._back = before if self._or_back else None
+        self.state, self._changing = SessionState.SUBSCRIBING, True
+        requests = self.subscriptions.ask()
+        self._remember_subscriptions(actions)
+        self._ask_all(requests, actions)
+
+    def _take_back(self, error: BrokerError) -> bool:
+        """Want the filters before this change again, where it may be taken back; whether it may."""
+        if self._back is None:
+            return False
+        if self._next_filters is None:  # else others are wanted anyway
+            self._next_filters, self._or_back = self._back, False
+        self.refusal = self.refusal or error
+        return True
+
     # -- messages --
 
     def _on_publishes(self, run: PublishRun, _now: float, actions: list[Action]) -> None:
@@ -387,6 +600,93 @@ class Session(Subscribing):
         self.cut = int(packet.reason_code) in BLAMING
         self._go_offline()
         actions.append(connection_ended(packet, self.config.client_id, self.config.where))
+
+    # -- what it knows, and what it can ask for --
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the broker kept the session that we remember; a session at another server is not that one."""
+        return self._present and not self._elsewhere
+
+    @property
+    def _present(self) -> bool:
+        """Whether the broker has a session of ours. MQTT 3.1 does not say: then what we remember counts."""
+        assert self.server is not None
+        if self.config.protocol == 3:
+            return self.record is not None and self.record.established
+        return self.server.session_present
+
+    @property
+    def _lost_here(self) -> bool:
+        """Whether this server had a session of ours and has none now; one we were never at has lost nothing.
+
+        Nor has one of which nothing was wanted: brokers may keep no session without subscriptions.
+        """
+        record = self.record
+        if record is None or not record.established or self._present:
+            return False
+        held = record.subscriptions or self.inbound.held or self.outbound.unfinished_qos_2
+        return bool(held) and (not self._elsewhere or self._at in record.servers)
+
+    def _send(self, packet: Packet, actions: list[Action]) -> None:
+        actions.append(Send(self._encode(packet)))
+
+    def _send_bytes(self, data: bytes, actions: list[Action]) -> None:
+        if data:
+            actions.append(Send(data))
+
+    def _remember(self, record: SessionRecord | None, actions: list[Action]) -> None:
+        if record != self.record:
+            self.record = record
+            actions.append(Remember(record))
+
+    def _remember_subscriptions(self, actions: list[Action]) -> None:
+        assert self.record is not None
+        self._remember(replace(self.record, subscriptions=self.subscriptions.known), actions)
+
+    def _violation(self, what: str, reason: int, actions: list[Action]) -> None:
+        if self.config.protocol == 5:  # 3.x knows no reasons: the connection just ends [MQTT-4.8.0-1 of 3.1.1]
+            self._send(DisconnectPacket(reason_code=DisconnectReasonCode(reason)), actions)
+        self._close(ProtocolViolation(self.config.where, f"the broker {what}", reason=reason), actions)
+
+    def _close(
+        self,
+        error: BrokerError | None,
+        actions: list[Action],
+        *,
+        fatal: bool = False,
+        again_at_once: bool = False,
+    ) -> None:
+        self._go_offline()
+        actions.append(Close(error, fatal, again_at_once))
+
+    def _take_filters(self) -> None:
+        """Want other filters from here on."""
+        assert self._next_filters is not None
+        self._back = None
+        self.config, self._next_filters = replace(self.config, filters=self._next_filters), None
+        self.subscriptions.want(_said_by(self.config))
+
+    def _go_offline(self) -> None:
+        if self._unanswered:
+            self._unanswered, self._known_before = False, True  # the session it may have made is ours
+        self.state = SessionState.OFFLINE
+        self.server = None
+        self._liveness.answered()
+        self._requests.clear()
+        self._changing, self._pings, self._back = False, 0, None
+        if self._next_filters is not None:
+            self._take_filters()
+        # Packet ids owed name nothing after the connection: the broker sends again what we have not acknowledged.
+        self.inbound.disconnect()
+        self.outbound.disconnected()
+
+
+def _said_by(config: SessionConfig) -> tuple[Filter, ...]:
+    """The filters as the version of the protocol can say them."""
+    if config.protocol == 5:
+        return config.filters
+    return tuple(replace(f, retain_handling=0) for f in config.filters)
 
 
 _Handler: TypeAlias = Callable[..., None]
