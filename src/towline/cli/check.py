@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from towline.cli.screen import BridgeFile, command_app, json_text, plain
 from towline.text import printable
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
 
 __all__ = ["app", "check"]
 
@@ -23,20 +27,25 @@ def check(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also every setting that broker and Kafka are told, and its source.")
     ] = False,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Also start a local Spark and have it judge what is said in SQL.")
+    ] = False,
 ) -> None:
     """Validate a bridge file and print the plan.
 
-    No network and no Spark session; a JVM where something is said in SQL. Exit code 2 and a line for each mistake.
+    No network, and without --spark no Spark: then a mistake in SQL is told when towline run starts the line. Exit code
+    2 and a line for each mistake.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.config.plan import plan_of, render  # noqa: PLC0415
-    from towline.bridge.config.sqlcheck import examine  # noqa: PLC0415
+    from towline.bridge.config.sqlcheck import says_sql  # noqa: PLC0415
 
     bridge = load(file)
     plan = plan_of(bridge)
-    sql = examine(bridge, file)
-    plan["sql"] = sql.verdict
-    plan["warnings"] += sql.warnings
+    if says_sql(bridge):
+        plan["sql"] = "judged by Spark" if spark else "judged by Spark when the line starts, or now with --spark"
+    if spark:
+        plan["warnings"] += _judged(bridge, file)
     if verbose:
         from towline.bridge.runtime.effective import effective, render_effective  # noqa: PLC0415
 
@@ -46,3 +55,27 @@ def check(
             sys.stdout.write(plain(render(plan) + text))
             return
     sys.stdout.write(json_text(plan, indent=2) if as_json else plain(render(plan)))
+
+
+def _judged(bridge: Bridge, file: Path) -> list[str]:
+    """Warnings of a local Spark about what is said in SQL.
+
+    Raises:
+        ConfigMistakes: TL-C74, every mistake in it.
+        SetupError: TL-S20, TL-S21, there is no PySpark or no Java.
+    """
+    from towline.bridge.config.mistakes import ConfigMistakes  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.config.sqlcheck import judge  # noqa: PLC0415
+    from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415
+    from towline.errors import SetupError  # noqa: PLC0415
+
+    if find_spec("pyspark") is None:
+        raise SetupError("TL-S20", "pyspark", "PySpark is not installed", "Install towline[spark].")
+    check_java(version=True)
+    from towline.bridge.runtime.session import session  # noqa: PLC0415
+
+    local = bridge.spark.model_copy(update={"master": "local[1]", "ui": False})
+    wrong, warnings = judge(bridge, session(bridge.model_copy(update={"spark": local})), file)
+    if wrong:
+        raise ConfigMistakes(error for one in wrong.values() for error in one.found())
+    return warnings

@@ -41,7 +41,6 @@ __all__ = [
     "archive_for",
     "archive_of",
     "archive_once",
-    "is_light",
     "jvm_options",
     "light_home",
     "prepare_spark",
@@ -119,11 +118,6 @@ def light_home() -> Path | None:
                     (draft / part).symlink_to(package / part)
                 draft.rename(home)
     return home if (home / "jars").is_dir() else None
-
-
-def is_light(home: str) -> bool:
-    """Whether a ``SPARK_HOME`` is one that `light_home` makes, which adds nothing to the installed Spark."""
-    return Path(home).parent == cache_directory()
 
 
 def archive_for(jars: Path, stem: Path) -> Path:

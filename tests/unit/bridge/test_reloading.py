@@ -49,6 +49,8 @@ class Scene:
         self._place = place
         self.asked: list[str] = []
         self.answers = {"held": True}
+        #: What Spark says of the SQL; None for no answer.
+        self.mistakes: list[ConfigError] | None = []
         #: What the gateway says of a change, by its filters; granted where nothing is said.
         self.told: dict[str, tuple[str, str]] = {}
         self.kafka_error: TowlineError | None = None
@@ -56,7 +58,7 @@ class Scene:
         self.state = BridgeState("plant", place, {one.name: "up" for one in bridge.lines}, file=bridge.file)
         self.stopping = threading.Event()
         self.children: Any = [SimpleNamespace(line=one, fatal=None) for one in bridge.lines]
-        driver: Any = SimpleNamespace(hold=self._hold, take=self._take)
+        driver: Any = SimpleNamespace(judge=self._judge, hold=self._hold, take=self._take)
         kafka: Any = SimpleNamespace(see_to=self._see_to, take=lambda _: None)
         monkeypatch.setattr(reloading, "discover", lambda _: self)
         monkeypatch.setattr(reloading, "_GRANT_S", 0.3)
@@ -69,6 +71,10 @@ class Scene:
     def _read(self) -> Bridge:
         file = self._place / "bridge.toml"
         return parse(file.read_text(), file, {})
+
+    def _judge(self, lines: list[Any], _: float) -> list[ConfigError] | None:
+        self.asked.append(f"judge {' '.join(one.name for one in lines)}")
+        return self.mistakes
 
     def _hold(self, names: list[str], _: float) -> bool:
         self.asked.append(f"hold {' '.join(names)}")
@@ -115,6 +121,7 @@ BEFORE = [["a/#", "b/#"], ["o/#"]]
 def test_what_comes_is_subscribed_before_the_query_and_what_goes_is_unsubscribed_after(scene: Scene) -> None:
     told = scene.reload(line("a/#", "c/#"))
     assert scene.asked == [
+        "judge up",
         "hold up",
         "want a/# b/# c/#",
         "take {'up': ['a/#', 'c/#']}",
@@ -131,14 +138,14 @@ def test_what_comes_is_subscribed_before_the_query_and_what_goes_is_unsubscribed
 
 def test_without_other_filters_no_gateway_is_asked(scene: Scene) -> None:
     assert scene.reload(line("a/#", "b/#", topic="u"))["outcome"] == APPLIED
-    assert scene.asked == ["topics u", "hold up", "take {'up': ['a/#', 'b/#']}"]
+    assert scene.asked == ["judge up", "topics u", "hold up", "take {'up': ['a/#', 'b/#']}"]
 
 
 def test_what_may_be_lost_is_unsubscribed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = 'guarantee = "at_most_once"'
     scene = Scene(tmp_path, monkeypatch, line("k", "a/#", own=own))
     assert scene.reload(line("k", "a/b", own=own))["outcome"] == APPLIED
-    assert scene.asked[1:] == ["want k", "want k a/b", "take {'up': ['k', 'a/b']}", "want k a/b"]
+    assert scene.asked[2:] == ["want k", "want k a/b", "take {'up': ['k', 'a/b']}", "want k a/b"]
 
 
 def test_a_filter_that_the_broker_refuses_changes_nothing(scene: Scene) -> None:
@@ -147,7 +154,7 @@ def test_a_filter_that_the_broker_refuses_changes_nothing(scene: Scene) -> None:
     assert told["outcome"] == REFUSED
     assert "a filter is not subscribed: the broker refused" in told["texts"][0]
     assert told["texts"][0].endswith("[TL-C176]")
-    assert scene.asked[2:] == ["want a/# b/#", "take {'up': ['a/#', 'b/#']}"]
+    assert scene.asked[3:] == ["want a/# b/#", "take {'up': ['a/#', 'b/#']}"]
     assert scene.lines() == BEFORE
     assert "refused, the bridge goes on as before" in "".join(scene.state.heard())
     del scene.told["a/# b/# c/#"]
@@ -201,9 +208,21 @@ def test_spark_that_does_not_answer_changes_nothing(scene: Scene) -> None:
     scene.answers["held"] = False
     told = scene.reload(line("a/#", "c/#"))
     assert told["texts"][0].endswith("[TL-C174]")
-    assert scene.asked == ["hold up", "take {'up': ['a/#', 'b/#']}"]
+    assert scene.asked == ["judge up", "hold up", "take {'up': ['a/#', 'b/#']}"]
     scene.stopping.set()
     assert "the bridge ends" in scene.reload(line("a/#", "c/#"))["texts"][0]
+    scene.mistakes = None
+    told = scene.reload(line("a/#", "c/#"))
+    assert told["texts"][0].endswith(
+        "the SQL of the routes was not looked at: the bridge ends. Reload again when Spark runs.   [TL-C174]"
+    )
+
+
+def test_a_mistake_in_sql_changes_nothing(scene: Scene) -> None:
+    scene.mistakes = [ConfigError("TL-C74", "bridge.toml:9", f"where: {one}", "Correct it.") for one in "ab"]
+    told = scene.reload(line("a/#", "c/#"))
+    assert (told["outcome"], told["texts"]) == (REFUSED, [str(one) for one in scene.mistakes])
+    assert scene.asked == ["judge up"]
 
 
 def test_while_kafka_is_away_topics_that_are_known_may_change_place(scene: Scene) -> None:
@@ -211,7 +230,7 @@ def test_while_kafka_is_away_topics_that_are_known_may_change_place(scene: Scene
     told = scene.reload(line("a/#", topic="new"))
     assert "it is not known whether Kafka has new" in told["texts"][0]
     assert told["texts"][0].endswith("[TL-C173]")
-    assert scene.asked == ["topics new"]
+    assert scene.asked == ["judge up", "topics new"]
     assert scene.reload(line("a/#"))["outcome"] == APPLIED
     scene.kafka_error = KafkaError("TL-B03", "k:9092", "it is not there", "Create it.")
     assert "[TL-B03]" in scene.reload(line("a/#", topic="new"))["texts"][0]

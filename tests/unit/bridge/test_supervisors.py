@@ -25,6 +25,7 @@ from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervisor import Supervisor
+from towline.errors import ConfigError
 
 
 @pytest.fixture
@@ -222,6 +223,10 @@ for line in sys.stdin:
             os.kill(os.getpid(), 9)
         if "hold" in order:
             print(json.dumps({"kind": "held", "line": order["hold"]}), flush=True)
+        elif "judge" in order:
+            wrong = ["TL-C74", "bridge.toml:9", "where: no", order["judge"][0]["name"]]
+            for of, mistakes in (("the one before", []), (order["of"], [wrong])):
+                print(json.dumps({"kind": "judged", "of": of, "mistakes": mistakes}), flush=True)
         else:
             with open(os.path.join(sys.argv[1], "taken"), "a") as taken:
                 taken.write(order["take"]["name"] + " " + order["take"]["sections"][0]["topic"] + chr(10))
@@ -246,6 +251,9 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(stopping: thre
         assert (tmp_path / "killed").exists()
         assert state.lines["telemetry"].query == "held for a reload"
         changed = read(GOOD.replace('topic = "', 'topic = "x.', 1), tmp_path)
+        assert str(child.judge(changed.uplinks, 60)) == str(
+            [ConfigError("TL-C74", "bridge.toml:9", "where: no", "telemetry")]
+        )
         child.take(changed.model_copy(update={"lines": (*changed.lines, *other.lines)}), ["telemetry"])
         wait_until(lambda: state.lines["telemetry"].query == "running", what="the query")
         assert (tmp_path / "taken").read_text() == f"telemetry {changed.uplinks[0].sections[0].topic}\n"

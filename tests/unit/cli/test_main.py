@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from towline.bridge.config.sqlcheck import Findings
 from towline.cli import COMMANDS, main
 from towline.cli.screen import plain
 from towline.errors import ConfigError, KafkaError
@@ -80,13 +79,6 @@ def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         assert text in out
 
 
-@pytest.fixture
-def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file has SQL that is not the point; what is said of SQL has a file of its own."""
-    monkeypatch.setattr("towline.bridge.config.sqlcheck.examine", lambda *_: Findings())
-
-
-@pytest.mark.usefixtures("no_jvm")
 def test_check_prints_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ran(capsys, "check", "--json", str(EXAMPLE))
     plan = json.loads(out)
@@ -104,7 +96,6 @@ def test_check_lists_every_mistake_and_ends_with_2(capsys: pytest.CaptureFixture
     assert err.count("\n") == err.count("[TL-C") >= 4
 
 
-@pytest.mark.usefixtures("no_jvm")
 def test_check_warns_of_what_is_allowed_and_odd(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "bridge.toml"
     text = EXAMPLE.read_text().replace('name = "telemetry" ', 'dead_letter_topic = false\nname = "telemetry" ')

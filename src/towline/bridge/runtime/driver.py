@@ -2,9 +2,10 @@
 
 It reads the bridge as JSON from the first line of standard input, from the second what was counted of each line, then
 commands: ``go`` starts the queries, ``stop`` ends them after their batch; ``{"hold": NAME}`` stops the query of a line
-after its batch, ``{"take": LINE}`` starts it again as that line says. End of input means that the supervisor has died:
-the same as ``stop``. It reports JSON lines on standard output: ``ready``, ``counted``, ``started``, ``progress``,
-``failed``, ``held``, ``stopped``; all else goes to standard error, which the supervisor keeps in a file.
+after its batch, ``{"take": LINE}`` starts it again as that line says; ``{"judge": [LINE], "of": ID}`` asks for mistakes
+in the SQL of lines. End of input means that the supervisor has died: the same as ``stop``. It reports JSON lines on
+standard output: ``ready``, ``counted``, ``started``, ``progress``, ``failed``, ``held``, ``judged``, ``stopped``; all
+else goes to standard error, which the supervisor keeps in a file.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from towline.bridge.runtime.placing import look_at_executors, look_at_master
 from towline.bridge.runtime.runner import LineRunner
 from towline.bridge.runtime.session import session
 from towline.bridge.uplink.query import UplinkQuery
-from towline.errors import SetupError
+from towline.errors import SetupError, TowlineError
 from towline.logfile import LogStream
 
 __all__ = ["Driver", "Reports", "main", "query_of", "step_all"]
@@ -134,28 +135,28 @@ class Driver:
             line.name: LineRunner(self, query_of(bridge, line), counts.get(line.name, {})) for line in bridge.lines
         }
         look_at_master(bridge.spark.master)
-        self.spark = session(bridge, self._judge if sqlcheck.expressions_of(bridge) else None)
+        self.spark = session(bridge)
+        for name, mistakes in sqlcheck.judge(bridge, self.spark)[0].items():
+            self._give_up(name, mistakes.found())
         self._look_at_executors()
         self.say("ready", seconds=time.monotonic() - began, spark=self.spark.version, pid=os.getpid())
 
-    def _judge(self, jvm: Any) -> None:
-        """Give up the lines whose SQL is wrong, in the words of ``towline check``."""
-        for name, mistakes in sqlcheck.judge(self.bridge, jvm)[0].items():
-            self._runners[name].given_up = True
-            for error in mistakes.found():
-                self.say("failed", line=name, code=error.code, text=str(error), again_in=None)
+    def _give_up(self, name: str, errors: Sequence[TowlineError]) -> None:
+        """Leave a line be that nobody but a person can mend."""
+        self._runners[name].given_up = True
+        for error in errors:
+            self.say("failed", line=name, code=error.code, text=str(error), again_in=None)
 
     def _look_at_executors(self) -> None:
-        """Give up all lines where an executor can't run them: nobody but a person can mend that.
+        """Give up all lines where an executor can't run them.
 
         An executor that comes later is looked at when a line starts again (`LineRunner.step`).
         """
         try:
             look_at_executors(self.spark, self.bridge)
         except SetupError as error:
-            for name, runner in self._runners.items():
-                runner.given_up = True
-                self.say("failed", line=name, code=error.code, text=str(error), again_in=None)
+            for name in self._runners:
+                self._give_up(name, [error])
 
     def run(self, commands: TextIO) -> int:
         """Serve until stopped; the exit code."""
@@ -186,8 +187,16 @@ class Driver:
                 runner.hold(time.monotonic() + HOLD_S)
             elif "hold" in order:  # given up before this process: there is no query
                 self.say("held", line=order["hold"])
+            elif "judge" in order:
+                self._judge(order["of"], [_LINE.validate_python(one) for one in order["judge"]])
             else:
                 self._take(_LINE.validate_python(order["take"]))
+
+    def _judge(self, of: str, lines: Sequence[Line | DownLine]) -> None:
+        """Report the mistakes in the SQL of lines as they are to be."""
+        wrong, _ = sqlcheck.judge(self.bridge.model_copy(update={"lines": tuple(lines)}), self.spark)
+        errors = [error for one in wrong.values() for error in one.found()]
+        self.say("judged", of=of, mistakes=[(one.code, one.where, one.what, one.do) for one in errors])
 
     def _take(self, line: Line | DownLine) -> None:
         """Let a line be what it is from now on; one that was given up before this process begins again."""

@@ -11,19 +11,21 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
 from towline.bridge.runtime.failures import NO_JVM
 from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
-from towline.errors import SetupError, TowlineError
+from towline.errors import ConfigError, SetupError, TowlineError
 from towline.spark.masters import is_cluster
 
 if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
+    from towline.bridge.config.model import AnyLine, Bridge
     from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
     from towline.bridge.runtime.state import BridgeState
 
@@ -65,6 +67,8 @@ class DriverSupervisor(ChildSupervisor):
         self._writing = threading.RLock()
         #: Lines whose query is to stop, each set when it has.
         self._holding: dict[str, threading.Event] = {}
+        #: The lines that are judged last, and where the answer goes.
+        self._judging: tuple[str, SimpleQueue[list[ConfigError]]] = "", SimpleQueue()
         self._last_word = ""
         #: Why it ended last; said in full only once.
         self._why = ""
@@ -125,6 +129,18 @@ class DriverSupervisor(ChildSupervisor):
                     self._command(json.dumps({"hold": line}))  # the process before may have had the last one
             next(event for event in events.values() if not event.is_set()).wait(_AGAIN_S)
         return True
+
+    def judge(self, lines: Sequence[AnyLine], patience_s: float) -> list[ConfigError] | None:
+        """The mistakes that Spark finds in the SQL of lines as they are to be; None if it does not answer in time."""
+        of, answer = uuid.uuid4().hex, SimpleQueue[list[ConfigError]]()
+        self._judging = of, answer
+        order = json.dumps({"judge": [line.model_dump(mode="json", by_alias=True) for line in lines], "of": of})
+        deadline = time.monotonic() + patience_s
+        while not self._stopping.is_set() and time.monotonic() < deadline:
+            self._command(order)  # the process before may have had the last one
+            with contextlib.suppress(Empty):
+                return answer.get(timeout=_AGAIN_S)
+        return None
 
     def take(self, bridge: Bridge, lines: Sequence[str]) -> None:
         """Run another bridge from now on.
@@ -277,6 +293,11 @@ class DriverSupervisor(ChildSupervisor):
         self._state.lines[report["line"]].query = "held for a reload"
         if event := self._holding.get(report["line"]):
             event.set()
+
+    def _on_judged(self, report: dict[str, Any]) -> None:
+        of, answer = self._judging
+        if report["of"] == of:
+            answer.put([ConfigError(*one) for one in report["mistakes"]])
 
     def _on_stopped(self, report: dict[str, Any]) -> None:
         self._state.lines[report["line"]].query = "stopped"

@@ -24,8 +24,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.reload import LineChange, changes
-from towline.bridge.config.sqlcheck import examine
 from towline.bridge.runtime.state import digest_of
 from towline.bridge.runtime.supervision import unforeseen
 from towline.errors import ConfigError, GatewayUnreachable, KafkaError, TowlineError
@@ -34,7 +34,7 @@ from towline.gateway.launch import discover
 from towline.guarantee import Guarantee
 
 if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine, Bridge
+    from towline.bridge.config.model import AnyLine, Bridge, Line
     from towline.bridge.runtime.driver_supervisor import DriverSupervisor
     from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
     from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
@@ -47,7 +47,7 @@ __all__ = ["APPLIED", "REFUSED", "UNCHANGED", "UNDER_WAY", "Reloading"]
 #: What becomes of a reload.
 APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
 
-#: Longest wait for the queries to stop, in seconds: Spark may be starting.
+#: Longest wait for Spark, in seconds: it may be starting, and a batch be under way.
 _HOLD_S: Final = 120.0
 #: Longest wait for a broker's answer, in seconds.
 _GRANT_S: Final = 30.0
@@ -134,7 +134,7 @@ class Reloading:
             return []
         bridge = self._bridge.model_copy(update={"lines": wanted.lines})
         names = [one.after.name for one in found]
-        self._judge(bridge, names)
+        self._judge([one.after for one in found])
         self._see_to_topics(bridge)
         change = uuid.uuid4().hex
         asked: list[LineChange] = []
@@ -157,18 +157,18 @@ class Reloading:
         self._driver.take(bridge, names)
         return [f"{one.told()}{self._unsubscribe(one, change)}" for one in found]
 
-    def _judge(self, bridge: Bridge, names: Sequence[str]) -> None:
-        """Let Spark's own parser judge the SQL of the lines that change, in a JVM of its own.
+    def _judge(self, lines: Sequence[Line]) -> None:
+        """Let Spark judge the SQL of the lines that change.
 
         Raises:
-            ConfigMistakes: TL-C74, as `towline check` says it.
-            ConfigError: TL-C175, it can't be judged now.
+            ConfigMistakes: TL-C74, as `towline check --spark` says it.
+            ConfigError: TL-C174, Spark does not answer.
         """
-        lines = tuple(line for line in bridge.lines if line.name in names)
-        found = examine(bridge.model_copy(update={"lines": lines}))
-        if found.verdict.startswith("not checked"):
-            what, do = f"the SQL of the routes is {found.verdict}", "Reload again."
-            raise ConfigError("TL-C175", str(bridge.file), what, do)
+        mistakes = self._driver.judge(lines, _HOLD_S)
+        if mistakes is None:
+            raise self._unanswered("the SQL of the routes was not looked at")
+        if mistakes:
+            raise ConfigMistakes(mistakes)
 
     def _see_to_topics(self, bridge: Bridge) -> None:
         """See that the topics which the file names for the first time are there.
@@ -190,9 +190,11 @@ class Reloading:
 
     def _hold(self, names: Sequence[str]) -> None:
         if not self._driver.hold(names, _HOLD_S):
-            why = "the bridge ends" if self._stopping.is_set() else "Spark does not answer"
-            what = f"the queries were not stopped between two batches: {why}"
-            raise ConfigError("TL-C174", str(self._file.file), what, "Reload again when Spark runs.")
+            raise self._unanswered("the queries were not stopped between two batches")
+
+    def _unanswered(self, what: str) -> ConfigError:
+        why = "the bridge ends" if self._stopping.is_set() else "Spark does not answer"
+        return ConfigError("TL-C174", str(self._file.file), f"{what}: {why}", "Reload again when Spark runs.")
 
     def _subscribe(self, one: LineChange, change: str) -> None:
         """Have a gateway want what comes.

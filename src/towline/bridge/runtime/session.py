@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from towline import files
-from towline.bridge.config import sqlcheck
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.surroundings import short_sockets
@@ -22,7 +21,7 @@ from towline.spark.registration import register
 from towline.spark.session import spark_conf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from towline.bridge.config.model import Bridge, SparkSection
 
@@ -48,12 +47,8 @@ _LOOPBACK: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host"
 _SOCKETS: Final = {"spark.python.unix.domain.socket.dir": "/tmp"}  # noqa: S108 - on other machines; the names are UUIDs
 
 
-def session(bridge: Bridge, judge: Callable[[Any], None] | None = None) -> SparkSession:
+def session(bridge: Bridge) -> SparkSession:
     """The Spark session of a bridge, both formats registered; what this process makes from now on is its user's alone.
-
-    Args:
-        bridge: What the file says.
-        judge: Looks at Spark's JVM as soon as it runs, seconds before there is a session.
 
     ``spark.sql.ansi.enabled`` is off: under ANSI rules one payload that does not cast in a ``where`` would raise, fail
     its batch for ever and stop the line; without them it is null, and the message counts as filtered.
@@ -66,11 +61,8 @@ def session(bridge: Bridge, judge: Callable[[Any], None] | None = None) -> Spark
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the web page would listen on every address
     conf = settings_of(bridge)
     secret = secret_of(bridge.spark)
-    if judge is not None or secret is not None:
+    if secret is not None:  # once the JVM runs: what it is started with stands in its command line
         SparkContext._ensure_initialized(conf=_spark_conf(bridge, conf))  # noqa: SLF001 - as the builder does it
-    if judge is not None:
-        judge(SparkContext._jvm)  # noqa: SLF001 - there is no public way
-    if secret is not None:  # now that the JVM runs: what it is started with stands in its command line
         SparkContext.getOrCreate(_spark_conf(bridge, conf).set(_SECRET, secret))
     builder = SparkSession.builder.master(bridge.spark.master).appName(_name(bridge))
     spark = builder.config(map={**conf}).getOrCreate()
@@ -122,7 +114,8 @@ def settings_of(bridge: Bridge) -> dict[str, str]:
         "spark.ui.enabled": str(own.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         **(localfs.settings() if here else {}),
-        **sqlcheck.SESSION_SQL,
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
         **_COMPILED,
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
         **{name: value for line in bridge.lines for name, value in policy(line.guarantee).spark.items()},

@@ -1,0 +1,102 @@
+"""The SQL of a bridge file, judged by Spark: what ``towline check --spark`` and the driver say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.cli.test_main import ran
+from towline.bridge.config.sqlcheck import judge, says_sql
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+ROUTE = """
+[[uplink.route]]
+from = "event/#"
+topic = "event"
+"""
+DOWNLINK = """
+[[downlink]]
+name = "commands"
+from = "commands"
+"""
+#: Fields, reject and a failure notice: judged with the names they may use.
+FIELDS = (
+    f'{ROUTE}fields = {{ body = "CAST(payload AS STRING)", id = "get_json_object(body, \'$.id\')" }}\n'
+    'key = "{id}"\nwhere = "id IS NOT NULL"\nreject = "IF(body = \'\', \'empty\', NULL)"\n'
+)
+NOTICE = DOWNLINK.replace('"commands"', '"notices"') + (
+    'dead_letter_topic = "dead"\nreject = "IF(key IS NULL, \'no key\', NULL)"\n[downlink.failure_notice]\n'
+    'topic = "answers"\npayload = { sql = "concat(fault, CAST(key AS STRING))" }\n'
+    'headers = { why = { sql = "fault" } }\n'
+)
+
+
+def test_every_mistake_in_sql_has_its_line(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of the source and of Kafka; what stands around an expression must not complete it."""
+    assert spark.version
+    monkeypatch.setenv("WORD", "hush-hush")
+    file = tmp_path / "bridge.toml"
+    file.write_text(
+        GOOD + 'where = "lenght(payload) > 0"\n'
+        f'{ROUTE}where = "paylod = \'${{WORD}}\'"\ndedupe = {{ key = "topic || (", within = "1 minute" }}\n'
+        f'{ROUTE}where = "length(payload)"\n{ROUTE}where = "true) OR (true"\n{ROUTE}where = "max(qos) > 1"\n'
+        + FIELDS.replace("get_json_object(body", "get_jason_object(boddy").replace("CAST(payload", "CAST(paylod")
+        + f'{DOWNLINK}where = "payload IS NULL"\ntopic = {{ sql = "concat(\'a\', CAST(key AS STRING)" }}\n'
+        'payload = { sql = "array(1)" }\n' + NOTICE.replace("concat(fault", "concat(falt").replace('"fault"', '"flt"')
+    )
+    monkeypatch.chdir(tmp_path)
+    code, out, err = ran(capsys, "check", "--spark", "bridge.toml")
+    assert (code, out) == (2, "")
+    assert "hush-hush" not in err
+    lines = [line.replace("bridge.toml:", "") for line in err.splitlines()]
+    up, down = 'uplink "telemetry" route', 'downlink "commands"'
+    assert lines[0].startswith(f"16  {up} 1: where: Cannot resolve routine `lenght`")
+    assert lines[0].endswith(". Correct it.   [TL-C74]")
+    assert lines[1].startswith(f"21  {up} 2: where: A column, variable, or function parameter with name `paylod`")
+    assert lines[2] == f"22  {up} 2: dedupe.key: Syntax error at or near end of input. Correct it.   [TL-C74]"
+    assert 'Filter expression "length(payload)" of type "INT" is not a boolean' in lines[3]
+    assert lines[4] == f"32  {up} 4: where: Syntax error at or near ')'. Correct it.   [TL-C74]"
+    assert "max(qos)" in lines[5]
+    assert lines[6].startswith(f"42  {up} 6: fields.body: A column, variable, or function parameter with name `paylod`")
+    assert lines[7].startswith(f"50  {down}: where: A column, variable, or function parameter with name `payload`")
+    assert lines[8].startswith(f"51  {down}: topic: Syntax error at or near end of input")
+    assert 'cannot cast "ARRAY<INT>" to "BINARY"' in lines[9]
+    about = 'downlink "notices": failure_notice'
+    assert f"{about}.payload: A column, variable, or function parameter with name `falt`" in lines[10]
+    assert f"{about}.headers.why: A column, variable, or function parameter with name `flt`" in lines[11]
+    assert len(lines) == 12, "what is made of a mistake is not another one"
+
+
+def test_right_sql_passes_and_what_differs_each_time_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """Casts as without ANSI rules, any case, a comment at the end, variables of Spark."""
+    text = GOOD + (
+        'where = "CAST(CAST(PAYLOAD AS STRING) AS INT) > 3 -- warm"\nheaders = { where = "no SQL" }\n'
+        f"{ROUTE}where = \"from_json(CAST(payload AS STRING), 'a int').a > 1 AND received_at < current_timestamp()\"\n"
+        'dedupe = { key = "uuid()", within = "1 minute" }\n'
+        f"{ROUTE}where = \"topic = '$${{spark.sql.session.timeZone}}'\"\n"
+        f'{DOWNLINK}fields = {{ some = "rand()" }}\nwhere = "some > 0.5"\nretain = {{ sql = "key IS NULL" }}\n'
+        + FIELDS
+        + NOTICE
+    )
+    wrong, warnings = judge(read(text, tmp_path), spark)
+    assert wrong == {}
+    assert [one.partition(" gives another value each time")[0] for one in warnings] == [
+        'line "telemetry": dedupe.key',
+        'line "commands": fields.some',
+    ]
+
+
+def test_without_spark_nothing_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text(GOOD + 'where = "lenght(payload) > 0"\n')
+    code, out, err = ran(capsys, "check", str(file))
+    assert (code, err) == (0, "")
+    assert "\n  sql       judged by Spark when the line starts, or now with --spark\n" in out
+    dedupe = 'dedupe = { key = "{device}", within = "1 minute" }\n'
+    assert not says_sql(read(GOOD + f'{dedupe}{DOWNLINK}topic = "a/{{key}}"\n', tmp_path))
