@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from towline.bridge.config.monitoring import read_address
+from towline.bridge.config.services import read_address
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:

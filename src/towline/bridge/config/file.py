@@ -6,28 +6,33 @@ is the literal text); relative paths are relative to the file. Secrets are named
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from towline.bridge.config.clusters import cluster_mistakes
 from towline.bridge.config.hono import PROFILES, HonoSettings, with_profile
+from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.line import DownlinkReader, LineReader
-from towline.bridge.config.listening import Listening, listening
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
-from towline.bridge.config.monitoring import MonitorSection
 from towline.bridge.config.places import Document, KeyPath
 from towline.bridge.config.section import Section
-from towline.bridge.config.tables import Surroundings, Tables
+from towline.bridge.config.services import LISTENING, GatewaySection, MonitorSection
+from towline.bridge.config.tables import Head, Tables
 from towline.errors import ConfigError, did_you_mean
+from towline.gateway.access import is_remote
+from towline.gateway.admission import TokenFile
+from towline.gateway.certificates import ServerCertificate
+from towline.gateway.listen import ListenSettings
 from towline.guarantee import policy
 from towline.kafka.reserved import reserved
+from towline.spark.masters import is_cluster, shares_files
 
 __all__ = ["Reader", "discreet", "load", "parse"]
 
@@ -66,6 +71,9 @@ class FileTable(Section):
         return value
 
 
+#: What to do where a file of [gateway] is missing.
+_PEM: Final = "It is a file in PEM."
+_MAKE: Final = {"token_file": "Make one: openssl rand -hex 32, mode 0600.", "key_file": "It is a private key in PEM."}
 #: In place of what is missing or wrong, while the rest of the file is read.
 _STAND_INS: dict[str, Any] = {"name": "x", "state_dir": Path(), "mqtt": {}, "kafka": {}}
 
@@ -122,24 +130,13 @@ class Reader:
         state_dir = self._file.parent / table.state_dir.expanduser()
         kafka = self._kafka(table.kafka) if "kafka" in self._raw else None
         spark = self._spark(table.spark)
-        creates_topics = kafka is not None and kafka.create_topics is not None
         mqtt = self._tables.mqtt(table.mqtt, ("mqtt",), "[mqtt]")
         hono = self._tables.model(HonoSettings, table.hono, ("hono",), "[hono]") or HonoSettings()
         monitor = self._tables.model(MonitorSection, table.monitor, ("monitor",), "[monitor]") or MonitorSection()
-        gateway = listening(self._tables, table.gateway, [line for _, _, line in self._line_tables()])
-        surroundings = Surroundings(
-            table.name,
-            state_dir,
-            mqtt,
-            dict(spark.conf),
-            creates_topics,
-            Listening(gateway).of,
-            gateway.token_file is not None,
-        )
-        lines = self._lines(surroundings, hono)
-        for mistake in cluster_mistakes(spark, kafka, lines) if kafka is not None else ():
-            subject = f'{mistake.line.kind} "{mistake.line.name}"'
-            self._mistakes.add(mistake.code, ("spark", "master"), subject, mistake.what, mistake.do)
+        gateway = self._gateway(table.gateway)
+        lines = self._lines(Head(table.name, state_dir, mqtt, kafka, spark, gateway), hono)
+        if kafka is not None and is_cluster(spark.master):
+            self._cluster(spark.master, kafka, lines)
         self._mistakes.raise_if_any()
         assert kafka is not None, "a section that failed has left a mistake"
         return Bridge(
@@ -226,6 +223,48 @@ class Reader:
                 )
         return section.model_copy(update={"kafka_jars": jars, "secret_file": secret})
 
+    def _gateway(self, table: Any) -> GatewaySection:
+        """``[gateway]``; its files have to be there and to go together."""
+        path, subject = ("gateway",), "[gateway]"
+        section = self._tables.model(GatewaySection, table, path, subject) or GatewaySection()
+        names = (*LISTENING, "ca_file")
+        files = {
+            name: self._tables.there(getattr(section, name), (*path, name), subject, _MAKE.get(name, _PEM))
+            for name in names
+        }
+        section = section.model_copy(update=files)
+        own = [line.get("listen") for _, _, line in self._line_tables() if isinstance(line, Mapping)]
+        listens = section.listen is not None or any(isinstance(one, str) for one in own)
+        missing = [name for name in LISTENING if files[name] is None]
+        if listens and missing:
+            what = f"what listens on a network has TLS and a token, and {' and '.join(missing)} is missing"
+            self._mistakes.add("TL-C02", (*path, "listen"), subject, what, "Add it to [gateway], or remove listen.")
+        elif all(file is None or file.is_file() for file in files.values()):  # else noted
+            try:
+                if section.token_file is not None:
+                    TokenFile(section.token_file)
+                if listens:
+                    served = {name: files[name] for name in LISTENING}
+                    ServerCertificate.read(ListenSettings.model_validate({"address": "localhost:0", **served}))
+            except ConfigError as error:
+                key = next((name for name in names if error.where.startswith(name)), "token_file")
+                self._mistakes.add(error.code, (*path, key), subject, f"{key}: {error.what}", error.do)
+        return section
+
+    def _cluster(self, master: str, kafka: KafkaSection, lines: Sequence[Line | DownLine]) -> None:
+        """What is fine with a local master, and not where tasks run on other machines."""
+        environ: dict[str, str] = {}  # which Java's client takes its secrets from
+        with contextlib.suppress(ConfigError):  # told at the start, in its own words
+            java_client(kafka.client(), environ)
+        for line in lines:
+            found = [] if shares_files(master) else [*_unreachable(line, master)]
+            if environ and isinstance(line, DownLine):
+                what = f"Spark's Kafka source would need [kafka]'s secrets or certificates on executors of {master}"
+                do = "They never travel: run this line with a local master, in a bridge file of its own."
+                found.append(("TL-C142", what, do))
+            for code, what, do in found:
+                self._mistakes.add(code, ("spark", "master"), f'{line.kind} "{line.name}"', what, do)
+
     def _judge_client(self, kafka: KafkaSection) -> None:
         """Let the client library judge its settings; it opens no connection for that."""
         from towline.kafka.clientconfig import check_client  # noqa: PLC0415 - loads librdkafka
@@ -242,9 +281,9 @@ class Reader:
                 error = ConfigError("TL-C16", "", what, "Use password_file or key_password_file, or write ${NAME}.")
             self._mistakes.add(error.code, ("kafka", *path), "[kafka]", what, error.do)
 
-    def _lines(self, surroundings: Surroundings, hono: HonoSettings) -> tuple[Line | DownLine, ...]:
+    def _lines(self, head: Head, hono: HonoSettings) -> tuple[Line | DownLine, ...]:
         places = [
-            (kind, index, self._profiled((kind, index), table, hono, surroundings.dead_letters))
+            (kind, index, self._profiled((kind, index), table, hono, head.dead_letters))
             for kind, index, table in self._line_tables()
         ]
         if not places:
@@ -255,7 +294,7 @@ class Reader:
                 )
             return ()
         tables = [table for _, _, table in places]
-        if "brokers" not in surroundings.mqtt and any(
+        if "brokers" not in head.mqtt and any(
             "brokers" not in (t.get("mqtt") or {}) for t in tables if isinstance(t, dict) and "gateways" not in t
         ):
             self._mistakes.add(
@@ -265,7 +304,7 @@ class Reader:
                 '"brokers" is missing',
                 'Add it, as brokers = ["mqtt://localhost:1883"].',
             )
-        read = [_READERS[kind](self._tables, surroundings, index, table).line() for kind, index, table in places]
+        read = [_READERS[kind](self._tables, head, index, table).line() for kind, index, table in places]
         lines = [line for line in read if line is not None]
         self._twice(places, lines)
         dead_letters = tuple(sorted({line.dead_letter_topic for line in lines if line.dead_letter_topic}))
@@ -273,7 +312,7 @@ class Reader:
             if line is not None:
                 self._reserved((kind, index), line, dead_letters)
                 if isinstance(line, DownLine):
-                    self._circles((kind, index), line, surroundings.bridge, lines)
+                    self._circles((kind, index), line, head.bridge, lines)
         named = {"dead_letter_topics": dead_letters}
         return tuple(line.model_copy(update=named) if isinstance(line, Line) else line for line in lines)
 
@@ -370,6 +409,19 @@ def _elsewhere(raw: Mapping[str, Any]) -> bool:
     tables = [raw.get(kind) for kind in _READERS]
     lines = [one for table in tables if isinstance(table, list) for one in table]
     return bool(lines) and all(isinstance(one, dict) and "gateways" in one for one in lines)
+
+
+def _unreachable(line: Line | DownLine, master: str) -> Iterator[tuple[str, str, str]]:
+    """Why executors don't come to a line's gateways: code, what, what to do."""
+    elsewhere, listen = line.gateways if isinstance(line, Line) else (), line.gateway.listen
+    if elsewhere:
+        for place in elsewhere:
+            if not is_remote(place):
+                what = f'its gateway "{place}" is a directory of this machine, which executors of {master} don\'t see'
+                yield "TL-C140", what, "Let it listen, and name it grpc+tls://HOST:PORT."
+    elif listen is None:
+        what = f"its gateway listens on no network, and executors of {master} have no other way to it"
+        yield "TL-C140", what, "Set listen in [gateway], with certificate and token."
 
 
 def discreet(document: Document, environ: Mapping[str, str] = os.environ) -> Mistakes:

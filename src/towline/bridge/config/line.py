@@ -25,8 +25,9 @@ from towline.bridge.config.model import (
 from towline.bridge.config.patterns import Pattern, Template, allowed, kafka_name_problem
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.routes import Route, at_odds, subscriptions
+from towline.bridge.config.services import LISTENING
 from towline.bridge.config.sqltext import check_sql, names_a_field
-from towline.bridge.config.tables import Surroundings, Tables
+from towline.bridge.config.tables import Head, Tables
 from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.guarantee import Guarantee, conf_problem, policy, promise_problem, qos_problem, sharing_problem
@@ -52,13 +53,13 @@ class TableReader:
     #: The table it reads.
     kind: ClassVar[str]
 
-    def __init__(self, tables: Tables, surroundings: Surroundings, index: int, table: Any) -> None:
+    def __init__(self, tables: Tables, head: Head, index: int, table: Any) -> None:
         self._tables = tables
         self._mistakes = tables.mistakes
         self._path: KeyPath = (self.kind, index)
         self._table: dict[str, Any] = table if isinstance(table, dict) else {}
         self._subject = f'{self.kind} "{self._table.get("name", index + 1)}"'
-        self._surroundings = surroundings
+        self._head = head
 
     def _note(self, code: str, key: str | KeyPath, what: str, do: str) -> None:
         path = self._path + ((key,) if isinstance(key, str) else key)
@@ -73,7 +74,7 @@ class TableReader:
 
     def _spark(self, guarantee: Guarantee) -> None:
         """What [spark.conf] must not undo."""
-        if problem := conf_problem(guarantee, self._surroundings.spark_conf):
+        if problem := conf_problem(guarantee, self._head.spark.conf):
             name, value = problem
             what = f"guarantee {guarantee} needs {name} = {value}"
             self._mistakes.add(
@@ -82,9 +83,9 @@ class TableReader:
 
     def _dead_letters(self, named: str | Literal[False] | None) -> str | None:
         """The topic: as named, else `<bridge>.dead-letters` where missing topics are created."""
-        if named is False or (named is None and not self._surroundings.creates_topics):
+        if named is False or (named is None and not (self._head.kafka and self._head.kafka.create_topics)):
             return None
-        name = named or self._surroundings.dead_letters
+        name = named or self._head.dead_letters
         if problem := kafka_name_problem(name):
             self._note("TL-C62", "dead_letter_topic", problem, "Correct the name, or write false for none.")
         return name
@@ -92,9 +93,9 @@ class TableReader:
     def _gateway(self, name: str, guarantee: Guarantee, own_values: Mapping[str, Any]) -> GatewaySettings | None:
         own = self._table.get("mqtt", {})
         own = self._tables.mqtt(own, (*self._path, "mqtt"), self._subject)
-        merged = {**self._surroundings.mqtt, **own}
-        prefix = merged.pop("client_id_prefix", None) or self._surroundings.bridge
-        origin: dict[str, KeyPath] = {key: ("mqtt", key) for key in self._surroundings.mqtt}
+        merged = {**self._head.mqtt, **own}
+        prefix = merged.pop("client_id_prefix", None) or self._head.bridge
+        origin: dict[str, KeyPath] = {key: ("mqtt", key) for key in self._head.mqtt}
         origin |= {key: (*self._path, "mqtt", key) for key in own}
         if merged.get("session_expiry_s") == 0 and policy(guarantee).persistent:
             what = f"guarantee {guarantee} needs a session that outlives the connection, session_expiry_s is 0"
@@ -107,9 +108,9 @@ class TableReader:
             "client_id": f"{prefix}-{name}",
             **merged,
             "name": name,
-            "state_dir": self._surroundings.state_dir / name,
+            "state_dir": self._head.state_dir / name,
             "guarantee": guarantee,
-            "listen": self._surroundings.listening(self._table.get("listen")),
+            "listen": self._listen(),
             **own_values,
         }
         if "brokers" not in merged:
@@ -121,6 +122,15 @@ class TableReader:
             origin["listen"] = (*self._path, "listen") if "listen" in self._table else ("gateway", "listen")
             self._mistakes.add_details(error.errors(), GatewaySettings, self._path, self._subject, origin=origin)
             return None
+
+    def _listen(self) -> dict[str, object] | None:
+        """Where its gateway listens on a network; None for nowhere, and where what that needs is missing and noted."""
+        section, own = self._head.gateway, self._table.get("listen")
+        files = {name: getattr(section, name) for name in LISTENING}
+        address = section.listen if own is None else own
+        if not isinstance(address, str) or None in files.values():
+            return None
+        return {"address": address, **files}
 
     def _tls(self, merged: dict[str, Any], origin: dict[str, KeyPath]) -> None:
         brokers = merged.get("brokers", [])
@@ -185,7 +195,7 @@ class LineReader(TableReader):
         if uplink and uplink.receipts:
             own["receipts"] = self._receipts(uplink.receipts)
         name = uplink.name if uplink else "x"
-        own["checkpoint"] = str(self._surroundings.state_dir / name / CHECKPOINT)
+        own["checkpoint"] = str(self._head.state_dir / name / CHECKPOINT)
         gateway = self._gateway(name, guarantee, own)
         if uplink is None or gateway is None or not sections:
             return None
@@ -209,7 +219,7 @@ class LineReader(TableReader):
             dedupe=uplink.dedupe,
             gateways=gateways,
             removed_gateways=uplink.removed_gateways,
-            members=reader.members(uplink, gateway, routes, self._surroundings.bridge),
+            members=reader.members(uplink, gateway, routes, self._head.bridge),
         )
 
     @property
@@ -233,7 +243,7 @@ class LineReader(TableReader):
             do = 'Write each as "grpc+tls://HOST:PORT" or as the state directory of a gateway of this machine.'
             self._note("TL-C110", "gateways", str(error), do)
             return ()
-        if any(map(is_remote, named)) and not self._surroundings.has_token:
+        if any(map(is_remote, named)) and self._head.gateway.token_file is None:
             what = "a gateway on a network lets nobody in without a token"
             self._note("TL-C112", "gateways", what, "Name its file as token_file in the table [gateway].")
         return named
@@ -265,7 +275,7 @@ class LineReader(TableReader):
                 what = f'within = "{dedupe.within}" differs from "{first.within}" on the same line'
                 self._note("TL-C72", ("route", index, "dedupe", "within"), what, "Make it one, or make two lines.")
         name = "spark.sql.shuffle.partitions"
-        if first is not None and str(self._surroundings.spark_conf.get(name, 1)) != "1":
+        if first is not None and str(self._head.spark.conf.get(name, 1)) != "1":
             what = f"dedupe needs {name} = 1: more would mix up the order of a device's messages"
             self._mistakes.add(
                 "TL-C12", ("spark", "conf", *name.split(".")), self._subject, what, "Remove the setting."

@@ -10,12 +10,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from towline.bridge.config.downlink import DownlinkSection
-from towline.bridge.config.gateways import GatewaySection
-from towline.bridge.config.monitoring import MonitorSection
 from towline.bridge.config.patterns import Pattern, Template
 from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
-from towline.bridge.config.services import CreateTopics, KafkaSection, SparkSection
+from towline.bridge.config.services import CreateTopics, GatewaySection, KafkaSection, MonitorSection, SparkSection
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, ReceiptSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy

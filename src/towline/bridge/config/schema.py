@@ -15,12 +15,11 @@ from pydantic import BaseModel, Field, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from towline.bridge.config.downlink import DownlinkSection
-from towline.bridge.config.gateways import GatewaySection
 from towline.bridge.config.hono import PROFILES, HonoSettings
 from towline.bridge.config.members import MemberSection
 from towline.bridge.config.model import KafkaSection, RouteSection, SparkSection, UplinkSection
-from towline.bridge.config.monitoring import MonitorSection
 from towline.bridge.config.section import NAME, Section
+from towline.bridge.config.services import GatewaySection, MonitorSection
 from towline.bridge.config.tables import MQTT_KEYS
 from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.journal import Limits

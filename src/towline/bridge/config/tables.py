@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,9 +11,10 @@ from pydantic import BaseModel, ValidationError, create_model
 from towline.bridge.config.mistakes import UNKNOWN, Mistakes
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.section import Section
+from towline.bridge.config.services import GatewaySection, KafkaSection, SparkSection
 from towline.gateway.settings import GatewaySettings
 
-__all__ = ["MQTT_KEYS", "Surroundings", "Tables"]
+__all__ = ["MQTT_KEYS", "Head", "Tables"]
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -42,26 +42,24 @@ _CommonMqtt = create_model("_CommonMqtt", __base__=_LineMqtt, client_id_prefix=(
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a line needs to know of the other sections.
+class Head:
+    """The other sections of the file, for its lines.
 
     Attributes:
         bridge: Name of the bridge.
         state_dir: Of the bridge.
         mqtt: The keys of [mqtt].
-        spark_conf: [spark.conf].
-        creates_topics: Whether missing topics are created.
-        listening: Where gateways listen on a network: what a line's own key ``listen`` comes to.
-        has_token: Whether there is a token for gateways elsewhere.
+        kafka: Where records go; None where the table has mistakes.
+        spark: The Spark session.
+        gateway: Where gateways listen on a network, its files resolved.
     """
 
     bridge: str
     state_dir: Path
     mqtt: dict[str, Any]
-    spark_conf: dict[str, Any]
-    creates_topics: bool
-    listening: Callable[[object], dict[str, object] | None] = lambda _: None
-    has_token: bool = False
+    kafka: KafkaSection | None
+    spark: SparkSection
+    gateway: GatewaySection
 
     @property
     def dead_letters(self) -> str:

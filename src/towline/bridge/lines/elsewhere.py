@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from towline.bridge.config.gateways import in_the_file
+from towline.bridge.config.services import in_the_file
 from towline.errors import GatewayError
 from towline.gateway.access import REFUSALS, Access
 from towline.spark.link import GatewayPlace
