@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,7 +76,12 @@ def _judged(bridge: Bridge, file: Path) -> list[str]:
     from towline.bridge.runtime.session import session  # noqa: PLC0415
 
     local = bridge.spark.model_copy(update={"master": "local[1]", "ui": False})
-    wrong, warnings = judge(bridge, session(bridge.model_copy(update={"spark": local})), file)
+    own = os.dup(2)
+    try:  # of Spark's JVM, and of PySpark, which logs each mistake with its Java trace
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 2)
+        wrong, warnings = judge(bridge, session(bridge.model_copy(update={"spark": local})), file)
+    finally:
+        os.dup2(own, 2)
     if wrong:
         raise ConfigMistakes(error for one in wrong.values() for error in one.found())
     return warnings

@@ -54,14 +54,15 @@ def test_every_mistake_in_sql_has_its_line(
     code, out, err = ran(capsys, "check", "--spark", "bridge.toml")
     assert (code, out) == (2, "")
     assert "hush-hush" not in err
-    lines = [line.replace("bridge.toml:", "") for line in err.splitlines()]
+    # PySpark's logger may have found the standard error of pytest, which the command can't redirect.
+    lines = [line.removeprefix("bridge.toml:") for line in err.splitlines() if line.startswith("bridge.toml:")]
     up, down = 'uplink "telemetry" route', 'downlink "commands"'
     assert lines[0].startswith(f"16  {up} 1: where: Cannot resolve routine `lenght`")
     assert lines[0].endswith(". Correct it.   [TL-C74]")
     assert lines[1].startswith(f"21  {up} 2: where: A column, variable, or function parameter with name `paylod`")
-    assert lines[2] == f"22  {up} 2: dedupe.key: Syntax error at or near end of input. Correct it.   [TL-C74]"
+    assert lines[2].startswith(f"22  {up} 2: dedupe.key: Syntax error at or near end of input")
     assert 'Filter expression "length(payload)" of type "INT" is not a boolean' in lines[3]
-    assert lines[4] == f"32  {up} 4: where: Syntax error at or near ')'. Correct it.   [TL-C74]"
+    assert lines[4].startswith(f"32  {up} 4: where: Syntax error at or near ')'")
     assert "max(qos)" in lines[5]
     assert lines[6].startswith(f"42  {up} 6: fields.body: A column, variable, or function parameter with name `paylod`")
     assert lines[7].startswith(f"50  {down}: where: A column, variable, or function parameter with name `payload`")
