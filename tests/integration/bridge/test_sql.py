@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
@@ -218,13 +217,6 @@ def test_a_topic_that_nothing_takes_stops_the_batch_and_says_so(spark: SparkSess
     frame = spark.createDataFrame([tuple(message[c] for c in COLUMNS)], SPARK_SCHEMA)
     with pytest.raises(Exception, match=r"is not legal, not allowed or reserved\. .* fallback_topic\.   \[TL-B02\]"):
         mapped(frame, routes).collect()
-
-
-@pytest.mark.parametrize("text", ["payload ===", "no_such_column = 1", "payload", "length(payload) > 1) OR (true"])
-def test_a_wrong_where_is_refused_before_the_query_begins(spark: SparkSession, text: str) -> None:
-    frame = spark.createDataFrame([], SPARK_SCHEMA)
-    with pytest.raises((AnalysisException, ParseException)):
-        _ = mapped(frame, compiled({"from": "#", "topic": "t", "where": text})).schema
 
 
 def test_a_where_may_end_in_a_comment_and_a_bad_cast_filters(spark: SparkSession) -> None:

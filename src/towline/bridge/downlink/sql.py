@@ -17,7 +17,6 @@ from towline.bridge.lines.sql import (
     HEADER_TYPE,
     NO_HEADERS,
     DeadLetterTarget,
-    analyse,
     condition,
     header,
     literal,
@@ -374,12 +373,10 @@ def apply(
 
     Raises:
         ConfigError: TL-C76 when the transform does not keep the columns.
-        pyspark.errors.AnalysisException: If what is said in SQL is none over these columns.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
     section = way.section
-    analyse(frame, section.fields.items(), section.where, (section.reject,))
     frame = observed(frame.select(*COLUMNS), counter, COUNTS)
     if transform is not None:
         frame = _transformed(frame, transform, way)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.bridge.config.sqltext import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import Column, DataFrame, Observation
 
@@ -23,7 +23,6 @@ __all__ = [
     "NO_HEADERS",
     "NO_TEXT",
     "DeadLetterTarget",
-    "analyse",
     "concatenated",
     "condition",
     "header",
@@ -84,29 +83,6 @@ def refusal(reject: str | None) -> str:
     """Why a row is refused, in a struct: that is null only where finding it out raises (see `tried`)."""
     why = NO_TEXT if reject is None else f"CAST((\n{reject}\n) AS STRING)"
     return f"named_struct('why', {why})"
-
-
-def analyse(frame: DataFrame, fields: Iterable[tuple[str, str]], where: str | None, others: Iterable[object]) -> None:
-    """Look at what a user says in SQL, each on its own: half a condition must not be completed by what surrounds it.
-
-    Args:
-        frame: The rows.
-        fields: Names given to rows, each for those after it and for all that follows.
-        where: A condition.
-        others: Expressions; what is no text is left out.
-
-    Raises:
-        pyspark.errors.AnalysisException: One is no SQL over these columns.
-    """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `observed`
-
-    for name, said in fields:
-        frame = frame.withColumn(name, F.expr(said))
-    if where is not None:
-        frame.where(F.expr(where))
-    for asked in others:
-        if isinstance(asked, str):
-            frame.select(F.expr(asked))
 
 
 #: The setting of a session that `observed` needs: Spark's default, which [spark.conf] must not change.

@@ -24,7 +24,6 @@ from towline.bridge.lines.sql import (
     NO_HEADERS,
     NO_TEXT,
     DeadLetterTarget,
-    analyse,
     condition,
     header,
     literal,
@@ -400,14 +399,9 @@ def apply(
         sink_counts: The sink counts dead letters.
         parallelism: Parts of the result; more than one are split by key.
         packed: Rows may hold records already (`towline.kafka.packed`), which pass as they are.
-
-    Raises:
-        pyspark.errors.AnalysisException: If a ``where`` or a dedupe key is no SQL over these columns.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
-    for route in routes:
-        analyse(frame, route.fields, route.where, (route.reject, route.dedupe))
     sql = expressions(routes, dead_letters, repeats)
     packet = F.when(F.expr(STUB), F.col("correlation_data"))
     frame = frame.withColumn(PACKET, packet).withColumn(
