@@ -146,6 +146,11 @@ class Client:
         return self._driver.session.server
 
     @property
+    def level(self) -> int:
+        """Version of the protocol in use, or to be tried next: 5, 4 for 3.1.1, 3 for 3.1."""
+        return self._driver.level
+
+    @property
     def last_error(self) -> BrokerError | ConfigError | None:
         """Why there is no connection; None while there is one."""
         return self._driver.error

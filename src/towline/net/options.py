@@ -26,7 +26,9 @@ LONGEST_DELAY_S: Final = 3600.0
 #: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
 _LARGEST_PACKET: Final = 268_435_455 + 5
 #: What the settings of a client hand on as they are: to the session, and to the connection.
-_TO_SESSION: Final = ("username", "receive_maximum", "keep_alive_s", "connect_timeout_s", "will", "authenticator")
+_TO_SESSION: Final = (
+    *("username", "unknown_session", "receive_maximum", "keep_alive_s", "connect_timeout_s", "will", "authenticator"),
+)
 _TO_CONNECTION: Final = (
     *("tls", "proxy", "protocol", "max_packet_bytes", "follow_redirects", "brokers_share_sessions"),
     *("reconnect_delay_s", "reconnect_max_delay_s"),
@@ -91,6 +93,8 @@ class ClientSettings:
         protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it.
         session_expiry_s: Seconds the broker keeps the session while we are away, 0xFFFFFFFF for ever; 0 to begin and
             end without one. To MQTT 3.x everything above 0 is for ever. None for 3,600, and for ever in a `Publisher`.
+        unknown_session: What becomes of a session that the broker has when the first connection is made: ``adopt`` it,
+            or ``refuse``: the connection ends before anything of it is answered (TL-M20).
         keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
         will: Published by the broker when the connection ends without our goodbye.
         authenticator: Enhanced authentication (MQTT 5).
@@ -111,6 +115,7 @@ class ClientSettings:
     password: bytes | str | None = field(default=None, repr=False)
     protocol: ProtocolName = "5"
     session_expiry_s: int | None = None
+    unknown_session: Literal["adopt", "refuse"] = "adopt"
     keep_alive_s: int = 60
     will: Will | None = None
     authenticator: Authenticator | None = None
@@ -166,7 +171,6 @@ class ClientSettings:
             _filters_of(subscribe, where),
             password=self.password.encode() if isinstance(self.password, str) else self.password,
             session_expiry_s=expiry,
-            unknown_session="adopt",
             durable=expiry != 0,
             clean_start=expiry == 0,
             **{name: getattr(self, name) for name in _TO_SESSION},
