@@ -7,7 +7,7 @@ from pathlib import Path
 
 from towline.bridge.config.file import load
 from towline.doctor.case import Case
-from towline.doctor.findings import Finding, Standing
+from towline.doctor.table import Finding, Standing
 
 __all__ = ["SOUND", "bridge_case", "complaints"]
 

@@ -1,6 +1,5 @@
-"""Which promises the surroundings of a bridge can keep: measured, before it is started.
+"""What the surroundings of a bridge can keep of what its file promises: a table of checks, asked before the start.
 
-An examiner looks at one thing (the broker, Kafka, the disk, the clock, memory) and tells what it found as
-`towline.doctor.findings.Finding`, one row of the table each. Nothing is changed but probe topics and sessions of the
-doctor's own; everything it makes has a name that begins with ``towline-doctor-``.
+A check is a code, a promise and a rule; facts are asked for when a rule needs them, and each once. Nothing that is made
+here can be received by a line, and nothing of a line's is touched [I16].
 """

@@ -1,32 +1,49 @@
-"""What an examiner is given: the bridge, the load, and what a person told beside the file."""
+"""What is examined: the bridge, the load, and the brokers that its lines go to. Pure but for the files of secrets."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final
 
-from towline.bridge.config.model import Bridge
-from towline.doctor.findings import Finding
+from towline.bridge.config.model import Bridge, DownLine, Line
+from towline.doctor.table import span
+from towline.gateway.secretfiles import headers_of, password_of
+from towline.gateway.sessions import connection_options
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import Guarantee, policy
+from towline.mqtt.filters import unshared
+from towline.net.options import ConnectionOptions
+from towline.net.transport import Endpoint
 
-__all__ = ["Case", "Examiner", "LineLoad"]
+__all__ = ["PROBE", "Case", "LineGateway", "LineLoad", "Target", "filters_of", "targets_of", "within"]
+
+#: How everything begins or ends that doctor makes: client ids, topics, transactional ids.
+PROBE: Final = "towline-doctor"
+_FURTHER: Final = ("websocket_headers_file", "authenticator")
+#: Settings by which one way to a broker differs from another.
+_WAY: Final = ("username", "password_file", "tls", "proxy", "proxy_password_file", "protocol", *_FURTHER)
 
 
 @dataclass(frozen=True)
 class LineLoad:
-    """What comes in, for the limits that are told as times.
-
-    Attributes:
-        messages_s: Messages a second, > 0.
-        bytes_s: Bytes of topics, payloads and properties a second, > 0.
-        how: Where the figures are from: "measured for 5 s", "--rate".
-    """
+    """What comes in: messages, and bytes of topics, payloads and properties, a second (> 0); and who says so."""
 
     messages_s: float
     bytes_s: float
     how: str
+
+    def __str__(self) -> str:
+        """``at 200 msg/s``."""
+        rate = self.messages_s
+        return f"at {rate:,.0f} msg/s" if rate >= 10 else f"at {rate:.2g} msg/s"
+
+
+def within(messages: float, load: LineLoad | None) -> str:
+    """``1,000 messages, 5 s at 200 msg/s``; only the messages where no load is known."""
+    told = f"{int(messages):,} message{'' if int(messages) == 1 else 's'}"
+    return told if load is None else f"{told}, {span(messages / load.messages_s)} {load}"
 
 
 @dataclass(frozen=True)
@@ -36,13 +53,11 @@ class Case:
     Attributes:
         bridge: As `towline.bridge.config.file.load` read it.
         rate: Messages a second of the whole bridge, as told with ``--rate``; None to measure it at the broker.
-        seconds: How long the rate is measured, for each broker.
+        seconds: How long the rate is measured.
         mosquitto_conf: The broker's configuration file, where it can be read; None otherwise.
         patience: Seconds to wait for an answer of a server.
         probe_messages: Messages published to find out how many a broker keeps for a session that is away.
-        loads: Load of each line by its name, once it is known; a line without traffic is missing.
-        now: Time of day, seconds since 1970 UTC. Injected in tests.
-        monotonic: Seconds that only grow. Injected in tests.
+        loads: Load of each uplink by its name, once it is known; a line on which nothing came is missing.
     """
 
     bridge: Bridge
@@ -51,35 +66,90 @@ class Case:
     mosquitto_conf: Path | None = None
     patience: float = 10.0
     probe_messages: int = 1500
-    loads: tuple[tuple[str, LineLoad], ...] = ()
-    now: Callable[[], float] = time.time
-    monotonic: Callable[[], float] = time.monotonic
+    loads: Mapping[str, LineLoad] = field(default_factory=dict)
 
-    def load_of(self, line: str) -> LineLoad | None:
-        """Load of a line; None if it is not known."""
-        return dict(self.loads).get(line)
+    def load_of(self, lines: Iterable[str]) -> LineLoad | None:
+        """Load of some lines together; None if that of none is known."""
+        each = [self.loads[name] for name in lines if name in self.loads]
+        if not each:
+            return None
+        return LineLoad(sum(one.messages_s for one in each), sum(one.bytes_s for one in each), each[0].how)
+
+
+@dataclass(frozen=True, slots=True)
+class LineGateway:
+    """One gateway of a line, and what it is told."""
+
+    line: Line | DownLine
+    settings: GatewaySettings
 
     @property
-    def total(self) -> LineLoad | None:
-        """Load of all lines together; None if that of none is known."""
-        if not self.loads:
-            return None
-        each = [load for _, load in self.loads]
-        how = ", ".join(dict.fromkeys(load.how for load in each))
-        return LineLoad(sum(load.messages_s for load in each), sum(load.bytes_s for load in each), how)
+    def kept(self) -> bool:
+        """It promises what only a broker can keep that keeps its session."""
+        return policy(self.line.guarantee).persistent
 
-    def loaded(self, loads: dict[str, LineLoad]) -> Case:
-        """The same with loads."""
-        return replace(self, loads=tuple(sorted(loads.items())))
+    @property
+    def exactly(self) -> bool:
+        """It promises exactly once."""
+        return self.line.guarantee is Guarantee.EXACTLY_ONCE
+
+    @property
+    def qos(self) -> int:
+        """Highest QoS that it subscribes or publishes with."""
+        if isinstance(self.line, DownLine):
+            return self.line.qos
+        return max((one.qos for one in self.settings.subscriptions), default=0)
 
 
-class Examiner(Protocol):
-    """Looks at one thing and tells each row as soon as it is known.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A broker, and the gateways that go there in one way, at least one; `alone` where the bridge has no other."""
 
-    It raises nothing for what it looks at: a server that does not answer is a row too. A
-    `towline.errors.TowlineError` that it raises all the same becomes a row of verdict ``unknown``.
-    """
+    endpoint: Endpoint
+    gateways: tuple[LineGateway, ...] = field(repr=False)
+    alone: bool = True
 
-    def __call__(self, case: Case, /) -> Iterator[Finding]:
-        """Rows, in any order."""
-        ...
+    @property
+    def settings(self) -> GatewaySettings:
+        """What the gateways have in common: credentials and the way."""
+        return self.gateways[0].settings
+
+    @property
+    def names(self) -> str:
+        """Names of the lines, for a row; empty where it is all of the bridge."""
+        return "" if self.alone else ", ".join(self.lines)
+
+    @property
+    def lines(self) -> dict[str, LineGateway]:
+        """A gateway of each line, by the line's name."""
+        return {one.line.name: one for one in reversed(self.gateways)}
+
+    def options(self) -> ConnectionOptions:
+        """How to get there.
+
+        Raises:
+            ConfigError: A file of secrets, or the authenticator, can't be used.
+        """
+        settings = self.settings
+        made = connection_options(settings, password_of(settings), headers_of(settings))
+        return replace(made, brokers=(self.endpoint,))
+
+
+def targets_of(bridge: Bridge) -> tuple[Target, ...]:
+    """Each broker of a bridge once for each way to it; gateways that run elsewhere by another file are not known."""
+    found: dict[object, list[LineGateway]] = {}
+    where: dict[object, Endpoint] = {}
+    for line in bridge.lines:
+        for settings in line.each_gateway:
+            for endpoint in settings.brokers:
+                key = (endpoint, *(getattr(settings, name) for name in _WAY))
+                found.setdefault(key, []).append(LineGateway(line, settings))
+                where[key] = endpoint
+    return tuple(Target(where[key], tuple(gateways), len(found) == 1) for key, gateways in found.items())
+
+
+def filters_of(bridge: Bridge) -> set[str]:
+    """Every topic filter that a line of the file receives by, also where its gateways run elsewhere."""
+    said = {route.pattern.filter for line in bridge.uplinks for route in line.routes}
+    asked = {one.pattern for line in bridge.uplinks for gateway in line.each_gateway for one in gateway.subscriptions}
+    return {unshared(pattern) for pattern in said | asked}

@@ -1,51 +1,71 @@
-"""All examiners, one after the other; one that fails is a row and not the end."""
+"""All checks, one after the other: the brokers, Kafka, this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
-from towline.doctor.broker.examiner import examine_broker
-from towline.doctor.case import Case, Examiner
-from towline.doctor.clock import examine as clock
-from towline.doctor.disk import examine as disk
-from towline.doctor.findings import Finding, Standing
-from towline.doctor.kafka.examiner import examine as kafka
-from towline.doctor.memory import examine as memory
-from towline.errors import TowlineError
+from towline.doctor import broker, kafka, machine
+from towline.doctor.case import Case, LineLoad, targets_of
+from towline.doctor.cluster import Cluster
+from towline.doctor.machine import ThisMachine
+from towline.doctor.probes import Broker
+from towline.doctor.table import Finding, answers
 
-__all__ = ["EXAMINERS", "examine"]
+__all__ = ["ask_brokers", "examine"]
 
-#: What is examined, in the order in which a person is told of it.
-EXAMINERS: Final[Mapping[str, Examiner]] = {
-    "broker": examine_broker,
-    "Kafka": kafka,
-    "disk": disk,
-    "clock": clock,
-    "memory": memory,
-}
+#: Bytes of a message where only the number of messages is told.
+_TYPICAL_BYTES: Final = 256
 
 
-def examine(case: Case, examiners: Mapping[str, Examiner] = EXAMINERS) -> Iterator[tuple[str, list[Finding]]]:
-    """Let each examiner look.
+def examine(case: Case, say: Callable[[str], None] = lambda _text: None) -> tuple[Case, list[Finding]]:
+    """The case with its load, and all rows; nothing is raised for what is asked.
 
-    Yields:
-        The examiner's name, and what it found.
+    Args:
+        case: The examination.
+        say: Takes what is looked at next, for one who waits.
     """
-    for name, look in examiners.items():
-        found: list[Finding] = []
-        try:
-            found.extend(look(case))
-        except TowlineError as error:
-            found.append(_failed(name, error))
-        yield name, found
+    case, found = ask_brokers(case, say)
+    say("Kafka")
+    found += answers(kafka.CHECKS, Cluster(case))
+    say("this machine")
+    found += answers(machine.CHECKS, ThisMachine(case))
+    return case, found
 
 
-def _failed(name: str, error: TowlineError) -> Finding:
-    return Finding(
-        code="TL-D01",
-        promise=name,
-        verdict=Standing.UNKNOWN,
-        because=str(error),
-        mend="Mend that, and ask again.",
-    )
+def ask_brokers(case: Case, say: Callable[[str], None] = lambda _text: None) -> tuple[Case, list[Finding]]:
+    """The same of the MQTT brokers alone."""
+    found: list[Finding] = []
+    with contextlib.ExitStack() as stack:
+        brokers = [stack.enter_context(Broker(target, case)) for target in targets_of(case.bridge)]
+        say("what the lines receive")
+        case = replace(case, loads=_loads(case, brokers))
+        for one in brokers:
+            say(f"broker {one.target.endpoint}")
+            one.case = case
+            found += answers(broker.CHECKS, one, one.target.names)
+    return case, found
+
+
+def _loads(case: Case, brokers: Sequence[Broker]) -> dict[str, LineLoad]:
+    """What comes in on each uplink, at the first of its brokers that lets us see it; or as told, in equal parts."""
+    with ThreadPoolExecutor(max_workers=len(brokers) or 1) as threads:
+        heard = [load for one in [*threads.map(_heard, brokers)][::-1] for load in one.items()]
+    lines = case.bridge.uplinks
+    if case.rate is None:
+        return dict(heard)
+    each = case.rate / max(1, len(lines))
+    told = LineLoad(each, each * _TYPICAL_BYTES, f"--rate, taken as {_TYPICAL_BYTES} bytes each")
+    return {line.name: told for line in lines}
+
+
+def _heard(one: Broker) -> dict[str, LineLoad]:
+    """What came in meanwhile at one broker; why nothing could, its rows tell."""
+    with contextlib.suppress(Exception):
+        how = f"measured for {one.case.seconds:g} s"
+        seen = {name: heard for name, heard in one.heard.items() if heard.messages}
+        return {name: LineLoad(it.messages / it.seconds, it.size / it.seconds, how) for name, it in seen.items()}
+    return {}

@@ -1,22 +1,19 @@
-"""Bridges in front of brokers, as the doctor's tests need them: sound ones, and with one fault each."""
+"""Bridges in front of real brokers, and a way to one on which it seems to break its window."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from towline.bridge.config.model import Bridge
-from towline.doctor.broker.examiner import examine_broker
-from towline.doctor.broker.load import measured
 from towline.doctor.case import Case
-from towline.doctor.findings import Finding, Standing
+from towline.doctor.examination import ask_brokers
+from towline.doctor.table import Finding, Standing
 from towline_prove.devstack import Mosquitto
 
-__all__ = ["DOWN", "KEEPING", "UP", "UP_2", "Planted", "bridge_of", "examined", "lets_more_in", "wrong"]
+__all__ = ["KEEPING", "examined", "lets_more_in", "wrong"]
 
 #: Mosquitto as it keeps what it acknowledges.
 KEEPING = {
@@ -27,33 +24,6 @@ KEEPING = {
 }
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A fault.
-
-    Attributes:
-        code: Of the row that has to find it, and of no other.
-        settings: Of Mosquitto, beside `KEEPING`.
-        verdict: How bad it is.
-        told: Stands in that row.
-        lines: Of the bridge.
-        mqtt: More of the table ``[mqtt]``.
-        rate: Messages a second, as told with ``--rate``; None for unknown.
-        conf: ``mosquitto.conf`` may be read.
-        probes: Messages queued to find the limit.
-    """
-
-    code: str
-    settings: Mapping[str, str] = field(default_factory=dict)
-    verdict: Standing = Standing.BROKEN
-    told: str = ""
-    lines: str = UP
-    mqtt: str = ""
-    rate: float | None = 200.0
-    conf: bool = True
-    probes: int = 60
-
-
 def examined(
     bridge: Bridge,
     broker: Mosquitto | None = None,
@@ -62,16 +32,15 @@ def examined(
     probes: int = 60,
     seconds: float = 0.5,
 ) -> list[Finding]:
-    """What the doctor finds; with the broker's configuration where one is given."""
+    """What is found about the brokers; with the broker's configuration where one is given."""
     conf = None if broker is None else broker.directory / "mosquitto.conf"
-    return list(
-        examine_broker(measured(Case(bridge, rate=rate, seconds=seconds, mosquitto_conf=conf, probe_messages=probes)))
-    )
+    _, found = ask_brokers(Case(bridge, rate, seconds, conf, probe_messages=probes))
+    return found
 
 
-def wrong(found: list[Finding]) -> list[tuple[str, Standing]]:
+def wrong(found: list[Finding]) -> set[tuple[str, Standing]]:
     """The rows that do not leave a shell with 0."""
-    return [(one.code, one.verdict) for one in found if one.verdict not in {Standing.HOLDS, Standing.LIMITED}]
+    return {(one.code, one.verdict) for one in found if one.verdict not in {Standing.HOLDS, Standing.LIMITED}}
 
 
 @contextlib.contextmanager

@@ -3,57 +3,80 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.cli.test_main import ran
 from tests.unit.doctor.bridges import DOWN, UP, bridge_of
-from towline.doctor import examination
-from towline.doctor.broker.examiner import examine_broker
-from towline.doctor.case import Case
-from towline.doctor.findings import Finding, Standing
+from towline.doctor import examination, kafka, machine
+from towline.doctor.table import Answer, Check, Standing
 
 LONG = "a fact of many words " * 20
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bridge whose broker is away, examined for that and for a device's words."""
+    """A bridge whose broker is away, a Kafka that says something of a device's, and a check that fails."""
 
-    def look(_case: Case) -> Iterator[Finding]:
-        yield Finding(code="TL-D05", promise="outage", verdict=Standing.WARNS, because=f"{LONG}\x1b[2J", mend="do")
+    def says(_facts: Any) -> list[Answer]:
+        return [Answer(Standing.WARNS, f"{LONG}\x1b[2J", mend="do")]
 
-    monkeypatch.setattr(examination, "EXAMINERS", {"broker": examine_broker, "other": look})
+    def fails(_facts: Any) -> list[Answer]:
+        raise ZeroDivisionError("of ours")
+
+    checks: Callable[..., Any] = Check
+    monkeypatch.setattr(kafka, "CHECKS", (checks("TL-D34", "time to read", says),))
+    monkeypatch.setattr(machine, "CHECKS", (checks("TL-D43", "room", fails), checks("TL-D42", "disk", says)))
     bridge_of(tmp_path, "mqtt://127.0.0.1:1", UP + DOWN)
     return tmp_path / "bridge.toml"
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("columns", [60, 80, 200])
 def test_a_terminal_of_any_width_shows_every_row(
     file: Path, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     code, out, err = ran(capsys, "doctor", str(file), "--rate", "200")
+    lines = out.splitlines()
     assert code == 1
-    assert max(map(len, out.splitlines())) <= columns
-    words = out.split()
-    assert words.count("many") == 20
-    assert "✗ connection" in out
-    assert "! outage" in out
+    assert max(map(len, lines)) <= columns
+    assert lines[0].startswith("✗ connection: mqtt://127.0.0.1:1")
+    assert [line for line in lines if line.startswith("✗ connection")][-1] == "✗ connection"
+    assert out.split().count("many") == 20  # two rows that say the same are one on the screen
+    assert "! time to read, disk" in out
+    assert "could not be asked: ZeroDivisionError: of ours" in " ".join(out.split())
     assert "\x1b" not in out
-    assert "\\x1b[2J" in "".join(words)
-    assert "load of telemetry: 100.0 msg/s" not in out  # one uplink has all of it
-    assert "1 broken, 1 near a limit" in " ".join(words)
+    assert "\\x1b[2J" in out
+    assert "load of telemetry: 200.0 msg/s" in out
+    assert lines[-1].startswith("1 broken, 2 near a limit, ")
     assert "towline-doctor-" in err
+    assert max(map(len, err.splitlines())) <= 80
+
+
+def test_what_is_kept_is_counted_and_shown_where_it_is_asked_for(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: Callable[..., Any] = Check
+    well = checks("TL-D42", "disk", lambda _: [Answer(Standing.HOLDS, "quick")])
+    monkeypatch.setattr(machine, "CHECKS", (well,))
+    monkeypatch.setattr(examination, "targets_of", lambda _bridge: ())
+    monkeypatch.setattr(kafka, "CHECKS", ())
+    code, out, _ = ran(capsys, "doctor", str(file), "--rate", "200")
+    assert (code, out.splitlines()[-1], "quick" in out) == (0, "1 kept (-v)", False)
+    code, out, _ = ran(capsys, "doctor", str(file), "--rate", "200", "-v")
+    assert (code, out.splitlines()[-1], "quick" in out) == (0, "1 kept", True)
 
 
 def test_json_has_rows_load_and_the_exit_code(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ran(capsys, "doctor", str(file), "--rate", "200", "--json")
     answer = json.loads(out)
     assert (code, answer["exit_code"], answer["worst"], err) == (1, 1, "broken", "")
-    assert [one["code"] for one in answer["findings"]] == ["TL-D02", "TL-D05"]
+    codes = [one["code"] for one in answer["findings"]]
+    assert codes[:3] == ["TL-D02", "TL-D34", "TL-D42"]
+    assert {"TL-D03", "TL-D05", "TL-D10", "TL-D11", "TL-D43"} <= set(codes[3:])
     assert answer["load"]["telemetry"]["messages_s"] == 200.0
 
 
@@ -64,12 +87,3 @@ def test_a_mistake_in_the_command_is_one_line(file: Path, capsys: pytest.Capture
     code, _, err = ran(capsys, "doctor", str(tmp_path / "nowhere.toml"))
     assert code == 2
     assert "TL-C10" in err
-
-
-def test_an_examiner_that_fails_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
-    bridge = bridge_of(tmp_path, "mqtt://127.0.0.1:1")
-    case = Case(bridge, rate=1.0, mosquitto_conf=tmp_path / "nowhere.conf")
-    found = dict(examination.examine(case, {"broker": examine_broker, "nothing": lambda _case: iter(())}))
-    [row] = found["broker"]
-    assert (row.code, row.verdict, found["nothing"]) == ("TL-D01", Standing.UNKNOWN, [])
-    assert "TL-C155" in row.because

@@ -1,0 +1,372 @@
+"""What a Kafka cluster says of itself and of the topics of a bridge; each fact is asked for when a check wants it.
+
+Nothing is written, and no topic is made [I16]: a name is looked up in the cluster's list before it is asked about, as
+``auto.create.topics.enable`` would make it, and a creation is only validated (CreateTopics, ``validate_only``). What is
+left is one transactional id for each writer, which no writer has, until Kafka forgets it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import Producer, TopicCollection
+from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from towline import files
+from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
+from towline.bridge.config.patterns import allowed
+from towline.bridge.lines.identity import Identity
+from towline.doctor.case import PROBE, Case
+from towline.doctor.table import NotAsked, fact
+from towline.guarantee import Guarantee, policy
+from towline.kafka import admin, faults
+from towline.kafka.clientconfig import QUIET
+from towline.kafka.options import SinkSettings
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+__all__ = ["DENIED", "TRANSACTIONS", "Cluster", "TopicRole", "TopicSeen", "TopicUse", "Writer", "wanted"]
+
+#: Kafka's topic of transactions.
+TRANSACTIONS: Final = "__transaction_state"
+#: Kafka's errors when a creation is refused for want of a right.
+DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
+#: What no pattern of a downlink takes [Kafka: Topic.INTERNAL_TOPICS].
+_INTERNAL: Final = "__"
+#: Seconds that the way to one broker may take.
+_REACH_S: Final = 3.0
+#: What an answer is in place of a result: an error of Kafka's, or none in time.
+_UNANSWERED: Final = (*faults.FOREIGN, TimeoutError)
+#: Settings of a new topic that promises rest on; brokers have them under the same names.
+_INHERITED: Final = ("min.insync.replicas", "unclean.leader.election.enable")
+
+
+class TopicRole(StrEnum):
+    """What a topic is for, in the word that people read."""
+
+    RECORDS = "records"
+    DEAD_LETTERS = "dead letters"
+    NOTICES = "failure notices"
+    MARKERS = "markers"
+    SOURCE = "source"
+
+
+@dataclass(frozen=True)
+class TopicUse:
+    """A topic in one use of it by one line.
+
+    Attributes:
+        name, role, line: Which, what for, and of which line.
+        partitions: As many as it has to have.
+        keyed: Whether each record that is written has a key.
+        must: Whether the line needs it; else a message may name it.
+        made: Whether Towline makes it where it is missing, with so many copies (`replication`, -1 for the default).
+    """
+
+    name: str
+    role: TopicRole
+    line: str
+    partitions: int = 1
+    keyed: bool = True
+    must: bool = True
+    made: bool = False
+    replication: int = -1
+
+    @property
+    def rights(self) -> tuple[str, ...]:
+        """What this user has to be allowed, as Kafka names operations; Describe comes with any [Kafka: AclEntry]."""
+        read = self.role in {TopicRole.SOURCE, TopicRole.MARKERS}
+        return (*(["READ"] if read else []), *(["WRITE"] if self.role is not TopicRole.SOURCE else []))
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A line that writes with transactions: what its ids begin with, and its transaction.timeout.ms."""
+
+    line: str
+    prefix: str
+    timeout_ms: int
+
+    @property
+    def probe_id(self) -> str:
+        """A transactional id that a right for the prefix covers and that no writer has."""
+        return f"{self.prefix}{PROBE}"
+
+
+def wanted(bridge: Bridge, listed: Collection[str]) -> tuple[TopicUse, ...]:
+    """Every topic that the lines of a bridge use, sorted; those listed tell what a pattern, or a message, may name."""
+    found = {one for line in bridge.lines for one in _of_line(bridge, line, sorted(listed))}
+    return tuple(sorted(found, key=lambda one: (one.name, one.line, one.role)))
+
+
+def _of_line(bridge: Bridge, line: Line | DownLine, listed: list[str]) -> Iterator[TopicUse]:
+    create = bridge.kafka.create_topics
+    plain = TopicUse("", TopicRole.RECORDS, line.name)
+    if create is not None:
+        plain = replace(plain, partitions=create.partitions, made=True, replication=create.replication_factor)
+    yield from _written(line, plain, listed) if isinstance(line, Line) else _read(line, plain, listed)
+    if line.dead_letter_topic:
+        yield replace(plain, name=line.dead_letter_topic, role=TopicRole.DEAD_LETTERS)
+    if (sink := _sink(bridge, line)) is not None:
+        name = sink.markers_of(_sink_id(bridge, line))
+        yield TopicUse(name, TopicRole.MARKERS, line.name, line.parallelism, made=sink.create_marker_topic)
+
+
+def _written(line: Line, plain: TopicUse, listed: list[str]) -> Iterator[TopicUse]:
+    """Topics of records; a message may name one that is listed, or allowed."""
+    for route in line.routes:
+        one = replace(plain, keyed=route.key is not None)
+        yield from (replace(one, name=name) for name in filter(None, (route.topic.constant, route.fallback_topic)))
+        if route.topic.fields:
+            there = {name for name in listed if allowed(name, route.allowed_topics)}
+            for name in filter(route.may_become, {*route.allowed_topics, *there}):
+                must = name in route.allowed_topics and plain.made
+                yield replace(one, name=name, must=must, made=must)
+
+
+def _read(line: DownLine, plain: TopicUse, listed: list[str]) -> Iterator[TopicUse]:
+    """Topics of a downlink; a pattern takes what is listed."""
+    read = line.section
+    yield from (TopicUse(name, TopicRole.SOURCE, line.name) for name in read.topics)
+    found = (name for name in listed if name not in read.topics and not name.startswith(_INTERNAL))
+    yield from (TopicUse(name, TopicRole.SOURCE, line.name, must=False) for name in found if read.reads(name))
+    yield from (replace(plain, name=name, role=TopicRole.NOTICES, must=plain.made) for name in line.listed_topics)
+
+
+def _sink(bridge: Bridge, line: AnyLine) -> SinkSettings | None:
+    """What the line's sink is told, where it writes with transactions."""
+    writes = isinstance(line, Line) or line.dead_letter_topic is not None
+    if not writes or not policy(line.guarantee).transactions:
+        return None
+    client = {f"kafka.{name}": value for name, value in bridge.kafka.client().items()}
+    own = {"guarantee": Guarantee.EXACTLY_ONCE.value, "parallelism": str(line.parallelism)}
+    return SinkSettings.parse({**client, **own})
+
+
+def _sink_id(bridge: Bridge, line: AnyLine) -> str:
+    """A line that was begun again has another one than its name gives."""
+    return (Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)).sink
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicSeen:
+    """A topic as Kafka describes it.
+
+    Attributes:
+        name, partitions, leaderless: Its name, how many partitions it has, and how many of them without a leader.
+        replicas, in_sync: Copies, and those in sync, of the partition that has fewest.
+        config: Its settings; None where this user may not read them.
+        allowed: What this user may do, as Kafka names operations; None where Kafka does not say it.
+        planned: It is not there: Towline, or Kafka itself, makes it so.
+    """
+
+    name: str
+    partitions: int = 1
+    replicas: int = 1
+    in_sync: int = 1
+    leaderless: int = 0
+    config: Mapping[str, str] | None = None
+    allowed: frozenset[str] | None = None
+    planned: bool = False
+
+    def number(self, name: str) -> int | None:
+        """A setting that is a whole number; None where it can't be read."""
+        return _number(self.config, name)
+
+    @property
+    def policy(self) -> frozenset[str]:
+        """The words of cleanup.policy; none where it can't be read."""
+        text = (self.config or {}).get("cleanup.policy", "")
+        return frozenset(word.strip() for word in text.split(",")) - {""}
+
+
+def _number(config: Mapping[str, str] | None, name: str) -> int | None:
+    text = (config or {}).get(name, "")
+    return int(text) if text.lstrip("-").isdecimal() else None
+
+
+class Cluster:
+    """The Kafka of a bridge."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._client = case.bridge.kafka.client()
+        self.servers = self._client["bootstrap.servers"]
+
+    @fact
+    def listed(self) -> admin.ClusterInfo:
+        """Brokers and topics; raises KafkaError where no server answers, ConfigError where none can be asked."""
+        return admin.reachable(self._client, self.case.patience)
+
+    @fact
+    def unreached(self) -> Mapping[int, str]:
+        """Why a broker can't be reached at the address that it gives to clients, by its id; only those."""
+        brokers, seconds = self.listed.brokers, min(_REACH_S, self.case.patience)
+
+        def reach(broker: str) -> str:
+            host, _, port = broker.rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+            except OSError as error:
+                return files.why(error)
+            except ValueError as error:  # a name that no resolver is asked for, a port that is none
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            return {number: why for number, why in zip(brokers, pool.map(reach, brokers.values()), strict=True) if why}
+
+    @fact
+    def settings(self) -> Mapping[int, Mapping[str, str]]:
+        """Of each broker whose settings this user may read, by its id; each tells its own, and only that."""
+        found: dict[int, Mapping[str, str]] = {}
+        with self._asked() as asked:
+            for number in sorted(set(self.listed.brokers) - set(self.unreached)):
+                config = self._configs(asked, ResourceType.BROKER, [str(number)]).get(str(number))
+                if config is not None:
+                    found[number] = config
+        return found
+
+    def least(self, name: str) -> int | None:
+        """The lowest value that a broker has for a setting; None where none can be read."""
+        found = [value for one in self.settings.values() if (value := _number(one, name)) is not None]
+        return min(found, default=None)
+
+    @fact
+    def wanted(self) -> tuple[TopicUse, ...]:
+        """The topics of the bridge."""
+        return wanted(self.case.bridge, self.listed.topics)
+
+    @fact
+    def writers(self) -> tuple[Writer, ...]:
+        """Who of the bridge writes with transactions."""
+        bridge, found = self.case.bridge, []
+        for line in bridge.lines:
+            if (sink := _sink(bridge, line)) is not None:
+                prefix = f"{sink.prefix}.{_sink_id(bridge, line)}."
+                found.append(Writer(line.name, prefix, int(sink.client["transaction.timeout.ms"])))
+        return tuple(found)
+
+    @fact
+    def described(self) -> Mapping[str, TopicSeen | None]:
+        """The topics of the bridge that are there, and `TRANSACTIONS`; None for one that may not even be seen."""
+        names = sorted({one.name for one in self.wanted} | ({TRANSACTIONS} & set(self.listed.topics)))
+        found: dict[str, TopicSeen | None] = {}
+        if not names:
+            return found
+        seconds = self.case.patience
+        with self._asked() as asked:
+            configs = self._configs(asked, ResourceType.TOPIC, [one for one in names if one in self.listed.topics])
+            futures = asked.describe_topics(
+                TopicCollection(names), include_authorized_operations=True, request_timeout=seconds
+            )
+            for name, future in futures.items():
+                try:
+                    found[name] = _seen(future.result(seconds), configs.get(name))
+                except _UNANSWERED as problem:
+                    kind = faults.name_of(problem)
+                    if kind in DENIED:
+                        found[name] = None
+                    elif kind != "UNKNOWN_TOPIC_OR_PART":
+                        raise
+        return found
+
+    @fact
+    def may_create(self) -> Mapping[str, tuple[str, str]]:
+        """Kafka's answer to each creation that Towline would ask for: its name for an error, and words; else empty."""
+        missing = {one.name: one for one in self.wanted if one.made and one.name not in self.described}
+        compacted = {TopicRole.MARKERS: {"cleanup.policy": "compact"}}
+        new = [
+            NewTopic(name, one.partitions, one.replication, config=compacted.get(one.role, {}))
+            for name, one in missing.items()
+        ]
+        if not new:
+            return {}
+        with self._asked() as asked:
+            futures = asked.create_topics(new, validate_only=True, request_timeout=self.case.patience)
+            return {name: _outcome(lambda one=one: one.result(self.case.patience)) for name, one in futures.items()}
+
+    @fact
+    def topics(self) -> Mapping[str, TopicSeen]:
+        """The topics of the bridge; those too that Towline or Kafka will make, as far as the brokers' settings tell."""
+        found = {name: one for name, one in self.described.items() if one is not None}
+        settings: Mapping[str, str] = next(iter(self.settings.values()), {})
+        for one in self.wanted:
+            made = one.made and one.name not in self.described and self.may_create[one.name][0] in {"", *DENIED}
+            replicas = one.replication if one.replication > 0 else self.least("default.replication.factor")
+            if made and replicas is not None:
+                config = {name: settings[name] for name in _INHERITED if name in settings}
+                found[one.name] = _planned(one.name, one.partitions, replicas, config)
+        copies = self.least("transaction.state.log.replication.factor")
+        if TRANSACTIONS not in found and copies is not None:
+            least = str(self.least("transaction.state.log.min.isr") or "")
+            found[TRANSACTIONS] = _planned(TRANSACTIONS, 1, copies, {"min.insync.replicas": least})
+        return found
+
+    @fact
+    def begun(self) -> Mapping[str, tuple[str, str]]:
+        """For each writer's probe id what became of a producer with it and the writer's time-out; as `may_create`."""
+        log = self.topics.get(TRANSACTIONS)
+        if log is not None and log.planned and log.replicas > len(self.listed.brokers):
+            return {}
+        return {one.probe_id: _outcome(lambda one=one: self._begin(one)) for one in self.writers}
+
+    def _begin(self, writer: Writer) -> None:
+        told = {"transactional.id": writer.probe_id, "transaction.timeout.ms": str(writer.timeout_ms)}
+        quiet: dict[str, Any] = {"reconnect.backoff.ms": "0", "error_cb": lambda _error: None}
+        producer = Producer({**admin.client_config(self._client), **told, **quiet}, logger=QUIET)
+        producer.list_topics(timeout=self.case.patience)  # else its look-up of the coordinator takes half a second more
+        producer.init_transactions(self.case.patience)
+
+    def _asked(self) -> Any:
+        """A client for what needs more than the list; raises NotAsked where no broker is where it says to be."""
+        if len(self.unreached) == len(self.listed.brokers):
+            raise NotAsked("no broker can be reached at the address that it gives to clients")
+        return admin.looking(self._client)
+
+    def _configs(self, asked: AdminClient, kind: Any, names: list[str]) -> dict[str, Mapping[str, str]]:
+        """Settings of topics or brokers; whose this user may not read is left out."""
+        if not names:
+            return {}
+        found: dict[str, Mapping[str, str]] = {}
+        resources = [ConfigResource(kind, name) for name in names]
+        for resource, future in asked.describe_configs(resources, request_timeout=self.case.patience).items():
+            try:
+                entries = future.result(self.case.patience)
+            except _UNANSWERED:
+                continue
+            found[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+        return found
+
+
+def _seen(described: Any, config: Mapping[str, str] | None) -> TopicSeen:
+    parts, operations = described.partitions, described.authorized_operations
+    return TopicSeen(
+        name=described.name,
+        partitions=len(parts),
+        replicas=min((len(one.replicas) for one in parts), default=0),
+        in_sync=min((len(one.isr) for one in parts), default=0),
+        leaderless=sum(one.leader is None or one.leader.id < 0 for one in parts),
+        config=config,
+        allowed=None if operations is None else frozenset(one.name for one in operations),
+    )
+
+
+def _planned(name: str, partitions: int, replicas: int, config: Mapping[str, str] | None) -> TopicSeen:
+    return TopicSeen(name=name, partitions=partitions, replicas=replicas, in_sync=replicas, config=config, planned=True)
+
+
+def _outcome(attempt: Any) -> tuple[str, str]:
+    """Kafka's name for what went wrong and its words, or nothing."""
+    try:
+        attempt()
+    except _UNANSWERED as problem:
+        return faults.name_of(problem) or "_FAIL", faults.reason(problem)
+    return "", ""

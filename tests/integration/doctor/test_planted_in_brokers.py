@@ -1,0 +1,142 @@
+"""Faults planted in real brokers: each is found by the row that is about it, and a sound broker by none."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import lacking
+from tests.integration.doctor.brokers import KEEPING, examined, lets_more_in, wrong
+from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
+from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
+from towline.doctor.table import Finding, Standing, exit_code
+from towline.errors import SetupError
+from towline_prove.devstack import Mosquitto, MosquittoTooOld
+from towline_prove.devstack.certificates import certificates
+from towline_prove.devstack.mosquitto import find_mosquitto
+from towline_prove.devstack.ports import LOOPBACK
+
+pytestmark = pytest.mark.broker
+
+#: Rows that can't be asked where no probe is let through, or nobody is met.
+PROBED = {"TL-D03", "TL-D05", "TL-D11", "TL-D12", "TL-D13"}
+UNMET = PROBED | {"TL-D04", "TL-D10", "TL-D17"}
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault.
+
+    Attributes:
+        code: Of the row that has to find it, and of no other.
+        settings: Of Mosquitto, beside `KEEPING`.
+        verdict: How bad it is.
+        told: Stands in that row.
+        lines: Of the bridge.
+        mqtt: More of the table ``[mqtt]``.
+        conf: ``mosquitto.conf`` may be read.
+        probes: Messages queued to find the limit.
+        unknown: Rows that can't be asked then.
+    """
+
+    code: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    verdict: Standing = BROKEN
+    told: str = ""
+    lines: str = UP
+    mqtt: str = ""
+    conf: bool = True
+    probes: int = 60
+    unknown: frozenset[str] | set[str] = frozenset()
+
+
+PLANTED = {
+    "default-queue": Planted(
+        "TL-D05",
+        {"max_queued_messages": "1000", "persistence": "false"},
+        WARNS,
+        "1,000 messages, 5 s at 200 msg/s",
+        conf=False,
+        probes=1100,
+    ),
+    "queue-in-the-file": Planted("TL-D05", {"max_queued_messages": "5000"}, WARNS, "5,000 messages, 25 s"),
+    "expiry-of-the-broker": Planted("TL-D04", {"persistent_client_expiration": "2h"}, WARNS, "away for 2 h"),
+    "no-persistence": Planted("TL-D07", {"persistence": "false"}, BROKEN, "persistence is false"),
+    "nowhere-to-save": Planted("TL-D07", {"persistence_location": "/nowhere/at/all/"}, BROKEN, "does not exist"),
+    "no-qos-2": Planted("TL-D09", {"max_qos": "1"}, BROKEN, "Maximum QoS 1", DOWN.replace("at_least", "exactly")),
+    "probes-forbidden": Planted(
+        "TL-D11", {"acl_file": "topic read telemetry/#\n"}, UNKNOWN, "not asked: ", unknown=PROBED
+    ),
+    "silent-size-limit": Planted("TL-D17", {"message_size_limit": "1000"}, WARNS, "acknowledged and dropped"),
+    "small-packets": Planted("TL-D17", {"max_packet_size": "9000"}, WARNS, "more than 9,000 bytes", DOWN),
+    "tls-port": Planted("TL-D02", {"certfile": ""}, BROKEN, "Write mqtts://127.0.0.1:", unknown=UNMET),
+    "wrong-password": Planted("TL-D02", {"password_file": ""}, BROKEN, "not authorized", unknown=UNMET),
+    "nobody-there": Planted("TL-D02", {"port": "nobody"}, BROKEN, "TL-M01", unknown=UNMET),
+    "broken-window": Planted("TL-D12", {"port": "more"}, BROKEN, "20 came unacknowledged", UP_2),
+}
+
+SOUND = {
+    "exactly-once": Planted("", lines=UP_2 + DOWN),
+    "without-the-file": Planted("", lines=UP + DOWN, conf=False),
+    "older-protocol": Planted("", {"max_inflight_messages": "20"}, lines=UP + DOWN, mqtt='protocol = "3.1.1"'),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
+    """What is found at each of them; they mostly wait, so all at once."""
+    try:
+        find_mosquitto()
+    except SetupError as error:
+        lacking(str(error))
+    root = tmp_path_factory.mktemp("planted")
+    cases = PLANTED | SOUND
+    with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=6) as threads:
+        warnings.simplefilter("ignore", MosquittoTooOld)
+        asked = {name: threads.submit(_answer, root / name, case) for name, case in cases.items()}
+        return {name: one.result() for name, one in asked.items()}
+
+
+def _answer(directory: Path, case: Planted) -> list[Finding]:
+    directory.mkdir()
+    with contextlib.ExitStack() as running:
+        settings = KEEPING | dict(case.settings)
+        where = settings.pop("port", "")
+        for name in ("acl_file", "password_file"):
+            if name in settings:
+                (directory / name).write_text(settings[name], encoding="utf-8")
+                settings[name] = str(directory / name)
+        if "certfile" in settings:
+            made = certificates(directory / "tls")
+            settings |= {"certfile": str(made.server), "keyfile": str(made.server_key)}
+        broker = running.enter_context(Mosquitto(directory / "mosquitto", settings=settings))
+        uri = broker.uri.replace("mqtts:", "mqtt:")
+        if where == "nobody":
+            broker.stop()
+        elif where == "more":
+            port = running.enter_context(lets_more_in(broker.port, 10, 20))
+            uri = f"mqtt://{LOOPBACK}:{port}"
+        bridge = bridge_of(directory, uri, case.lines, case.mqtt)
+        return examined(bridge, broker if case.conf else None, probes=case.probes)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found_by_its_row_and_by_no_other(answers: dict[str, list[Finding]], name: str) -> None:
+    case, found = PLANTED[name], answers[name]
+    assert wrong(found) == {(case.code, case.verdict), *((code, UNKNOWN) for code in case.unknown)}
+    row = next(one for one in found if (one.code, one.verdict) == (case.code, case.verdict))
+    assert case.told in f"{row.until} | {row.because} | {row.mend}"
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_found_at_a_sound_broker(answers: dict[str, list[Finding]], name: str) -> None:
+    found = answers[name]
+    assert wrong(found) == set()
+    assert exit_code(found) == 0
+    assert {"TL-D02", "TL-D03", "TL-D07", "TL-D11"} <= {one.code for one in found}

@@ -1,0 +1,324 @@
+"""What is made of recorded facts of a broker, and of what its file says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mqtt5 import ConnAckPacket, QoS
+
+from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
+from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, SOUND_CONF, UNKNOWN, WARNS, broker_of, rows, wrong
+from towline.doctor.broker import CHECKS
+from towline.doctor.case import filters_of, targets_of
+from towline.doctor.probes import Heard, KeptQueue, probe_topic
+from towline.doctor.table import Finding, NotAsked, Standing
+from towline.errors import Refused, Unreachable
+from towline.mqtt.filters import matches
+
+#: A filter of MQTT, of few words, so that it meets the topics of probes.
+_LEVELS = st.lists(st.sampled_from(["+", "towline-doctor", "$towline-doctor", "w", "a"]), min_size=1, max_size=6)
+_FILTERS = st.builds(lambda levels, deep: "/".join([*levels, *(["#"] if deep else [])]), _LEVELS, st.booleans())
+
+
+def kept(of: Iterable[int], accepted: int = 1500, *, present: bool = True) -> KeptQueue:
+    return KeptQueue(present=present, accepted=accepted, numbers=list(of))
+
+
+@given(st.sets(st.one_of(st.just("#"), _FILTERS), max_size=6))
+def test_no_filter_takes_the_topic_of_a_probe(filters: set[str]) -> None:
+    topic = probe_topic(filters, "w")
+    assert topic is None or not any(matches(one, topic) for one in filters)
+
+
+@pytest.mark.parametrize(
+    ("filters", "topic"),
+    [
+        (set(), "towline-doctor/w"),
+        ({"telemetry/#", "$SYS/#"}, "towline-doctor/w"),
+        ({"+/+"}, "towline-doctor"),
+        ({"+", "+/+", "+/+/+"}, "towline-doctor/w/w/w"),
+        ({"towline-doctor/#"}, "towline-doctor-w/w"),
+        ({"#"}, "$towline-doctor/w"),
+        ({"+/#"}, "$towline-doctor/w"),
+        ({"#", "$towline-doctor/#"}, "$towline-doctor-w/w"),
+        ({"#", "$towline-doctor/#", "$towline-doctor-w/#"}, None),
+    ],
+)
+def test_a_dollar_topic_only_where_the_file_takes_every_other(filters: set[str], topic: str | None) -> None:
+    assert probe_topic(filters, "w") == topic
+
+
+def test_shared_filters_and_those_of_gateways_elsewhere_count(tmp_path: Path) -> None:
+    lines = UP.replace("telemetry/#", "$share/plant/{tenant}/data/#")
+    assert filters_of(bridge_of(tmp_path, "mqtt://127.0.0.1", lines)) == {"+/data/#"}
+
+
+@pytest.mark.parametrize("lines", [UP, UP_2, DOWN, UP + DOWN])
+@pytest.mark.parametrize("conf", [SOUND_CONF, None])
+def test_nothing_is_wrong_with_a_sound_broker(tmp_path: Path, lines: str, conf: str | None) -> None:
+    assert wrong(broker_of(tmp_path, lines, conf=conf, rate=200.0)) == set()
+
+
+def row(code: str, one: Any) -> Finding:
+    return rows(CHECKS, one)[code]
+
+
+@pytest.mark.parametrize(
+    ("conf", "rate", "queue", "verdict", "told"),
+    [
+        ("max_queued_messages 5000", 200.0, kept(range(1500)), WARNS, "5,000 messages, 25 s at 200 msg/s"),
+        ("max_queued_messages 5000", None, kept(range(1500)), WARNS, "5,000 messages"),
+        ("max_queued_messages 1000000", 200.0, kept(range(1500)), LIMITED, "1,000,000 messages, 83 min at 200 msg/s"),
+        ("max_queued_messages 1200", 200.0, kept(range(1000)), WARNS, "not what the broker runs with"),
+        ("max_queued_messages 0", 200.0, kept(range(1500)), HOLDS, "max_queued_messages is 0"),
+        ("max_queued_messages 0", 200.0, kept(range(1000)), WARNS, "the newest are dropped"),
+        ("max_queued_messages 0", 200.0, kept(range(500, 1500)), WARNS, "the oldest are dropped"),
+        (None, 200.0, kept(range(1000)), WARNS, "1,000 messages, 5 s"),
+        (None, 200.0, kept(range(1500)), LIMITED, "at least 1,500 messages, 7.5 s at 200 msg/s"),
+        ("max_queued_messages 0\nmax_queued_bytes 512000", 200.0, kept(range(1500)), WARNS, "25 s at 20.0 kB/s"),
+        ("max_queued_messages 0\nmax_queued_bytes 1000", 200.0, kept(range(124)), WARNS, "1,000 bytes"),
+        ("max_queued_messages 9\nmax_queued_bytes 1000", 200.0, kept(range(9)), WARNS, "9 messages"),
+        ("max_queued_messages 0\nmemory_limit 1048576", None, kept(range(1500)), WARNS, "memory_limit is 1,048,576"),
+        ("max_queued_messages 0\nmemory_limit 1073741824", None, kept(range(1500)), LIMITED, "memory_limit"),
+        ("max_queued_messages 0\nmemory_limit 1073741824", 10_000.0, kept(range(1500)), WARNS, "memory_limit"),
+    ],
+)
+def test_the_outage_that_a_queue_holds(
+    tmp_path: Path, conf: str | None, rate: float | None, queue: KeptQueue, verdict: Standing, told: str
+) -> None:
+    found = row("TL-D05", broker_of(tmp_path, conf=conf, rate=rate, queue=queue))
+    assert found.verdict is verdict
+    assert told in f"{found.until} | {found.because}"
+
+
+@given(st.integers(0, 5000), st.integers(1, 5000), st.integers(1, 5000))
+def test_the_smaller_limit_counts(
+    tmp_path_factory: pytest.TempPathFactory, said: int, kept_: int, accepted: int
+) -> None:
+    queue = kept(range(min(kept_, accepted)), accepted)
+    directory = tmp_path_factory.mktemp("b")
+    found = row("TL-D05", broker_of(directory, conf=f"max_queued_messages {said}", rate=1.0, queue=queue))
+    limits = [*([kept_] if kept_ < accepted else []), *([said] if said else [])]
+    if limits:
+        assert f"{min(limits):,} message" in found.until
+    else:
+        assert found.verdict is HOLDS
+
+
+@pytest.mark.parametrize(
+    ("interval", "on_changes", "rate", "verdict"),
+    [
+        (1, True, None, LIMITED),
+        (1800, True, None, WARNS),
+        (1800, True, 200.0, LIMITED),  # changes: 9 s
+        (1800, True, 1.0, WARNS),
+        (60, False, 200.0, LIMITED),
+        (61, False, 200.0, WARNS),
+        (0, False, None, WARNS),
+        (0, True, 1.0, WARNS),
+    ],
+)
+def test_what_a_killed_broker_takes(
+    tmp_path: Path, interval: int, on_changes: bool, rate: float | None, verdict: Standing
+) -> None:
+    conf = f"persistence true\nautosave_interval {interval}\nautosave_on_changes {str(on_changes).lower()}\n"
+    assert row("TL-D07", broker_of(tmp_path, conf=conf, rate=rate)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("conf", "verdict", "told"),
+    [
+        (SOUND_CONF.replace("persistence true", "persistence false"), BROKEN, "persistence is false"),
+        (f"{SOUND_CONF}persistence_location /nowhere/at/all/\n", BROKEN, "/nowhere/at/all/ does not exist"),
+        (f"{SOUND_CONF}persistence_location /etc/hostname\n", BROKEN, "is no directory"),
+        (f"{SOUND_CONF}persistence_location /proc/\n", BROKEN, "persistence_location /proc/"),
+        (None, LIMITED, "not seen from outside"),
+    ],
+)
+def test_a_restart_keeps_what_was_saved(tmp_path: Path, conf: str | None, verdict: Standing, told: str) -> None:
+    if conf is not None and "/proc/" in conf:
+        conf += "user nobody\n"
+    found = row("TL-D07", broker_of(tmp_path, conf=conf))
+    assert found.verdict is verdict
+    assert told in found.because
+
+
+def test_who_may_write_where_the_broker_saves(tmp_path: Path) -> None:
+    """By the user that its file names; a directory of somebody else is the broker's, who starts it is not seen."""
+    place = tmp_path / "store"
+    place.mkdir()
+    said = f"{SOUND_CONF}persistence_location {place}/\nuser nobody\n"
+    place.chmod(0o755)
+    assert "user nobody" in row("TL-D07", broker_of(tmp_path, conf=said)).because
+    place.chmod(0o777)
+    assert row("TL-D07", broker_of(tmp_path, conf=said)).verdict is LIMITED
+    place.chmod(0o755)
+    (place / "mosquitto.db").touch()  # it has saved as this user
+    assert row("TL-D07", broker_of(tmp_path, conf=said)).verdict is LIMITED
+
+
+@pytest.mark.parametrize(
+    ("given_s", "conf", "mqtt", "verdict"),
+    [
+        (None, "", "", HOLDS),
+        (300, "", "", WARNS),
+        (86400, "", "", LIMITED),
+        (None, "persistent_client_expiration 2h", "", WARNS),
+        (None, "persistent_client_expiration 2w", "", LIMITED),
+        (None, "", "session_expiry_s = 90", WARNS),
+    ],
+)
+def test_a_session_that_ends_within_a_day_is_near(
+    tmp_path: Path, given_s: int | None, conf: str, mqtt: str, verdict: Standing
+) -> None:
+    connack = ConnAckPacket(session_expiry_interval=given_s)
+    assert row("TL-D04", broker_of(tmp_path, mqtt=mqtt, conf=conf, connack=connack)).verdict is verdict
+
+
+def test_of_mqtt_3_the_expiry_and_the_window_are_not_known(tmp_path: Path) -> None:
+    found = rows(CHECKS, broker_of(tmp_path, conf=None, level=4))
+    assert [found[code].verdict for code in ("TL-D02", "TL-D04", "TL-D12")] == [LIMITED] * 3
+    assert "MQTT 3.1.1" in found["TL-D02"].because
+
+
+def test_no_session_and_no_queue(tmp_path: Path) -> None:
+    lost = row("TL-D03", broker_of(tmp_path, queue=kept([], 10, present=False)))
+    assert (lost.verdict, "Session Present 0" in lost.because) == (BROKEN, True)
+    empty = row("TL-D03", broker_of(tmp_path, queue=kept([], 10)))
+    assert (empty.verdict, "none of 10 messages" in empty.because) == (BROKEN, True)
+
+
+def test_lines_that_need_no_session_are_told_nothing_of_it(tmp_path: Path) -> None:
+    found = rows(CHECKS, broker_of(tmp_path, UP.replace("at_least_once", "at_most_once")))
+    assert {"TL-D03", "TL-D04", "TL-D05", "TL-D07", "TL-D13", "TL-D23"}.isdisjoint(found)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "verdict"), [(range(100), HOLDS), ([0, 2, 1, 3], WARNS), ([0, 1, 2, 1, 2, 3], HOLDS), ([], HOLDS)]
+)
+def test_the_order_of_what_waited(tmp_path: Path, numbers: Iterable[int], verdict: Standing) -> None:
+    """A message that comes a second time is a repeat, and not out of order."""
+    assert row("TL-D13", broker_of(tmp_path, queue=kept(numbers))).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("window", "lines", "verdict"),
+    [
+        ((10, 11), UP, HOLDS),
+        ((1, 2), UP, HOLDS),
+        ((10, 10), UP, HOLDS),  # HiveMQ sends the next when all of a batch is acknowledged
+        ((20, 21), UP, WARNS),
+        ((10, 20), UP, WARNS),
+        ((10, 20), UP_2, BROKEN),
+    ],
+)
+def test_the_window(tmp_path: Path, window: tuple[int, int], lines: str, verdict: Standing) -> None:
+    assert row("TL-D12", broker_of(tmp_path, lines, window=window)).verdict is verdict
+
+
+def test_qos_2(tmp_path: Path) -> None:
+    lower = ConnAckPacket(max_qos=QoS.AT_LEAST_ONCE)
+    assert row("TL-D09", broker_of(tmp_path, UP_2, connack=lower)).verdict is BROKEN
+    assert "PUBACK" in row("TL-D09", broker_of(tmp_path, UP_2, qos_2=False)).because
+    less = Refused("TL-M11", "b", "the broker grants QoS 1 instead of 2", "Raise it.")
+    found = rows(CHECKS, broker_of(tmp_path, UP_2, heard={"telemetry": Heard(error=less)}))
+    assert (found["TL-D09"].verdict, found["TL-D09"].promise) == (BROKEN, "granted QoS")
+    assert "TL-D10" not in found
+    assert "TL-D09" not in rows(CHECKS, broker_of(tmp_path, UP, connack=lower))
+
+
+@pytest.mark.parametrize(
+    ("heard", "conf", "verdict"),
+    [
+        (Heard(messages=5, seconds=1.0), None, HOLDS),
+        (Heard(seconds=1.0), None, LIMITED),  # nobody knows the rules
+        (Heard(seconds=1.0), "acl_file /etc/acl", LIMITED),
+        (Heard(seconds=1.0), "plugin /usr/lib/x.so", LIMITED),
+        (Heard(seconds=1.0), "", HOLDS),
+        (Heard(messages=5, seconds=1.0), "acl_file /etc/acl", HOLDS),  # what came was let through
+        (Heard(error=Refused("TL-M10", "b", "refused", "Change it.")), "", BROKEN),
+    ],
+)
+def test_the_right_to_read(tmp_path: Path, heard: Heard, conf: str | None, verdict: Standing) -> None:
+    found = row("TL-D10", broker_of(tmp_path, conf=conf, heard={"telemetry": heard}))
+    assert found.verdict is verdict
+    if conf:
+        assert conf.split()[0] in found.because or heard.messages
+
+
+def test_the_right_to_write_is_not_tried(tmp_path: Path) -> None:
+    assert row("TL-D10", broker_of(tmp_path, DOWN, conf=None)).verdict is LIMITED
+    assert row("TL-D10", broker_of(tmp_path, DOWN)).verdict is HOLDS
+
+
+@pytest.mark.parametrize(
+    ("facts", "conf", "lines", "verdict"),
+    [
+        ({}, "", UP, HOLDS),
+        ({}, None, UP, LIMITED),
+        ({}, "message_size_limit 1000", UP, WARNS),
+        ({}, "message_size_limit 100000", UP, LIMITED),
+        ({"connack": ConnAckPacket(max_packet_size=9000)}, "", UP, LIMITED),
+        ({"connack": ConnAckPacket(max_packet_size=9000)}, "", DOWN, WARNS),
+        ({"connack": ConnAckPacket(max_packet_size=9000)}, "", DOWN + 'dead_letter_topic = "dead"\n', LIMITED),
+        ({"connack": ConnAckPacket(max_packet_size=2_000_000)}, "", DOWN, LIMITED),
+    ],
+)
+def test_the_size_of_a_message(
+    tmp_path: Path, facts: dict[str, Any], conf: str | None, lines: str, verdict: Standing
+) -> None:
+    assert row("TL-D17", broker_of(tmp_path, lines, conf=conf, **facts)).verdict is verdict
+
+
+def test_a_first_start_is_told_until_the_journal_is_there(tmp_path: Path) -> None:
+    one = broker_of(tmp_path)
+    assert row("TL-D23", one).verdict is LIMITED
+    inbox = one.target.settings.inbox
+    inbox.mkdir(parents=True)
+    (inbox / "segment").touch()
+    assert "TL-D23" not in rows(CHECKS, one)
+
+
+def test_a_broker_that_is_not_met_is_broken_and_the_rest_unknown(tmp_path: Path) -> None:
+    cut = Unreachable("TL-M03", "mqtt://127.0.0.1", "the connection ended in place of CONNACK", "Trying again.")
+    names = ("_first", "connack", "level", "topic", "queue", "window", "heard", "qos_2")
+    one = broker_of(tmp_path, UP_2)
+    for name in names:
+        vars(one).pop(name, None)
+        vars(one)[f"no {name}"] = cut
+    found = rows(CHECKS, one)
+    assert found["TL-D02"].verdict is BROKEN
+    assert "Write mqtts://127.0.0.1:1883" in found["TL-D02"].mend
+    unknown = {code for code, one in found.items() if one.verdict is UNKNOWN}
+    assert unknown >= {"TL-D03", "TL-D04", "TL-D05", "TL-D09", "TL-D10", "TL-D11", "TL-D12", "TL-D13", "TL-D17"}
+
+
+def test_what_is_not_asked_says_why_in_each_of_its_rows(tmp_path: Path) -> None:
+    one = broker_of(tmp_path)
+    for name in ("topic", "queue", "window"):
+        vars(one).pop(name)
+        vars(one)[f"no {name}"] = NotAsked("a line would receive it", "Narrow the filters.")
+    found = {code: one for code, one in rows(CHECKS, one).items() if one.verdict is UNKNOWN}
+    assert set(found) == {"TL-D03", "TL-D05", "TL-D11", "TL-D12", "TL-D13"}
+    assert {(one.because, one.mend) for one in found.values()} == {
+        ("not asked: a line would receive it", "Narrow the filters.")
+    }
+
+
+def test_each_way_to_a_broker_is_examined_once(tmp_path: Path) -> None:
+    [target] = targets_of(bridge_of(tmp_path / "1", "mqtt://127.0.0.1", UP + DOWN))
+    assert ([*target.lines], target.names) == (["commands", "telemetry"], "")
+    targets = targets_of(bridge_of(tmp_path / "2", "mqtt://127.0.0.1,mqtt://127.0.0.2"))
+    assert [target.names for target in targets] == ["telemetry", "telemetry"]
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("s3cret", encoding="utf-8")
+    [target] = targets_of(
+        bridge_of(tmp_path / "3", "mqtt://127.0.0.1", mqtt=f'username = "u"\npassword_file = "{secret}"')
+    )
+    assert "s3cret" not in repr((target, target.options()))

@@ -1,0 +1,359 @@
+"""What is made of recorded facts of a cluster, where no real one is needed to have it said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engines.planting import bridge_case
+from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS
+from towline.doctor.case import LineLoad
+from towline.doctor.cluster import TRANSACTIONS, Cluster, TopicRole, TopicSeen, TopicUse, wanted
+from towline.doctor.kafka import CHECKS
+from towline.doctor.table import Finding, NotAsked, Standing, answers
+from towline.errors import KafkaError
+from towline.kafka import faults
+from towline.kafka.admin import ClusterInfo
+
+#: A broker's settings as Kafka ships them, but for what it is sound to set.
+SETTINGS = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "transaction.max.timeout.ms": "900000",
+    "transaction.state.log.min.isr": "2",
+    "transaction.state.log.replication.factor": "3",
+    "unclean.leader.election.enable": "false",
+}
+CONFIG = {
+    "cleanup.policy": "delete",
+    "max.message.bytes": "1048588",
+    "min.insync.replicas": "2",
+    "retention.bytes": "-1",
+    "retention.ms": "604800000",
+    "unclean.leader.election.enable": "false",
+}
+EVERYTHING = frozenset({"READ", "WRITE", "DELETE", "CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"})
+MARKERS = "towline.b.up.markers"
+
+
+def seen(name: str, **config: str) -> TopicSeen:
+    """A sound topic with three copies; dots of settings are written as underscores."""
+    settings = CONFIG | {key.replace("_", "."): value for key, value in config.items()}
+    return TopicSeen(name=name, partitions=2, replicas=3, in_sync=3, config=settings, allowed=EVERYTHING)
+
+
+@pytest.fixture
+def kafka(tmp_path: Path) -> Cluster:
+    """A sound cluster, and a sound bridge at it."""
+    one = Cluster(bridge_case(tmp_path, "b", "k:9092"))
+    there = {name: seen(name) for name in ("b.records", "b.commands", "b.dead-letters")}
+    there[MARKERS] = seen(MARKERS, cleanup_policy="compact")
+    brokers = {1: "a:9092", 2: "b:9092", 3: "c:9092"}
+    known(one, listed=ClusterInfo("x", brokers, dict.fromkeys(there, 2)), unreached={}, described=there)
+    return known(one, settings=dict.fromkeys(brokers, SETTINGS), begun={w.probe_id: ("", "") for w in one.writers})
+
+
+def known(one: Cluster, **facts: Any) -> Cluster:
+    vars(one).update(facts)
+    return one
+
+
+def with_topic(one: Cluster, topic: TopicSeen) -> Cluster:
+    return known(one, described={**one.described, topic.name: topic})
+
+
+def with_settings(one: Cluster, **changes: str) -> Cluster:
+    """One of the three brokers is set otherwise."""
+    changed = SETTINGS | {key.replace("_", "."): value for key, value in changes.items()}
+    return known(one, settings={1: SETTINGS, 2: changed, 3: SETTINGS})
+
+
+def found(one: Cluster) -> list[Finding]:
+    return list(answers(CHECKS, one))
+
+
+def bad(one: Cluster) -> list[tuple[str, Standing]]:
+    return sorted({(row.code, row.verdict) for row in found(one) if row.verdict not in {HOLDS, LIMITED}})
+
+
+def test_a_sound_cluster_has_no_complaint_and_an_answer_to_every_check(kafka: Cluster) -> None:
+    assert bad(kafka) == []
+    assert {row.code for row in found(kafka)} == {check.code for check in CHECKS}
+
+
+def alone(one: Cluster) -> Cluster:
+    return known(one, listed=replace(one.listed, brokers={1: "a:9092"}), begun={})
+
+
+#: What is wrong -> which row says so; what a real Kafka is asked is in tests/integration/doctor.
+CASES: dict[str, tuple[Callable[[Cluster], Cluster], str, Standing]] = {
+    "one copy": (lambda one: with_topic(one, replace(seen("b.records"), replicas=1, in_sync=1)), "TL-D27", WARNS),
+    "two copies": (lambda one: with_topic(one, replace(seen("b.records"), replicas=2, in_sync=2)), "TL-D27", WARNS),
+    "transactions need more brokers than there are": (alone, "TL-D27", BROKEN),
+    "one copy of transactions": (
+        lambda one: with_settings(one, transaction_state_log_replication_factor="1"),
+        "TL-D27",
+        WARNS,
+    ),
+    "acknowledged by one broker": (
+        lambda one: with_topic(one, seen("b.records", min_insync_replicas="1")),
+        "TL-D28",
+        WARNS,
+    ),
+    "one broker away stops writing": (
+        lambda one: with_topic(one, seen("b.records", min_insync_replicas="3")),
+        "TL-D28",
+        WARNS,
+    ),
+    "more in sync than copies": (
+        lambda one: with_topic(one, seen("b.records", min_insync_replicas="4")),
+        "TL-D28",
+        WARNS,
+    ),
+    "every copy of transactions has to be there": (
+        lambda one: with_topic(one, seen(TRANSACTIONS, min_insync_replicas="3")),
+        "TL-D28",
+        WARNS,
+    ),
+    "a replica is away": (lambda one: with_topic(one, replace(seen("b.records"), in_sync=2)), "TL-D28", WARNS),
+    "a partition without a leader": (
+        lambda one: with_topic(one, replace(seen("b.records"), leaderless=1)),
+        "TL-D28",
+        BROKEN,
+    ),
+    "fewer in sync than have to be": (
+        lambda one: with_topic(one, replace(seen("b.records"), in_sync=1)),
+        "TL-D28",
+        BROKEN,
+    ),
+    "unclean election": (
+        lambda one: with_topic(one, seen("b.records", unclean_leader_election_enable="true")),
+        "TL-D30",
+        WARNS,
+    ),
+    "one broker allows short transactions only": (
+        lambda one: with_settings(one, transaction_max_timeout_ms="30000"),
+        "TL-D31",
+        BROKEN,
+    ),
+    "a transaction does not begin": (
+        lambda one: known(one, begun={one.writers[0].probe_id: ("_TIMED_OUT", "no answer")}),
+        "TL-D31",
+        BROKEN,
+    ),
+    "records kept for a minute": (
+        lambda one: with_topic(one, seen("b.records", retention_ms="60000")),
+        "TL-D34",
+        WARNS,
+    ),
+    "commands kept for an hour": (
+        lambda one: with_topic(one, seen("b.commands", retention_ms="3600000")),
+        "TL-D34",
+        WARNS,
+    ),
+    "dead letters for an hour": (
+        lambda one: with_topic(one, seen("b.dead-letters", retention_ms="3600000")),
+        "TL-D34",
+        WARNS,
+    ),
+    "markers deleted by time": (
+        lambda one: with_topic(one, seen(MARKERS, cleanup_policy="compact,delete")),
+        "TL-D38",
+        BROKEN,
+    ),
+    "compacted dead letters": (
+        lambda one: with_topic(one, seen("b.dead-letters", cleanup_policy="compact")),
+        "TL-D38",
+        BROKEN,
+    ),
+    "a topic that may not be seen": (
+        lambda one: known(one, described={**one.described, "b.records": None}),
+        "TL-D39",
+        BROKEN,
+    ),
+    "a right that is missing": (
+        lambda one: with_topic(one, replace(seen("b.records"), allowed=frozenset({"DESCRIBE"}))),
+        "TL-D39",
+        BROKEN,
+    ),
+    "transactional ids by their full names": (
+        lambda one: known(
+            one, begun={one.writers[0].probe_id: ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "not allowed")}
+        ),
+        "TL-D39",
+        WARNS,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_what_is_wrong_is_said_once(kafka: Cluster, what: str) -> None:
+    change, code, verdict = CASES[what]
+    one = change(kafka)
+    also = [("TL-D27", WARNS)] if change is alone else []
+    assert bad(one) == sorted([(code, verdict), *also])
+
+
+def test_what_may_not_be_read_is_not_known_and_says_which_right_it_takes(kafka: Cluster) -> None:
+    blind = {name: None if one is None else replace(one, config=None) for name, one in kafka.described.items()}
+    one = known(kafka, settings={}, described=blind)
+    assert bad(one) == [("TL-D39", UNKNOWN)]
+    rights = [row for row in found(one) if row.verdict is UNKNOWN]
+    assert rights
+    assert all("DescribeConfigs" in row.because and "kafka-acls.sh" in row.mend for row in rights)
+
+
+def test_a_topic_that_is_missing(kafka: Cluster) -> None:
+    there = {name: one for name, one in kafka.described.items() if name != "b.commands"}
+    (row,) = (one for one in found(known(kafka, described=there)) if one.verdict is BROKEN)
+    assert row.code == "TL-D26"
+    assert "b.commands: does not exist" in row.because
+
+
+@pytest.mark.parametrize(
+    ("outcome", "factor", "expected"),
+    [
+        (("", ""), "3", []),
+        (("", ""), "1", [("TL-D27", WARNS)]),
+        (("POLICY_VIOLATION", "no"), "3", [("TL-D26", BROKEN)]),
+        (("TOPIC_AUTHORIZATION_FAILED", "no"), "3", [("TL-D39", BROKEN)]),
+    ],
+)
+def test_topics_that_will_be_made_are_judged_as_the_brokers_make_them(
+    kafka: Cluster, outcome: tuple[str, str], factor: str, expected: list[tuple[str, Standing]]
+) -> None:
+    there = {name: one for name, one in kafka.described.items() if name != "b.records"}
+    one = known(
+        kafka,
+        described=there,
+        may_create={"b.records": outcome},
+        settings=dict.fromkeys((1, 2, 3), SETTINGS | {"default.replication.factor": factor}),
+    )
+    assert bad(one) == expected
+
+
+def test_retention_by_size_is_a_time_at_the_rate(kafka: Cluster) -> None:
+    small = with_topic(kafka, seen("b.records", retention_bytes=str(10**9)))
+    assert bad(small) == []
+    vars(small).pop("topics")
+    small.case = replace(small.case, loads={"up": LineLoad(10_000, 2e6, "--rate")})  # 2 partitions of 1 GB: 1,000 s
+    (row,) = (one for one in found(small) if one.verdict is WARNS)
+    assert (row.code, "16 min" in row.until) == ("TL-D34", True)
+
+
+@given(st.integers(-1, 1 << 40), st.integers(-1, 1 << 50), st.floats(1, 1e9))
+def test_records_stay_until_the_nearer_limit(
+    tmp_path_factory: pytest.TempPathFactory, by_time: int, by_size: int, rate: float
+) -> None:
+    case = replace(
+        bridge_case(tmp_path_factory.mktemp("b"), "b", "k:9092"), loads={"up": LineLoad(1.0, rate, "--rate")}
+    )
+    topic = seen("b.records", retention_ms=str(by_time), retention_bytes=str(by_size))
+    use = (TopicUse("b.records", TopicRole.RECORDS, "up"),)
+    one = known(Cluster(case), wanted=use, topics={"b.records": topic})
+    [check] = [check for check in CHECKS if check.code == "TL-D34"]
+    (row,) = answers([check], one)
+    limits = [by_time] if by_time >= 0 else []
+    limits += [int(by_size * 2 / rate * 1000)] if by_size >= 0 else []
+    assert (row.verdict is WARNS) == (min(limits, default=3_600_000) < 3_600_000)
+
+
+def test_a_dead_letter_topic_is_what_large_messages_need(tmp_path: Path, kafka: Cluster) -> None:
+    without = ('guarantee = "exactly_once"', 'guarantee = "exactly_once"\ndead_letter_topic = false')
+    one = Cluster(bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(*without)))
+    vars(one).update({name: vars(kafka)[name] for name in ("listed", "unreached", "described", "settings", "begun")})
+    assert bad(one) == [("TL-D33", WARNS)]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (('key = "{device}"\n', ""), ("TL-D38", BROKEN)),
+        (('guarantee = "exactly_once"', 'guarantee = "exactly_once"\nparallelism = 3'), ("TL-D38", BROKEN)),
+        (("create_topics", 'settings = { "transaction.timeout.ms" = 901000 }\ncreate_topics'), ("TL-D31", BROKEN)),
+    ],
+)
+def test_what_the_file_asks_of_sound_topics(
+    tmp_path: Path, kafka: Cluster, change: tuple[str, str], expected: tuple[str, Standing]
+) -> None:
+    one = Cluster(bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(*change)))
+    vars(one).update({name: vars(kafka)[name] for name in ("listed", "unreached", "described", "settings", "begun")})
+    if "key" in change[0]:
+        one = with_topic(one, seen("b.records", cleanup_policy="compact"))
+    assert bad(one) == [expected]
+
+
+def lost(one: Cluster, error: Exception) -> Cluster:
+    """Nothing but this error is known of a cluster."""
+    for name in ("listed", "unreached", "described", "settings", "begun", "topics", "wanted"):
+        vars(one).pop(name, None)
+    return known(one, **{"no listed": error})
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        ("k:9092: Connect to ipv4#1.2.3.4:9092 failed: Connection refused", "Kafka did not answer for 11 s"),
+        # On a slow machine the client leaves its bootstrap server for that address before it has the list of topics.
+        (
+            "127.0.0.1:1/7: Connect to ipv4#127.0.0.1:1 failed: Connection refused",
+            "broker 7 tells its clients to come to 127.0.0.1:1, which can't be reached: Connect",
+        ),
+    ],
+)
+def test_a_kafka_that_does_not_answer_is_one_broken_row_and_the_rest_unknown(
+    kafka: Cluster, why: str, told: str
+) -> None:
+    error: KafkaError = faults.unreachable("k:9092", 11.0, why)
+    rows = {row.code: row for row in found(lost(kafka, error))}
+    assert rows["TL-D25"].verdict is BROKEN
+    assert rows["TL-D25"].because.startswith(told)
+    assert {row.verdict for code, row in rows.items() if code != "TL-D25"} == {UNKNOWN}
+
+
+def test_brokers_that_can_not_be_reached_are_named(kafka: Cluster) -> None:
+    one = known(kafka, unreached={2: "unknown host"})
+    (row,) = (row for row in found(one) if row.code == "TL-D25")
+    assert (row.verdict, "broker 2" in row.because, "unknown host" in row.because) == (BROKEN, True, True)
+    none = Cluster(kafka.case)
+    known(none, listed=kafka.listed, unreached=dict.fromkeys((1, 2, 3), "unknown host"))
+    rows = [row for row in found(none) if row.code != "TL-D25"]
+    assert {row.verdict for row in rows} == {UNKNOWN}
+    with pytest.raises(NotAsked):
+        _ = none.settings
+
+
+def test_who_writes_with_transactions(kafka: Cluster) -> None:
+    (one,) = kafka.writers
+    assert (one.line, one.timeout_ms) == ("up", 60_000)
+    assert one.probe_id == "towline.b.up.towline-doctor"
+    assert one.probe_id.startswith(one.prefix)
+
+
+def test_transactions_of_a_bridge_that_has_none_are_no_question(kafka: Cluster) -> None:
+    known(kafka, writers=())
+    assert "TL-D31" not in {row.code for row in found(kafka)}
+
+
+def test_a_pattern_and_a_message_name_what_is_listed(tmp_path: Path) -> None:
+    def change(text: str) -> str:
+        text = text.replace('from = "b.commands"', 'from = { pattern = "cmd-.*" }')
+        return text.replace('topic = "b.records"', 'topic = "to.{device}"\nallowed_topics = ["to.*", "to.fixed"]')
+
+    def dashed(text: str) -> str:
+        return change(text.replace("NAME", "b"))
+
+    bridge = bridge_case(tmp_path, "b", "k:9092", dashed).bridge
+    uses = wanted(bridge, ["cmd-1", "to.a", "other", "__consumer_offsets", MARKERS])
+    roles: Mapping[str, TopicRole] = {one.name: one.role for one in uses}
+    assert {name for name, role in roles.items() if role is TopicRole.SOURCE} == {"cmd-1"}
+    records = {one.name: one.must for one in uses if one.role is TopicRole.RECORDS}
+    assert records["to.a"] is False
+    assert records["to.fixed"] is True
+    assert not {"other", "__consumer_offsets"} & set(roles)

@@ -1,0 +1,197 @@
+"""Checks become rows, whatever they raise; and the table says the worst first and last, in 80 columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.doctor.case import LineLoad, within
+from towline.doctor.table import (
+    Answer,
+    Check,
+    Finding,
+    NotAsked,
+    Standing,
+    answers,
+    as_json,
+    exit_code,
+    fact,
+    named,
+    screen,
+    sized,
+    span,
+)
+from towline.errors import Unreachable
+
+#: Seconds of each unit.
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
+
+
+def finding(verdict: Standing, code: str = "TL-D02", line: str = "", promise: str = "queue") -> Finding:
+    return Finding(verdict, "measured", "", "do", line, promise, code=code)
+
+
+def fails(error: Exception) -> Check[None]:
+    def rule(_facts: None) -> Iterator[Answer]:
+        yield Answer(Standing.HOLDS, "so far")
+        raise error
+
+    return Check("TL-D05", "queue", rule)
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "mend"),
+    [
+        (NotAsked("it would do harm", "Do it."), "not asked: it would do harm", "Do it."),
+        (
+            Unreachable("TL-M05", "mqtt://a", "the \x1bconnection broke", "Trying again."),
+            "could not be asked: mqtt://a: the \\x1bconnection broke (TL-M05)",
+            "Trying again.",
+        ),
+        (KeyError("x"), "could not be asked: KeyError: 'x'", "Report it, with this row; the others hold."),
+    ],
+)
+def test_a_check_that_raises_is_a_row_and_the_others_are_told(error: Exception, told: str, mend: str) -> None:
+    after = Check[None]("TL-D03", "session", lambda _: [Answer(Standing.HOLDS, "there")])
+    found = list(answers([fails(error), after], None, "up"))
+    assert [(one.code, one.verdict) for one in found] == [
+        ("TL-D05", Standing.HOLDS),
+        ("TL-D05", Standing.UNKNOWN),
+        ("TL-D03", Standing.HOLDS),
+    ]
+    assert (found[1].because, found[1].mend, found[1].line) == (told, mend, "up")
+
+
+def test_a_fact_is_asked_for_once_also_where_it_fails() -> None:
+    asked: list[str] = []
+
+    class Facts:
+        @fact
+        def kept(self) -> int:
+            asked.append("kept")
+            return 1
+
+        @fact
+        def lost(self) -> int:
+            asked.append("lost")
+            raise Unreachable("TL-M05", "b", "gone")
+
+    facts = Facts()
+    assert facts.kept + facts.kept == 2
+    for _ in range(2):
+        with pytest.raises(Unreachable):
+            _ = facts.lost
+    assert asked == ["kept", "lost"]
+
+
+def test_the_worst_row_gives_the_exit_code_and_comes_first() -> None:
+    found = [finding(verdict) for verdict in Standing]
+    said = as_json(found)
+    assert [one["verdict"] for one in said["findings"]] == [*reversed(Standing)]
+    assert [exit_code([finding(verdict)]) for verdict in Standing] == [0, 0, 3, 3, 1]
+    assert (exit_code(found), said["worst"]) == (1, "broken")
+    assert json.loads(json.dumps(said)) == said
+
+
+def test_nothing_examined_is_not_a_promise_kept() -> None:
+    assert (exit_code([]), as_json([])["worst"]) == (3, "unknown")
+    assert list(screen([], [], 80)) == ["", "nothing was examined"]
+
+
+def test_the_screen_has_the_worst_as_headline_and_last_and_counts_what_is_kept() -> None:
+    found = [finding(one, f"TL-D{number:02}", promise=one) for number, one in enumerate(Standing)]
+    text = list(screen(found, ["load of up: none"], 80))
+    assert text[:2] == ["✗ broken: measured   [TL-D04]", "load of up: none"]
+    titles = [line for line in text[2:] if line[:1] in set("✓?!✗")]
+    assert titles == ["? unknown", "! warns", "✗ broken"]
+    assert text[-1] == "1 broken, 1 near a limit, 1 not known, 2 kept (-v)"
+    verbose = list(screen(found, [], 80, verbose=True))
+    assert {"✓ holds", "✓ limited"} <= set(verbose)
+    assert verbose[-1].endswith("2 kept")
+
+
+def test_a_sound_set_up_says_nothing_but_kept() -> None:
+    assert list(screen([finding(Standing.HOLDS), finding(Standing.LIMITED)], [], 80)) == ["", "2 kept (-v)"]
+
+
+def test_rows_of_one_reason_are_one_row_on_the_screen_and_each_its_own_for_a_script() -> None:
+    found = [finding(Standing.UNKNOWN, code, promise=code[-1]) for code in ("TL-D03", "TL-D05")]
+    text = list(screen(found, [], 80))
+    assert "? 3, 5" in text
+    assert not any("TL-D" in line for line in text)
+    assert text[-1] == "2 not known"
+    assert len(as_json(found)["findings"]) == 2
+
+
+@given(
+    st.lists(st.lists(st.text("abcdefgh-", min_size=1, max_size=29), min_size=1, max_size=30), min_size=1, max_size=5),
+    st.integers(60, 120),
+)
+def test_no_word_is_cut_and_no_line_is_longer_than_the_terminal(texts: list[list[str]], width: int) -> None:
+    found = [
+        Finding(Standing.WARNS, " ".join(words), " ".join(words), " ".join(words), promise="p", code="TL-D02")
+        for words in texts
+    ]
+    lines = list(screen(found, [], width))
+    assert max(map(len, lines)) <= min(width, 100)
+    told = " ".join(lines).split()
+    assert all(word in told for words in texts for word in words)
+
+
+def test_a_warning_without_a_remedy_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        Answer(Standing.WARNS, "measured")
+    with pytest.raises(AssertionError):
+        Answer(Standing.HOLDS, "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.0, "0 s"),
+        (0.48, "0.4 s"),
+        (5.0, "5 s"),
+        (119.9, "119 s"),
+        (1800.0, "30 min"),
+        (7200.0, "2 h"),
+        (97200.0, "27 h"),
+        (604800.0, "7 days"),
+        (1e12, "years"),
+    ],
+)
+def test_a_duration(seconds: float, told: str) -> None:
+    assert span(seconds) == told
+
+
+@given(st.floats(min_value=0, max_value=8e7))
+def test_a_limit_is_never_told_larger_than_it_is(seconds: float) -> None:
+    number, unit = span(seconds).split(" ")
+    value, size = float(number), UNITS[unit]
+    smallest = 0.1 if value < 10 else 1.0
+    assert seconds - size * smallest <= value * size + 1e-6
+    assert value * size <= seconds + 1e-6
+
+
+@given(st.integers(1, 10**9), st.floats(min_value=0.01, max_value=1e6))
+def test_a_queue_holds_until_its_messages_divided_by_the_rate(messages: int, rate: float) -> None:
+    told = within(messages, LineLoad(rate, rate * 100, "measured for 5 s"))
+    assert span(messages / rate) in told
+    assert f"{messages:,} message" in told
+
+
+@given(st.floats(0, 1e15))
+def test_sizes_are_short_and_have_a_unit(value: float) -> None:
+    number, unit = sized(value).split(" ")
+    assert float(number.replace(",", "")) >= 0
+    assert unit in {"B", "kB", "MB", "GB", "TB"}
+
+
+@given(st.lists(st.text("ab", min_size=1), min_size=1))
+def test_many_topics_are_counted(names: list[str]) -> None:
+    told = named(names)
+    assert len(told.split(", ")) <= 3
+    assert ("more" in told) == (len(set(names)) > 3)
