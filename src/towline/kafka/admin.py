@@ -76,10 +76,6 @@ class TopicFacts:
         after_ms: How far ahead of now a record's time may be; None too where the topic keeps its own time.
         before_ms: How far behind.
         policy: Its cleanup.policy, such as ``compact`` or ``compact,delete``; empty if it can't be read.
-        retention: Its retention.ms and retention.bytes, -1 for no limit; None where one can't be read.
-        in_sync: Its min.insync.replicas.
-        unclean: Whether a replica that is behind may become leader (unclean.leader.election.enable).
-        replicas: Copies of the partition that has fewest.
     """
 
     partitions: int
@@ -87,10 +83,6 @@ class TopicFacts:
     after_ms: int | None = None
     before_ms: int | None = None
     policy: str = ""
-    retention: tuple[int | None, int | None] = (None, None)
-    in_sync: int | None = None
-    unclean: bool = False
-    replicas: int = 0
 
     @property
     def compacted(self) -> bool:
@@ -98,7 +90,7 @@ class TopicFacts:
         return "compact" in self.policy
 
     @classmethod
-    def of(cls, partitions: int, config: Mapping[str, str | None], replicas: int = 0) -> TopicFacts:
+    def of(cls, partitions: int, config: Mapping[str, str | None]) -> TopicFacts:
         """From what ``describe_configs`` says; empty if nothing."""
         own_time = config.get("message.timestamp.type") == "LogAppendTime"
         return cls(
@@ -107,19 +99,11 @@ class TopicFacts:
             None if own_time else _limit(config.get("message.timestamp.after.max.ms")),
             None if own_time else _limit(config.get("message.timestamp.before.max.ms")),
             config.get("cleanup.policy") or "",
-            (_signed(config.get("retention.ms")), _signed(config.get("retention.bytes"))),
-            _limit(config.get("min.insync.replicas")),
-            config.get("unclean.leader.election.enable") == "true",
-            replicas,
         )
 
 
 def _limit(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
-
-
-def _signed(text: str | None) -> int | None:
-    return int(text) if text and text.lstrip("-").isdecimal() else None
 
 
 def topic_facts(client: str | Mapping[str, str], names: Iterable[str], timeout: float = 15.0) -> dict[str, TopicFacts]:
@@ -136,12 +120,9 @@ def topic_facts(client: str | Mapping[str, str], names: Iterable[str], timeout: 
     """
     with looking(client) as admin:
         listed = admin.list_topics(timeout=timeout).topics
-        present = {name: list(listed[name].partitions.values()) for name in names if name in listed}
+        present = {name: len(listed[name].partitions) for name in names if name in listed}
         configs = _described(admin, present, timeout)
-    return {
-        name: TopicFacts.of(len(found), configs.get(name, {}), min((len(one.replicas) for one in found), default=0))
-        for name, found in present.items()
-    }
+    return {name: TopicFacts.of(count, configs.get(name, {})) for name, count in present.items()}
 
 
 def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) -> bool:
