@@ -91,6 +91,6 @@ def _end(running: Running) -> None:
         for one in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-    for file in (running.directory / "out", *sorted((running.directory / "state").glob("logs/*.log"))):
+    for file in (running.directory / "out", *sorted((running.directory / running.state).glob("logs/*.log"))):
         if file.exists():  # what a failed test has to show for itself
             sys.stdout.write(f"--- {file.name}\n{file.read_text(errors='replace')[-_SHOWN:]}\n")

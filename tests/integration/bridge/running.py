@@ -41,6 +41,8 @@ class Running:
     process: subprocess.Popen[bytes] = field(init=False)
     #: The module that is ``towline``, and its own arguments.
     program: tuple[str, ...] = ("towline.cli",)
+    #: Name of its ``state_dir``.
+    state: str = "state"
 
     def start(self, *more: str) -> None:
         with (self.directory / "out").open("ab") as out:
@@ -50,7 +52,7 @@ class Running:
 
     @property
     def state_dir(self) -> Path:
-        return self.directory / "state" / "line"
+        return self.directory / self.state / "line"
 
     @property
     def out(self) -> str:
@@ -69,7 +71,7 @@ class Running:
     def status(self, line: str = "line") -> dict[str, Any]:
         """What `towline status` says, without a process of its own: tests ask often."""
         time.sleep(0.1)  # every question costs the gateway a moment too
-        return collect(self.directory / "state", [line])
+        return collect(self.directory / self.state, [line])
 
     def status_command(self) -> dict[str, Any]:
         """What `towline status` says."""

@@ -1,0 +1,149 @@
+"""A machine that is lost, and a state directory that moves, as docs/lost-machine.md has them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from tests.conftest import NewMosquitto, NewTopic
+from tests.helpers import wait_until
+from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from tests.integration.bridge.test_delivery_semantics import begun, nothing_waits, online
+from towline_prove.devstack import Kafka, Mosquitto
+
+#: In the command line of a bridge's Spark.
+JVM = "org.apache.spark.deploy.SparkSubmit"
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+#: One line for each way; what is published goes to both.
+FILE = """
+name = "tests"
+state_dir = "{state}"
+mqtt = {{ brokers = "{mqtt}" }}
+kafka = {{ bootstrap_servers = "{kafka}" }}
+spark = {{ master = "local[2]" }}
+[[uplink]]
+name = "least"
+guarantee = "at_least_once"
+ack_after = "kafka"
+route = [{{ from = "l/#", topic = "{least}" }}]
+[[uplink]]
+name = "once"
+guarantee = "exactly_once"
+route = [{{ from = "o/#", topic = "{once}" }}]
+"""
+LINES = ("least", "once")
+
+
+def publish_to_both(broker: Mosquitto, first: int, count: int) -> None:
+    publish(broker, first, count, topic="l/d/x", qos=1)
+    publish(broker, first, count, topic="o/d/x", qos=2)
+
+
+def stop_in_a_batch(bridge: Running, broker: Mosquitto, first: int) -> tuple[int, psutil.Process]:
+    """Freeze Spark's JVM while a batch of "once" is begun and not committed, under a steady load.
+
+    Returns:
+        The number after the last message that was published, and the JVM.
+    """
+    enough = threading.Event()
+
+    def load() -> int:
+        number = first
+        while not enough.is_set():
+            publish_to_both(broker, number, 25)
+            number += 25
+        return number
+
+    jvm = wait_until(lambda: bridge.child(JVM), PATIENCE, "Spark")
+
+    def frozen() -> bool:
+        if begun(bridge, "once") is None:
+            return False
+        jvm.suspend()
+        if begun(bridge, "once") is not None:
+            return True
+        jvm.resume()
+        return False
+
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load)
+        try:
+            wait_until(frozen, PATIENCE, "a batch in work")
+        finally:
+            enough.set()
+        return loading.result(), jvm
+
+
+def lose(bridge: Running) -> None:
+    """SIGKILL to the bridge and all of its processes, as if their machine were gone."""
+    family = [*psutil.Process(bridge.process.pid).children(recursive=True), psutil.Process(bridge.process.pid)]
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            os.kill(one.pid, signal.SIGKILL)
+    bridge.process.wait(PATIENCE)
+    psutil.wait_procs(family, PATIENCE)
+
+
+def moved(bridge: Running, to: str) -> None:
+    """Copy the state directory, remove where it was, and name the copy in the file."""
+    former, bridge.state = bridge.state, to
+    subprocess.run(["cp", "-a", former, to], cwd=bridge.directory, check=True)
+    shutil.rmtree(bridge.directory / former)
+    bridge.file.write_text(bridge.file.read_text().replace(f'state_dir = "{former}"', f'state_dir = "{to}"'))
+
+
+def test_what_is_lost_with_a_machine_and_what_moves_with_its_disk(
+    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
+) -> None:
+    """The disk of "once" moves, after a clean stop and after kill -9; that of "least" is lost. No command is typed."""
+    broker = new_mosquitto(max_queued_messages="0")
+    topics = {line: topic(line) for line in LINES}
+    bridge.file.write_text(FILE.format(state=bridge.state, mqtt=broker.uri, kafka=kafka.bootstrap, **topics))
+    bridge.start()
+    for line in LINES:
+        online(bridge, line)
+    publish_to_both(broker, 0, 100)
+    for line in LINES:
+        nothing_waits(bridge, 100, line)
+    assert bridge.interrupt() == 0
+
+    publish_to_both(broker, 100, 50)  # which the broker keeps
+    moved(bridge, "second place")
+    bridge.start()
+    for line in LINES:
+        nothing_waits(bridge, 150, line)
+        assert bridge.account(line)["adds_up"]
+    sent, _ = stop_in_a_batch(bridge, broker, 150)
+    for line in LINES:
+        wait_until(lambda line=line: bridge.line(line)["gateway"]["journaled"] >= sent, PATIENCE, f"all in {line}")  # type: ignore[misc]
+    gateway = bridge.line("least")["gateway"]
+    assert gateway["unacknowledged"] >= gateway["waiting"] > 0, "nothing would be lost"
+    lose(bridge)
+
+    publish_to_both(broker, sent, 50)
+    moved(bridge, "third place")
+    shutil.rmtree(bridge.directory / bridge.state / "least")
+    bridge.start()
+    expected = [f"m{n}".encode() for n in range(sent + 50)]
+    nothing_waits(bridge, len(expected), "once")
+    assert bridge.account("once")["adds_up"]
+    nothing_waits(bridge, 50, "least")
+    wait_until(
+        lambda: {value for _, value, _ in in_kafka(kafka.bootstrap, topics["least"])} >= set(expected),
+        PATIENCE,
+        "what the broker had kept",
+    )
+    nothing_waits(bridge, 50, "least")
+    assert bridge.account("least")["adds_up"]
+    assert bridge.interrupt() == 0
+    assert [value for _, value, _ in in_kafka(kafka.bootstrap, topics["once"])] == expected, "lost, doubled or moved"
