@@ -9,8 +9,7 @@ from typing import Final
 
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.doctor.table import span
-from towline.gateway.secretfiles import headers_of, password_of
-from towline.gateway.sessions import connection_options
+from towline.gateway.sessions import connection_options, headers_of, password_of
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy
 from towline.mqtt.filters import unshared

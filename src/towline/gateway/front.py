@@ -28,9 +28,8 @@ from pyarrow import flight
 
 from towline.errors import GatewayError, TowlineError
 from towline.gateway.admission import TokenFile
-from towline.gateway.certificates import ServerCertificate
 from towline.gateway.endpoint import error_fields
-from towline.gateway.listen import ListenSettings
+from towline.gateway.listen import ListenSettings, ServerCertificate
 from towline.gateway.memory import give_memory_back, physical_bytes, resident_bytes
 from towline.gateway.process import configure_logging
 from towline.gateway.remote import RemoteService

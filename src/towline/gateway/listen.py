@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
+from towline import files
+from towline.errors import ConfigError
 from towline.gateway.access import REMOTE
 
-__all__ = ["ListenSettings"]
+__all__ = ["ListenSettings", "ServerCertificate"]
 
 #: ``HOST:PORT``, an address of IP version 6 in brackets.
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
@@ -59,3 +64,108 @@ class ListenSettings(BaseModel):
     def location(self) -> str:
         """As a location of Arrow Flight."""
         return f"{REMOTE}{self.address}"
+
+
+#: OpenSSL's X509_V_ERR_* (x509_vfy.h).
+_NOT_YET_VALID, _EXPIRED = 9, 10
+#: More steps than a handshake in memory has.
+_STEPS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCertificate:
+    """What was in the files.
+
+    Attributes:
+        chain: The gateway's certificate and those between it and an authority (PEM).
+        key: Its private key (PEM).
+        until: End of the validity of the gateway's certificate.
+        versions: Of the files, when they were read.
+    """
+
+    chain: bytes
+    key: bytes
+    until: datetime
+    versions: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def read(cls, settings: ListenSettings) -> ServerCertificate:
+        """Read the files and see that they can be used.
+
+        Raises:
+            ConfigError: TL-C97, a file can't be read, is no certificate or key, does not fit the other, or is over.
+        """
+        versions = _versions(settings)
+        chain, key = _content("cert_file", settings.cert_file), _content("key_file", settings.key_file)
+        return cls(chain, key, _checked(settings), versions)
+
+    def unchanged(self, settings: ListenSettings) -> bool:
+        """Whether the files are those that were read; one that is missing just now is being replaced."""
+        return _versions(settings) in (self.versions, ())
+
+
+def _versions(settings: ListenSettings) -> tuple[tuple[int, ...], ...]:
+    try:
+        states = [path.stat() for path in (settings.cert_file, settings.key_file)]
+    except OSError:
+        return ()
+    return tuple((state.st_mtime_ns, state.st_size, state.st_ino) for state in states)
+
+
+def _content(setting: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unusable(setting, path, f"it can't be read ({files.why(error)})") from error
+
+
+def _checked(settings: ListenSettings) -> datetime:
+    """The end of the certificate's validity; whether it holds now and whether the key is its own shows on the way."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        server.load_cert_chain(settings.cert_file, settings.key_file, password=b"")
+    except ssl.SSLError as error:
+        raise _refused(settings, error) from None
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        trusting.load_verify_locations(settings.cert_file)
+        shown = _handshake(server, trusting)
+    except ssl.SSLCertVerificationError as error:
+        over = {_EXPIRED: "the certificate is over", _NOT_YET_VALID: "the certificate is not valid yet"}
+        what = over.get(error.verify_code, f"the certificate is not accepted ({error.verify_message})")
+        raise _unusable("cert_file", settings.cert_file, what) from None
+    except ssl.SSLError as error:
+        raise _refused(settings, error) from None
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(shown), UTC)
+
+
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
+    """Let the two shake hands in memory: the client's side says until when the certificate is valid."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for step in range(_STEPS):
+        try:
+            sides[step % 2].do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    return str((sides[0].getpeercert() or {})["notAfter"])
+
+
+def _refused(settings: ListenSettings, error: ssl.SSLError) -> ConfigError:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return _unusable("key_file", settings.key_file, "the key does not fit the certificate in cert_file")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(settings.cert_file)
+    except ssl.SSLError:
+        return _unusable("cert_file", settings.cert_file, "it holds no certificate in PEM")
+    return _unusable("key_file", settings.key_file, "it holds no private key in PEM without a password")
+
+
+def _unusable(setting: str, path: Path, what: str) -> ConfigError:
+    do = "Correct or renew it; a renewed one is taken while the gateway runs."
+    return ConfigError("TL-C97", f"{setting} {path}", what, do)

@@ -16,7 +16,7 @@ from towline.errors import ConfigError, GatewayError
 from towline.files import why
 from towline.gateway.access import REMOTE
 from towline.gateway.admission import Gatekeeper, Refusals, TokenFile, check_read, check_write
-from towline.gateway.certificates import ServerCertificate
+from towline.gateway.listen import ServerCertificate
 from towline.gateway.request import Request
 from towline.gateway.wire import errors_on_the_wire, refusal
 

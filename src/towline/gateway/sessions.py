@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from pathlib import Path
 
 from mqtt5 import QoS, Will
 
+from towline import files
 from towline.delivery.inbound import InboundConfig
 from towline.delivery.receipts.sender import ReceiptConfig
 from towline.errors import ConfigError
@@ -14,8 +16,9 @@ from towline.gateway.settings import GatewaySettings, WillSettings
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Authenticator, Filter, SessionConfig
 from towline.net.options import ConnectionOptions
+from towline.net.transport import header_problem
 
-__all__ = ["connection_options", "filters_of", "inbound_config", "receipt_config"]
+__all__ = ["connection_options", "filters_of", "headers_of", "inbound_config", "password_of", "receipt_config"]
 
 
 def connection_options(
@@ -125,3 +128,43 @@ def _will(settings: WillSettings) -> Will:
         will_delay_interval=settings.delay_s,
         user_properties=list(settings.user_properties),
     )
+
+
+def password_of(settings: GatewaySettings) -> bytes | None:
+    """MQTT's password; None without one.
+
+    Raises:
+        ConfigError: TL-C31, its file can't be read.
+    """
+    path = settings.password_file
+    return None if path is None else _secret("password_file", path, "TL-C31")
+
+
+def headers_of(settings: GatewaySettings) -> tuple[tuple[str, str], ...]:
+    """Further headers of the request that opens a WebSocket; an error never shows a value.
+
+    Raises:
+        ConfigError: TL-C38, their file can't be read, or a line of it is no header.
+    """
+    path = settings.websocket_headers_file
+    if path is None:
+        return ()
+    text = _secret("websocket_headers_file", path, "TL-C38").decode("latin-1")
+    lines = [line for line in text.splitlines() if line.strip()]
+    headers = []
+    for number, line in enumerate(lines, start=1):
+        name, colon, value = line.partition(":")
+        problem = header_problem(name.strip(), value.strip()) if colon else "it is no header"
+        if problem:
+            raise ConfigError("TL-C38", f"{path}:{number}", problem, "Write one header a line, as Name: value.")
+        headers.append((name.strip(), value.strip()))
+    return tuple(headers)
+
+
+def _secret(key: str, path: Path, code: str) -> bytes:
+    """What is in a file that a setting names."""
+    try:
+        return files.secret(path)
+    except OSError as error:
+        what = f"{key} can't be read ({files.why(error)})"
+        raise ConfigError(code, str(path), what, "Check its name and rights.") from error

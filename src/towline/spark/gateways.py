@@ -4,29 +4,310 @@ Each gateway is asked on a thread of its own, because a long poll holds its call
 reader, the others' polls go on and are still good for the next call while their gateway's place is the same. Where
 one gateway is the whole source, it is waited for as long as `PATIENCE_S`; of several, one that is away holds back
 nobody's rows but its own.
+
+Only what passes by itself, or by a file that a person changes, is done without. A journal that is not the checkpoint's,
+or another reader's lease, stops a query: to go on would be to forget rows silently.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
+from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
+from towline.gateway.access import REFUSALS
 from towline.gateway.interruptible import interruptible
-from towline.spark.absence import Absence, is_absence, is_refusal, is_silence, nobody_lets_in
-from towline.spark.hold import GatewayHold
 from towline.spark.link import PATIENCE_S
 
 if TYPE_CHECKING:
-    from towline.gateway.client import Lease, Window
+    from collections.abc import Iterator
+
+    from towline.gateway.client import GatewayClient, Lease, Window
     from towline.spark.link import GatewayPlace
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["Question", "SourceGateway", "SourceGateways"]
+__all__ = ["Question", "SourceGateway", "SourceGateways", "foreign", "is_absence", "is_refusal"]
+
+#: What a gateway says, or does not say, while it is being started again.
+_SILENT: Final = (GatewayUnreachable, JournalFailed)
+#: Pause before a gateway that is away is asked again, in seconds.
+_PAUSE_S: Final = 0.25
+#: The same for one that refuses: each try is counted there, and a file has to be changed first.
+_REFUSED_PAUSE_S: Final = 5.0
+#: A refusal is told again after so many seconds: nobody but a person ends it.
+_REMIND_S: Final = 60.0
+
+_LOG = logging.getLogger("towline.spark")
+
+
+def is_silence(error: BaseException | None) -> bool:
+    """Whether an error passes by itself: the gateway may be being started again."""
+    return isinstance(error, _SILENT)
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether a gateway and this query do not let each other in, by token or certificate."""
+    return isinstance(error, GatewayError) and error.code in REFUSALS
+
+
+def is_absence(error: BaseException | None) -> bool:
+    """Whether an error of one of several gateways holds back that gateway's rows only."""
+    return is_silence(error) or is_refusal(error)
+
+
+@dataclass(slots=True)
+class Absence:
+    """Since when a gateway is done without, and why.
+
+    Attributes:
+        since: Seconds since 1970.
+        error: What it, or the way to it, said last: silence or a refusal.
+        told_at: When a person was told last, on `time.monotonic`.
+    """
+
+    since: float
+    error: TowlineError
+    told_at: float = float("-inf")
+
+    @classmethod
+    def after(cls, before: Absence | None, error: TowlineError) -> Self:
+        """The same absence with another error, or a new one; what is of another kind is told anew."""
+        if before is None:
+            return cls(time.time(), error)
+        same = before.refused is is_refusal(error)
+        return cls(before.since, error, before.told_at if same else float("-inf"))
+
+    @property
+    def refused(self) -> bool:
+        """Whether only a person can end it."""
+        return is_refusal(self.error)
+
+    @property
+    def why(self) -> str:
+        """In words; of a refusal what to do about it, too."""
+        return f"{self.error.what}. {self.error.do}" if self.refused else self.error.what
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before it is asked again."""
+        return _REFUSED_PAUSE_S if self.refused else _PAUSE_S
+
+    def tell(self, name: str) -> None:
+        """Say it once, and a refusal once a minute."""
+        now = time.monotonic()
+        if now - self.told_at < (_REMIND_S if self.refused else float("inf")):
+            return
+        self.told_at = now
+        if self.refused:
+            what = "gateway %s is held back: %s; its messages wait there, the others' go on. %s   [%s]"
+            _LOG.warning(what, name, self.error.what, self.error.do, self.error.code)
+        else:
+            what = "gateway %s is away: %s; its messages wait there, the others' go on   [TL-G54]"
+            _LOG.warning(what, name, self.error.what)
+
+    def over(self, name: str) -> None:
+        """Say that the gateway is back."""
+        since = datetime.fromtimestamp(self.since).astimezone()
+        _LOG.warning("gateway %s is back; it was away since %s", name, f"{since:%H:%M:%S}")
+
+
+def nobody_lets_in(absences: Sequence[tuple[str, Absence | None]]) -> GatewayError | None:
+    """The error where each of a source's gateways refuses: only a person can help then; None otherwise.
+
+    Args:
+        absences: What each is called, and whether it is done without.
+    """
+    refusals = [(name, absence) for name, absence in absences if absence is not None and absence.refused]
+    if not refusals or len(refusals) < len(absences):
+        return None
+    first = refusals[0][1].error
+    why = "; ".join(f"{name}: {absence.error.what}" for name, absence in refusals)
+    where = 'format("mqtt") option "gateways"'
+    return GatewayError(first.code, where, f"no gateway of the list lets this query in ({why})", first.do)
+
+
+#: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
+TAKEOVER_S = 5.0
+
+
+class GatewayHold:
+    """A lease on a consumer of one gateway.
+
+    Args:
+        place: Where the gateway is.
+        consumer: Name under which rows are committed.
+        met: Called with the gateway's name and the id of its journal before a lease is taken; what it raises keeps the
+            lease from being taken.
+    """
+
+    def __init__(self, place: GatewayPlace, consumer: str, met: Callable[[str, str], None] | None = None) -> None:
+        self.place = place
+        self._consumer = consumer
+        self._met = met
+        self._client: GatewayClient | None = None
+        self._lease: Lease | None = None
+        #: A second lease would take the first one over: one thread at a time takes one, and none after `release`.
+        self._opening = threading.Lock()
+        self._released = threading.Event()
+
+    def lease(self) -> Lease:
+        """The lease; connects, and starts the gateway where that is ours to do, at the first call.
+
+        Raises:
+            Fenced: TL-G03 when another living reader has it.
+            GatewayUnreachable: No gateway answers.
+        """
+        with self._opening:
+            if self._released.is_set():
+                raise self._gone()
+            if self._lease is None:
+                client = self._client = self._client or self.place.connect()
+                with self._renewed_after(client):
+                    if self._met:
+                        status = client.status()
+                        self._met(str(status["name"]), str(status["journal"]))
+                    lease = self._lease = client.open(self._consumer, patience_s=TAKEOVER_S)
+                if self._released.is_set():  # while it was being taken
+                    self.release()
+                    raise self._gone()
+                return lease
+            return self._lease
+
+    def wait(
+        self,
+        here: JournalPlace,
+        safe: int,
+        *,
+        timeout_s: float,
+        max_rows: int | None,
+        max_bytes: int | None,
+        several: bool = False,
+    ) -> Window:
+        """Commit up to ``safe`` and wait for more than ``here``; arguments are those of `GatewayClient.wait`.
+
+        Args:
+            here: End of the last batch in the commit log.
+            safe: Up to where that is durable.
+            timeout_s: Longest wait, in seconds.
+            max_rows: Most rows.
+            max_bytes: Most bytes.
+            several: Whether it is one of several: their windows have a size.
+
+        Raises:
+            Fenced: TL-G04 when the gateway serves another journal; as `GatewayClient.wait`.
+            GatewayUnreachable: No gateway answers; the next call connects again.
+        """
+        lease = self.lease()
+        if here.journal != lease.journal:
+            raise foreign(here, lease.journal)
+        client = self._connected()
+        try:
+            with self._renewed_after(client):
+                return client.wait(
+                    lease,
+                    here.offset,
+                    timeout_s=timeout_s,
+                    max_rows=max_rows,
+                    max_bytes=max_bytes,
+                    safe=safe,
+                    incarnation=here.incarnation,
+                    sized=several,
+                )
+        except Fenced as error:
+            if error.code == "TL-G07" and not _gave(client.status(), lease):
+                self.drop(client)  # not taken over: the gateway was started again and knows no leases
+                raise GatewayUnreachable(error.code, error.where, error.what, error.do) from error
+            raise
+
+    def incarnation(self, offset: int) -> str:
+        """Which opening of the journal wrote the row below ``offset``.
+
+        Raises:
+            GatewayUnreachable: No gateway answers; the next call connects again.
+        """
+        self.lease()
+        client = self._connected()
+        with self._renewed_after(client):
+            return client.incarnation(offset)
+
+    def tickets(self, journal: str, ranges: Sequence[tuple[int, int]], incarnations: Sequence[str]) -> list[str]:
+        """What lets workers in to read ranges of a gateway on a network; "" for each of a local one.
+
+        Raises:
+            GatewayUnreachable: No gateway answers; the next call connects again.
+        """
+        self.lease()
+        client = self._connected()
+        with self._renewed_after(client):
+            return self.place.tickets(client, journal, ranges, incarnations)
+
+    def status(self) -> dict[str, Any]:
+        """The account of the gateway; empty while there is no connection.
+
+        Raises:
+            GatewayError: It gave none within a second.
+        """
+        client = self._client
+        return client.status(timeout_s=1.0) if client else {}
+
+    def drop(self, client: GatewayClient | None) -> None:
+        """Forget a connection, unless a newer one is there; the next call makes a new one."""
+        if client is not None and self._client is client:
+            self._client, self._lease = None, None
+            client.close()
+
+    def release(self) -> None:
+        """Give the lease back and close; never commits anything. No other one is taken."""
+        self._released.set()
+        client, lease = self._client, self._lease
+        with contextlib.suppress(GatewayError):
+            if client and lease:
+                client.release(lease)
+        self.drop(client)
+
+    @contextlib.contextmanager
+    def _renewed_after(self, client: GatewayClient) -> Iterator[None]:
+        """Forget a connection that may be what is wrong: the next one is made with the files as they are then."""
+        try:
+            yield
+        except TowlineError as error:
+            if is_absence(error):
+                self.drop(client)
+            raise
+
+    def _connected(self) -> GatewayClient:
+        client = self._client
+        if client is None:  # another thread has found it gone
+            raise self._gone()
+        return client
+
+    def _gone(self) -> GatewayUnreachable:
+        return GatewayUnreachable("TL-G01", self.place.text, "no gateway answers", "It is asked again.")
+
+
+def _gave(status: Mapping[str, Any], lease: Lease) -> bool:
+    """Whether the process that answers is the one that gave a lease."""
+    return bool(status["incarnation"] == lease.opening and status["epoch"] == lease.epoch)
+
+
+def foreign(here: JournalPlace, journal: str) -> Fenced:
+    """TL-G04: the checkpoint's journal is not the one that the gateway serves."""
+    return Fenced(
+        "TL-G04",
+        here.gateway,
+        f"the checkpoint belongs to journal {here.journal} (offset {here.offset}), this gateway serves journal "
+        f"{journal}",
+        "Bring back the state directory of that journal, or start the query with a new checkpoint directory and get "
+        "what waits here; rows that only the other journal held stay there.",
+    )
+
 
 #: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
 #: once. So much may a batch wait for the gateways beside the first that answered.

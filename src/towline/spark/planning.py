@@ -17,10 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.interruptible import interruptible
-from towline.spark.absence import is_absence, is_refusal
 from towline.spark.admission import Offer, admit, fitting
-from towline.spark.gateways import Question, SourceGateway, SourceGateways
-from towline.spark.hold import foreign
+from towline.spark.gateways import Question, SourceGateway, SourceGateways, foreign, is_absence, is_refusal
 from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import JournalPlace, Position
 from towline.spark.slices import Slice, bounds_of, divided, ranges_between

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
-from towline.spark import absence, gateways
+from towline.spark import gateways
 from towline.spark.link import GatewayPlace
 from towline.spark.reader import MqttStreamReader, ReadPlan
 
@@ -24,8 +24,8 @@ NewReader = Callable[..., MqttStreamReader]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absence, "_PAUSE_S", 0.02)
-    monkeypatch.setattr(absence, "_REFUSED_PAUSE_S", 0.05)
+    monkeypatch.setattr(gateways, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(gateways, "_REFUSED_PAUSE_S", 0.05)
     monkeypatch.setattr(gateways, "MEET_S", 0.5)
     monkeypatch.setattr(gateways, "GRACE_S", 0.25)  # what answers at once may take longer beside other tests
 

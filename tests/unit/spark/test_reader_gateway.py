@@ -19,7 +19,7 @@ from tests.unit.gateway.serving import Served, mark, served
 from tests.unit.spark.reading import ALL, offset, table
 from towline.errors import Fenced, GatewayUnreachable
 from towline.gateway.client import GatewayClient
-from towline.spark import hold, link
+from towline.spark import gateways, link
 from towline.spark.link import GatewayPlace, driver_pid, patiently
 from towline.spark.reader import MqttStreamReader, ReadPlan, Slice
 
@@ -72,7 +72,7 @@ def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamRe
 
 
 def test_a_second_query_is_refused(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hold, "TAKEOVER_S", 0.1)
+    monkeypatch.setattr(gateways, "TAKEOVER_S", 0.1)
     with subprocess.Popen(["sleep", "60"]) as other:
         server.service._leases.open("default", mark(other.pid))
         with pytest.raises(Fenced, match=f"pid {other.pid} .* TL-G03|TL-G03"):

@@ -16,7 +16,7 @@ from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, until
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
-from towline.spark import absence, gateways, planning
+from towline.spark import gateways, planning
 from towline.spark.link import GatewayPlace
 from towline.spark.reader import MqttStreamReader, ReadPlan
 
@@ -82,7 +82,7 @@ def test_a_refused_token_holds_back_the_rows_of_that_gateway_only(
     at = until(stream, stream.initialOffset(), lambda place: ends(place) == {"near": 3, "far": 2})
     wait_until(lambda: stream.latestOffset(at, ALL) and far.server.journal.committed == 2)
     far.pki.tokens(OTHER)
-    monkeypatch.setattr(absence, "_REMIND_S", 0.2)
+    monkeypatch.setattr(gateways, "_REMIND_S", 0.2)
     far.server.add(4)
     for number in range(4, 8):
         near.add(1)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
-from towline.bridge.config.model import NAME, UplinkSection
+from towline.bridge.config.model import NAME, Line, UplinkSection
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.routes import Route
 from towline.bridge.config.section import Section
@@ -24,7 +24,7 @@ from towline.mqtt.events import Filter
 from towline.mqtt.filters import common
 from towline.mqtt.rules import filter_problem
 
-__all__ = ["MemberSection", "MembersReader", "restricted"]
+__all__ = ["MemberSection", "MembersReader", "render_share", "restricted", "share_plan", "share_warnings"]
 
 #: Of a gateway's name, as rows have it.
 _LONGEST_NAME = 64
@@ -245,3 +245,88 @@ def restricted(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple
         for pattern, one in found.items()
         if not any(common(other, pattern) == pattern for other in found if other != pattern)
     )
+
+
+_COSTS: Final = {
+    ShareWay.FILTERS: "each member receives its own messages",
+    ShareWay.SUBSCRIPTION: "the broker gives each message to one member",
+}
+
+
+#: What is in the order in which it was published.
+_ORDER: Final = {
+    ShareWay.FILTERS: "kept for each topic, and for each device whose topics one member takes",
+    ShareWay.SUBSCRIPTION: "not kept",
+}
+
+
+def share_plan(line: Line) -> dict[str, Any] | None:
+    """How the line is shared, as JSON values; None for a line with one gateway."""
+    share = line.members[0].share if line.members else None
+    if share is None:
+        return None
+    return {
+        "way": share.way.value,
+        "order": _ORDER[share.way],
+        "cost": _COSTS[share.way],
+        "members": [
+            {
+                "name": one.share.member,
+                "client_id": one.mqtt_client_id,
+                "gateway": one.name,
+                "subscriptions": [{"filter": s.pattern, "qos": s.qos} for s in one.subscriptions],
+                "state_dir": str(one.state_dir),
+            }
+            for one in line.members
+            if one.share
+        ],
+    }
+
+
+def share_warnings(line: Line) -> list[str]:
+    """What is allowed for a line with members and yet deserves a thought."""
+    share = line.members[0].share if line.members else None
+    if share is None:
+        return []
+    texts = list(_WARNINGS[share.way](line))
+    if line.gateway.receipts is not None:
+        texts.append(
+            "receipts: each member knows its own messages alone; a publisher whose messages come to several members "
+            "never has all its receipts, and goes on sending."
+        )
+    return texts
+
+
+def _of_filters(line: Line) -> list[str]:
+    taken = {s.pattern for one in line.members for s in one.subscriptions}
+    left = [s.pattern for s in line.gateway.subscriptions if s.pattern not in taken]
+    return [
+        f'of "{pattern}" only what the members\' filters take is received; the rest comes to nobody.'
+        for pattern in left
+    ]
+
+
+def _of_subscription(line: Line) -> list[str]:
+    texts = [
+        'the order of a device\'s messages is not kept: the broker gives them to any member (share = "subscription").',
+        "what the broker has queued for a member that is away waits in its session, and is given to no other.",
+        "a shared subscription brings no retained messages.",
+    ]
+    if line.within:
+        texts.append("repeats may come to different members; one query that reads all of them drops them all the same.")
+    return texts
+
+
+_WARNINGS: Final = {
+    ShareWay.FILTERS: _of_filters,
+    ShareWay.SUBSCRIPTION: _of_subscription,
+}
+
+
+def render_share(plan: dict[str, Any]) -> list[str]:
+    """The lines of `towline check`."""
+    out = [f"  share     {plan['way']}   order {plan['order']}; {plan['cost']}"]
+    for one in plan["members"]:
+        filters = "   ".join(f"{s['filter']} (QoS {s['qos']})" for s in one["subscriptions"])
+        out.append(f"  member    {one['name']}   client id {one['client_id']}   {filters}")
+    return out

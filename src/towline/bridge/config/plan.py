@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from towline.bridge.config.downlink import KafkaPattern, Sql
 from towline.bridge.config.kafka_source import source_text
+from towline.bridge.config.members import render_share, share_plan, share_warnings
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.routes import Route, shadowed, subscriptions
-from towline.bridge.config.sharing import render_share, share_plan, share_warnings
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
 from towline.mqtt.filters import common, unshared
