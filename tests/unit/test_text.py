@@ -27,7 +27,7 @@ from towline.gateway.process import configure_logging
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
-from towline.publisher.log import Log
+from towline.publisher.receipt import Log
 from towline.text import counted, printable, printable_lines
 
 #: Move the cursor, set title and clipboard, a link, markup, a forged line, C1, bidi, separators, a lone surrogate.

@@ -18,10 +18,7 @@ from towline.mqtt.session import Session
 from towline.net.driver import Hooks, SessionDriver
 from towline.net.options import ConnectionOptions
 from towline.publisher.awaited import Awaited, Restored, keep
-from towline.publisher.lifecycle import Lifecycle
-from towline.publisher.log import Log
-from towline.publisher.receipt import guarded
-from towline.publisher.stages import Stages, settling
+from towline.publisher.receipt import Lifecycle, Log, Stages, guarded, settling
 
 __all__ = ["OutboxDelivery"]
 

@@ -14,9 +14,7 @@ from towline.delivery.outrows import arrived, rows_of
 from towline.errors import JournalFull
 from towline.journal import Outbox, largest_frame
 from towline.publisher.errors import closed, not_taken, outbox_full
-from towline.publisher.lifecycle import Lifecycle
-from towline.publisher.log import Log
-from towline.publisher.receipt import PendingMessage
+from towline.publisher.receipt import Lifecycle, Log, PendingMessage
 
 __all__ = ["Intake"]
 

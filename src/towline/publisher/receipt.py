@@ -1,18 +1,30 @@
-"""What became of a published message: stages that can be waited for, asked, or reported by a callback."""
+"""What became of a published message: stages that can be waited for, asked, or reported by a callback.
+
+The condition of the publisher's `Lifecycle` guards them all. It is held in every call of `Stages`; what the calls
+return is called back without it (`settling`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from towline.publisher.lifecycle import Lifecycle
-from towline.publisher.log import LOG
+from towline.delivery.outbound import Outcome
+from towline.errors import TowlineError
+from towline.publisher.awaited import Awaited
+from towline.publisher.errors import closed, died, elsewhere, given_up, not_sent, own_thread, without_receipts
+from towline.text import printable
 
-__all__ = ["Callback", "Completion", "PendingMessage", "Receipt", "call_all", "guarded", "settle"]
+__all__ = ["Callback", "Completion", "Lifecycle", "Log", "PendingMessage", "Receipt", "Stages", "guarded", "settling"]
 
 T = TypeVar("T")
 #: What is to be called, once no lock is held, for a stage that was settled.
@@ -20,6 +32,85 @@ Callback: TypeAlias = Callable[[], object]
 
 #: Bytes of a row's other columns, and of a pair beside its text.
 _ROW_BYTES, _PAIR_BYTES = 64, 16
+#: The application's own logging: a library does not choose where its lines go.
+LOG: Final = "towline.publisher"
+
+
+class Log:
+    """Writes there."""
+
+    def info(self, event: str, **facts: object) -> None:
+        """Write at level INFO."""
+        logging.getLogger(LOG).info("%s%s", event, _facts(facts))
+
+    def warning(self, event: str, **facts: object) -> None:
+        """Write at level WARNING."""
+        logging.getLogger(LOG).warning("%s%s", event, _facts(facts))
+
+
+def _facts(facts: Mapping[str, object]) -> str:
+    return "".join(f" {name}={printable(str(value))}" for name, value in facts.items())
+
+
+class Lifecycle:
+    """One publisher, from the first message to the end.
+
+    Args:
+        directory: Names it in errors.
+
+    Attributes:
+        changed: Guards everything of the publisher's that its threads share, and is notified of every change.
+        kept: Holds the stages that have callbacks, though nobody else may hold them.
+        closing: No more messages are taken.
+        ended: The threads are gone.
+        dead: Why nothing works any more; None while it does.
+        threads: Those of the publisher, which must not wait for each other.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.changed = threading.Condition()
+        self.kept: set[Completion[Any]] = set()
+        self.closing = False
+        self.ended = False
+        self.dead: TowlineError | None = None
+        self.threads: tuple[threading.Thread, ...] = ()
+        self._pid = os.getpid()
+
+    @property
+    def inherited(self) -> bool:
+        """This process is a copy made by ``fork``, without the publisher's threads and with locks as they stood."""
+        return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """Refuse a process that has no publisher, before any lock is touched.
+
+        Raises:
+            PublisherError: TL-O08.
+        """
+        if self.inherited:
+            raise elsewhere(self.directory, self._pid)
+
+    def may_wait(self) -> None:
+        """Refuse a wait that nothing would end.
+
+        Raises:
+            PublisherError: TL-O08 in another process, TL-O10 on a thread of the publisher's own.
+        """
+        self.check()
+        if threading.current_thread() in self.threads:
+            raise own_thread(self.directory)
+
+    def fail(self, error: BaseException) -> TowlineError:
+        """Note, with the condition held, why nothing works any more; returns what others get."""
+        if self.dead is None:
+            self.dead = error if isinstance(error, TowlineError) else died(self.directory, error)
+        return self.dead
+
+    @property
+    def over(self) -> TowlineError | None:
+        """Why nothing comes of a wait any more; None while something may."""
+        return self.dead or (closed(self.directory) if self.ended else None)
 
 
 class Completion(Generic[T]):
@@ -89,8 +180,11 @@ class Completion(Generic[T]):
                 return
         call(self)
 
-    def _settle(self, value: T | None = None, failure: BaseException | None = None) -> list[Callback]:
-        """Note the outcome with the condition held; the caller notifies, and calls what this returns, without it."""
+    def settle(self, value: T | None = None, failure: BaseException | None = None) -> list[Callback]:
+        """For the publisher alone: note the outcome with the condition held.
+
+        The caller notifies, and calls what this returns, without it.
+        """
         if self._done:
             return []
         self._value, self._failure, self._done = value, failure, True
@@ -146,7 +240,7 @@ class PendingMessage:
     def fail(self, failure: BaseException) -> None:
         """Nothing comes of it; with the condition held."""
         for stage in (self.receipt.on_disk, self.receipt.at_broker, self.receipt.end_to_end):
-            settle(stage, failure=failure)
+            stage.settle(failure=failure)
 
     @property
     def size(self) -> int:
@@ -154,11 +248,6 @@ class PendingMessage:
         users = self.fields["user_properties"] or ()
         size = len(self.fields["payload"]) + len(self.fields["topic"]) + _ROW_BYTES
         return size + sum(len(pair["key"]) + len(pair["value"]) + _PAIR_BYTES for pair in users)
-
-
-def settle(stage: Completion[Any], value: object = None, failure: BaseException | None = None) -> list[Callback]:
-    """Note the outcome of a stage with the condition held; what is to be called without it."""
-    return stage._settle(value, failure)  # noqa: SLF001 - ours
 
 
 def call_all(callbacks: Iterable[Callback]) -> None:
@@ -173,3 +262,98 @@ def guarded(call: Callable[[], object]) -> None:
         call()
     except Exception:
         logging.getLogger(LOG).exception("a callback failed")
+
+
+_ByNumber: TypeAlias = MutableMapping[int, Completion[None]]
+
+
+class Stages:
+    """The stages of one publisher's messages.
+
+    Args:
+        life: Of the publisher.
+        where: The broker, as errors name it.
+        awaited: Messages on their way to Kafka; None without receipts.
+        end: Of the outbox: messages below are of an earlier life, and nobody holds them.
+
+    Attributes:
+        no_end: The one end of all messages where there are no receipts; None where there are.
+    """
+
+    def __init__(self, life: Lifecycle, where: str, awaited: Awaited | None, end: int) -> None:
+        self._where = where
+        self._awaited = awaited
+        #: number of a message → its stage at the broker, as long as somebody holds it or has a callback on it
+        self._at_broker: _ByNumber = weakref.WeakValueDictionary()
+        #: the same for their receipts
+        self._end_to_end: _ByNumber = weakref.WeakValueDictionary()
+        #: every message below has been entered in `_at_broker`
+        self._entered = end
+        #: outcomes of messages that the mqtt thread had done before they were entered
+        self._early: dict[int, Outcome] = {}
+        self.no_end: Completion[None] | None = None
+        if awaited is None:
+            self.no_end = Completion(life)
+            self.no_end.settle(failure=without_receipts(where))
+
+    def stored(self, group: list[PendingMessage], first: int) -> list[Callback]:
+        """Messages are durable; `first` is the number of the first."""
+        callbacks: list[Callback] = []
+        for number, message in enumerate(group, first):
+            receipt = message.receipt
+            callbacks += receipt.on_disk.settle(number)
+            self._at_broker[number] = receipt.at_broker
+            if self._awaited is not None:
+                self._end_to_end[number] = receipt.end_to_end
+                if number in self._awaited.settled:  # the mqtt thread was faster
+                    callbacks += _settle(self._end_to_end, number)
+            if (early := self._early.pop(number, None)) is not None:
+                callbacks += self._done(number, early)
+        self._entered = first + len(group)
+        return callbacks
+
+    def done(self, outcomes: Iterable[tuple[int, Outcome]]) -> list[Callback]:
+        """Messages are not sent any more."""
+        callbacks: list[Callback] = []
+        for number, outcome in outcomes:
+            if number >= self._entered:
+                self._early[number] = outcome
+            else:
+                callbacks += self._done(number, outcome)
+        return callbacks
+
+    def _done(self, number: int, outcome: Outcome) -> list[Callback]:
+        if outcome is Outcome.DELIVERED:
+            return _settle(self._at_broker, number)
+        callbacks = _settle(self._at_broker, number, not_sent(self._where, number, outcome))
+        if self._awaited is not None and number not in self._awaited.settled:
+            self._awaited.give_up(number)
+            callbacks += _settle(self._end_to_end, number, given_up(self._where, number, outcome))
+        return callbacks
+
+    def arrived(self, numbers: range) -> list[Callback]:
+        """Messages have their receipt."""
+        held = self._end_to_end
+        here = numbers if len(numbers) < len(held) else [number for number in held if number in numbers]
+        return [call for number in here for call in _settle(held, number)]
+
+    def abandon(self, failure: BaseException) -> list[Callback]:
+        """Nothing comes of what is still waited for."""
+        stages = (self._at_broker, self._end_to_end)
+        return [call for held in stages for number in list(held) for call in _settle(held, number, failure)]
+
+
+def _settle(stages: _ByNumber, number: int, failure: BaseException | None = None) -> list[Callback]:
+    """Settle the stage of a message, if anybody holds it."""
+    stage = stages.pop(number, None)
+    return [] if stage is None else stage.settle(failure=failure)
+
+
+@contextlib.contextmanager
+def settling(life: Lifecycle) -> Iterator[list[Callback]]:
+    """Hold the condition; at the end notify those who wait and call back what the block has added."""
+    callbacks: list[Callback] = []
+    with life.changed:
+        yield callbacks
+        life.changed.notify_all()
+    call_all(callbacks)

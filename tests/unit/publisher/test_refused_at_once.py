@@ -19,7 +19,7 @@ from towline.delivery.outrows import arrived, outgoing, rows_of
 from towline.errors import ConfigError, JournalFailed, PublisherError, TowlineError
 from towline.mqtt.codec import encode
 from towline.net.client import Client
-from towline.publisher.arguments import fields_of
+from towline.publisher.publisher import fields_of
 from towline.publisher.receipt import Receipt
 
 NOWHERE = "mqtt://127.0.0.1:9"
