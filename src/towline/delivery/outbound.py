@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 from towline.delivery.dispatch import Dispatch, Fate
 from towline.delivery.outrows import Outgoing
 from towline.delivery.refused import RefusedMessages
-from towline.delivery.standing import ACKNOWLEDGED, LEFT, TAKEN_BACK, begin_counting, standing
+from towline.delivery.standing import ACKNOWLEDGED, LEFT, TAKEN_BACK, standing
 from towline.delivery.upcoming import Marking, Upcoming
 from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from towline.errors import Refused as BrokerRefused
@@ -131,7 +131,6 @@ class Downlink:
         self._flush_at: float | None = time.monotonic()
         self._news = False
         self._room_at = 0.0
-        begin_counting(outbox)
         with contextlib.suppress(JournalError):  # raised again where something is to be kept there, or looked at
             for number in self.refused.unfinished():
                 self._refused_before.add(number)

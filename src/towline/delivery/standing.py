@@ -14,29 +14,22 @@ from towline.delivery.refused import REPLAYED
 if TYPE_CHECKING:
     from towline.journal import Outbox
 
-__all__ = ["ACKNOWLEDGED", "LEFT", "TAKEN_BACK", "begin_counting", "standing"]
+__all__ = ["ACKNOWLEDGED", "LEFT", "TAKEN_BACK", "standing"]
 
-#: Counters of the ledger: answers of the broker (PUBACK, PUBCOMP), messages of QoS 0 that left, those of either that
-#: were refused all the same, and what was done before anybody counted.
+#: Counters of the ledger: answers of the broker (PUBACK, PUBCOMP), messages of QoS 0 that left, and those of either
+#: that were refused all the same.
 ACKNOWLEDGED: Final = "acknowledged"
 LEFT: Final = "sent"
 TAKEN_BACK: Final = "taken_back"
-_BEFORE: Final = "delivered_before"
 #: One that is asked for while a message is being done may have one half of it: looked at again, so often.
 _LOOKS: Final = 5
-
-
-def begin_counting(outbox: Outbox) -> None:
-    """Count answers from here on, in an outbox of a Towline that did not."""
-    if ACKNOWLEDGED not in outbox.ledger:
-        outbox.begin_counting(**{ACKNOWLEDGED: 0, _BEFORE: _look(outbox)["delivered"]})
 
 
 def standing(outbox: Outbox) -> dict[str, int]:
     """Both, from any thread: ``delivered`` by the numbers, ``acknowledged``, ``sent`` ... by the answers."""
     for _ in range(_LOOKS):
         seen = _look(outbox)
-        if seen["delivered"] == seen["acknowledged"] + seen["sent"] - seen["taken_back"] + seen["delivered_before"]:
+        if seen["delivered"] == seen["acknowledged"] + seen["sent"] - seen["taken_back"]:
             break
     return seen
 
@@ -51,7 +44,7 @@ def _look(outbox: Outbox) -> dict[str, int]:
         "accepted": accepted,
         "waiting": waiting,
         "delivered": accepted - waiting - expired - refused,
-        **{name: ledger.get(name, 0) for name in (ACKNOWLEDGED, LEFT, TAKEN_BACK, _BEFORE)},
+        **{name: ledger.get(name, 0) for name in (ACKNOWLEDGED, LEFT, TAKEN_BACK)},
         "expired": expired,
         "refused": refused,
         "replayed": replayed,

@@ -379,10 +379,6 @@ class Outbox:
                 self._outcomes = {**self._outcomes, outcome: self._outcomes.get(outcome, 0) + 1}
         self._freed.update(freed)
 
-    def begin_counting(self, **counts: int) -> None:
-        """Let counters of outcomes begin at these; they reach the disk with the next frame that says what is done."""
-        self._outcomes = {**counts, **self._outcomes}
-
     def flush(self, *, durable: bool = False) -> None:
         """Write what is done; segments whose rows are all done are removed.
 

@@ -25,7 +25,7 @@ from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason
 
-OUTBOX = {"accepted": 90, "delivered": 70, "expired": 2, "refused": 3}
+OUTBOX = {"accepted": 90, "delivered": 70, "acknowledged": 70, "expired": 2, "refused": 3}
 
 
 def batch(number: int, rows: int, query: str = "q", **observed: int) -> dict[str, Any]:
@@ -153,7 +153,15 @@ def test_data_kafka_has_deleted_stops_the_line() -> None:
 )
 def test_qos_2_that_a_broker_took_as_qos_1_is_in_the_account(guarantee: str, end: str) -> None:
     """It said ``adds up`` and nothing else; only --json had ``degraded: 21000``."""
-    outbox = {**OUTBOX, "accepted": 21_000, "delivered": 21_000, "expired": 0, "refused": 0, "degraded": 21_000}
+    outbox = {
+        **OUTBOX,
+        "accepted": 21_000,
+        "delivered": 21_000,
+        "acknowledged": 21_000,
+        "expired": 0,
+        "refused": 0,
+        "degraded": 21_000,
+    }
     account = DownlinkCounts().account({"outbox": outbox, "guarantee": guarantee})
     text = "taken 21,000 (21,000 of them uncounted) = delivered 21,000 (21,000 of them at QoS 1, not 2) + waiting 0"
     assert account.sentence() == f"{text}   {end}"

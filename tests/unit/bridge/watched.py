@@ -80,8 +80,8 @@ class Watched:
             "outbox": None,
         }
         if direction == "down":
-            names = ("accepted", "queued", "in_flight", "delivered", "expired", "refused", "bytes_on_disk")
-            self.facts["outbox"] = dict.fromkeys(names, 0)
+            names = ("accepted", "queued", "in_flight", "delivered", "acknowledged", "expired", "refused")
+            self.facts["outbox"] = dict.fromkeys((*names, "bytes_on_disk"), 0)
 
     def answer(self, **facts: Any) -> None:
         """The gateway's next answer."""
@@ -91,6 +91,7 @@ class Watched:
                 **outbox,
                 **{name: facts.pop(name) for name in list(facts) if name in outbox or name == "degraded"},
             }
+            outbox["acknowledged"] = outbox["delivered"]
         self.facts |= {**facts, "outbox": outbox}
         self.gateway._take(dict(self.facts))
 

@@ -21,7 +21,9 @@ from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
 
-OUTBOX = {"accepted": 0, "queued": 0, "in_flight": 0, "delivered": 0, "expired": 0, "refused": 0, "bytes_on_disk": 9}
+OUTBOX = dict.fromkeys(
+    ("accepted", "queued", "in_flight", "delivered", "acknowledged", "expired", "refused", "bytes_on_disk"), 0
+)
 STATUS = {"state": "online", "client_id": "b-l", "guarantee": "at_least_once", "received": 0, "outbox": OUTBOX}
 
 
@@ -97,7 +99,7 @@ def test_a_bridge_whose_name_is_not_known_has_none(capsys: pytest.CaptureFixture
 
 
 def test_a_line_that_runs_adds_up(capsys: pytest.CaptureFixture[str], line: Line) -> None:
-    line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3}})
+    line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3, "acknowledged": 3}})
     line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3, "behind": 7})
     line.state.save()
     code, text = current(capsys, line)

@@ -13,7 +13,7 @@ from mqtt5 import PubAckReasonCode
 from tests.unit.delivery.test_outbound import Line
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.delivery.outrows import arrived, rows_of
-from towline.delivery.standing import begin_counting, standing
+from towline.delivery.standing import standing
 from towline.journal import Limits, Outbox
 from towline.mqtt.events import Lost
 from towline.schema import OUTBOX_SCHEMA
@@ -35,7 +35,7 @@ def test_answers_are_counted_beside_the_numbers(tmp_path: Path) -> None:
     line.connect()
     line.answer()
     found = line.downlink.status()
-    assert (found["delivered"], found["acknowledged"], found["sent"], found["delivered_before"]) == (5, 5, 0, 0)
+    assert (found["delivered"], found["acknowledged"], found["sent"]) == (5, 5, 0)
     assert "taken 5 (5 of them uncounted) = delivered 5" in verdict(found)
     assert "adds up ✓" in verdict(found)
 
@@ -69,20 +69,6 @@ def test_a_message_that_is_done_and_that_no_broker_has_taken_is_told(tmp_path: P
     )
 
 
-def test_an_outbox_of_a_version_that_did_not_count_them_is_a_beginning(tmp_path: Path) -> None:
-    outbox = an_outbox(tmp_path, 6)
-    outbox.finish(range(4))
-    outbox.flush(durable=True)
-    outbox.close()
-    line = Line(tmp_path, 0)
-    assert line.connect() == [7, 7]
-    line.answer()
-    found = line.downlink.status()
-    assert (found["delivered"], found["acknowledged"], found["delivered_before"]) == (6, 2, 4)
-    assert "delivered 6 (4 of them not witnessed)" in verdict(found)
-    assert "adds up ✓" in verdict(found)
-
-
 @given(st.lists(st.sampled_from(["append", "connect", "answer", "refuse", "lost", "flush", "kill"]), max_size=12))
 def test_whatever_a_crash_takes_both_counts_are_of_one_moment(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
@@ -91,7 +77,7 @@ def test_whatever_a_crash_takes_both_counts_are_of_one_moment(steps: list[str]) 
         for step in steps:
             line = _step(line, step, directory)
             found = standing(line.outbox)
-            assert found["delivered"] == sum(found[name] for name in ("acknowledged", "sent", "delivered_before"))
+            assert found["delivered"] == sum(found[name] for name in ("acknowledged", "sent"))
         line.outbox.journal.close()
 
 
@@ -115,11 +101,3 @@ def _step(line: Line, step: str, directory: Path) -> Line:
         line.downlink.refused.close()
         return Line(directory, 0)
     return line
-
-
-def test_counting_begins_once(tmp_path: Path) -> None:
-    outbox = an_outbox(tmp_path, 3)
-    begin_counting(outbox)
-    outbox.finish((0,))
-    begin_counting(outbox)
-    assert standing(outbox)["delivered_before"] == 0

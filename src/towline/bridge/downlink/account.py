@@ -141,7 +141,6 @@ class DownlinkCounts(LineCounts):
         )
         # Published with QoS 2, and the broker took it as QoS 1, so it may be doubled.
         degraded = int(outbox.get("degraded", 0))
-        before = int(outbox.get("delivered_before", 0 if "acknowledged" in outbox else delivered))
         broken = "not exactly once" if degraded and gateway.get("guarantee") == "exactly_once" else ""
         known = [*self._disagreements(), *self._of_the_outbox(outbox)]
         uncounted = max(0, accepted - self.sent)
@@ -161,10 +160,10 @@ class DownlinkCounts(LineCounts):
             broken=broken,
             notes=(
                 remark((uncounted, "uncounted")),
-                remark((before if "acknowledged" in outbox else 0, "not witnessed"), (degraded, "at QoS 1, not 2")),
+                remark((degraded, "at QoS 1, not 2")),
                 "",
             ),
-            more={"behind": self.behind, "degraded": degraded, "broken": broken, "not_witnessed": before},
+            more={"behind": self.behind, "degraded": degraded, "broken": broken},
         )
 
     def _disagreements(self) -> Iterator[str]:
@@ -186,11 +185,8 @@ class DownlinkCounts(LineCounts):
         if accepted < brought:
             theirs = f"the outbox knows {accepted:,}"
             yield f"Spark brought {brought:,} messages · {theirs}: was it restored from a copy?"
-        if "acknowledged" not in outbox:
-            return  # of a Towline that does not count them
         answered = int(outbox["acknowledged"]) - int(outbox.get("taken_back", 0))
-        sent, before = int(outbox.get("sent", 0)), int(outbox.get("delivered_before", 0))
-        if delivered != answered + sent + before:
-            others = ((sent, "sent with QoS 0"), (before, "from before it counted"))
-            more = "".join(f" + {count:,} {word}" for count, word in others if count)
+        sent = int(outbox.get("sent", 0))
+        if delivered != answered + sent:
+            more = f" + {sent:,} sent with QoS 0" if sent else ""
             yield f"the outbox says {delivered:,} delivered · the broker has acknowledged {answered:,}{more}"
