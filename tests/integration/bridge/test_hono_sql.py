@@ -74,6 +74,10 @@ def message(topic: str, payload: bytes = b"x", qos: int = 1, **more: Any) -> dic
     return {**row, "retain": False, "duplicate": False, "gateway": "g", "offset": 0, **more}
 
 
+#: Each needs a plan of its own, which takes Spark seconds to make; unit/bridge/test_hono_file.py has their routes.
+of_options = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def records(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Records:
     """What goes to Kafka, in the order of the messages, by what the file says of Hono."""
@@ -120,6 +124,7 @@ def down(spark: SparkSession, section: Any, records: Sequence[tuple[Any, ...]]) 
     return downsql.apply(spark.createDataFrame(records, RECORD), statements, "c", "k").collect()
 
 
+@of_options
 def test_its_code_is_of_a_size_that_java_compiles(spark: SparkSession) -> None:
     """As one method it is not, and Spark finds that out in each batch anew."""
     rows = mapped(spark.createDataFrame([], SPARK_SCHEMA), bridge(TENANTS).uplinks[0].routes, dead_letters=DEAD)
@@ -138,6 +143,7 @@ def test_forms_of_topics(records: Records) -> None:
     assert [headers["orig_address"] for _, _, _, headers in results] == forms
 
 
+@of_options
 def test_ids_come_from_the_configuration_where_the_topic_names_none(records: Records) -> None:
     fixed = '[hono]\ntenant = "t1"\ndevice = "d1"\n'
     forms = ["t", "telemetry", "t//other", "t/t2/d2", "e", "event//other", "c///s/203abc/200"]
@@ -158,6 +164,7 @@ def test_ids_come_from_the_configuration_where_the_topic_names_none(records: Rec
     ]
 
 
+@of_options
 def test_a_mount_says_who_has_published(records: Records) -> None:
     """Authenticated forms: a gateway acts for others of its tenant, a device only for itself."""
     forms = ["d1@t1/t", "d@1@t1/telemetry", "gw@t1/t//d7", "gw@t1/e/t1/d7", "d1@t1/command///res/203abc/200"]
@@ -410,6 +417,7 @@ def test_devices_are_told_why(spark: SparkSession, records: Records) -> None:
     ]
 
 
+@of_options
 def test_errors_go_to_the_client_that_has_published(spark: SparkSession, records: Records) -> None:
     sent = [message("d1@t1/e", qos=0), message("gw@t1/e//d7", qos=0), message("d1@t1/t//d7"), message("d1@t1/t/t2/d1")]
     assert [one.partition(": ")[0] for one in refused(spark, records, MOUNTED, *sent)] == [
@@ -420,6 +428,7 @@ def test_errors_go_to_the_client_that_has_published(spark: SparkSession, records
     ]
 
 
+@of_options
 def test_errors_under_short_names_are_no_events(spark: SparkSession, records: Records) -> None:
     short = TENANTS.replace("\n[hono", "\n[hono]\ntopic_names = 'short'\n[hono", 1)
     (told,) = refused(spark, records, short, message("e/t1/d1", qos=0))

@@ -35,6 +35,10 @@ LONG = 150
 Start = Callable[..., StreamingQuery]
 
 
+#: `make test` has what the reader does in unit/spark/test_reader*.py, here is one query for each promise.
+of_the_reader = pytest.mark.long
+
+
 def load(spark: SparkSession, server: Served, **options: object) -> DataFrame:
     """Read a stream that knows its checkpoint, the one that `start` gives a query unless told otherwise."""
     return (
@@ -122,6 +126,7 @@ def test_every_row_arrives_as_it_was_journaled(spark: SparkSession, server: Serv
     assert got.to_pylist() == rows(0, 1000).to_pylist()
 
 
+@of_the_reader
 def test_a_stream_feeds_a_memory_table(spark: SparkSession, server: Served) -> None:
     server.add(20)
     frame = load(spark, server, pollMs=100)
@@ -136,6 +141,7 @@ def test_a_stream_feeds_a_memory_table(spark: SparkSession, server: Served) -> N
         query.stop()
 
 
+@of_the_reader
 def test_parquet_files_hold_every_row_once(spark: SparkSession, server: Served, tmp_path: Path) -> None:
     for _ in range(5):
         server.add(100)
@@ -153,6 +159,7 @@ def test_parquet_files_hold_every_row_once(spark: SparkSession, server: Served, 
     assert sorted(table.column("offset").to_pylist()) == list(range(600))
 
 
+@of_the_reader
 def test_reading_twice_gives_the_same(spark: SparkSession, server: Served, start: Start) -> None:
     """Two actions in foreachBatch, and a union of a frame with itself, read every range twice [I4]."""
     server.add(50)
@@ -190,6 +197,7 @@ def test_max_messages_per_trigger(spark: SparkSession, server: Served, start: St
     assert sink.offsets == list(range(250))
 
 
+@of_the_reader
 def test_max_bytes_per_trigger(spark: SparkSession, server: Served, start: Start) -> None:
     for _ in range(20):
         server.add(100, payload=b"x" * 500)
@@ -199,12 +207,14 @@ def test_max_bytes_per_trigger(spark: SparkSession, server: Served, start: Start
     assert sink.offsets == list(range(2000))
 
 
+@of_the_reader
 def test_available_now_commits_its_last_batch(spark: SparkSession, server: Served, start: Start) -> None:
     server.add(250)
     finished(start(load(spark, server, maxMessagesPerTrigger=100), Collected(), availableNow=True))
     assert server.journal.consumers["default"] == 250
 
 
+@of_the_reader
 def test_where_a_new_checkpoint_begins(spark: SparkSession, server: Served, start: Start) -> None:
     server.add(100)
     server.journal.commit("default", 60)
@@ -223,6 +233,7 @@ def test_where_a_new_checkpoint_begins(spark: SparkSession, server: Served, star
 # -- the watermark ---------------------------------------------------------------------------------------------------
 
 
+@of_the_reader
 def test_the_last_message_of_an_idle_source_is_committed(spark: SparkSession, server: Served, start: Start) -> None:
     """Spark's own commit() never comes for it; `start` of latestOffset does, also without a known checkpoint [I5]."""
     query = start(load(spark, server, checkpointLocation=""), Collected())
@@ -243,6 +254,7 @@ def test_nothing_is_committed_before_the_batch_is(spark: SparkSession, server: S
     assert seen == [0, 5]
 
 
+@of_the_reader
 def test_progress_shows_the_queue(spark: SparkSession, server: Served, start: Start) -> None:
     server.add(30)
     query = start(load(spark, server, maxMessagesPerTrigger=10), Collected(), availableNow=True)
@@ -346,6 +358,7 @@ def test_a_query_survives_a_restart_of_its_gateway(spark: SparkSession, start: S
         query.stop()
 
 
+@of_the_reader
 def test_a_foreign_journal_stops_the_query_with_instructions(spark: SparkSession, start: Start, tmp_path: Path) -> None:
     with served(tmp_path / "a") as one:
         one.add(10)
@@ -392,6 +405,7 @@ def test_a_second_query_of_the_same_consumer_is_refused(spark: SparkSession, ser
     assert first.isActive
 
 
+@of_the_reader
 def test_two_consumers_get_every_row_each(spark: SparkSession, server: Served, start: Start) -> None:
     server.add(10)
     sinks = {name: Collected() for name in ("one", "two")}
@@ -401,6 +415,7 @@ def test_two_consumers_get_every_row_each(spark: SparkSession, server: Served, s
     assert all(sink.offsets == list(range(10)) for sink in sinks.values())
 
 
+@of_the_reader
 def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, start: Start) -> None:
     """SIGTERM reaches the runner in a long poll; it gives its lease back instead of just dying."""
     server.add(10)
