@@ -9,6 +9,7 @@ TESTS ?= tests
 WORKERS ?= $(shell nproc | awk '{ print ($$1 < 4 ? $$1 : 4) }')
 MINUTES ?= 10
 STEPS ?= 10000000
+COUNT ?= 150
 ROLES ?= gateway,jvm,driver,bridge,worker,kafka
 
 # A file's tests share their brokers, so a file stays with one worker; those with a session of Spark stay together, for
@@ -21,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench soak fuzz clean style unit archive everything
+.PHONY: help setup demo test check lint bench soak fuzz mutants clean style unit archive everything
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -78,6 +79,10 @@ soak: ## two hours: kill -9 of every process at random moments, all long tests, 
 fuzz: setup ## any bytes for the decoders, then long random lives of Session and journal; MINUTES=10 STEPS=10000000
 	@$(BIN)/python -m pip install --quiet --group fuzz
 	@$(BIN)/python -m tests.fuzz all --minutes $(MINUTES) --steps $(STEPS)
+
+mutants: setup ## small faults in the rooms that keep the promises: the share that their unit tests notice; COUNT=150
+	@$(BIN)/python -m pip install --quiet --group mutants
+	@$(BIN)/python scripts/mutants.py --count $(COUNT)
 
 clean: ## remove what was built; .venv and the caches too
 	@rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis src/*.egg-info
