@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.bridge.test_config import read
+from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.effective import effective, render_effective
 from towline.bridge.uplink.query import UplinkQuery
@@ -163,16 +162,15 @@ def test_no_secret_is_shown(bridge: Bridge) -> None:
         assert WHO not in text
 
 
-def test_the_command_shows_it_and_its_json(bridge: Bridge) -> None:
-    command = [sys.executable, "-m", "towline.cli", "check", str(bridge.file)]
-    text = subprocess.run([*command, "-v"], capture_output=True, text=True, check=True).stdout
+def test_the_command_shows_it_and_its_json(bridge: Bridge, capsys: pytest.CaptureFixture[str]) -> None:
+    command = "check", str(bridge.file)
+    text = ran(capsys, *command, "-v")[1]
     assert '▸ line "up"   Kafka producer\n' in text
     assert SECRET not in text
     assert WHO not in text
-    said = json.loads(subprocess.run([*command, "-v", "--json"], capture_output=True, text=True, check=True).stdout)
-    assert said["effective"] == effective(bridge)
-    plain = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
-    assert "effective" not in plain
+    said = json.loads(ran(capsys, *command, "-v", "--json")[1])
+    assert said["effective"] == json.loads(json.dumps(effective(bridge)))
+    assert "effective" not in json.loads(ran(capsys, *command, "--json")[1])
 
 
 def test_no_part_of_a_value_is_shown_where_another_one_is_its_beginning(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.unit.bridge.test_config import read
+from tests.unit.cli.test_main import ran
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import asking, reloading
@@ -237,12 +236,13 @@ def test_while_kafka_is_away_topics_that_are_known_may_change_place(scene: Scene
 
 
 @pytest.mark.parametrize("text", ["name = ", line("a/#", topic="no such/name"), line("a/#") + "colour = 1\n"])
-def test_a_mistake_is_told_as_check_tells_it(scene: Scene, tmp_path: Path, text: str) -> None:
+def test_a_mistake_is_told_as_check_tells_it(
+    scene: Scene, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bridge.toml").write_text(text)
     scene.reloading.reload()
     told = dict(scene.state.reload)
-    check = [sys.executable, "-m", "towline.cli", "check", str(tmp_path / "bridge.toml")]
-    said = subprocess.run(check, capture_output=True, text=True, check=False).stderr
+    said = ran(capsys, "check", str(tmp_path / "bridge.toml"))[2]
     assert told["outcome"] == REFUSED
     assert told["texts"] == said.splitlines()
     assert scene.asked == []
