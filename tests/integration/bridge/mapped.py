@@ -47,18 +47,21 @@ class Planned:
         spark: The session.
         source: File from which the plan reads the messages of a call.
         mapping: From a frame of messages to what is asked of it.
+
+    Attributes:
+        frame: What is asked of them.
     """
 
     def __init__(self, spark: SparkSession, source: Path, mapping: Callable[[DataFrame], DataFrame]) -> None:
         self._source = source
         spark.dataSource.register(_messages_in(str(source)))
-        self._frame = mapping(spark.read.format("messages").load())
+        self.frame = mapping(spark.read.format("messages").load())
 
     def __call__(self, messages: Sequence[Mapping[str, Any]]) -> list[Row]:
         """What becomes of them, in their order."""
         with ipc.new_file(str(self._source), ROW_SCHEMA) as file:
             file.write_table(pa.Table.from_pylist(list(messages), ROW_SCHEMA))
-        return self._frame.collect()
+        return self.frame.collect()
 
 
 def _messages_in(source: str) -> type[DataSource]:

@@ -1,9 +1,13 @@
-"""The rules of Hono's profile on a real Spark, one row of its tables each; `test_hono.py` has them on real brokers."""
+"""The rules of Hono's profile on a real Spark, one row of its tables each; `test_hono.py` has them on real brokers.
+
+Spark takes longer to plan the SQL of a profile than to run it, so there is one plan for each of its lines: what differs
+by `[hono]` alone is asked of the few expressions that it changes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,11 +16,14 @@ from urllib.parse import parse_qsl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.mapped import Planned, mapped
+from towline.bridge.config.downlink import Sql
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
+from towline.bridge.config.routes import first_match
 from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, DownlinkStatements
 from towline.bridge.lines.sql import DeadLetterTarget
@@ -61,7 +68,9 @@ gateways = ["gw"]
 defaults = { content-type = "text/d9", ttl = 40, level = 4 }
 [hono.tenants.t2]
 """
-Records = Callable[..., list[Row]]
+Records = Callable[..., list[Any]]
+#: Fields that say for whom a message is and who has published it.
+IDENTITY = ("hono_query", "hono_levels", "hono_tenant", "hono_device", "hono_client_tenant", "hono_client_device")
 MOUNTED = TENANTS.replace("\n[hono", '\n[hono]\nmount = "{device}@{tenant}"\n[hono', 1)
 
 
@@ -74,29 +83,18 @@ def message(topic: str, payload: bytes = b"x", qos: int = 1, **more: Any) -> dic
     return {**row, "retain": False, "duplicate": False, "gateway": "g", "offset": 0, **more}
 
 
-#: Each needs a plan of its own, which takes Spark seconds to make; unit/bridge/test_hono_file.py has their routes.
-of_options = pytest.mark.long
+@pytest.fixture(scope="module")
+def plan(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    """What goes to Kafka, in the order of the messages."""
+    routes = bridge(TENANTS).uplinks[0].routes
+    each = lambda frame: mapped(frame, routes, dead_letters=DEAD, counters=("c", "k"))  # noqa: E731
+    return Planned(spark, tmp_path_factory.mktemp("messages") / "m.arrow", each)
 
 
 @pytest.fixture(scope="module")
-def records(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Records:
-    """What goes to Kafka, in the order of the messages, by what the file says of Hono."""
-    place = tmp_path_factory.mktemp("messages")
-    plans: dict[str, Planned] = {}
-
-    def get(hono: str, *messages: dict[str, Any]) -> list[Row]:
-        if hono not in plans:
-            routes = bridge(hono).uplinks[0].routes
-            each = lambda frame: mapped(frame, routes, dead_letters=DEAD, counters=("c", "k"))  # noqa: E731
-            plans[hono] = Planned(spark, place / f"{len(plans)}.arrow", each)
-        return plans[hono](messages)
-
-    return get
-
-
-def up(records: Records, hono: str, *messages: dict[str, Any]) -> list[Any]:
+def up(plan: Planned) -> Records:
     """By message ``(topic, key, value, headers)``, or the words of its refusal, or the reason of its dead letter."""
-    return [outcome(row) for row in records(hono, *messages)]
+    return lambda *messages: [outcome(row) for row in plan(messages)]
 
 
 def outcome(row: Row) -> Any:
@@ -108,47 +106,50 @@ def outcome(row: Row) -> Any:
     return headers["towline.dlq.detail"] if reason == "rejected" else reason
 
 
-def refused(spark: SparkSession, records: Records, hono: str, *messages: dict[str, Any]) -> list[str]:
-    """What the devices are told: topic and message."""
-    letters = [
-        (row.key, row.value, "b.dead-letters", 0, offset, row.timestamp, [(h.key, h.value) for h in row.headers])
-        for offset, row in enumerate(records(hono, *messages))
-    ]
-    assert len(letters) == len(messages)
-    rows = down(spark, bridge(hono).downlinks[1].section, letters)
-    return [f"{row.topic}: {bytes(row.payload).decode()}" for row in rows]
-
-
 def down(spark: SparkSession, section: Any, records: Sequence[tuple[Any, ...]]) -> list[Row]:
     statements = DownlinkStatements(section, "line", 1, 0, DEAD)
     return downsql.apply(spark.createDataFrame(records, RECORD), statements, "c", "k").collect()
 
 
-@of_options
-def test_its_code_is_of_a_size_that_java_compiles(spark: SparkSession) -> None:
+def asked(frame: DataFrame, fields: Iterable[tuple[str, str]], *expressions: str) -> list[tuple[Any, ...]]:
+    """What some expressions over the fields of a profile are, row by row."""
+    for name, sql in fields:
+        frame = frame.withColumn(name, F.expr(sql))
+    return [tuple(row) for row in frame.select(*map(F.expr, expressions)).collect()]
+
+
+def published(spark: SparkSession, hono: str, topics: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Tenant, device and refusal of messages; the topic alone decides, on every route by the same expressions."""
+    routes = bridge(hono).uplinks[0].routes
+    assert all(first_match(routes, topic) is not None for topic in topics)
+    identity = {tuple(one for one in route.fields if one[0] in IDENTITY) for route in routes}
+    assert len(identity) == 1
+    telemetry = routes[0]
+    frame = spark.createDataFrame([tuple(message(topic)[c] for c in COLUMNS) for topic in topics], SPARK_SCHEMA)
+    return asked(frame.coalesce(1), telemetry.fields, "hono_tenant", "hono_device", telemetry.reject or "NULL")
+
+
+def test_its_code_is_of_a_size_that_java_compiles(plan: Planned) -> None:
     """As one method it is not, and Spark finds that out in each batch anew."""
-    rows = mapped(spark.createDataFrame([], SPARK_SCHEMA), bridge(TENANTS).uplinks[0].routes, dead_letters=DEAD)
-    nodes = rows._jdf.queryExecution().executedPlan().treeString()
+    nodes = plan.frame._jdf.queryExecution().executedPlan().treeString()
     assert "Project" in nodes
     assert "*(" not in nodes, "compiled as one method"
 
 
-def test_forms_of_topics(records: Records) -> None:
+def test_forms_of_topics(up: Records) -> None:
     """Telemetry and events, long and short, with both ids; other levels behind them change nothing."""
     forms = ["telemetry/t1/d1", "t/t1/d1", "t/t1/d1/more/levels", "event/t1/d1", "e/t1/d1"]
-    results = up(records, TENANTS, *(message(form) for form in forms))
+    results = up(*(message(form) for form in forms))
     assert [(topic, key) for topic, key, _, _ in results] == [("hono.telemetry.t1", "d1")] * 3 + [
         ("hono.event.t1", "d1")
     ] * 2
     assert [headers["orig_address"] for _, _, _, headers in results] == forms
 
 
-@of_options
-def test_ids_come_from_the_configuration_where_the_topic_names_none(records: Records) -> None:
+def test_ids_come_from_the_configuration_where_the_topic_names_none(spark: SparkSession, up: Records) -> None:
     fixed = '[hono]\ntenant = "t1"\ndevice = "d1"\n'
     forms = ["t", "telemetry", "t//other", "t/t2/d2", "e", "event//other", "c///s/203abc/200"]
-    results = up(records, fixed, *(message(form) for form in forms))
-    assert [(topic.rpartition(".")[2], key) for topic, key, _, _ in results] == [
+    assert [one[:2] for one in published(spark, fixed, forms)] == [
         ("t1", "d1"),
         ("t1", "d1"),
         ("t1", "other"),
@@ -157,28 +158,27 @@ def test_ids_come_from_the_configuration_where_the_topic_names_none(records: Rec
         ("t1", "other"),
         ("t1", "d1"),
     ]
-    assert up(records, "", message("t"), message("t//d"), message("t/t1")) == [
+    assert up(message("t"), message("t//d"), message("t/t1")) == [
         "status 400: the topic names no tenant",
         "status 400: the topic names no tenant",
         "status 400: the topic names no device",
     ]
 
 
-@of_options
-def test_a_mount_says_who_has_published(records: Records) -> None:
+def test_a_mount_says_who_has_published(spark: SparkSession) -> None:
     """Authenticated forms: a gateway acts for others of its tenant, a device only for itself."""
     forms = ["d1@t1/t", "d@1@t1/telemetry", "gw@t1/t//d7", "gw@t1/e/t1/d7", "d1@t1/command///res/203abc/200"]
-    results = up(records, MOUNTED, *(message(form) for form in forms))
-    assert [(topic, key) for topic, key, _, _ in results] == [
-        ("hono.telemetry.t1", "d1"),
-        ("hono.telemetry.t1", "d@1"),
-        ("hono.telemetry.t1", "d7"),
-        ("hono.event.t1", "d7"),
-        ("hono.command_response.t1", "d1"),
-    ]
     strangers = ["d1@t1/t//d7", "d1@t1/t/t2/d1", "gw@t2/t//d7", "d1@t3/t", "nobody/t", "d1@/t"]
+    results = published(spark, MOUNTED, [*forms, *strangers])
+    assert results[: len(forms)] == [
+        ("t1", "d1", None),
+        ("t1", "d@1", None),
+        ("t1", "d7", None),
+        ("t1", "d7", None),
+        ("t1", "d1", None),
+    ]
     not_for = "status 403: device is not authorized to act on behalf of another"
-    assert up(records, MOUNTED, *(message(form) for form in strangers)) == [
+    assert [refusal for *_, refusal in results[len(forms) :]] == [
         not_for,
         "status 403: can only publish for device of same tenant",
         not_for,
@@ -188,15 +188,13 @@ def test_a_mount_says_who_has_published(records: Records) -> None:
     ]
 
 
-def test_headers_of_telemetry_and_events(records: Records) -> None:
+def test_headers_of_telemetry_and_events(up: Records) -> None:
     """Strings raw, everything else JSON text; what is not there has no header."""
     users = [{"key": "content-encoding", "value": "gzip"}]
     telemetry, event, plain = up(
-        records,
-        "",
-        message("t/t/d", qos=0, retain=True, content_type="text/plain", user_properties=users),
-        message("event/t/d/?hono-ttl=30&hono-ttd=-1", content_type="text/plain"),
-        message("t/t/d"),
+        message("t/t2/d", qos=0, retain=True, content_type="text/plain", user_properties=users),
+        message("event/t2/d/?hono-ttl=30&hono-ttd=-1", content_type="text/plain"),
+        message("t/t2/d"),
     )
     common = {"device_id": "d", "creation-time": str(MILLIS), "orig_adapter": "hono-mqtt"}
     assert telemetry[3] == {
@@ -204,7 +202,7 @@ def test_headers_of_telemetry_and_events(records: Records) -> None:
         "content-type": "text/plain",
         "content-encoding": "gzip",
         "qos": "0",
-        "orig_address": "t/t/d",
+        "orig_address": "t/t2/d",
         "x-opt-retain": "true",
     }
     assert event[3] == {
@@ -213,15 +211,13 @@ def test_headers_of_telemetry_and_events(records: Records) -> None:
         "qos": "1",
         "ttl": "30000",
         "ttd": "-1",
-        "orig_address": "event/t/d/?hono-ttl=30&hono-ttd=-1",
+        "orig_address": "event/t2/d/?hono-ttl=30&hono-ttd=-1",
     }
-    assert plain[3] == {**common, "content-type": "application/octet-stream", "qos": "1", "orig_address": "t/t/d"}
+    assert plain[3] == {**common, "content-type": "application/octet-stream", "qos": "1", "orig_address": "t/t2/d"}
 
 
-def test_content_type_by_bag_property_device_and_tenant(records: Records) -> None:
+def test_content_type_by_bag_property_device_and_tenant(up: Records) -> None:
     results = up(
-        records,
-        TENANTS,
         message("t/t1/d9/?content-type=a%2Fb", content_type="from/mqtt"),
         message("t/t1/d9/?Content-Type=a/b+c", content_type="from/mqtt"),
         message("t/t1/d9", content_type="from/mqtt"),
@@ -258,20 +254,18 @@ TTLS = [
 ]
 
 
-def test_time_to_live_is_in_milliseconds_and_capped(records: Records) -> None:
-    results = up(records, TENANTS, *(message(topic, qos=qos) for topic, qos, _ in TTLS))
+def test_time_to_live_is_in_milliseconds_and_capped(up: Records) -> None:
+    results = up(*(message(topic, qos=qos) for topic, qos, _ in TTLS))
     assert [headers.get("ttl") for *_, headers in results] == [ttl for *_, ttl in TTLS]
 
 
-def test_payload_and_content_type_fit(records: Records) -> None:
+def test_payload_and_content_type_fit(up: Records) -> None:
     empty = "application/vnd.eclipse-hono-empty-notification"
     fine, other, none, both = up(
-        records,
-        "",
-        message(f"e/t/d/?content-type={empty}&hono-ttd=0", b""),
-        message("e/t/d", b"", content_type="text/plain"),
-        message("t/t/d", b""),
-        message("t/t/d", b"x", content_type=empty),
+        message(f"e/t2/d/?content-type={empty}&hono-ttd=0", b""),
+        message("e/t2/d", b"", content_type="text/plain"),
+        message("t/t2/d", b""),
+        message("t/t2/d", b"x", content_type=empty),
     )
     assert (fine[2], fine[3]["content-type"], fine[3]["ttd"]) == (b"", empty, "0")
     assert other[3]["content-type"] == "text/plain"
@@ -279,7 +273,7 @@ def test_payload_and_content_type_fit(records: Records) -> None:
     assert both == f"status 400: Content-Type {empty} does not match payload"
 
 
-def test_what_the_adapter_refuses(records: Records) -> None:
+def test_what_the_adapter_refuses(up: Records) -> None:
     malformed, few = "status 400: malformed topic name", "status 400: command response topic has too few segments"
     data = "status 400: command response topic contains invalid data"
     expected = {
@@ -295,15 +289,15 @@ def test_what_the_adapter_refuses(records: Records) -> None:
         "c/t1/d1/s/xyzabc/200 1": data,
         "c/t1/d1/s//200 1": data,
     }
-    asked = [message(key[:-2], qos=int(key[-1])) for key in expected]
-    assert up(records, TENANTS, *asked) == list(expected.values())
+    sent = [message(key[:-2], qos=int(key[-1])) for key in expected]
+    assert up(*sent) == list(expected.values())
 
 
-def test_responses_say_which_request_they_answer(records: Records) -> None:
-    topics = ["command/t1/d1/res/203abc/200", "c/t1/d1/s/30aa-b_c d.0:1reply/503", "c/t1/d1/s/003abc/299"]
-    results = up(records, "", *(message(topic, content_type="text/x", qos=0) for topic in topics), message(topics[0]))
-    assert [(topic, key) for topic, key, _, _ in results] == [("hono.command_response.t1", "d1")] * 4
-    common = {"creation-time": str(MILLIS), "device_id": "d1", "tenant_id": "t1"}
+def test_responses_say_which_request_they_answer(up: Records) -> None:
+    topics = ["command/t2/d1/res/203abc/200", "c/t2/d1/s/30aa-b_c d.0:1reply/503", "c/t2/d1/s/003abc/299"]
+    results = up(*(message(topic, content_type="text/x", qos=0) for topic in topics), message(topics[0]))
+    assert [(topic, key) for topic, key, _, _ in results] == [("hono.command_response.t2", "d1")] * 4
+    common = {"creation-time": str(MILLIS), "device_id": "d1", "tenant_id": "t2"}
     assert [headers for *_, headers in results] == [
         {**common, "content-type": "text/x", "correlation-id": "abc", "status": "200"},
         {**common, "content-type": "text/x", "correlation-id": "a-b_c d.0:", "status": "503"},
@@ -333,20 +327,28 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("hono", "more", "one_way", "asked"), PLACES, ids=[str(i) for i in range(len(PLACES))])
-def test_where_a_command_goes(spark: SparkSession, hono: str, more: dict[str, str], one_way: str, asked: str) -> None:
+def test_where_a_command_goes(spark: SparkSession) -> None:
     """The ids stand there as in the device's filter; a gateway always sees the device."""
-    records = [command(**more), command(**more, **ASKED), command(**more, correlation_id="abc")]
-    rows = down(spark, bridge(hono).downlinks[0].section, records)
-    assert [(row[DEAD_LETTER], row.topic) for row in rows] == [(None, one_way), (None, asked), (None, one_way)]
+    sections = [bridge(hono).downlinks[0].section for hono, *_ in PLACES]
+    fields = sections[0].fields
+    assert all(section.fields == fields for section in sections)
+    forms: tuple[dict[str, str], ...] = ({}, ASKED, {"correlation_id": "abc"})
+    records = [command(**more, **form) for more in ({}, {"via": "gw"}) for form in forms]
+    said = [section.topic.sql for section in sections if isinstance(section.topic, Sql)]
+    rows = asked(spark.createDataFrame(records, RECORD).coalesce(1), fields.items(), *said)
+    for number, (_, more, one_way, response) in enumerate(PLACES):
+        first = len(forms) if more else 0
+        assert [row[number] for row in rows[first : first + len(forms)]] == [one_way, response, one_way]
 
 
-def test_a_command_carries_its_payload_and_nothing_of_kafka(spark: SparkSession) -> None:
-    (row,) = down(spark, bridge().downlinks[0].section, [command(content_type="text/x", extra="1")])
+def test_a_command_carries_its_payload_and_nothing_of_kafka(commands: list[Row]) -> None:
+    row = commands[0]
+    assert (row[DEAD_LETTER], row.topic) == (None, "command/t1/d1/req//lights/on")
     assert (bytes(row.payload), row.content_type, row.retain, row.user_properties) == (b"p", "text/x", False, None)
     assert (row.response_topic, row.correlation_data, row.message_expiry_seconds) == (None, None, None)
 
 
+METADATA = "delivery-failure-notification-metadata.trace"
 BAD_COMMANDS = [
     (command(device_id=None, **ASKED), "device identifier is not set", False),
     (command(key="d2", **ASKED), "device identifier not set as record key", False),
@@ -361,9 +363,17 @@ BAD_COMMANDS = [
 ]
 
 
-def test_what_is_no_command_is_a_dead_letter_and_the_application_is_told(spark: SparkSession) -> None:
-    rows = down(spark, bridge().downlinks[0].section, [record for record, _, _ in BAD_COMMANDS])
-    for row, (record, words, told) in zip(rows, BAD_COMMANDS, strict=True):
+@pytest.fixture(scope="module")
+def commands(spark: SparkSession) -> list[Row]:
+    """What becomes of a command, of one whose application is to be told, and of `BAD_COMMANDS`."""
+    told = command(subject=None, **ASKED)
+    told[6].append((METADATA, b"7"))
+    records = [command(content_type="text/x", extra="1"), told, *(record for record, _, _ in BAD_COMMANDS)]
+    return down(spark, bridge().downlinks[0].section, records)
+
+
+def test_what_is_no_command_is_a_dead_letter_and_the_application_is_told(commands: list[Row]) -> None:
+    for row, (record, words, told) in zip(commands[2:], BAD_COMMANDS, strict=True):
         detail = next(bytes(h.value).decode() for h in row[DEAD_LETTER].headers if h.key == "towline.dlq.detail")
         assert words in detail
         assert (row[NOTICE] is not None) is told, record
@@ -372,12 +382,8 @@ def test_what_is_no_command_is_a_dead_letter_and_the_application_is_told(spark: 
             assert error == detail.removeprefix("status 400: ")
 
 
-def test_a_delivery_failure_has_the_headers_of_hono(spark: SparkSession) -> None:
-    metadata = "delivery-failure-notification-metadata.trace"
-    record = command(subject=None, **ASKED)
-    record[6].append((metadata, b"7"))
-    (row,) = down(spark, bridge().downlinks[0].section, [record])
-    notice = row[NOTICE]
+def test_a_delivery_failure_has_the_headers_of_hono(commands: list[Row]) -> None:
+    notice = commands[1][NOTICE]
     headers = {h.key: bytes(h.value).decode() for h in notice.headers}
     assert (notice.topic, bytes(notice.key)) == ("hono.command_response.t1", b"d1")
     assert abs(int(headers.pop("creation-time")) / 1000 - datetime.now(UTC).timestamp()) < 600
@@ -387,14 +393,20 @@ def test_a_delivery_failure_has_the_headers_of_hono(spark: SparkSession) -> None
         "device_id": "d1",
         "status": "400",
         "tenant_id": "t1",
-        metadata: "7",
+        METADATA: "7",
     }
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_devices_are_told_why(spark: SparkSession, records: Records) -> None:
+def letter(topic: str, detail: str, reason: str = "rejected") -> tuple[Any, ...]:
+    """A dead letter, as far as a device is told of it."""
+    said = {"mqtt.topic": topic, "towline.dlq.reason": reason, "towline.dlq.detail": detail}
+    return None, b"", "b.dead-letters", 0, 0, NOW, [(name, text.encode()) for name, text in said.items()]
+
+
+def test_devices_are_told_why(spark: SparkSession, plan: Planned) -> None:
     sent = [
         message("e/t1/d1/?correlation-id=c-1", qos=0),
         message("telemetry/t1/d1", b""),
@@ -404,7 +416,13 @@ def test_devices_are_told_why(spark: SparkSession, records: Records) -> None:
         message("event/t1/d1", qos=0),
         message("t/t1"),
     ]
-    told = refused(spark, records, TENANTS, *sent)
+    letters = [
+        (row.key, row.value, "b.dead-letters", 0, offset, row.timestamp, [(h.key, h.value) for h in row.headers])
+        for offset, row in enumerate(plan(sent))
+    ]
+    assert len(letters) == len(sent)
+    rows = down(spark, bridge(TENANTS).downlinks[1].section, letters)
+    told = [f"{row.topic}: {bytes(row.payload).decode()}" for row in rows]
     body = '{{"code":{},"message":"{}","timestamp":"2026-01-02T03:04:05.678Z","correlation-id":"{}"}}'
     only, data = "Only QoS 1 supported for event messages", "command response topic contains invalid data"
     assert told == [
@@ -417,26 +435,30 @@ def test_devices_are_told_why(spark: SparkSession, records: Records) -> None:
     ]
 
 
-@of_options
-def test_errors_go_to_the_client_that_has_published(spark: SparkSession, records: Records) -> None:
-    sent = [message("d1@t1/e", qos=0), message("gw@t1/e//d7", qos=0), message("d1@t1/t//d7"), message("d1@t1/t/t2/d1")]
-    assert [one.partition(": ")[0] for one in refused(spark, records, MOUNTED, *sent)] == [
-        "d1@t1/error///e/-1/400",
-        "gw@t1/error//d7/e/-1/400",
-        "d1@t1/error//d7/t/-1/403",
-        "d1@t1/error///t/-1/403",
+def test_errors_go_to_the_client_that_has_published(spark: SparkSession) -> None:
+    sent = {
+        "d1@t1/e": ("d1@t1/error///e/-1/400", "status 400: x"),
+        "gw@t1/e//d7": ("gw@t1/error//d7/e/-1/400", "status 400: x"),
+        "d1@t1/t//d7": ("d1@t1/error//d7/t/-1/403", "status 403: x"),
+        "d1@t1/t/t2/d1": ("d1@t1/error///t/-1/403", "status 403: x"),
+    }
+    assert told(spark, MOUNTED, [letter(topic, detail) for topic, (_, detail) in sent.items()]) == [
+        place for place, _ in sent.values()
     ]
 
 
-@of_options
-def test_errors_under_short_names_are_no_events(spark: SparkSession, records: Records) -> None:
+def test_errors_under_short_names_are_no_events(spark: SparkSession, up: Records) -> None:
     short = TENANTS.replace("\n[hono", "\n[hono]\ntopic_names = 'short'\n[hono", 1)
-    (told,) = refused(spark, records, short, message("e/t1/d1", qos=0))
-    topic = told.partition(": ")[0]
+    (topic,) = told(spark, short, [letter("e/t1/d1", "status 400: x")])
     assert topic == "e/t1/d1/e/-1/400"
-    assert [one[0] for one in up(records, short, message(topic, qos=0), message("e/t1/d1/e/-1/nan"))] == [
-        "hono.event.t1"
-    ]
+    assert [one[0] for one in up(message(topic, qos=0), message("e/t1/d1/e/-1/nan"))] == ["hono.event.t1"]
+
+
+def told(spark: SparkSession, hono: str, letters: list[tuple[Any, ...]]) -> list[str]:
+    """Where errors are published."""
+    fields = bridge(hono).downlinks[1].section.fields
+    frame = spark.createDataFrame(letters, RECORD).coalesce(1)
+    return [topic for (topic,) in asked(frame, fields.items(), "hono_error_topic")]
 
 
 # -- the property bag, against a URL library -------------------------------------------------------------------------
@@ -450,9 +472,9 @@ BAGS = st.lists(st.tuples(NAMES, VALUES), max_size=4)
 
 @given(bags=st.lists(BAGS, min_size=200, max_size=200))
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
-def test_a_property_bag_is_a_url_query(records: Records, bags: list[list[tuple[str, str]]]) -> None:
-    topics = ["e/t/d/?" + "&".join(f"{name}={value}" for name, value in bag) for bag in bags]
-    results = up(records, "", *(message(topic) for topic in topics))
+def test_a_property_bag_is_a_url_query(up: Records, bags: list[list[tuple[str, str]]]) -> None:
+    topics = ["e/t2/d/?" + "&".join(f"{name}={value}" for name, value in bag) for bag in bags]
+    results = up(*(message(topic) for topic in topics))
     for topic, result in zip(topics, results, strict=True):
         query = topic.rpartition("/?")[2]
         said: dict[str, str] = {}

@@ -70,6 +70,14 @@ def test_what_the_line_says_goes_before_its_profile(tmp_path: Path) -> None:
     assert bridge.downlinks[1].section.topics == ("elsewhere",)
 
 
+def test_without_tenants_in_the_file_every_tenant_may_send(tmp_path: Path) -> None:
+    listed, free = (read(text, tmp_path).uplinks[0].routes for text in (FILE, FILE.replace("[hono.tenants.t1]\n", "")))
+    assert {route.allowed_topics for route in listed[:2]} == {("hono.telemetry.t1",)}
+    assert {route.allowed_topics for route in free[:2]} == {("hono.telemetry.*",)}
+    assert all("no such tenant" in (route.reject or "") for route in listed)
+    assert not any("no such tenant" in (route.reject or "") for route in free)
+
+
 MISTAKES = [
     ('"hono-errors"', '"hono-error"', '18  downlink "errors": there is no profile "hono-error". Did you mean'),
     (
