@@ -56,7 +56,7 @@ class Carried:
 
     def carry(self, *moments: datetime) -> None:
         mine, server = self._query, self._server
-        rows = mine.source(self._spark, "earliest")
+        rows = mine.source(self._spark, {"telemetry": "earliest"})
         frame = mine.records(rows, Identity("telemetry", "plant-7.telemetry")).writeStream
         query = frame.foreachBatch(self._keep).option("checkpointLocation", str(mine.line.checkpoint)).start()
         try:

@@ -21,17 +21,17 @@ from towline.bridge.uplink.account import UplinkCounts
 
 def batch(number: int, start: int, end: int, **more: Any) -> dict[str, Any]:
     rows = more.pop("rows", end - start)
-    return {"journal": "j", "batch": number, "rows": rows, "start": start, "end": end, "observed": more}
+    return {"batch": number, "rows": rows, "spans": {"j": (start, end)}, "observed": more}
 
 
 def status(received: int, end: int, committed: int, **more: Any) -> dict[str, Any]:
-    return {"received": received, "end": end, "committed": committed, "state": "online", **more}
+    return {"journal": "j", "received": received, "end": end, "committed": committed, "state": "online", **more}
 
 
 def test_batches_are_counted_once() -> None:
     counts = UplinkCounts().add(batch(0, 0, 10, filtered=2)).add(batch(1, 10, 15, unrouted=1))
     assert counts.add(batch(1, 10, 15, unrouted=1)) == counts
-    assert (counts.rows, counts.filtered, counts.unrouted, counts.upto) == (15, 2, 1, 15)
+    assert (counts.rows, counts.filtered, counts.unrouted, counts.offsets) == (15, 2, 1, 15)
     assert counts.agree
 
 
@@ -96,18 +96,15 @@ def test_what_no_report_told_of_is_named() -> None:
     assert "in Kafka 20 (4 of them uncounted) + waiting 5 (5 of them committed)" in account.sentence()
 
 
-def test_another_journal_begins_anew() -> None:
-    counts = UplinkCounts().add(batch(0, 0, 10))
-    assert counts.add({**batch(0, 0, 3), "journal": "k"}).rows == 3
+def test_what_was_carried_of_a_journal_that_has_gone_stays() -> None:
+    counts = UplinkCounts().add(batch(0, 0, 10)).add({**batch(0, 0, 3), "spans": {"k": (0, 3)}})
+    account = counts.account(status(4, 4, 3, journal="k"))
+    assert account.sentence() == "received 14 = in Kafka 13 + waiting 1   adds up ✓"
 
 
 def test_counts_survive_as_json() -> None:
     counts = UplinkCounts().add(batch(0, 5, 10, fallback=3))
     assert UplinkCounts.from_json(counts.as_json()) == counts
-
-
-def test_a_first_batch_may_not_tell_its_start() -> None:
-    assert UplinkCounts().add({**batch(0, 5, 10), "start": None}).since == 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.booleans()), max_size=20), st.integers(0, 9))
@@ -121,7 +118,7 @@ def test_whatever_is_lost_or_repeated_the_sum_holds(batches: list[tuple[int, boo
     account = counts.account(status(place + waiting + 2, place + waiting, place))
     assert account.adds_up
     assert account.carried + sum(account.parts.values()) + account.waiting == account.received
-    assert account.waiting == place + waiting - (counts.upto if counts.since is not None else place)
+    assert account.waiting == place + waiting - (counts.spans["j"][1] if counts.spans else place)
 
 
 def test_a_journal_that_ends_too_early_is_told() -> None:

@@ -61,10 +61,8 @@ def test_progress_is_reported(uplink: UplinkQuery) -> None:
     assert uplink.report(PROGRESS) == {
         "batch": 3,
         "rows": 10,
-        "journal": "j",
         "query": "",
-        "start": 5,
-        "end": 15,
+        "spans": {"j": (5, 15)},
         "gives_up": False,
         "millis": {"triggerExecution": 41},
         "transactions": [],

@@ -104,10 +104,8 @@ def test_the_way_up_tells_of_letters_that_nobody_heard_of(tmp_path: Path, guaran
     for batch, letters in enumerate((1, 2, 4)):
         noted(Checkpoint(str(place)), batch, letters)
     heard = {
-        "journal": "j",
         "batch": 0,
-        "start": 0,
-        "end": 10,
+        "spans": {"j": (0, 10)},
         "query": "q",
         "rows": 10,
         "observed": {"dead_lettered": 1},
@@ -117,7 +115,7 @@ def test_the_way_up_tells_of_letters_that_nobody_heard_of(tmp_path: Path, guaran
         for report in query.unreported(spark, {}):
             counts = counts.add(report)
     own = 3 if guarantee == "at_least_once" else 1  # at_most_once gives up what Kafka refuses
-    assert (counts.upto, counts.rows, counts.missed, counts.dead_lettered) == (20, 10, 10, own)
+    assert (counts.offsets, counts.rows, counts.missed, counts.dead_lettered) == (20, 10, 10, own)
     assert counts.agree
     Identity("telemetry", "plant-7.telemetry", query="another").save(line.gateway.state_dir)
     assert list(query.unreported(spark, {})) == []
@@ -131,10 +129,10 @@ def test_the_way_up_tells_of_a_batch_that_was_given_up_and_that_nobody_heard_of(
     ends = [{"gateways": {"g": {"journal": "j", "offset": n}}, "tick": 0} for n in (10, 20, 30)]
     logs = Checkpoint(str(checkpoint(line.checkpoint, ends, 3)))
     Identity("telemetry", "plant-7.telemetry", query="q").save(line.gateway.state_dir)
-    counts = UplinkCounts().add({"journal": "j", "batch": 0, "start": 0, "end": 10, "query": "q", "rows": 10})
+    counts = UplinkCounts().add({"batch": 0, "spans": {"j": (0, 10)}, "query": "q", "rows": 10})
     tally.note_empty(logs, 1, empty=True)
     for _ in range(2):
         for report in query.unreported(spark, {}):
             counts = counts.add(report)
-    assert (counts.upto, counts.rows, counts.missed, counts.skipped) == (30, 10, 10, 10)
+    assert (counts.offsets, counts.rows, counts.missed, counts.skipped) == (30, 10, 10, 10)
     assert counts.agree

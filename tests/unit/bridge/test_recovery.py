@@ -15,7 +15,7 @@ from towline.bridge.lines.evidence import Evidence, read_checkpoint
 from towline.bridge.lines.identity import Identity, settle
 from towline.bridge.lines.recovery import PERMANENT, CheckpointSettings, ResumeStep, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
-from towline.bridge.uplink.recovery import offset_of, starting
+from towline.bridge.uplink.recovery import Seen, beginnings, offsets_of
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES
 
@@ -39,6 +39,15 @@ def batch(one: Line, number: int, end: int, **more: str) -> None:
     place = {"gateways": {"telemetry": {"journal": "j1", "offset": end, **more}}, "tick": 0}
     (one.checkpoint / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(place)}')
     (one.checkpoint / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def at(offset: int, **more: str) -> str:
+    """Where a line begins that has the one gateway."""
+    return json.dumps({"telemetry": {"journal": "j1", "offset": offset, **more}})
+
+
+def begin(one: Line, identity: Identity, part: Evidence) -> str | int:
+    return beginnings(one, identity, Seen(Evidence(), {"telemetry": part}))["telemetry"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +102,7 @@ def test_another_parallelism_waits_for_the_end_of_a_batch(tmp_path: Path) -> Non
     batch(one, 7, 700)
     fresh = examine(one, tmp_path / "b", KNOWN, FINE)
     assert fresh == Identity(
-        "telemetry", "plant-7.telemetry.2", 2, journal="j1", start=700, guarantee="exactly_once", split=fresh.split
+        "telemetry", "plant-7.telemetry.2", 2, places=at(700), guarantee="exactly_once", split=fresh.split
     )
     assert not one.checkpoint.exists()
     with pytest.raises(TowlineError, match=r"batch 8 was begun with parallelism 1, and it is 4 now.*TL-B25"):
@@ -143,7 +152,7 @@ def test_dedupe_added_or_taken_away_is_seen_before_the_start(
     assert reason(caught.value, "x").permanent
     assert one.checkpoint.exists()
     fresh = examine(one, tmp_path / "b", KNOWN, replace(FINE, stateful=stateful))
-    assert (fresh.sink, fresh.start, fresh.query) == ("plant-7.telemetry.2", 700, "")
+    assert (fresh.sink, fresh.places, fresh.query) == ("plant-7.telemetry.2", at(700), "")
     assert not one.checkpoint.exists()
     assert "a changed setting: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
 
@@ -151,7 +160,7 @@ def test_dedupe_added_or_taken_away_is_seen_before_the_start(
 def test_what_may_double_does_not_wait_for_the_batch(tmp_path: Path) -> None:
     one = line(tmp_path, guarantee="at_least_once", more=DEDUPE)
     batch(one, 7, 700)
-    assert examine(one, tmp_path / "b", replace(KNOWN, parallelism=0), UNDECIDED).start == 700
+    assert examine(one, tmp_path / "b", replace(KNOWN, parallelism=0), UNDECIDED).places == at(700)
 
 
 def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
@@ -205,14 +214,15 @@ def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: 
     batch(one, 7, 700)
     batch(one, 8, 800)
     (one.checkpoint / "commits" / "8").unlink()
-    assert examine(one, tmp_path / "b", replace(KNOWN, guarantee=was), UNDECIDED).start == start
+    assert examine(one, tmp_path / "b", replace(KNOWN, guarantee=was), UNDECIDED).places == at(start)
 
 
 def test_where_a_checkpoint_begins_is_known_before_its_first_batch() -> None:
     """Spark does not report it, and what was left out of that batch is counted from there."""
-    seen = Evidence(gateway_journal="j1", committed=700, first=650, tip=900)
-    assert [offset_of(begin, seen) for begin in ("committed", "latest", "720")] == [700, 900, 720]
-    assert offset_of("committed", replace(seen, committed=0)) == 650
+    part = Evidence(gateway_journal="j1", committed=700, first=650, tip=900)
+    seen = Seen(Evidence(), {"g": part})
+    assert [offsets_of({"g": begin}, seen)["g"] for begin in ("committed", "latest", 720)] == [700, 900, 720]
+    assert offsets_of({"g": "committed"}, Seen(Evidence(), {"g": replace(part, committed=0)})) == {"g": 650}
 
 
 def test_routes_of_a_batch_in_several_parts_wait_for_its_end(tmp_path: Path) -> None:
@@ -257,13 +267,13 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert not one.checkpoint.exists()
     assert (one.gateway.state_dir / "checkpoint.1" / "offsets").is_dir()
     fresh = Identity.read(one.gateway.state_dir)
-    assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, journal="j1", start=100, incarnation="a1")
-    assert starting(one, fresh, Evidence(gateway_journal="j1", committed=90, tip=300, written_by="a1")) == "100"
-    assert starting(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, written_by="a1")) == "200"
-    assert starting(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, first=150)) == "200"
-    assert starting(one, fresh, Evidence(gateway_journal="j2", committed=5, tip=300)) == "committed"
+    assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, places=at(100, incarnation="a1"))
+    assert begin(one, fresh, Evidence(gateway_journal="j1", committed=90, tip=300, written_by="a1")) == 100
+    assert begin(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, written_by="a1")) == 200
+    assert begin(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, first=150)) == 200
+    assert begin(one, fresh, Evidence(gateway_journal="j2", committed=5, tip=300)) == "committed"
     older = Evidence(gateway_journal="j1", committed=90, tip=300, written_by="b2")
-    assert starting(one, fresh, older) == "committed", "an older copy that has gone on: what is below 100 is new"
+    assert begin(one, fresh, older) == "committed", "an older copy that has gone on: what is below 100 is new"
 
 
 def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, code_of, collect
 from towline.bridge.runtime.status import render as render_status
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.bridge.uplink import several
+from towline.bridge.uplink import recovery
 from towline.bridge.uplink.account import UplinkCounts
 from towline.cli.gateway import gateway as run_gateway
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
@@ -134,7 +134,7 @@ def test_a_journal_that_ends_too_early_is_named() -> None:
 
 
 def test_a_line_of_one_gateway_goes_on_with_several() -> None:
-    one = {"journal": "j1", "batch": 0, "rows": 10, "start": 0, "end": 10, "observed": {}}
+    one = {"batch": 0, "rows": 10, "spans": {"j1": (0, 10)}, "observed": {}}
     counts = UplinkCounts().add(one).add(batch(1, j1=(10, 12), j2=(0, 3)))
     assert counts.account(status(g1=(12, 12, 12), g2=(3, 3, 3))).sum() == "received 15 = in Kafka 15 + waiting 0"
 
@@ -286,8 +286,8 @@ def write(
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
 
 
-def gathered(line: Line, identity: Identity) -> several.Seen:
-    return several.gather(line, Access(), "bridge", identity)
+def gathered(line: Line, identity: Identity) -> recovery.Seen:
+    return recovery.gather(line, Access(), identity)
 
 
 def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Served, Served]) -> None:
@@ -297,7 +297,7 @@ def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Serve
         each.journal.commit("bridge", 5)
     write(line, 3, g1=(one, 7), g2=(other, 5))
     seen = gathered(line, KNOWN)
-    several.belong(line, tmp_path / "bridge.toml", KNOWN, seen)
+    recovery.belong(line, tmp_path / "bridge.toml", KNOWN, seen)
     assert {name: (part.planned_end, part.committed, part.tip) for name, part in seen.parts.items()} == {
         "g1": (7, 5, 10),
         "g2": (5, 5, 10),
@@ -311,7 +311,7 @@ def test_a_checkpoint_older_than_one_gateway_is_told(tmp_path: Path, two: tuple[
     write(line, 3, g1=(one, 7), g2=(other, 5))
     other.journal.commit("bridge", 9)
     with pytest.raises(TowlineError, match=r"gateway g2: the checkpoint is an older copy.*TL-B23"):
-        several.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
+        recovery.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
 
 
 def test_another_journal_of_one_gateway_is_told(tmp_path: Path, two: tuple[Served, Served]) -> None:
@@ -321,7 +321,7 @@ def test_another_journal_of_one_gateway_is_told(tmp_path: Path, two: tuple[Serve
     text = (line.checkpoint / "offsets" / "3").read_text()
     (line.checkpoint / "offsets" / "3").write_text(text.replace(other.journal.journal_id, "0ther"))
     with pytest.raises(TowlineError, match=r"gateway g2: the checkpoint belongs to journal 0ther.*TL-B24"):
-        several.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
+        recovery.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
 
 
 def test_one_that_is_away_does_not_keep_a_line_from_going_on(tmp_path: Path) -> None:
@@ -344,14 +344,14 @@ def test_a_line_begins_again_behind_what_is_done_at_each(tmp_path: Path, two: tu
     assert identity is not None
     assert identity.sink == "plant-7.telemetry.2"
     seen = gathered(line, identity)
-    begin = several.beginnings(line, identity, seen)
-    assert json.loads(begin) == {"g1": 7, "g2": 5}
-    assert several.offsets_of(begin, seen) == {"g1": 7, "g2": 5}
+    begin = recovery.beginnings(line, identity, seen)
+    assert begin == {"g1": 7, "g2": 5}
+    assert recovery.offsets_of(begin, seen) == {"g1": 7, "g2": 5}
 
 
 def test_it_waits_for_each_gateway_that_it_begins_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At committed it would begin too early there: only the checkpoint knew how far it had come."""
-    monkeypatch.setattr(several, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(recovery, "_PATIENCE_S", 0.2)
     line = line_of(tmp_path)
     with served(tmp_path / "g1", name="g1") as one:
         with served(tmp_path / "g2", name="g2") as other:
@@ -371,9 +371,9 @@ def test_a_new_line_begins_where_each_account_stands(tmp_path: Path, two: tuple[
     two[0].journal.commit("bridge", 4)
     fresh = Identity.new("plant-7", "telemetry")
     seen = gathered(line, fresh)
-    begin = several.beginnings(line, fresh, seen)
-    assert json.loads(begin) == {"g1": "committed", "g2": "committed"}
-    assert several.offsets_of(begin, seen) == {"g1": 4, "g2": 0}
+    begin = recovery.beginnings(line, fresh, seen)
+    assert begin == {"g1": "committed", "g2": "committed"}
+    assert recovery.offsets_of(begin, seen) == {"g1": 4, "g2": 0}
 
 
 # -- supervision and status ------------------------------------------------------------------------------------------

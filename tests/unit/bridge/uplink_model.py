@@ -106,7 +106,8 @@ class ModelLine:
         self._known(self.name)
 
     def _known(self, query: str) -> None:
-        known = Identity("telemetry", f"s{self.sink}", self.generation, query, journal="j", start=self.began)
+        places = json.dumps({"plant": {"journal": "j", "offset": self.began}})
+        known = Identity("telemetry", f"s{self.sink}", self.generation, query, places=places)
         known.save(self.line.gateway.state_dir)
 
     def _end_of(self, batch: int) -> int:
@@ -154,7 +155,7 @@ class ModelLine:
             self.counts = self.counts.add(json.loads(json.dumps(report)))
         if not self.path.exists():
             self._begin()
-            self.query._began, self.query._journal = self.began, "j"
+            self.query._begun, self.query._first = {"plant": self.began}, {"j": self.began}
             self.counts = self.counts.add(self.query.begun() or {})
             self.save()
             self.committed = max(self.committed, self.began)  # the first `latestOffset` says so
@@ -265,4 +266,4 @@ class ModelLine:
     @property
     def account(self) -> LineAccount:
         end = len(self.journal)
-        return self.counts.account({"received": end, "end": end, "committed": self.committed})
+        return self.counts.account({"journal": "j", "received": end, "end": end, "committed": self.committed})

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayError, GatewayUnreachable
@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from towline.spark.offsets import JournalPlace
 
 __all__ = [
+    "NO_ANSWER",
     "Evidence",
     "KafkaOffsets",
     "answer_of",
     "kafka_offsets",
     "places_at",
-    "range_of",
     "read_checkpoint",
     "status_of",
 ]
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
+
+#: Of a line's own gateway that does not answer: what it is, and what becomes of it.
+NO_ANSWER: Final = ("no gateway answers", "It is started again by itself; the query then goes on.")
 
 #: By topic and partition.
 KafkaOffsets: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -46,15 +49,13 @@ class Evidence:
         query: Query id in the checkpoint; "" when there is none.
         planned: Newest batch in the offset log; None when there is none.
         done: Newest batch in the commit log.
-        journal: Journal of the newest planned batch; "" when there is none.
-        planned_end: Offset after the last row of the newest planned batch.
-        done_end: Offset after the last row of the newest batch that is done.
+        journal: Journal of a gateway in the newest planned batch; "" when there is none.
+        planned_end: Offset after its last row there.
+        done_end: Offset after its last row in the newest batch that is done.
         gateway_journal: Journal the gateway serves.
         committed: Offset up to which the bridge told the gateway that it is done.
         tip: Offset after the last row of the journal.
-        incarnation: Which opening of the journal wrote the row below `planned_end`, as the checkpoint has it; "" from
-            a Towline that did not say.
-        done_incarnation: The same of `done_end`.
+        incarnation: Which opening of the journal wrote the row below `planned_end`, as the checkpoint has it.
         first: First offset that the gateway has.
         written_by: Which opening wrote the row below `planned_end` as the gateway has it; below where the line
             begins, for a query without a checkpoint.
@@ -72,7 +73,6 @@ class Evidence:
     committed: int = 0
     tip: int = 0
     incarnation: str = ""
-    done_incarnation: str = ""
     first: int = 0
     written_by: str = ""
     stateful: bool = False
@@ -88,19 +88,7 @@ def read_checkpoint(checkpoint: Path) -> Evidence:
     """What a checkpoint says, whoever serves its journal."""
     logs = Checkpoint(str(checkpoint))
     planned, done = logs.last_offsets_batch(), logs.last_commit_batch()
-    newest, last = _gateway_offset(logs, planned), _gateway_offset(logs, done)
-    return Evidence(
-        logs.query,
-        planned,
-        done,
-        newest.journal,
-        newest.offset,
-        None if done is None else last.offset,
-        incarnation=newest.incarnation,
-        done_incarnation=last.incarnation,
-        stateful=logs.stateful,
-        form=logs.form,
-    )
+    return Evidence(logs.query, planned, done, stateful=logs.stateful, form=logs.form)
 
 
 def status_of(gateway: GatewayClient) -> Mapping[str, Any]:
@@ -121,22 +109,7 @@ def answer_of(state_dir: Path, ask: Callable[[GatewayClient], _Answer]) -> _Answ
             with client:
                 return ask(client)
         time.sleep(0.1)
-    do = "It is started again by itself; the query then goes on."
-    raise GatewayUnreachable("TL-G01", str(state_dir), "no gateway answers", do)
-
-
-class _GatewayOffset(NamedTuple):
-    journal: str = ""
-    offset: int = 0
-    incarnation: str = ""
-
-
-def _gateway_offset(logs: Checkpoint, batch: int | None) -> _GatewayOffset:
-    """Where a batch ends in its journal (`towline.spark.offsets`); an empty place where that can't be read."""
-    places = places_at(logs, batch)
-    if len(places) != 1:
-        return _GatewayOffset()
-    return _GatewayOffset(places[0].journal, places[0].offset, places[0].incarnation)
+    raise GatewayUnreachable("TL-G01", str(state_dir), *NO_ANSWER)
 
 
 def places_at(logs: Checkpoint, batch: int | None) -> tuple[JournalPlace, ...]:
@@ -145,11 +118,6 @@ def places_at(logs: Checkpoint, batch: int | None) -> tuple[JournalPlace, ...]:
         with contextlib.suppress(GatewayError):
             return Position.parse(value).places
     return ()
-
-
-def range_of(logs: Checkpoint, batch: int) -> tuple[int, int]:
-    """Offsets of a journal where a batch begins and ends; 0 for what can't be read."""
-    return _gateway_offset(logs, batch - 1).offset, _gateway_offset(logs, batch).offset
 
 
 def kafka_offsets(checkpoint: Path, batch: int | None) -> KafkaOffsets:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline import files
 from towline.errors import ConfigError
+from towline.spark.offsets import JournalPlace
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
@@ -37,17 +38,14 @@ class Identity:
         generation: 1, and one more for each time it was told to begin again.
         query: Id of the streaming query whose checkpoint is its own; "" before the first start.
         parallelism: Transactions of a batch when it ran last; 0 before the first start.
-        journal: Journal that `start` belongs to.
-        start: Offset where a query without a checkpoint begins; -1 for where the gateway's account stands.
+        places: Where the query of an uplink without a checkpoint begins: the ``gateways`` of a source offset
+            (`towline.spark.offsets`) as JSON; "" for where each gateway's account stands.
         offsets: The same of a downlink: offsets in Kafka as Spark's source takes them; "" for where the file says.
         mapping: Digest of what a downlink makes of a record in batches that were begun.
-        incarnation: Which opening of that journal wrote the row below `start`; "" where that is not known.
         packet_limit: Largest packet of the broker in those batches, in bytes; 0 for no limit.
         guarantee: Its promise when it ran last; "" before the first start.
         split: Digest of what the rows of a batch are made of, where that has several transactions; else "".
         brokers: Where its MQTT session may be.
-        places: Of a line over several gateways what `journal`, `start` and `incarnation` are of one: the ``gateways``
-            of a source offset (`towline.spark.offsets`) as JSON; "" for where each gateway's account stands.
     """
 
     line: str
@@ -55,16 +53,13 @@ class Identity:
     generation: int = 1
     query: str = ""
     parallelism: int = 0
-    journal: str = ""
-    start: int = -1
+    places: str = ""
     offsets: str = ""
     mapping: str = ""
     packet_limit: int = 0
-    incarnation: str = ""
     guarantee: str = ""
     split: str = ""
     brokers: tuple[str, ...] = ()
-    places: str = ""
 
     @classmethod
     def new(cls, bridge: str, line: str) -> Identity:
@@ -105,34 +100,21 @@ class Identity:
         if noted != self:
             noted.save(line.gateway.state_dir)
 
-    def again(
-        self,
-        journal: str = "",
-        start: int = -1,
-        offsets: str = "",
-        incarnation: str = "",
-        taken: Container[str] = (),
-    ) -> Identity:
-        """The same line with a new sink id and without a checkpoint, to begin at an offset of a journal or in Kafka.
+    @property
+    def begins(self) -> tuple[JournalPlace, ...]:
+        """`places`, taken apart."""
+        return tuple(JournalPlace.parse(name, fields) for name, fields in json.loads(self.places or "{}").items())
+
+    def again(self, places: str = "", offsets: str = "", taken: Container[str] = ()) -> Identity:
+        """The same line with a new sink id and without a checkpoint, to begin in its gateways' journals or in Kafka.
 
         Args:
-            journal: Journal of `start`.
-            start: Offset in it.
-            offsets: Offsets in Kafka, of a downlink.
-            incarnation: Which opening of the journal wrote the row below `start`.
+            places: As the attribute.
+            offsets: As the attribute.
             taken: Sink ids of other lines (`sinks`).
         """
         sink, number = self._next(taken)
-        return Identity(
-            self.line,
-            sink,
-            number,
-            journal=journal,
-            start=start,
-            offsets=offsets,
-            incarnation=incarnation,
-            brokers=self.brokers,
-        )
+        return Identity(self.line, sink, number, places=places, offsets=offsets, brokers=self.brokers)
 
     def rescaled(self, parallelism: int, taken: Container[str] = ()) -> Identity:
         """The same line and checkpoint with a new sink id, for another number of transactions of a batch."""

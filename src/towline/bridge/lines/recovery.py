@@ -337,17 +337,12 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     old = read_checkpoint(line.checkpoint)
     # A batch that was begun with at_most_once is given up, whatever the line promises now.
     again = policy(line.guarantee).serves_again and policy(former_guarantee(line, identity)).serves_again
-    cut = old.done_end if again else old.planned_end
     batch = old.done if again else old.planned
     # Without a batch it begins where it began before, which "latest" would not say.
     at = kafka_offsets(line.checkpoint, batch)
     offsets = json.dumps(at) if at else identity.offsets
-    incarnation = old.done_incarnation if again else old.incarnation
-    taken = sinks(line.gateway.state_dir)
-    fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation, taken)
-    if isinstance(line, Line) and line.gateways:
-        ends = {place.gateway: place.to_json() for place in places_at(Checkpoint(str(line.checkpoint)), batch)}
-        fresh = replace(fresh, places=json.dumps(ends) if ends else "")
+    ends = {place.gateway: place.to_json() for place in places_at(Checkpoint(str(line.checkpoint)), batch)}
+    fresh = identity.again(json.dumps(ends) if ends else "", offsets, sinks(line.gateway.state_dir))
     if line.checkpoint.exists():
         line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
         _remove_oldest(line.checkpoint)

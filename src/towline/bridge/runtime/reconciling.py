@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import CONSUMER, Line
-from towline.bridge.lines.evidence import read_checkpoint
+from towline.bridge.lines.evidence import places_at
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.guarantee import policy
@@ -77,9 +77,9 @@ def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> dict[str, list[dict[
 
 def _journal(line: Line, gateway: Mapping[str, Any]) -> Iterator[Comparison]:
     committed = (gateway.get("consumers") or {}).get(CONSUMER)
-    done = None if line.gateways else read_checkpoint(line.checkpoint).done_end
-    if committed is not None and done is not None:
-        yield of_journal(int(committed), done)
+    logs = Checkpoint(str(line.checkpoint))
+    if committed is not None and (ends := places_at(logs, logs.last_commit_batch())):
+        yield of_journal(int(committed), sum(place.offset for place in ends))
 
 
 def of_journal(committed: int, done: int) -> Comparison:

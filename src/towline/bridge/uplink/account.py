@@ -89,9 +89,8 @@ class UplinkCounts(LineCounts):
     """What the committed batches of an uplink held, by journal offsets.
 
     Attributes:
-        journal: Id of the journal the offsets belong to.
-        since: Offset where counting began; None before the first batch.
-        upto: Offset after the last counted row.
+        spans: By journal, the offset where counting began and the one after the last counted row; what was counted of
+            a gateway that has gone stays.
         unrouted: Taken by no route.
         deduplicated: Dropped as repeats.
         late: Dropped by the state store as older than its watermark, which no row should be.
@@ -106,15 +105,11 @@ class UplinkCounts(LineCounts):
         letters_off: Dead letters that the one note of the sink has and its sums have not.
         plain_letters: Dead letters that the sink does not know as such: it has them among those acknowledged.
         unwitnessed: Carried, and told of by Spark alone.
-        spans: Of a line over several gateways what `since` and `upto` are of one, by journal; what was counted of a
-            gateway that has gone stays.
     """
 
     witness: ClassVar[str] = "received"
 
-    journal: str = ""
-    since: int | None = None
-    upto: int = 0
+    spans: Mapping[str, Span] = field(default_factory=dict)
     unrouted: int = 0
     deduplicated: int = 0
     late: int = 0
@@ -127,13 +122,12 @@ class UplinkCounts(LineCounts):
     letters_off: int = 0
     plain_letters: int = 0
     unwitnessed: int = 0
-    spans: Mapping[str, Span] = field(default_factory=dict)
 
     def add(self, report: Mapping[str, Any]) -> Self:
         """Count a committed batch; one that was counted before changes nothing.
 
         Args:
-            report: ``journal``, ``batch``, ``rows``, ``start``, ``end``, ``observed``, ``gives_up`` (whether rows that
+            report: ``spans`` (of each journal), ``batch``, ``rows``, ``observed``, ``gives_up`` (whether rows that
                 a batch did not show were given up, or are in Kafka), ``known`` (whether it tells why rows did not come
                 to the sink), ``reasons`` (why they may not); what the sink says, as `SinkWitness.hear` takes it; where
                 it counts dead letters, ``query`` and ``letters`` (of all its batches up to this one).
@@ -160,46 +154,27 @@ class UplinkCounts(LineCounts):
         return replace(self, unwitnessed=self.unwitnessed - more)
 
     def _batch(self, report: Mapping[str, Any]) -> Self:
-        if "spans" in report:
-            return self._batch_of_several(report)
-        journal = str(report.get("journal", ""))
-        if journal != self.journal:  # another journal: its offsets begin anew
-            fresh = replace(self, journal=journal) if self.since is None else type(self)(journal=journal)
-            return fresh._batch(report)  # noqa: SLF001 - its own
-        end = report.get("end")
-        rows = int(report.get("rows") or 0)
-        if end is None:
-            return self
-        start = report.get("start")
-        start = end - rows if start is None else start
-        since = start if self.since is None else self.since
-        before = start if self.since is None else self.upto
-        moved = replace(self, since=since, upto=max(end, before, self.upto), batch=report["batch"])
-        if end <= before:
-            return moved._again(self.batch, report)  # noqa: SLF001 - its own
-        return moved._counted(report, end - start, max(0, start - before), begun=self.since is not None)  # noqa: SLF001
-
-    def _batch_of_several(self, report: Mapping[str, Any]) -> Self:
-        spans = self._known_spans()
         held = gap = 0
-        moved = dict(spans)
-        for journal, (start, end) in report["spans"].items():
-            since, before = spans.get(journal, (start, start))
+        if not (spans := report.get("spans")):
+            return self
+        moved = {journal: (since, upto) for journal, (since, upto) in self.spans.items()}
+        for journal, (start, end) in spans.items():
+            since, before = moved.get(journal, (start, start))
             if end > before:
                 held += end - start
                 gap += max(0, start - before)
             moved[journal] = (since, max(before, end))
-        counted = replace(self, journal="", since=None, upto=0, spans=moved, batch=report["batch"])
+        counted = replace(self, spans=moved, batch=report["batch"])
         if not held and not gap:  # counted before, or without a row
             return counted._again(self.batch, report)  # noqa: SLF001 - its own
         # Of a gateway that has come or gone since the last report, what lies in between is not known by its offsets.
-        complete = spans.keys() == report["spans"].keys()
-        return counted._counted(report, held, gap, begun=bool(spans), complete=complete)  # noqa: SLF001 - its own
+        complete = self.spans.keys() == spans.keys()
+        return counted._counted(report, held, gap, begun=bool(self.spans), complete=complete)  # noqa: SLF001 - its own
 
     def _again(self, last: int, report: Mapping[str, Any]) -> Self:
         return replace(self, sink=self.sink.told_again(report, same=int(report["batch"]) == last))
 
-    def _counted(self, report: Mapping[str, Any], held: int, gap: int, *, begun: bool, complete: bool = True) -> Self:
+    def _counted(self, report: Mapping[str, Any], held: int, gap: int, *, begun: bool, complete: bool) -> Self:
         """Count messages that were not counted before.
 
         Args:
@@ -235,15 +210,10 @@ class UplinkCounts(LineCounts):
             **{name: getattr(self, name) + int(observed.get(name, 0)) for name in _OBSERVED},
         )
 
-    def _known_spans(self) -> dict[str, Span]:
-        """What is counted of each journal, that of the line's former only gateway too."""
-        known = {journal: (int(since), int(upto)) for journal, (since, upto) in self.spans.items()}
-        return known if self.since is None else {**known, self.journal: (self.since, self.upto)}
-
     @property
     def offsets(self) -> int:
         """Messages that were counted, as the journals number them."""
-        return sum(upto - since for since, upto in self._known_spans().values())
+        return sum(upto - since for since, upto in self.spans.values())
 
     @property
     def agree(self) -> bool:
@@ -253,26 +223,23 @@ class UplinkCounts(LineCounts):
     def account(self, gateway: Mapping[str, Any]) -> LineAccount:
         """Bring the witnesses together.
 
-        Args:
-            gateway: ``received``, ``end``, ``committed``, ``deduplicated`` ...
-        """
-        if "gateways" in gateway:
-            return self._account_of_several(gateway["gateways"])
-        said = _Said.of(gateway, None if self.since is None else (self.since, self.upto))
-        beyond = _beyond(self.upto, said.end) if self.upto > said.end else ""
-        return self._account(said, [beyond] if beyond else [])
+        Of a gateway that is away that is what it said last, of one that has gone what was carried.
 
-    def _account_of_several(self, gateways: Mapping[str, Mapping[str, Any]]) -> LineAccount:
-        """The sum over the gateways: of one that is away what it said last, of one that has gone what was carried."""
+        Args:
+            gateway: ``received``, ``end``, ``committed``, ``deduplicated`` ...; of several also ``gateways``.
+        """
+        several = gateway.get("gateways")
         total, beyond = _Said(*[0] * len(_Said._fields)), list[str]()
-        parts = {str(part.get("journal", name)): (name, part) for name, part in gateways.items()}
+        parts = {str(part.get("journal", name)): (name, part) for name, part in (several or {"": gateway}).items()}
         for journal in sorted({*parts, *self.spans}):
             (name, part), span = parts.get(journal, (journal, {})), self.spans.get(journal)
             said = _Said.of(part, None if span is None else (int(span[0]), int(span[1])))
             if span is not None and span[1] > said.end:
-                beyond.append(f"gateway {name}: {_beyond(span[1], said.end)}")
+                beyond.append(
+                    f"gateway {name}: {_beyond(span[1], said.end)}" if several else _beyond(span[1], said.end)
+                )
             total = _Said(*map(sum, zip(total, said, strict=True)))
-        away = {name: part for name, part in gateways.items() if AWAY in part}
+        away = {name: part for name, part in (several or {}).items() if AWAY in part}
         told = self._account(total, beyond)
         return replace(told, away=tuple(away_text(name, part) for name, part in away.items()))
 
@@ -317,8 +284,9 @@ class UplinkCounts(LineCounts):
     def _disagreements(self) -> Iterator[str]:
         """Which witness says what, where they can't both be right."""
         if not self.agree:
-            where = f"offsets {self.since:,} to {self.upto:,}" if self.since is not None else "offsets"
-            yield f"{where} have {self.offsets:,} messages · Spark saw {self.rows + self.missed + self.covered:,} rows"
+            where = " and ".join(f"{since:,} to {upto:,}" for since, upto in self.spans.values())
+            rows = self.rows + self.missed + self.covered
+            yield f"offsets {where} have {self.offsets:,} messages · Spark saw {rows:,} rows"
         if self.astray > 0:
             yield f"{self.astray:,} rows did not come to the sink, for no reason that the line has"
         if self.astray < 0:

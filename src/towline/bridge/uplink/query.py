@@ -12,16 +12,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import BATCH_BYTES, CONSUMER, Line
-from towline.bridge.lines.evidence import places_at, range_of, read_checkpoint
+from towline.bridge.lines.evidence import places_at, read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
-from towline.bridge.uplink import several
 from towline.bridge.uplink.account import spans_of
 from towline.bridge.uplink.counting import COUNTS, reasons
 from towline.bridge.uplink.inforce import KeptRoutes
 from towline.bridge.uplink.packing import plain_routes
-from towline.bridge.uplink.recovery import gather, offset_of, oldest_waiting, starting
+from towline.bridge.uplink.recovery import beginnings, belong, gather, offsets_of, oldest_waiting
 from towline.bridge.uplink.source import FORMAT
 from towline.bridge.uplink.sql import Repeats, apply
 from towline.checkpoint import Checkpoint
@@ -34,7 +33,7 @@ from towline.spark import tally
 from towline.spark.offsets import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -59,12 +58,10 @@ PACKED_BYTES: Final = 1 << 20
 class UplinkQuery(LineQuery[Line]):
     """The query of an uplink."""
 
-    #: Where a checkpoint without a batch begins, which Spark does not report of its first; None before the start.
-    _began: int | None = None
-    #: Whose offset that is; "" for a checkpoint with batches.
-    _journal = ""
-    #: The same of several gateways, by name.
+    #: By gateway, where a checkpoint without a batch begins, which Spark does not report of its first.
     _begun: Mapping[str, int] = MappingProxyType({})
+    #: The same by journal; none where the checkpoint has batches.
+    _first: Mapping[str, int] = MappingProxyType({})
 
     #: It finishes the batch that was begun, and ends.
     _finishes = False
@@ -108,28 +105,16 @@ class UplinkQuery(LineQuery[Line]):
         return {_ARROW_BYTES: str(most)}
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
-        line, identity = self.line, self._identity()
-        if line.gateways:
-            return self._prepared_for_several(spark)
-        evidence = gather(line, CONSUMER, identity)
-        identity = examine(line, str(self.bridge.file), identity, evidence, self._set_markers)
-        begin = starting(line, identity, evidence)
-        self._began = offset_of(begin, evidence)
-        self._journal = evidence.gateway_journal if evidence.planned is None else ""
-        self._note_begun(evidence)
-        return self._writer(self.source(spark, begin), identity), identity
-
-    def _prepared_for_several(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
-        """As `_prepared`, for a line that reads gateways elsewhere."""
-        line, identity = self.line, self._identity()
-        seen = several.gather(line, self.bridge.gateway.access(), CONSUMER, identity)
-        several.belong(line, str(self.bridge.file), identity, seen)
-        former = identity
-        identity = examine(line, str(self.bridge.file), identity, seen.checkpoint, self._set_markers)
+        line, former, file, access = self.line, self._identity(), str(self.bridge.file), self.bridge.gateway.access()
+        seen = gather(line, access, former)
+        belong(line, file, former, seen)
+        identity = examine(line, file, former, seen.checkpoint, self._set_markers)
+        new = seen.checkpoint.planned is None
         if identity.generation != former.generation:  # it begins anew behind what is done
-            seen = several.gather(line, self.bridge.gateway.access(), CONSUMER, identity)
-        begin = several.beginnings(line, identity, seen)
-        self._begun = several.offsets_of(begin, seen)
+            seen = gather(line, access, identity)
+        begin = beginnings(line, identity, seen)
+        self._begun = offsets_of(begin, seen)
+        self._first = {one.gateway_journal: self._begun[name] for name, one in seen.parts.items()} if new else {}
         self._note_begun(seen.checkpoint)
         return self._writer(self.source(spark, begin), identity), identity
 
@@ -169,12 +154,12 @@ class UplinkQuery(LineQuery[Line]):
         """
         set_markers(SinkSettings.parse(self._sink_options(identity)), identity.sink, batch)
 
-    def source(self, spark: SparkSession, begin: str) -> DataFrame:
-        """The rows that the line's gateway gives.
+    def source(self, spark: SparkSession, begin: Mapping[str, str | int]) -> DataFrame:
+        """The rows that the line's gateways give.
 
         Args:
             spark: The session.
-            begin: Where a query without a checkpoint begins, as the source's option ``startingOffset``.
+            begin: By gateway, where a query without a checkpoint begins.
         """
         line, routes = self.line, self._packs
         reader = spark.readStream.format("mqtt")
@@ -187,7 +172,7 @@ class UplinkQuery(LineQuery[Line]):
             .option("guarantee", line.guarantee.value)
             .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
             .option("maxBytesPerTrigger", line.max_bytes_per_trigger)
-            .option("startingOffset", begin)
+            .option("startingOffset", json.dumps(begin) if line.gateways else str(*begin.values()))
             .option("checkpointLocation", str(line.checkpoint))
             .option("eventTime", str(line.within is not None).lower())
             .load()
@@ -236,66 +221,36 @@ class UplinkQuery(LineQuery[Line]):
         yield from self._passed_over(identity, counts)
         if evidence.done is None:
             return
-        if line.gateways:
-            yield from self._unreported_of_several(evidence, evidence.done)
-            return
-        if not evidence.done_end:
-            return
-        report = {"query": evidence.query, "journal": evidence.journal, **_UNHEARD}
-        checkpoint = Checkpoint(str(line.checkpoint))
-        for batch in tally.served_empty(checkpoint):
-            start, end = range_of(checkpoint, batch)
-            start = max(start, identity.start) if batch == 0 else start
-            if batch <= evidence.done and end:
-                yield self._with_the_sink({**report, **_GIVEN_UP, "batch": batch, "start": start, "end": end})
-        yield self._with_the_sink({**report, "batch": evidence.done, "end": evidence.done_end})
+        report, logs = {"query": evidence.query, **_UNHEARD}, Checkpoint(str(line.checkpoint))
+        for batch in tally.served_empty(logs):
+            if batch <= evidence.done and (ends := places_at(logs, batch)):
+                begun = places_at(logs, batch - 1) if batch else identity.begins or _at_zero(line, ends)
+                yield self._with_the_sink({**report, **_GIVEN_UP, "batch": batch, "spans": spans_of(begun, ends)})
+        if ends := places_at(logs, evidence.done):
+            yield self._with_the_sink({**report, "batch": evidence.done, "spans": spans_of((), ends)})
 
     def _passed_over(self, identity: Identity, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """What a line that began again has not counted and does not read any more: given up, or carried before."""
-        upto, begins = counts.get("upto", 0), identity.start
-        if counts.get("since") is None or identity.journal != counts.get("journal") or upto >= begins:
-            return
-        span = {"journal": identity.journal, "start": upto, "end": begins}
-        gives_up = not policy(self.line.guarantee).serves_again
-        yield {"query": "", "batch": BEFORE_FIRST, **span, **_UNHEARD, "gives_up": gives_up}
+        known = {journal: upto for journal, (_, upto) in counts.get("spans", {}).items()}
+        left = {one.journal: (known.get(one.journal, one.offset), one.offset) for one in identity.begins}
+        if spans := {journal: span for journal, span in left.items() if span[0] < span[1]}:
+            gives_up = not policy(self.line.guarantee).serves_again
+            yield {"query": "", "batch": BEFORE_FIRST, "spans": spans, **_UNHEARD, "gives_up": gives_up}
 
     def begun(self) -> dict[str, Any] | None:
         """Where the first batch of a checkpoint begins: that is where counting begins."""
-        if self._began is None or not self._journal or self.line.gateways:
-            return None
-        span = {"journal": self._journal, "start": self._began, "end": self._began}
-        return {"query": "", "batch": BEFORE_FIRST, **span, **_UNHEARD}
-
-    def _unreported_of_several(self, evidence: Evidence, done: int) -> Iterator[dict[str, Any]]:
-        checkpoint = Checkpoint(str(self.line.checkpoint))
-        report = {"query": evidence.query, **_UNHEARD}
-        for batch in tally.served_empty(checkpoint):
-            if 0 < batch <= done and (ends := places_at(checkpoint, batch)):
-                spans = spans_of(places_at(checkpoint, batch - 1), ends)
-                yield self._with_the_sink({**report, **_GIVEN_UP, "batch": batch, "spans": spans})
-        if ends := places_at(checkpoint, done):
-            yield self._with_the_sink({**report, "batch": done, "spans": spans_of((), ends)})
+        spans = {journal: (offset, offset) for journal, offset in self._first.items()}
+        return {"query": "", "batch": BEFORE_FIRST, "spans": spans, **_UNHEARD} if spans else None
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
-        """What the account takes of a batch: journal and offsets, and repeats, which are rows that did not come out."""
+        """What the account takes of a batch: its range of each journal, and why rows did not come to the sink."""
         report, source = super().report(progress), source_of(progress)
-        if self.line.gateways:
-            return self._with_the_sink(self._with_left_out(self._spanning(report, source), progress))
-        begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
-        start = begin.get("offset", self._began)
-        report |= {"journal": end.get("journal", ""), "start": start, "end": end.get("offset")}
-        if start is not None:
-            report["rows"] = self._messages(report["rows"], end.get("offset", start) - start)
-        return self._with_the_sink(self._with_left_out(report, progress))
-
-    def _spanning(self, report: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-        """A report with the range that it has of each gateway's journal."""
         begin, end = _places(source.get("startOffset")), _places(source.get("endOffset"))
-        first = source.get("startOffset") is None
-        begun = [replace(place, offset=self._begun.get(place.gateway, place.offset)) for place in end]
-        spans = spans_of(begun if first else begin, end)
+        if source.get("startOffset") is None:
+            begin = tuple(replace(place, offset=self._begun.get(place.gateway, place.offset)) for place in end)
+        spans = spans_of(begin, end)
         rows = self._messages(report["rows"], sum(upto - start for start, upto in spans.values()))
-        return {**report, "spans": spans, "rows": rows}
+        return self._with_the_sink(self._with_left_out({**report, "spans": spans, "rows": rows}, progress))
 
     def _messages(self, rows: int, offsets: int) -> int:
         """How many messages a batch had: what Spark counted, as far as that says it (`LineQuery.report`).
@@ -348,7 +303,6 @@ def _places(offset: Any) -> tuple[JournalPlace, ...]:
     return Position.parse(offset).places if isinstance(offset, dict) else ()
 
 
-def _gateway_offset(place: Any) -> dict[str, Any]:
-    """The one gateway's part of a source offset (`towline.spark.offsets`)."""
-    gateways = place.get("gateways", {}) if isinstance(place, dict) else {}
-    return next(iter(gateways.values()), {})
+def _at_zero(line: Line, ends: Iterable[JournalPlace]) -> tuple[JournalPlace, ...]:
+    """Where the first batch began at a gateway of the line's own; of several nobody knows who joined with it."""
+    return () if line.gateways else tuple(replace(place, offset=0) for place in ends)
