@@ -72,7 +72,7 @@ class Window:
     """What can be read: rows from the asked ``start`` up to ``end``, of a journal that reaches to ``tip``.
 
     ``incarnation`` names the opening of the journal that wrote the row below ``end``, and goes with that offset [I14].
-    ``size`` is how many bytes those rows are in the journal, where that was asked for and the gateway can tell it.
+    ``size`` is how many bytes those rows are in the journal, where that was asked for.
     """
 
     journal: str
@@ -81,7 +81,7 @@ class Window:
     end: int
     tip: int
     incarnation: str = ""
-    size: int | None = None
+    size: int = 0
 
 
 class GatewayClient:

@@ -200,7 +200,7 @@ class BatchPlanner:
         max_rows, max_bytes = self._limits(limit)
         self._turn += 1
         ones = [one for one in self.gateways.all if one in windows]
-        offers = [self._offer(questions[one], windows[one], max_bytes) for one in ones]
+        offers = [Offer(windows[one].end - questions[one].here.offset, windows[one].size) for one in ones]
         granted = dict(zip(ones, admit(offers, max_rows, max_bytes, self._turn), strict=True))
         cut = {
             one: replace(
@@ -212,15 +212,10 @@ class BatchPlanner:
         taken = {one: windows[one] for one, got in granted.items() if got.rows and got.size != 0 and one not in cut}
         taken |= self.gateways.again(cut)
         ordered = [one for one in ones if one in taken]
-        sizes = [max(1, self._offer(questions[one], taken[one], max_bytes).size) for one in ordered]
+        sizes = [max(1, taken[one].size) for one in ordered]
         return {
             one: taken[one] for one, fits in zip(ordered, fitting(sizes, max_bytes, self._turn), strict=True) if fits
         }
-
-    def _offer(self, question: Question, window: Window, max_bytes: int | None) -> Offer:
-        rows = window.end - question.here.offset
-        even = (max_bytes or 0) // len(self.gateways.all)  # a gateway of the version before does not tell its bytes
-        return Offer(rows, even if window.size is None else window.size)
 
     def _missing(self, known: Iterable[SourceGateway]) -> SourceGateway | None:
         """A gateway that is away while the query's end is not reached there."""

@@ -6,7 +6,6 @@ import contextlib
 import json
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, two, until
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable
-from towline.gateway.client import GatewayClient
 from towline.spark import gateways, planning, reader
 from towline.spark.reader import MqttStreamReader, Slice
 
@@ -98,22 +96,6 @@ def test_the_limit_in_bytes_is_of_the_whole_batch(
         at = end
     assert max(sizes) <= 50_000
     assert min(sizes[:-1]) > 40_000, "what is allowed is used"
-
-
-def test_a_gateway_of_the_version_before_gets_an_even_share_of_the_bytes(
-    two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It does not tell how large its window is."""
-    whole = GatewayClient.wait
-    monkeypatch.setattr(GatewayClient, "wait", lambda *a, **more: replace(whole(*a, **more), size=None))
-    stream = new_reader(max_rows=1000, max_bytes=50_000)
-    for one in two:
-        for _ in range(50):
-            one.add(10, payload=b"x" * 500)
-    at = stream.initialOffset()
-    end = until(stream, at, lambda place: min(ends(place).values()) > 0, ReadMaxRows(1000))
-    assert sum(one.journal.size(0, ends(end)[one.name]) for one in two) <= 2 * 50_000
-    assert ends(until(stream, end, lambda place: ends(place) == {"g1": 500, "g2": 500}, ReadMaxRows(1000)))
 
 
 def test_huge_messages_come_one_after_the_other(two: tuple[Served, Served], new_reader: NewReader) -> None:
