@@ -324,6 +324,31 @@ def test_another_journal_of_one_gateway_is_told(tmp_path: Path, two: tuple[Serve
         recovery.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
 
 
+def test_a_line_with_a_gateway_of_its_own_is_one_of_a_list_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_PATIENCE_S", 0.2)
+    line = read(GOOD, tmp_path).uplinks[0]
+    with served(line.gateway.state_dir, name="telemetry") as one:
+        one.add(10)
+        one.journal.commit("bridge", 4)
+        new = gathered(line, Identity.new("plant-7", "telemetry"))
+        begin = recovery.beginnings(line, Identity.new("plant-7", "telemetry"), new)
+        assert (begin, recovery.offsets_of(begin, new)) == ({"telemetry": "committed"}, {"telemetry": 4})
+        KNOWN.save(line.gateway.state_dir)
+        write(line, 3, telemetry=(one, 7))
+        recovery.belong(line, "bridge.toml", KNOWN, gathered(line, KNOWN))
+        one.journal.commit("bridge", 9)
+        with pytest.raises(TowlineError, match=r'line "telemetry": the checkpoint is an older copy.*TL-B23'):
+            recovery.belong(line, "bridge.toml", KNOWN, gathered(line, KNOWN))
+        begin_again(line)
+        identity = Identity.read(line.gateway.state_dir)
+        assert identity is not None
+        assert recovery.beginnings(line, identity, gathered(line, identity)) == {"telemetry": 9}
+    with pytest.raises(GatewayUnreachable, match=r"no gateway answers. It is started again by itself.*TL-G01"):
+        gathered(line, identity)
+
+
 def test_one_that_is_away_does_not_keep_a_line_from_going_on(tmp_path: Path) -> None:
     line = line_of(tmp_path)
     with served(tmp_path / "g1", name="g1") as one:
