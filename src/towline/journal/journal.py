@@ -22,7 +22,14 @@ from towline.journal.directory import prepare
 from towline.journal.disk import Disk
 from towline.journal.frames import Kind
 from towline.journal.lock import Lock
-from towline.journal.reading import BATCH_BYTES, combined
+from towline.journal.reading import (
+    BATCH_BYTES,
+    bytes_between,
+    combined,
+    offset_after_bytes,
+    origin_below,
+    pieces,
+)
 from towline.journal.recovery import recover
 from towline.journal.room import Limits, Room
 from towline.journal.state import Changes, decode_json, encode_json
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from towline.journal.recovery import Recovery
+    from towline.journal.segment import Segment
 
 __all__ = ["Journal", "Limits"]
 
@@ -107,7 +115,7 @@ class Journal:
     @property
     def first(self) -> int:
         """The oldest offset that can be read."""
-        return self._store.first
+        return self._store.segments[0].first
 
     @property
     def end(self) -> int:
@@ -116,8 +124,8 @@ class Journal:
 
     def incarnation_of(self, offset: int) -> str:
         """The incarnation that wrote the row below `offset`; "" where there is none, or its row was removed."""
-        end = self._store.end
-        return self._store.origin_below(offset) if max(self.first, 1) <= offset <= end else ""
+        end, segments = self._store.end, self._store.segments
+        return origin_below(segments, offset) if max(segments[0].first, 1) <= offset <= end else ""
 
     @property
     def committed(self) -> int:
@@ -174,7 +182,7 @@ class Journal:
         """
         store, left = self._store, None
         with contextlib.suppress(OSError):
-            left = store.room_left
+            left = store.room.left(store.bytes_on_disk)
         return {
             "syncs": store.syncs.as_json(),
             "bytes_written": store.bytes_written,
@@ -338,9 +346,7 @@ class Journal:
             JournalError: TL-J07, some of these rows are not, or no longer, there. TL-J10, closed.
             JournalDamaged: TL-J05 (while iterating), rows no longer read as they were written; none of them is served.
         """
-        if end > self._readable(start):
-            raise self._out_of_range(start, end)
-        return combined(self._store.pieces(start, end), batch_rows, batch_bytes)
+        return combined(pieces(self._holding(start, end), self._store.schema, start, end), batch_rows, batch_bytes)
 
     def locate(self, start: int, *, max_rows: int | None = None, max_bytes: int | None = None) -> int:
         """Return the end of a range from `start` within both bounds; at least one row, if there is one.
@@ -354,10 +360,10 @@ class Journal:
             JournalError: TL-J07, `start` is not, or no longer, there. TL-J10, closed.
             JournalDamaged: TL-J05, the frames on the way no longer read as they were written.
         """
-        available = self._readable(start)
+        available, segments = self._readable(start)
         end = available if max_rows is None else min(available, start + max(max_rows, 1))
         if max_bytes is not None and start < end:
-            end = min(max(self._store.after_bytes(start, end, max_bytes), start + 1), end)
+            end = min(max(offset_after_bytes(segments, start, end, max_bytes), start + 1), end)
         return end
 
     def size(self, start: int, end: int) -> int:
@@ -367,17 +373,23 @@ class Journal:
             JournalError: TL-J07, the range is not, or no longer, there. TL-J10, closed.
             JournalDamaged: TL-J05, the frames on the way no longer read as they were written.
         """
-        if end > self._readable(start):
-            raise self._out_of_range(start, end)
-        return self._store.bytes_between(start, end)
+        return bytes_between(self._holding(start, end), start, end)
 
-    def _readable(self, start: int) -> int:
+    def _holding(self, start: int, end: int) -> tuple[Segment, ...]:
+        """The segments, among them those with these rows."""
+        available, segments = self._readable(start)
+        if end > available:
+            raise self._out_of_range(start, end)
+        return segments
+
+    def _readable(self, start: int) -> tuple[int, tuple[Segment, ...]]:
         if self._dead:
             raise self._dead
-        end = self._store.end
-        if not self.first <= start <= end:
+        end = self._store.end  # before the segments: they hold at least what it promises
+        segments = self._store.segments
+        if not segments[0].first <= start <= end:
             raise self._out_of_range(start, start)
-        return end
+        return end, segments
 
     def _out_of_range(self, start: int, end: int) -> JournalError:
         return JournalError(

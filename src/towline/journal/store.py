@@ -8,16 +8,15 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.errors import JournalError, JournalFull
+from towline.errors import JournalFull
 from towline.journal.frames import Kind, encode, frame_bytes
-from towline.journal.reading import RowSlice, bytes_between, offset_after_bytes, origin_below, pieces
 from towline.journal.segment import removable as removable_of
 from towline.journal.state import Changes, Snapshot, encode_json, section_of
 from towline.journal.writer import new_segment
 from towline.timing import Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from towline.journal.disk import Disk
@@ -68,11 +67,6 @@ class SegmentStore:
         self.end = recovered.state.end
 
     @property
-    def first(self) -> int:
-        """The oldest offset that can be read."""
-        return self.segments[0].first
-
-    @property
     def committed(self) -> int:
         """The smallest watermark of all consumers; the first offset when there is none."""
         return min(self.state.consumers.values(), default=self.segments[0].first)
@@ -91,11 +85,6 @@ class SegmentStore:
             if rows > 0:
                 waiting += segment.size * rows // (segment.end - segment.first)
         return waiting
-
-    @property
-    def room_left(self) -> int | None:
-        """Bytes that may still come before there is no room, whichever limit is the nearest."""
-        return self.room.left(self.bytes_on_disk)
 
     def count(self, increments: Mapping[str, int]) -> None:
         """Add to counters of the ledger [I11]; any thread. Their totals reach the disk with the next frame."""
@@ -189,32 +178,6 @@ class SegmentStore:
     def close(self) -> None:
         """Give the descriptor back; nothing is written. A second call does nothing."""
         self._active.close()
-
-    # Reading -------------------------------------------------------------------------------------------------------
-
-    def pieces(self, start: int, end: int) -> Iterator[RowSlice]:
-        """Yield the rows from `start` to `end`, of the segments that are there now; see `towline.journal.reading`."""
-        return pieces(self._from(start), self.schema, start, end)
-
-    def after_bytes(self, start: int, end: int, max_bytes: int) -> int:
-        """How far `max_bytes` on disk reach from row `start`; a frame's bytes count evenly for its rows."""
-        return offset_after_bytes(self._from(start), start, end, max_bytes)
-
-    def bytes_between(self, start: int, end: int) -> int:
-        """How many bytes on disk the rows from `start` to `end` are; a frame's bytes count evenly for its rows."""
-        return bytes_between(self._from(start), start, end)
-
-    def _from(self, start: int) -> tuple[Segment, ...]:
-        """The segments that are there now; the caller looked at `end` before."""
-        segments = self.segments
-        if start < segments[0].first:
-            what = f"rows {start:,} to {segments[0].first:,} were committed and removed"
-            raise JournalError("TL-J07", str(self._directory), what, "Read from the journal's first row on.")
-        return segments
-
-    def origin_below(self, offset: int) -> str:
-        """Which opening of the journal wrote the row below an offset."""
-        return origin_below(self.segments, offset)
 
     # Segments come and go ------------------------------------------------------------------------------------------
 
