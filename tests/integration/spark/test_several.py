@@ -172,11 +172,10 @@ def test_one_is_killed_and_the_other_goes_on(
     publish(broker, range(1000, 1100), "a/1", qos=2)
     until(query, lambda: sink.of("g1") == 1700)
     query.stop()
-    query = start(sink, gateways=str(g1.settings.state_dir), pollMs=500, **access)
+    query = start(sink, gateways=str(g1.settings.state_dir), pollMs=500)
     wait_until(lambda: not query.isActive, LONG)
     assert "TL-G51" in str(query.exception())
-    removed = {"removedGateways": "g2"}
-    query = start(sink, gateways=str(g1.settings.state_dir), pollMs=500, **removed, **access)
+    query = start(sink, gateways=str(g1.settings.state_dir), pollMs=500, removedGateways="g2")
     publish(broker, range(1100, 1200), "a/1", qos=2)
     until(query, lambda: sink.of("g1") == 1800)
     assert sink.devices() == {
