@@ -27,14 +27,13 @@ import pyarrow as pa
 from pyarrow import flight
 
 from towline.errors import GatewayError, TowlineError
-from towline.gateway.admission import TokenFile
 from towline.gateway.endpoint import error_fields
-from towline.gateway.listen import ListenSettings, ServerCertificate
+from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
 from towline.gateway.memory import give_memory_back, physical_bytes, resident_bytes
 from towline.gateway.process import configure_logging
 from towline.gateway.remote import RemoteService
+from towline.gateway.request import unforeseen
 from towline.gateway.tickets import TicketKey
-from towline.gateway.wire import unforeseen
 from towline.logfile import LogStream
 
 __all__ = ["Forwarding", "main"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 import ssl
 from collections.abc import Mapping
@@ -14,12 +16,13 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from towline import files
 from towline.errors import ConfigError
-from towline.gateway.access import REMOTE
+from towline.gateway.access import REMOTE, tokens
 
-__all__ = ["ListenSettings", "ServerCertificate"]
+__all__ = ["ListenSettings", "ServerCertificate", "TokenFile"]
 
 #: ``HOST:PORT``, an address of IP version 6 in brackets.
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+_READABLE_BY_OTHERS: Final = 0o007
 _NEEDED: Final = ("cert_file", "key_file", "token_file")
 
 
@@ -169,3 +172,50 @@ def _refused(settings: ListenSettings, error: ssl.SSLError) -> ConfigError:
 def _unusable(setting: str, path: Path, what: str) -> ConfigError:
     do = "Correct or renew it; a renewed one is taken while the gateway runs."
     return ConfigError("TL-C97", f"{setting} {path}", what, do)
+
+
+class TokenFile:
+    """The tokens of a file, as they are now: it is read again when it has changed.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: TL-C98, it can't be used; later, while it can't, it lets nobody in.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: tuple[tuple[int, ...], tuple[bytes, ...]] = ((), ())
+        self._read()
+
+    def allows(self, token: str) -> bool:
+        """Whether it is one of them; takes as long for a wrong one as for a right one."""
+        try:
+            known = self._read()
+        except ConfigError:
+            return False
+        shown = _digest(token)
+        return sum(hmac.compare_digest(shown, one) for one in known) > 0  # each is compared
+
+    def _read(self) -> tuple[bytes, ...]:
+        try:
+            state = self._path.stat()
+            version = (state.st_mtime_ns, state.st_size, state.st_ino, state.st_mode)
+            if version != self._known[0]:
+                if state.st_mode & _READABLE_BY_OTHERS:
+                    raise self._unusable("every user of this machine may read or write it", "chmod 600 it.")
+                self._known = (version, tuple(map(_digest, tokens(self._path.read_bytes()))))
+        except OSError as error:
+            raise self._unusable(f"it can't be read ({files.why(error)})", "Check its name and rights.") from error
+        except ValueError as error:
+            raise self._unusable(str(error), "Make one with: openssl rand -hex 32") from None
+        return self._known[1]
+
+    def _unusable(self, what: str, do: str) -> ConfigError:
+        return ConfigError("TL-C98", str(self._path), f"no file of tokens: {what}", do)
+
+
+def _digest(token: str) -> bytes:
+    """As long for every token, so that comparing tells nothing of its length."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

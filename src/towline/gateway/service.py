@@ -24,9 +24,8 @@ from towline.gateway.belonging import check_history, check_journal
 from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, location_of, socket_path
 from towline.gateway.leases import Leases, now_text
 from towline.gateway.longpoll import LongPoll
-from towline.gateway.request import Request, bad_request
+from towline.gateway.request import Request, bad_request, errors_on_the_wire
 from towline.gateway.tickets import TicketKey
-from towline.gateway.wire import errors_on_the_wire
 from towline.processes import ProcessMark
 from towline.schema import ROW_SCHEMA
 

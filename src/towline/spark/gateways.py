@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.access import REFUSALS
-from towline.gateway.interruptible import interruptible
+from towline.gateway.client import interruptible
 from towline.spark.link import PATIENCE_S
 
 if TYPE_CHECKING:

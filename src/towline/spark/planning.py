@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
-from towline.gateway.interruptible import interruptible
+from towline.gateway.client import interruptible
 from towline.spark.admission import Offer, admit, fitting
 from towline.spark.gateways import Question, SourceGateway, SourceGateways, foreign, is_absence, is_refusal
 from towline.spark.link import PATIENCE_S, patiently

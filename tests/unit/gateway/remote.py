@@ -13,8 +13,7 @@ import trustme
 
 from tests.unit.gateway.serving import Served, served
 from towline.gateway.access import Access
-from towline.gateway.admission import TokenFile
-from towline.gateway.listen import ListenSettings, ServerCertificate
+from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.remote import RemoteService
 from towline.journal import Limits, Outbox

@@ -176,8 +176,8 @@ def test_a_stream_goes_on_where_it_broke_off(fronted: Fronted) -> None:
 
 def test_a_machine_that_says_nothing_is_given_up(fronted: Fronted, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose power is off: its connections stay."""
-    monkeypatch.setattr("towline.gateway.channel.SILENCE_S", 0.3)
-    monkeypatch.setattr("towline.gateway.channel.BRING_S", 0.5)
+    monkeypatch.setattr("towline.gateway.client.SILENCE_S", 0.3)
+    monkeypatch.setattr("towline.gateway.client.BRING_S", 0.5)
     end = fronted.server.add(1)
     with fronted.driver() as driver:
         driver.status()

@@ -22,10 +22,9 @@ from tests.unit.gateway.remote import TOKEN, Pki, Remote, remote
 from tests.unit.gateway.serving import rows
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
-from towline.gateway.admission import TokenFile
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.listen import ListenSettings, ServerCertificate
+from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
 from towline.gateway.remote import RemoteService
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 

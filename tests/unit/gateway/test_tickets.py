@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from towline.errors import GatewayError, JournalError
-from towline.gateway.admission import check_read, check_write
+from towline.gateway.remote import check_read, check_write
 from towline.gateway.request import Request
 from towline.gateway.tickets import KEY_FILE, LONGEST_VALID_S, TicketKey
 

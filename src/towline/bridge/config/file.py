@@ -27,8 +27,7 @@ from towline.bridge.config.services import LISTENING, GatewaySection, MonitorSec
 from towline.bridge.config.tables import Head, Tables
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.access import is_remote
-from towline.gateway.admission import TokenFile
-from towline.gateway.listen import ListenSettings, ServerCertificate
+from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
 from towline.guarantee import policy
 from towline.kafka.reserved import reserved
 from towline.spark.masters import is_cluster, shares_files
