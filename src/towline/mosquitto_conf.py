@@ -18,26 +18,15 @@ from towline.errors import ConfigError
 
 __all__ = ["DEFAULTS", "BridgeTopic", "Connection", "Listener", "MosquittoConf", "Setting", "Settings", "read"]
 
-#: What holds where a file says nothing [mosquitto.conf(5), Mosquitto 2.0]; None means that there is no limit.
-DEFAULTS: Final[Mapping[str, bool | int | str | None]] = {
-    "allow_zero_length_clientid": True,
+#: What holds where a file says nothing [mosquitto.conf(5), Mosquitto 2.0], of what somebody here asks for.
+DEFAULTS: Final[Mapping[str, bool | int]] = {
     "autosave_interval": 1800,
     "autosave_on_changes": False,
-    "max_inflight_bytes": 0,
-    "max_inflight_messages": 20,
-    "max_packet_size": 0,
     "max_queued_bytes": 0,
     "max_queued_messages": 1000,
     "memory_limit": 0,
     "message_size_limit": 0,
-    "per_listener_settings": False,
     "persistence": False,
-    "persistence_file": "mosquitto.db",
-    "persistence_location": "",
-    "persistent_client_expiration": None,
-    "queue_qos0_messages": False,
-    "retain_available": True,
-    "upgrade_outgoing_qos": False,
 }
 
 #: Settings of a connection by their present names.
@@ -196,12 +185,10 @@ class Listener(Settings):
     Attributes:
         port: 0 for a Unix socket.
         address: The address or name that it is bound to, the path of a Unix socket, or empty for all addresses.
-        begun: The line that begins it; None for the one without a line.
     """
 
     port: int = 1883
     address: str = ""
-    begun: Setting | None = None
 
     @property
     def secure(self) -> bool:
@@ -243,7 +230,6 @@ class MosquittoConf(Settings):
 
     Attributes:
         file: The main file.
-        files: Every file that was read, in order.
         named: The listeners that were begun by a line.
         unnamed: What was set for the listener that has no line (``port``, ``bind_address``, and settings of listeners
             before the first ``listener``).
@@ -251,7 +237,6 @@ class MosquittoConf(Settings):
     """
 
     file: Path = Path()
-    files: list[Path] = field(default_factory=list)
     named: list[Listener] = field(default_factory=list)
     unnamed: Listener = field(default_factory=Listener)
     connections: list[Connection] = field(default_factory=list)
@@ -268,23 +253,16 @@ class MosquittoConf(Settings):
         """Whether it listens on loopback only, since no listener is configured [mosquitto.conf(5)]."""
         return not self.named and self.get("port") is None and self.get("bind_address") is None
 
-    def value(self, name: str) -> bool | int | str | None:
-        """What holds for a setting of the broker: what was set, else the default.
-
-        Args:
-            name: One of `DEFAULTS`, or ``allow_anonymous``, whose default depends on the listeners.
+    def value(self, name: str) -> bool | int:
+        """What holds for a setting of the broker, one of `DEFAULTS`: what was set, else the default.
 
         Raises:
-            KeyError: If no default is known.
             ConfigError: TL-C156, if the value can't be read.
         """
-        default = self.local_only if name == "allow_anonymous" else DEFAULTS[name]
-        found = self.get(name)
+        default, found = DEFAULTS[name], self.get(name)
         if found is None:
             return default
-        if isinstance(default, bool):
-            return found.flag()
-        return found.number() if isinstance(default, int) else found.value
+        return found.flag() if isinstance(default, bool) else found.number()
 
 
 def read(file: Path) -> MosquittoConf:
@@ -302,7 +280,6 @@ def read(file: Path) -> MosquittoConf:
 
 
 def _read_file(conf: MosquittoConf, file: Path, *, main: bool) -> None:
-    conf.files.append(file)
     listener: Listener = conf.unnamed
     connection: Connection | None = None
     for setting in _lines(file):
@@ -402,7 +379,7 @@ def _listener(setting: Setting) -> Listener:
     port, _, address = setting.value.partition(" ")
     address = address.strip()
     unix = port == "0" and address.startswith("/")
-    return Listener(port=0 if unix else _port(port, setting), address=address, begun=setting)
+    return Listener(port=0 if unix else _port(port, setting), address=address)
 
 
 def _port(word: str, setting: Setting) -> int:

@@ -83,9 +83,9 @@ def test_defaults_hold_where_nothing_is_said(tmp_path: Path) -> None:
     """Without a listener Mosquitto listens on loopback and lets everybody in."""
     conf = parsed(tmp_path, "")
     assert {name: conf.value(name) for name in DEFAULTS} == dict(DEFAULTS)
-    assert conf.value("allow_anonymous") is True
+    assert conf.local_only
     assert [one.port for one in conf.listeners] == [1883]
-    assert parsed(tmp_path, "listener 1884").value("allow_anonymous") is False
+    assert not parsed(tmp_path, "listener 1884").local_only
     assert [one.port for one in parsed(tmp_path, "port 1885\nlistener 1884").listeners] == [1885, 1884]
 
 
@@ -101,8 +101,8 @@ def test_included_files_come_in_mosquitto_s_order(tmp_path: Path) -> None:
     for name in ("b.conf", "A.conf", "01.conf", "a.conf", "B.conf", "00.conf", "no.txt"):
         write(tmp_path, f"include_dir nowhere\nmax_queued_messages {len(name)}\n", f"conf.d/{name}")
     conf = parsed(tmp_path, "include_dir conf.d\n")
-    names = [one.name for one in conf.files]
-    assert names == ["mosquitto.conf", "00.conf", "01.conf", "A.conf", "a.conf", "B.conf", "b.conf"]
+    names = [one.file.name for one in conf.all("max_queued_messages")]
+    assert names == ["00.conf", "01.conf", "A.conf", "a.conf", "B.conf", "b.conf"]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_no_bytes_do_more_than_fail_in_one_line(tmp_path_factory: pytest.TempPat
 
 def everything(conf: MosquittoConf) -> None:
     """Ask for all that is computed late."""
-    for name in (*DEFAULTS, "allow_anonymous"):
+    for name in DEFAULTS:
         conf.value(name)
     for one in conf.connections:
         assert len(one.topics) == len(one.all("topic"))

@@ -18,8 +18,7 @@ _UNITS: Final = {"h": 3600, "d": 86400, "w": 7 * 86400, "m": 30 * 86400, "y": 36
 
 def number(conf: MosquittoConf | None, name: str) -> int:
     """A setting of the broker that is a number, as set or by default; 0 where there is no limit, or no file."""
-    value = None if conf is None else conf.value(name)
-    return value if isinstance(value, int) else 0
+    return 0 if conf is None else int(conf.value(name))
 
 
 def expiration_s(conf: MosquittoConf) -> float | None:
