@@ -31,7 +31,7 @@ _SHORT_S, _FEW = 60.0, 100
 _NEVER: Final = 0xFFFFFFFF
 #: Kafka's largest record by default, which a packet may have to carry; a limit for messages of sensors.
 _RECORD, _SENSOR = 1 << 20, 64 << 10
-#: A refusal for less than the QoS that was asked for (`towline.mqtt.refusals`).
+#: A refusal for less than the QoS that was asked for (`towline.mqtt.handshake`).
 _GRANTED_LESS: Final = "TL-M11"
 
 

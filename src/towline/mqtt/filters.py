@@ -10,17 +10,12 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import NamedTuple, Self
 
-__all__ = ["common", "matches", "share_of", "unshared"]
+__all__ = ["common", "matches", "unshared"]
 
 
 def unshared(pattern: str) -> str:
     """A filter without the ``$share/NAME/`` of a shared subscription."""
     return pattern.split("/", 2)[2] if pattern.startswith("$share/") else pattern
-
-
-def share_of(pattern: str) -> str:
-    """The name of a shared subscription's group; "" for any other filter."""
-    return pattern.split("/", 2)[1] if pattern.startswith("$share/") else ""
 
 
 def matches(pattern: str, topic: str) -> bool:

@@ -69,13 +69,21 @@ from towline.mqtt.events import (
     Want,
     Written,
 )
-from towline.mqtt.handshake import Authentication, Unasked, connect_packet, forgetful, too_narrow
+from towline.mqtt.handshake import (
+    Authentication,
+    Unasked,
+    connect_packet,
+    connection_ended,
+    connection_refused,
+    forgetful,
+    subscription_refused,
+    too_narrow,
+)
 from towline.mqtt.inbound import AliasError, Inbound
 from towline.mqtt.liveness import PONG_WITHIN, Liveness
 from towline.mqtt.outbound import Answer, Outbound, Unexpected
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.reasons import BLAMING, ID_IN_USE
-from towline.mqtt.refusals import connection_ended, connection_refused, subscription_refused
 from towline.mqtt.rules import check_config, connack_problem, unsupported
 from towline.mqtt.subscriptions import Request, Subscribe, Subscriptions, SubscriptionStep, Unsubscribe
 

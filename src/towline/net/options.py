@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from mqtt5 import Will
@@ -25,47 +25,53 @@ ProtocolName: TypeAlias = Literal["5", "3.1.1", "3.1", "auto"]
 LONGEST_DELAY_S: Final = 3600.0
 #: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
 _LARGEST_PACKET: Final = 268_435_455 + 5
-#: What the settings of a client hand on as they are: to the session, and to the connection.
+#: What the settings of a client hand on to the session as they are.
 _TO_SESSION: Final = (
     *("username", "unknown_session", "receive_maximum", "keep_alive_s", "connect_timeout_s", "will", "authenticator"),
 )
-_TO_CONNECTION: Final = (
-    *("tls", "proxy", "protocol", "max_packet_bytes", "follow_redirects", "brokers_share_sessions"),
-    *("reconnect_delay_s", "reconnect_max_delay_s"),
-)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionOptions:
-    """How to get to the brokers, and what is said to them.
+@dataclass(frozen=True, kw_only=True)
+class Connecting:
+    """How to get to the brokers, whoever asks.
 
     Attributes:
-        session: The session's part.
-        brokers: Tried in this order, again from the first after the last, and after a connection that worked.
-        tls: How to encrypt; None for the defaults where a broker asks for TLS.
+        tls: How to encrypt; None to verify against the system's certificates where a broker asks for TLS.
         proxy: On the way to all of them.
-        protocol: Which versions are tried.
+        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it.
         max_packet_bytes: Of a larger message only a stub is kept; any other packet that is larger ends the connection.
-        follow_redirects: Go where a broker points; see `towline.net.reconnect`.
-        brokers_share_sessions: They are one cluster; otherwise each has a session of its own.
-        linger_s: How many seconds a chunk waits for more, so that one sync serves many: twice as many in a stream, up
-            to three times elsewhere (`towline.net.linger`).
+        follow_redirects: Go where a broker points, same scheme, same verification; see `towline.net.reconnect`.
+        brokers_share_sessions: They are one cluster; otherwise each has a session of its own: nothing is published with
+            QoS 2, and what was under way to us comes again when one takes over from another.
         reconnect_delay_s: First pause before another connection in seconds; each further one is twice as long.
         reconnect_max_delay_s: The longest.
-        websocket_headers: Further headers of the request that opens a WebSocket, such as an authorization.
     """
 
-    session: SessionConfig
-    brokers: tuple[Endpoint, ...]
     tls: Tls | None = None
     proxy: Proxy | None = None
     protocol: ProtocolName = "5"
     max_packet_bytes: int = 64 << 20
     follow_redirects: bool = False
     brokers_share_sessions: bool = False
-    linger_s: float = 0.0
     reconnect_delay_s: float = FIRST_PAUSE_S
     reconnect_max_delay_s: float = LONGEST_PAUSE_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions(Connecting):
+    """How to get to the brokers, and what is said to them.
+
+    Attributes:
+        session: The session's part.
+        brokers: Tried in this order, again from the first after the last, and after a connection that worked.
+        linger_s: How many seconds a chunk waits for more, so that one sync serves many: twice as many in a stream, up
+            to three times elsewhere (`towline.net.linger`).
+        websocket_headers: Further headers of the request that opens a WebSocket, such as an authorization.
+    """
+
+    session: SessionConfig
+    brokers: tuple[Endpoint, ...]
+    linger_s: float = 0.0
     websocket_headers: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -85,50 +91,33 @@ class ConnectionOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientSettings:
+class ClientSettings(Connecting):
     """How a `Client` or a `Publisher` meets its broker.
 
     Attributes:
         username, password: MQTT's.
-        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it.
         session_expiry_s: Seconds the broker keeps the session while we are away, 0xFFFFFFFF for ever; 0 to begin and
             end without one. To MQTT 3.x everything above 0 is for ever. None for 3,600, and for ever in a `Publisher`.
         unknown_session: What becomes of a session that the broker has when the first connection is made: ``adopt`` it,
             or ``refuse``: the connection ends before anything of it is answered (TL-M20).
         keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
+        connect_timeout_s: Seconds for the connection, and again for CONNACK.
+        receive_maximum: Messages of QoS > 0 the broker may send without our acknowledgement; MQTT 3.x can't tell it.
         will: Published by the broker when the connection ends without our goodbye.
         authenticator: Enhanced authentication (MQTT 5).
-        receive_maximum: Messages of QoS > 0 the broker may send without our acknowledgement; MQTT 3.x can't tell it.
-        max_packet_bytes: A larger message comes without its payload, see `towline.Message`.
-        tls: On the way to the broker; None to verify against the system's certificates.
-        proxy: On the way to all brokers.
-        connect_timeout_s: Seconds for the connection, and again for CONNACK.
-        reconnect_delay_s: First pause before another connection in seconds; each further one is twice as long.
-        reconnect_max_delay_s: The longest.
         websocket_headers: Further headers of the request that opens a WebSocket.
-        follow_redirects: Go to the server a broker names, same scheme, same verification.
-        brokers_share_sessions: The brokers are one cluster; otherwise each has a session of its own: nothing is
-            published with QoS 2, and what was under way to us comes again when one takes over from another.
     """
 
     username: str | None = None
     password: bytes | str | None = field(default=None, repr=False)
-    protocol: ProtocolName = "5"
     session_expiry_s: int | None = None
     unknown_session: Literal["adopt", "refuse"] = "adopt"
     keep_alive_s: int = 60
+    connect_timeout_s: float = 10.0
+    receive_maximum: int = 1000
     will: Will | None = None
     authenticator: Authenticator | None = None
-    receive_maximum: int = 1000
-    max_packet_bytes: int = 64 << 20
-    tls: Tls | None = None
-    proxy: Proxy | None = None
-    connect_timeout_s: float = 10.0
-    reconnect_delay_s: float = FIRST_PAUSE_S
-    reconnect_max_delay_s: float = LONGEST_PAUSE_S
     websocket_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    follow_redirects: bool = False
-    brokers_share_sessions: bool = False
 
     def options(
         self,
@@ -175,7 +164,7 @@ class ClientSettings:
             clean_start=expiry == 0,
             **{name: getattr(self, name) for name in _TO_SESSION},
         )
-        handed_on = {name: getattr(self, name) for name in _TO_CONNECTION}
+        handed_on = {one.name: getattr(self, one.name) for one in fields(Connecting)}
         options = ConnectionOptions(session=session, brokers=brokers, websocket_headers=headers, **handed_on)
         check_config(options.session_at(options.levels[0]))
         return options

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.mqtt.filters import common, matches, share_of, unshared
+from towline.mqtt.filters import common, matches, unshared
 
 LEVELS = ("a", "b", "", "$x")
 TOPICS = ["/".join(levels) for depth in (1, 2, 3, 4) for levels in product(LEVELS, repeat=depth)]
@@ -71,5 +71,5 @@ def test_examples(one: str, other: str, both: str | None) -> None:
 
 
 def test_a_shared_subscription_is_taken_apart() -> None:
-    assert (share_of("$share/g/a/#"), unshared("$share/g/a/#")) == ("g", "a/#")
-    assert (share_of("a/#"), unshared("a/#")) == ("", "a/#")
+    assert unshared("$share/g/a/#") == "a/#"
+    assert unshared("a/#") == "a/#"
