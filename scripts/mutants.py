@@ -279,8 +279,9 @@ def run(
     environ = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(map(str, path))}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "mutants", "-p", "no:cacheprovider"]
     command += ["--hypothesis-seed=0", "--no-header", "--tb=line"]
-    if MAP in variables:
+    if MAP in variables:  # of all tests; and it leaves them compiled, for the runs behind it
         command.remove("-x")
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
     limit = (lambda: resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))) if cpu_s is not None else None
     return subprocess.run(
         [*command, *arguments],

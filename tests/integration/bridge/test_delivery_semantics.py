@@ -107,7 +107,7 @@ class Flow:
         self._thread.join(PATIENCE)
 
     def _run(self) -> None:
-        while not self._enough.is_set():
+        while not self._enough.wait(0.1):  # as much as there can be would cost CPU and show nothing more
             publish(self._broker, self.sent, self._CHUNK)
             self.sent += self._CHUNK
 
