@@ -24,9 +24,9 @@ from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Content, Mark
 from towline.delivery.receipts.openings import same_messages
 from towline.delivery.receipts.payload import ReceiptPayload
+from towline.errors import ConfigError
 from towline.journal import Outbox
 from towline.journal.ranges import Ranges
-from towline.publisher.errors import foreign_key, without_key
 
 __all__ = ["CONSUMER", "Awaited", "Restored", "awaited_of", "keep", "keys_of"]
 
@@ -270,10 +270,12 @@ def keys_of(outbox: Outbox, file: str | Path | None) -> ReceiptKeys:
     """
     publisher = outbox.journal.journal_id
     if file is None:
-        raise without_key(publisher)
+        do = f"Give receipt_key_file, made with: towline key LINE_KEY_FILE {publisher}."
+        raise ConfigError("TL-C84", f"publisher {publisher}", "receipts need a key", do)
     keys = ReceiptKeys.read(Path(file).expanduser())
     if not keys.speaks_for(publisher):
-        raise foreign_key(str(file), publisher)
+        what, do = f"it holds keys of other publishers, and this one is {publisher}", "Make one: towline key"
+        raise ConfigError("TL-C86", str(file), what, f"{do} LINE_KEY_FILE {publisher}")
     return keys
 
 

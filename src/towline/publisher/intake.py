@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from towline.delivery.outrows import arrived, rows_of
-from towline.errors import JournalFull
+from towline.errors import JournalFull, PublisherError
 from towline.journal import Outbox, largest_frame
-from towline.publisher.errors import closed, not_taken, outbox_full
 from towline.publisher.receipt import Lifecycle, Log, PendingMessage
 
 __all__ = ["Intake"]
@@ -91,18 +91,18 @@ class Intake:
         with life.changed:
             while not life.closing and life.dead is None:
                 if self._refuses and self.full_since is not None:
-                    raise outbox_full(life.directory, self.full_since)
+                    raise _outbox_full(life.directory, self.full_since)
                 if self._room():
                     break
                 life.may_wait()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise not_taken(life.directory, self.full_since)
+                    raise _not_taken(life.directory, self.full_since)
                 life.changed.wait(left)
             if life.dead is not None:
                 raise life.dead
             if life.closing:
-                raise closed(life.directory)
+                raise life.closed()
             self._queue.append(message)
             self._bytes += message.size
             if not self._group:
@@ -120,7 +120,7 @@ class Intake:
             while not stage.done():
                 left = deadline - time.monotonic()
                 if left <= 0 and self._take_back(message):
-                    message.fail(not_taken(life.directory, self.full_since))
+                    message.fail(_not_taken(life.directory, self.full_since))
                     life.changed.notify_all()
                     break
                 life.changed.wait(left if left > 0 else None)
@@ -182,7 +182,7 @@ class Intake:
         with life.changed:
             self.full_since = error
             if self._refuses or life.closing:
-                self._fail(group, outbox_full(life.directory, error))
+                self._fail(group, _outbox_full(life.directory, error))
                 self.full_since = None
                 life.changed.notify_all()
                 return False
@@ -204,3 +204,15 @@ class Intake:
     def _fail(messages: list[PendingMessage], failure: BaseException) -> None:
         for message in messages:
             message.fail(failure)
+
+
+def _not_taken(directory: Path, full: JournalFull | None) -> PublisherError:
+    """The error of a message that found no room in time."""
+    why = f"no room: {full.what}" if full else "the disk can't keep up"
+    what = f"the message was not taken within its timeout ({why})"
+    return PublisherError("TL-O30", str(directory), what, full.do if full else "Publish it again later.")
+
+
+def _outbox_full(directory: Path, error: JournalFull) -> PublisherError:
+    """The error of a message that finds no room."""
+    return PublisherError("TL-O01", str(directory), f"the outbox is full: {error.what}", error.do)

@@ -30,10 +30,10 @@ from towline.net.messages import Properties
 from towline.net.options import ClientSettings
 from towline.publisher.awaited import CONSUMER, awaited_of, keys_of
 from towline.publisher.delivery import OutboxDelivery
-from towline.publisher.errors import left_behind, left_on_disk, wrong
 from towline.publisher.intake import Intake
 from towline.publisher.receipt import Lifecycle, Log, PendingMessage, Receipt, Stages, settling
 from towline.schema import OUTBOX_SCHEMA
+from towline.text import counted
 
 __all__ = ["Publisher", "fields_of"]
 
@@ -100,9 +100,9 @@ class Publisher:
     ) -> None:
         options = settings.options(brokers, client_id or "towline", session_expiry_s=0xFFFFFFFF)
         if overflow not in ("block", "refuse"):
-            raise wrong("overflow is block or refuse")
+            raise _wrong("overflow is block or refuse")
         if receipts and settings.protocol != "5":
-            raise wrong('receipts need protocol "5"')
+            raise _wrong('receipts need protocol "5"')
         _check_settings(
             min_free_bytes=min_free_bytes,
             max_bytes=max_bytes,
@@ -304,7 +304,7 @@ class Publisher:
         left = self._unsent(end_to_end=end_to_end is not False)
         if left and first:
             receipts = self._awaited.status(self._outbox.end) if self._awaited is not None else None
-            what = left_on_disk(left, self._directory, None if self._unsent() else receipts)
+            what = _left_on_disk(left, self._directory, None if self._unsent() else receipts)
             self._log.warning(what, code="TL-O03")
         return left
 
@@ -357,7 +357,7 @@ class Publisher:
         self._mqtt_thread.join()
         with settling(self._life) as callbacks:
             self._life.ended = True
-            callbacks.extend(self._stages.abandon(self._life.dead or left_behind(self._directory)))
+            callbacks.extend(self._stages.abandon(self._life.dead or self._left_behind()))
         atexit.unregister(self._at_exit)
         try:
             self._delivery.end()
@@ -365,11 +365,15 @@ class Publisher:
             with contextlib.suppress(JournalError):
                 self._outbox.close()
 
+    def _left_behind(self) -> PublisherError:
+        what, do = "the publisher was closed before", "The message stays on disk, and the next start sends it."
+        return PublisherError("TL-O03", str(self._directory), what, do)
+
     def _at_exit(self) -> None:
         """The interpreter ends without `close`: give the broker a moment, and say what stays."""
         left = self.close(_AT_EXIT, end_to_end=False)  # nothing, in a process that has inherited it
         if left:
-            sys.stderr.write(f"{left_on_disk(left, self._directory)}   [TL-O03]\n")
+            sys.stderr.write(f"{_left_on_disk(left, self._directory)}   [TL-O03]\n")
 
 
 def _check_settings(**settings: Any) -> None:
@@ -384,7 +388,7 @@ def _check_settings(**settings: Any) -> None:
             continue
         number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
         if not (number and low <= value <= high):
-            raise wrong(f"{name} is {value!r}, and goes from {low:,} to {high:,}")
+            raise _wrong(f"{name} is {value!r}, and goes from {low:,} to {high:,}")
 
 
 def fields_of(
@@ -424,3 +428,33 @@ def fields_of(
         "message_expiry_seconds": expiry_s,
         **said,
     }
+
+
+def _left_on_disk(left: int, directory: Path, receipts: Mapping[str, int | bool] | None = None) -> str:
+    """What becomes of messages that a publisher leaves behind.
+
+    Args:
+        left: How many.
+        directory: Where they are.
+        receipts: The account of receipts, where nothing but these is missing.
+    """
+    if receipts is None:
+        return f"{counted(left)} not at the broker: kept in {directory}, and the next start sends what is there"
+    return f"{counted(left)} without a receipt: kept in {directory}, and the next start asks again{_why(receipts)}"
+
+
+def _why(receipts: Mapping[str, int | bool]) -> str:
+    """Why no receipt has come at all, as far as this side can tell."""
+    if receipts["watermark"]:
+        return ""
+    if receipts["not_believed"]:
+        return ". Receipts came that this publisher's key did not sign: is it made of the line's key (towline key)?"
+    return (
+        ". No receipt has ever come: the line that takes these messages up needs `receipts`, with the same prefix and "
+        "the key that this publisher's is made of, and has to reach Kafka"
+    )
+
+
+def _wrong(what: str) -> ConfigError:
+    """The error of an argument that can't be."""
+    return ConfigError("TL-C52", "Publisher", what, "Change it.")

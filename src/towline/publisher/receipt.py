@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from towline.delivery.outbound import Outcome
-from towline.errors import TowlineError
+from towline.errors import ConfigError, PublisherError, TowlineError
 from towline.publisher.awaited import Awaited
-from towline.publisher.errors import closed, died, elsewhere, given_up, not_sent, own_thread, without_receipts
 from towline.text import printable
 
 __all__ = ["Callback", "Completion", "Lifecycle", "Log", "PendingMessage", "Receipt", "Stages", "guarded", "settling"]
@@ -89,7 +88,9 @@ class Lifecycle:
             PublisherError: TL-O08.
         """
         if self.inherited:
-            raise elsewhere(self.directory, self._pid)
+            what = f"this publisher belongs to the process that made it (pid {self._pid})"
+            do = "Make one, with a directory of its own, after the fork."
+            raise PublisherError("TL-O08", str(self.directory), what, do)
 
     def may_wait(self) -> None:
         """Refuse a wait that nothing would end.
@@ -99,18 +100,30 @@ class Lifecycle:
         """
         self.check()
         if threading.current_thread() in self.threads:
-            raise own_thread(self.directory)
+            what = "a callback waits on the publisher's own thread for what this thread has to do"
+            do = "Publish with wait=False there, and wait on another thread."
+            raise PublisherError("TL-O10", str(self.directory), what, do)
 
     def fail(self, error: BaseException) -> TowlineError:
         """Note, with the condition held, why nothing works any more; returns what others get."""
-        if self.dead is None:
-            self.dead = error if isinstance(error, TowlineError) else died(self.directory, error)
+        if self.dead is None and isinstance(error, TowlineError):
+            self.dead = error
+        elif self.dead is None:
+            first = next(iter(str(error).splitlines()), "").rstrip(". ")
+            what = f"the publisher has ended: unexpected {type(error).__name__}{': ' if first else ''}{first}"
+            do = "What is on disk is safe; make a new one, and report the fault in Towline."
+            self.dead = PublisherError("TL-O09", str(self.directory), what, do)
+            self.dead.__cause__ = error
         return self.dead
+
+    def closed(self) -> PublisherError:
+        """The error of a call that comes too late."""
+        return PublisherError("TL-O02", str(self.directory), "the publisher is closed", "Make a new one.")
 
     @property
     def over(self) -> TowlineError | None:
         """Why nothing comes of a wait any more; None while something may."""
-        return self.dead or (closed(self.directory) if self.ended else None)
+        return self.dead or (self.closed() if self.ended else None)
 
 
 class Completion(Generic[T]):
@@ -294,7 +307,8 @@ class Stages:
         self.no_end: Completion[None] | None = None
         if awaited is None:
             self.no_end = Completion(life)
-            self.no_end.settle(failure=without_receipts(where))
+            what = "this publisher asks for no receipts"
+            self.no_end.settle(failure=ConfigError("TL-C52", where, what, "Open it with receipts=True."))
 
     def stored(self, group: list[PendingMessage], first: int) -> list[Callback]:
         """Messages are durable; `first` is the number of the first."""
@@ -325,10 +339,16 @@ class Stages:
     def _done(self, number: int, outcome: Outcome) -> list[Callback]:
         if outcome is Outcome.DELIVERED:
             return _settle(self._at_broker, number)
-        callbacks = _settle(self._at_broker, number, not_sent(self._where, number, outcome))
+        if outcome is Outcome.EXPIRED:
+            failure = PublisherError("TL-O05", self._where, f"message {number} expired before it was sent")
+        else:
+            what, do = f"the broker refused message {number}", "It is kept aside; see the log."
+            failure = PublisherError("TL-O04", self._where, what, do)
+        callbacks = _settle(self._at_broker, number, failure)
         if self._awaited is not None and number not in self._awaited.settled:
             self._awaited.give_up(number)
-            callbacks += _settle(self._end_to_end, number, given_up(self._where, number, outcome))
+            what = f"message {number} was {outcome.value} before its receipt came; whether it arrived is not known"
+            callbacks += _settle(self._end_to_end, number, PublisherError("TL-O06", self._where, what))
         return callbacks
 
     def arrived(self, numbers: range) -> list[Callback]:
