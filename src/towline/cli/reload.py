@@ -21,8 +21,7 @@ def reload(file: BridgeFile = Path("bridge.toml")) -> None:
     when the file is what runs, 1 when the bridge refused it, 2 and a line for each mistake.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.asking import reload_from_outside  # noqa: PLC0415
-    from towline.bridge.runtime.reloading import REFUSED  # noqa: PLC0415
+    from towline.bridge.runtime.reloading import REFUSED, reload_from_outside  # noqa: PLC0415
     from towline.cli.screen import lines_text  # noqa: PLC0415
 
     told = reload_from_outside(load(file))

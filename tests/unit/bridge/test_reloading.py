@@ -18,9 +18,8 @@ from tests.unit.bridge.test_config import read
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime import asking, reloading
-from towline.bridge.runtime.asking import reload_from_outside
-from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, Reloading
+from towline.bridge.runtime import reloading
+from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, Reloading, reload_from_outside
 from towline.bridge.runtime.state import BridgeState, read_state
 from towline.bridge.runtime.status import collect, render
 from towline.errors import ConfigError, GatewayUnreachable, KafkaError, TowlineError
@@ -321,12 +320,10 @@ def test_without_a_bridge_that_can_reload_nothing_is_sent(
     said = read_state(state_dir) or {}
     changes: list[tuple[dict[str, Any], str]] = [
         ({"ticks": ProcessMark.of(os.getpid()).started - 1}, "no bridge runs here"),
-        ({"reload": None}, "ends at SIGHUP"),
         ({"file": {"path": "/elsewhere.toml"}}, "was started from /elsewhere.toml"),
     ]
     for change, words in changes:
-        made = {key: value for key, value in {**said, **change}.items() if value is not None}
-        (state_dir / "bridge.json").write_text(json.dumps(made))
+        (state_dir / "bridge.json").write_text(json.dumps({**said, **change}))
         with pytest.raises(ConfigError, match=rf"{words}.*TL-C177"):
             reload_from_outside(asked_from_outside)
 
@@ -334,7 +331,7 @@ def test_without_a_bridge_that_can_reload_nothing_is_sent(
 def test_a_bridge_that_gives_no_answer_is_told(asked_from_outside: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     told_by(asked_from_outside)
     monkeypatch.setattr(os, "kill", lambda *_: None)
-    monkeypatch.setattr(asking, "_LOOK_S", 0.01)
+    monkeypatch.setattr(reloading, "_LOOK_S", 0.01)
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"no answer.*TL-C178"):
         reload_from_outside(asked_from_outside, 0.1)

@@ -18,15 +18,18 @@ routes each message goes by after that, and after a kill between two of these st
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.reload import LineChange, changes
-from towline.bridge.runtime.state import digest_of
+from towline.bridge.runtime.state import digest_of, is_there, read_state
 from towline.bridge.runtime.supervision import unforeseen
 from towline.errors import ConfigError, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.filters import ChangeState
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from towline.bridge.runtime.state import BridgeState
     from towline.mqtt.events import Filter
 
-__all__ = ["APPLIED", "REFUSED", "UNCHANGED", "UNDER_WAY", "Reloading"]
+__all__ = ["APPLIED", "REFUSED", "UNCHANGED", "UNDER_WAY", "Reloading", "reload_from_outside"]
 
 #: What becomes of a reload.
 APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
@@ -53,7 +56,9 @@ _HOLD_S: Final = 120.0
 _GRANT_S: Final = 30.0
 #: And for the filters before, where a change is taken back.
 _BACK_S: Final = 5.0
-#: Seconds between two questions to a gateway.
+#: Longest wait from outside, in seconds: as long as a reload waits for Spark and for brokers, and some more.
+_PATIENCE_S: Final = 300.0
+#: Seconds between two questions to a gateway, or to the bridge.
 _LOOK_S: Final = 0.1
 
 
@@ -251,3 +256,45 @@ class Reloading:
                 pass  # it is started again, with the filters before, and asked anew
             self._stopping.wait(_LOOK_S)
         return ChangeState(told[0]), told[1]
+
+
+def reload_from_outside(bridge: Bridge, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
+    """Send SIGHUP to the bridge, and wait for what becomes of it.
+
+    Args:
+        bridge: What its file says.
+        patience_s: Seconds to wait for the answer.
+
+    Returns:
+        ``outcome`` and ``texts`` of the reload.
+
+    Raises:
+        ConfigError: TL-C177, no bridge runs in its state directory, or one that was started from another file;
+            TL-C178, it gives no answer.
+    """
+    state_dir = bridge.state_dir
+    state = _running(state_dir)
+    other = (state.get("file") or {}).get("path")
+    if other != str(bridge.file):
+        what, do = f"the bridge that runs was started from {other}", "Name that file."
+        raise ConfigError("TL-C177", str(bridge.file), what, do)
+    asked = time.time()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(state["pid"], signal.SIGHUP)
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        told: dict[str, Any] = _running(state_dir).get("reload", {})
+        # One that was under way may have read the file before it was changed.
+        if told.get("began", 0.0) >= asked and told.get("outcome") != UNDER_WAY:
+            return told
+        time.sleep(_LOOK_S)
+    what, do = f"no answer in {patience_s:.0f} s", "Look at towline status, and at what towline run says."
+    raise ConfigError("TL-C178", str(state_dir), what, do)
+
+
+def _running(state_dir: Path) -> dict[str, Any]:
+    """The last word of the bridge that runs there."""
+    state = read_state(state_dir) or {}
+    if not is_there(state):
+        raise ConfigError("TL-C177", str(state_dir), "no bridge runs here", "Start it with towline run.")
+    return state

@@ -274,7 +274,7 @@ def is_there(state: Mapping[str, Any]) -> bool:
     """Whether the process of the bridge that wrote this is there; a zombie has ended too."""
     pid = state.get("pid")
     ticks = ProcessMark.of(pid).started if isinstance(pid, int) else 0
-    return ticks != 0 and state.get("ticks", ticks) == ticks
+    return ticks != 0 and state.get("ticks") == ticks
 
 
 def gateway_status(state_dir: Path) -> dict[str, Any] | None:
