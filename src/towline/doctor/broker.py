@@ -245,7 +245,9 @@ def _rights(one: Broker) -> Iterator[Answer]:
 def _window(one: Broker) -> Iterator[Answer]:
     """TL-D12: Receive Maximum, which bounds what is in flight; with QoS 2 packet ids are used twice beyond it."""
     if one.level < 5:
-        most = "" if one.conf is None else f"; max_inflight_messages is {number(one.conf, 'max_inflight_messages'):,}"
+        most = (
+            "" if one.conf is None else f"; max_inflight_messages is {one.conf.number('max_inflight_messages', 20):,}"
+        )
         yield Answer(LIMITED, f"MQTT 3.x announces none{most}", "a publisher has more in flight than the broker takes")
         return
     before, after = one.window

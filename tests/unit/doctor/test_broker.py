@@ -184,6 +184,8 @@ def test_of_mqtt_3_the_expiry_and_the_window_are_not_known(tmp_path: Path) -> No
     found = rows(CHECKS, broker_of(tmp_path, conf=None, level=4))
     assert [found[code].verdict for code in ("TL-D02", "TL-D04", "TL-D12")] == [LIMITED] * 3
     assert "MQTT 3.1.1" in found["TL-D02"].because
+    told = row("TL-D12", broker_of(tmp_path, level=4))
+    assert (told.verdict, "max_inflight_messages is 20" in told.because) == (LIMITED, True)
 
 
 def test_no_session_and_no_queue(tmp_path: Path) -> None:
