@@ -1,7 +1,7 @@
 """The thin client of a gateway: reads its rows, moves its watermarks, brings messages to its outbox.
 
 Safe in Spark's forked workers: ``pyarrow.flight`` is imported inside the methods and no connection is made before the
-first call. Every error of Arrow Flight becomes one of ours in one place, `towline.gateway.client`.
+first call. Every error of Arrow Flight becomes one of ours in one place, `Channel.translated`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 from towline.errors import Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access, is_remote
+from towline.gateway.belonging import OutboxPosition, StoredBatch
 from towline.gateway.endpoint import END_OF_ROWS, error_from
 from towline.gateway.heartbeat import BEAT_S, Heartbeat
 from towline.gateway.leases import MISSED_BEATS
-from towline.gateway.remembered import OutboxPosition, StoredBatch
 from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.processes import ProcessMark
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
-
 
 __all__ = ["CALL_S", "TAKEOVER_S", "GatewayClient", "Lease", "StoredBatch", "Window", "interruptible"]
 

@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from towline.journal import Journal
     from towline.net.options import ConnectionOptions
 
-__all__ = ["IDLE_S", "Drain", "DrainFacts", "DrainStep", "Stillness", "drainable", "end_session", "step_of"]
+__all__ = ["Drain", "DrainFacts", "DrainStep", "Stillness", "drainable", "end_session", "step_of"]
 
-#: Nothing has to come for so many seconds before a session counts as empty.
-IDLE_S: Final = 30.0
 #: So many PINGREQs are answered over that time.
 _PROBES: Final = 4
 #: Pause before another try to end the session, in seconds.

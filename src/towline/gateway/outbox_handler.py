@@ -15,9 +15,9 @@ import pyarrow as pa
 from towline.delivery.outrows import arrived
 from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, GatewayUnreachable, JournalFailed
+from towline.gateway.belonging import OutboxPosition, position
 from towline.gateway.endpoint import END_OF_ROWS
 from towline.gateway.longpoll import LongPoll
-from towline.gateway.remembered import OutboxPosition, position
 from towline.journal import Batch, Outbox, largest_frame
 from towline.journal.batches import Appended
 from towline.journal.reading import RowSlice, combined
@@ -69,7 +69,7 @@ class OutboxHandler:
         return self._outbox.stored(batch)
 
     def position(self, offset: int | None = None) -> OutboxPosition:
-        """Where the outbox stands; see `towline.gateway.remembered`."""
+        """Where the outbox stands; see `towline.gateway.belonging`."""
         return position(self._outbox, offset)
 
     def take(self, batch: Batch, reader: Any, *, start: int, whole: bool) -> Appended:

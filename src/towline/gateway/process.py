@@ -24,14 +24,13 @@ import structlog
 
 from towline import files
 from towline.errors import ConfigError, GatewayError, JournalError, TowlineError
-from towline.gateway.belonging import check_checkpoint
+from towline.gateway.belonging import check_checkpoint, check_outbox
 from towline.gateway.endpoint import ERROR_FILE, error_fields
 from towline.gateway.listen import ServerCertificate, TokenFile
 from towline.gateway.memory import give_memory_back
 from towline.gateway.network import NetworkFront
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
-from towline.gateway.remembered import check_outbox
 from towline.gateway.request import unforeseen
 from towline.gateway.service import InboxService
 from towline.gateway.sessions import headers_of, password_of

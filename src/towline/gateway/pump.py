@@ -225,11 +225,6 @@ class Pump:
         return SessionState.SUBSCRIBING if settling else state
 
     @property
-    def online(self) -> bool:
-        """The session is online."""
-        return self._driver.online
-
-    @property
     def drained(self) -> bool:
         """Whether all is committed, and the broker has no session any more."""
         return self._drain is not None and self._drain.step is DrainStep.DRAINED

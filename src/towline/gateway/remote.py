@@ -22,11 +22,7 @@ from towline.gateway.request import Request, errors_on_the_wire, refusal
 from towline.gateway.tickets import Ticket, TicketKey
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from towline.gateway.listen import ListenSettings
-    from towline.gateway.tickets import Ticket, TicketKey
-
 
 __all__ = ["Calls", "Gatekeeper", "Refusals", "RemoteService", "check_read", "check_write"]
 

@@ -1,4 +1,4 @@
-"""What a client of the gateway asks for: JSON whose fields are checked when they are taken."""
+"""What a client of the gateway asks for, as JSON whose fields are checked when they are taken; how errors go back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from towline.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
 
 __all__ = ["Request", "bad_request", "errors_on_the_wire", "refusal", "unforeseen"]
 

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
-from towline.gateway.remembered import Remembered
+from towline.gateway.belonging import Remembered
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 from towline.spark.link import GatewayPlace, Retry, patiently
 from towline.spark.sink_columns import SinkColumns

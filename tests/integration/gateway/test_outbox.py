@@ -24,7 +24,7 @@ from tests.integration.gateway.conftest import Gateway, NewGateway
 from towline.delivery.outrows import rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, JournalError, JournalFull
-from towline.gateway.remembered import Remembered
+from towline.gateway.belonging import Remembered
 from towline.gateway.settings import OutboxSettings
 from towline.schema import MESSAGE_SCHEMA
 from towline_prove.devstack import Mosquitto

@@ -16,7 +16,7 @@ from tests.unit.bridge.test_downlink_file import GOOD, read
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.checkpoint import Checkpoint
-from towline.gateway.remembered import FILE, Remembered
+from towline.gateway.belonging import FILE, Remembered
 from towline.spark import tally
 from towline.spark.sink_note import SinkBatch
 

@@ -10,7 +10,7 @@ import pytest
 
 from towline.delivery.outrows import rows_of
 from towline.errors import Fenced, GatewayError
-from towline.gateway.remembered import FILE, OutboxPosition, Remembered, check_outbox, position
+from towline.gateway.belonging import FILE, OutboxPosition, Remembered, check_outbox, position
 from towline.journal import Batch, Limits, Outbox
 from towline.schema import MESSAGE_SCHEMA
 

@@ -23,7 +23,7 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
 from towline.errors import ConfigError, GatewayError
-from towline.gateway.remembered import Remembered
+from towline.gateway.belonging import Remembered
 from towline.kafka.admin import reachable
 from towline.kafka.options import SinkSettings
 

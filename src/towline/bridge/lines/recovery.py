@@ -23,8 +23,7 @@ from towline.bridge.lines.evidence import Evidence, kafka_offsets, places_at, re
 from towline.bridge.lines.identity import Identity, sinks
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
-from towline.gateway.belonging import MISMATCHES, is_other
-from towline.gateway.remembered import UNFIT
+from towline.gateway.belonging import MISMATCHES, UNFIT, is_other
 from towline.guarantee import Guarantee, policy
 
 if TYPE_CHECKING:
