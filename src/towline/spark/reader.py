@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -24,15 +26,14 @@ from pyspark.sql.streaming.datasource import (
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, one_line
-from towline.spark.cut import Cut
 from towline.spark.offsets import JournalPlace, Position
 from towline.spark.readplan import ReadPlan
-from towline.spark.runner import end_in_order, is_runner
 from towline.spark.slices import Slice, divided
 from towline.spark.workers import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from types import FrameType
 
     import pyarrow as pa
 
@@ -40,6 +41,122 @@ if TYPE_CHECKING:
     from towline.spark.planning import BatchPlanner
 
 __all__ = ["TICK_S", "MqttBatchReader", "MqttStreamReader", "ReadPlan", "Slice"]
+
+_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+
+
+def is_runner() -> bool:
+    """Whether this process is Spark's source runner on the driver."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return getattr(spec, "name", "") == _RUNNER
+
+
+def end_in_order() -> None:
+    """Let SIGTERM end Spark's source runner through ``finally: reader.stop()``.
+
+    Spark sends SIGTERM twice, two milliseconds apart, and Python would die at the first: the handler ignores the
+    second one, so that the lease is given back. Only in the runner: elsewhere the signal is not ours.
+    """
+    if not is_runner() or threading.current_thread() is not threading.main_thread():
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+#: Shortest time between two syncs of the machine, in seconds, and their largest share of the time.
+_EVERY_S = 1.0
+_SHARE = 0.1
+
+
+class Cut:
+    """Tells how much of a stream's past is safe to forget; lives in the runner.
+
+    ``start`` of ``latestOffset`` says which batch is in the commit log, not that the entry is on the disk. Where the
+    checkpoint is known (option ``checkpointLocation``) its entry is synced first, 1 to 2 ms a batch. Elsewhere the
+    whole machine is synced in the background, sync(2), at most once a second, and the cut follows it: Spark does not
+    tell a source where its checkpoint is.
+
+    Args:
+        location: The query's checkpoint, or "" where it is not known.
+    """
+
+    def __init__(self, location: str) -> None:
+        self._checkpoint = Checkpoint(location) if location else None
+        self._safe: Position | None = None
+        self._machine: _Machine | None = None
+
+    def upto(self, here: Position, *, wait: bool = False) -> Position | None:
+        """Up to where rows may be removed at each gateway, ``here`` or one before it; None when nothing may be yet.
+
+        Args:
+            here: End of the last batch in the commit log.
+            wait: Sync before answering, whatever it takes: there will be no other call.
+
+        Raises:
+            JournalError: TL-J20, the checkpoint can't be made durable.
+        """
+        if self._safe is None or self._safe != here:
+            if self._checkpoint is not None and self._checkpoint.ends_at(here.to_json(), done=True):
+                self._checkpoint.sync()
+                self._safe = here
+            else:
+                self._safe = self._synced(here, wait=wait)
+        return self._safe
+
+    def remember(self, there: Position) -> None:
+        """Make durable that the batch up to ``there`` has been begun, so that it is never taken for a new one.
+
+        Raises:
+            JournalError: TL-J20, the checkpoint can't be made durable.
+        """
+        if self._checkpoint is not None and self._checkpoint.ends_at(there.to_json(), done=False):
+            self._checkpoint.sync()
+        else:
+            os.sync()
+
+    def _synced(self, here: Position, *, wait: bool) -> Position | None:
+        if wait:
+            os.sync()
+            return here
+        if self._machine is None:
+            self._machine = _Machine()
+        return self._machine.synced(here)
+
+
+class _Machine:
+    """Syncs every file system in the background. sync(2) waits for the disks, but tells no error."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._wanted: Position | None = None
+        self._done: Position | None = None
+        threading.Thread(target=self._run, name="sync", daemon=True).start()
+
+    def synced(self, here: Position) -> Position | None:
+        """Ask for a sync after ``here``; the newest place that was asked for before a sync that has ended."""
+        with self._changed:
+            if self._wanted != here:
+                self._wanted = here
+                self._changed.notify()
+            return self._done
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted != self._done)
+                wanted = self._wanted
+            began = time.monotonic()
+            os.sync()
+            took = time.monotonic() - began
+            with self._changed:
+                self._done = wanted
+            time.sleep(max(_EVERY_S, took / _SHARE) - took)
+
 
 #: An idle stream makes an empty batch this often, in seconds: Spark ends Python workers that idle for 60 s
 #: (PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS), and the next batch would then take five seconds instead of 0.2.
@@ -55,7 +172,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Streams inboxes: offsets are journal offsets, reads are repeatable [I4].
 
     ``start`` of `latestOffset` is the end of the last batch whose commit-log entry is written; it alone moves the
-    committed watermarks, and only as far as the entry survives a power failure (`towline.spark.cut`) [I5]. ``commit``
+    committed watermarks, and only as far as the entry survives a power failure (`Cut`) [I5]. ``commit``
     comes late and never for the last batch, ``stop`` may come with a batch uncommitted: neither moves anything.
     """
 

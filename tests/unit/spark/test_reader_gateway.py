@@ -174,10 +174,10 @@ def test_sigterm_is_ours_only_in_sparks_runner(stream: MqttStreamReader) -> None
 
 RUNNER = """
 import sys
-from towline.spark import reader, runner
+from towline.spark import reader
 from towline.spark.link import GatewayPlace
 
-runner._RUNNER = "runner"
+reader._RUNNER = "runner"
 place = GatewayPlace({state_dir!r}, "")
 made = reader.MqttStreamReader(reader.ReadPlan(place, "default", poll_s=30, gateways={gateways!r}))
 at = made.initialOffset()
