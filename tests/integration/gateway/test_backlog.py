@@ -93,7 +93,7 @@ def published_after_pubrel(broker: Mosquitto) -> Counter[int]:
     return again
 
 
-@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_line_cut_at_every_packet_keeps_the_promise(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, qos: int
 ) -> None:

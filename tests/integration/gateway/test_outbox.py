@@ -155,7 +155,7 @@ def in_order(messages: list[Message]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_kill_9_of_the_gateway_loses_nothing(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], qos: int
 ) -> None:
@@ -182,7 +182,7 @@ def test_kill_9_of_the_gateway_loses_nothing(
     assert in_order(ear.messages)
 
 
-@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_broker_that_is_stopped_and_started_loses_nothing(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], qos: int
 ) -> None:

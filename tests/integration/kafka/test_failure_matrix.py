@@ -217,6 +217,7 @@ def test_the_time_of_a_transaction_passes(kafka: Kafka, sink_id: str) -> None:
     check(kafka, sink_id, 1)
 
 
+@pytest.mark.long  # bridge/test_delivery_semantics.py kills Kafka under a line of exactly_once
 @pytest.mark.faults
 def test_the_broker_dies_within_a_transaction(own_kafka: Kafka) -> None:
     own_kafka.create_topics({"t": 1})

@@ -85,7 +85,7 @@ def carried(bootstrap: str, topic: str) -> Counter[tuple[object, ...]]:
     return Counter((m.partition(), m.key(), m.value(), str(m.headers())) for m in records(bootstrap, topic))
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN"])
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", pytest.param("PLAIN", marks=pytest.mark.long)])
 def test_the_formats_name_is_the_whole_migration(
     spark: SparkSession, secured: SecuredKafka, tmp_path: Path, mechanism: str, caplog: pytest.LogCaptureFixture
 ) -> None:

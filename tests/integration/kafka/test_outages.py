@@ -38,7 +38,8 @@ def test_killed_and_restarted_under_a_stream(spark: SparkSession, own_kafka: Kaf
     assert_all_committed(arrived, tmp_path / "checkpoint")
 
 
-@pytest.mark.parametrize("hurt", ["pause", pytest.param("kill", marks=pytest.mark.long)])
+@pytest.mark.long  # kafka/test_delivery.py has a Kafka that is down, without Spark
+@pytest.mark.parametrize("hurt", ["pause", "kill"])
 def test_away_for_longer_than_the_delivery_timeout(
     spark: SparkSession, own_kafka: Kafka, tmp_path: Path, hurt: str
 ) -> None:

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.conftest import NewMosquitto
 from tests.engines.alert_rules import firing
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
@@ -22,6 +24,9 @@ from towline.monitor.server import ListenAddress, serve
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
+
+# `make test` has the rules in unit/monitor/test_alert_rules.py, on values of a status.
+pytestmark = pytest.mark.long
 
 
 def carried(gateway: Gateway, endpoint: Scraped) -> str:

@@ -13,14 +13,10 @@ from towline.errors import SetupError
 from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.gateway_soak import GatewaySoak, GatewaySoakPlan
 
-LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
-pytestmark = [pytest.mark.broker, pytest.mark.faults]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.broker, pytest.mark.faults]
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [GatewaySoakPlan.quick(), pytest.param(GatewaySoakPlan(), marks=LONG)],
-)
+@pytest.mark.parametrize("plan", [GatewaySoakPlan.quick(), GatewaySoakPlan()])
 def test_a_gateway_killed_again_and_again_holds_each_qos_2_message_once(
     plan: GatewaySoakPlan, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

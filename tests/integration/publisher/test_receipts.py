@@ -181,7 +181,7 @@ def test_a_broker_that_loses_its_whole_store(
     kept_once(gateway, range(1000))
 
 
-@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_kill_9_of_everybody(
     gateway: Gateway, broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path, qos: int
 ) -> None:
