@@ -89,8 +89,8 @@ class LineGateway:
 
     @property
     def exactly(self) -> bool:
-        """It promises exactly once."""
-        return self.line.guarantee is Guarantee.EXACTLY_ONCE
+        """It promises exactly once, and by QoS 2: a route may promise less, and a key needs less."""
+        return self.line.guarantee is Guarantee.EXACTLY_ONCE and self.qos == 2
 
     @property
     def qos(self) -> int:
