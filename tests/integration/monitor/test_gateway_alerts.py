@@ -137,7 +137,8 @@ def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
     state = BridgeState("b", tmp_path, {"line": "up"})
     view, monitor = state.lines["line"], BridgeMonitor("b", {"line": "plant-7"})
     state.spark, state.kafka, view.query = "running", "reachable", "running"
-    report = {"journal": gateway.status()["journal"], "batch": 0, "rows": 10, "start": 0, "end": 10, "observed": {}}
+    journal = gateway.status()["journal"]
+    report = {"batch": 0, "rows": 10, "spans": {journal: (0, 10)}, "observed": {}}
     view.counts = view.counts.add(report)
     monitor.show(state)
     with serve(monitor, ListenAddress(("127.0.0.1", 0))) as served:
@@ -145,7 +146,7 @@ def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
         view.hear(gateway.status())
         assert endpoint.verdict("readyz") == (200, [])
         known, right = {"well": endpoint.text()}, view.counts
-        view.counts = view.counts.add({**report, "batch": 1, "rows": 90, "start": 10, "end": 100})
+        view.counts = view.counts.add({**report, "batch": 1, "rows": 90, "spans": {journal: (10, 100)}})
         view.hear(gateway.status())
         known["account"] = endpoint.text()
         assert endpoint.verdict("readyz") == (503, [{"what": "the account does not add up", "line": "line"}])

@@ -71,6 +71,7 @@ def serve(seen: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
     place = seen.line.gateway.state_dir
     place.mkdir(exist_ok=True)
     journal = Journal.open(place / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0))
+    journal.journal_id = seen.facts["journal"]  # that of the batches that were told
     service = InboxService(journal, name=seen.line.name, state_dir=place, status=lambda: seen.facts)
     gateways.append((service, journal))
 

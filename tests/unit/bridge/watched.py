@@ -69,6 +69,7 @@ class Watched:
             "guarantee": guarantee,
             "connects": 1,
             "session_kept_s": 0xFFFFFFFF,
+            "journal": "j",
             "received": 0,
             "end": 0,
             "committed": 0,
@@ -102,7 +103,7 @@ class Watched:
     def batch(self, number: int, start: int, end: int, **observed: int) -> None:
         """A committed batch."""
         rows = end - start
-        facts = {"journal": "j", "start": start, "end": end} if self.line.direction == "up" else {"query": "q"}
+        facts = {"spans": {"j": (start, end)}} if self.line.direction == "up" else {"query": "q"}
         observed = {"rows": rows, "kept": rows, "filtered": 0, "unrouted": 0, **observed}
         self.tell(
             "progress", batch=number, rows=rows, observed=observed, behind=0, millis={"triggerExecution": 41}, **facts
