@@ -25,7 +25,8 @@ from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.errors import ConfigError
+from towline.errors import ConfigError, GatewayUnreachable
+from towline.gateway.clients import end_client, note_client
 
 
 @pytest.fixture
@@ -78,6 +79,45 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
     assert not child.is_alive()
     assert child.up.is_set()
     assert any(f"[{code}]" in text for text in state.heard())
+
+
+@pytest.mark.parametrize("how", ["drained", ""])
+def test_a_gateway_that_was_drained_is_not_started_again(
+    stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It would take part; one that was killed in its drain does."""
+    (line,) = read(GOOD, tmp_path).uplinks
+    directory, client_id = line.gateway.state_dir, line.gateway.mqtt_client_id
+    directory.mkdir(parents=True)
+    note_client(directory, client_id, "mqtt://b:1883")
+    if how:
+        end_client(directory, client_id, how)
+    starts: list[int] = []
+
+    class Leaving(Closing):
+        def __init__(self) -> None:
+            self.said = False
+
+        def status(self, **_: object) -> dict[str, Any]:
+            if self.said:
+                raise GatewayUnreachable("TL-G01", "g", "no gateway answers", "Is it running?")
+            self.said = True
+            return {"state": "online", "drain": "waiting for commits"}
+
+    def ensure(*_: object, **__: object) -> Leaving:
+        starts.append(1)
+        if len(starts) == 2:
+            stopping.set()
+        return Leaving()
+
+    state = BridgeState("plant", tmp_path, {line.name: "up"})
+    child = GatewaySupervisor(line, tmp_path / "bridge.toml", state, tmp_path / "log", stopping)
+    monkeypatch.setattr(gateway_supervisor, "ensure", ensure)
+    monkeypatch.setattr(gateway_supervisor, "ASK_S", 0.01)
+    child.start()
+    child.join(20)
+    assert not child.is_alive()
+    assert (len(starts), child.fatal and child.fatal.code) == ((1, "TL-G55") if how else (2, None))
 
 
 def test_what_becomes_of_messages_while_kafka_is_away(
