@@ -44,16 +44,15 @@ def gateway(
 
     bridge = load(file)
     settings = _chosen(bridge, file, line, member)
-    if drain:
-        from towline.gateway.draining import drainable  # noqa: PLC0415
-        from towline.gateway.launch import end_running  # noqa: PLC0415
-
-        drainable(settings)
-        end_running(settings.state_dir)
+    from towline.gateway.draining import drainable  # noqa: PLC0415 - loaded when it is called
+    from towline.gateway.launch import end_running  # noqa: PLC0415
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
     from towline.monitor.serving import gateway_endpoint  # noqa: PLC0415
 
     configure_logging()
+    if drain:
+        drainable(settings)
+        end_running(settings.state_dir)  # now: who starts it again comes later than this process, and finds it
     with gateway_endpoint(bridge, settings, metrics):
         code = run(settings, drain_s=idle if drain else None)
     if drain and code == 0:
