@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, FaultyDisk, Unsynced, crash, rows, segments
 from towline.errors import JournalFailed, JournalFull
 from towline.journal import Batch, Flight, Limits, Outbox
-from towline.journal.outbox import PUBLISHED, RELEASED
+from towline.journal.outbox import PUBLISHED, RELEASED, SENT
 from towline.journal.ranges import Ranges
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
@@ -185,6 +185,19 @@ def test_a_full_disk_lets_no_packet_id_out(tmp_path: Path) -> None:
     crash(outbox.journal)
     outbox = opened(tmp_path / "o")
     assert outbox.flights == {1: Flight(0, RELEASED)}
+    outbox.close()
+
+
+def test_how_far_each_row_is_survives(tmp_path: Path) -> None:
+    """As different phases: a row that was sent is not one whose packet id is released [I3]."""
+    outbox = opened(tmp_path / "o")
+    outbox.append(rows(0, 3), Batch("q/0", 0))
+    flights = {1: Flight(0, PUBLISHED), 2: Flight(1, RELEASED), 3: Flight(2, SENT)}
+    outbox.fly(flights)
+    crash(outbox.journal)
+    outbox = opened(tmp_path / "o")
+    assert outbox.flights == flights
+    assert len({flight.phase for flight in outbox.flights.values()}) == 3
     outbox.close()
 
 
