@@ -32,9 +32,7 @@ _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "intake": lambda scale, quick: intake.run(300_000 // scale, rounds=1 if quick else 3),
     "pipeline": lambda scale, quick: pipeline.run(300_000 // scale, rounds=1 if quick else 3),
     "exactly_once": lambda _, quick: exactly_once.run(quick=quick),
-    "acks": lambda scale, quick: acknowledging.run(
-        100_000 // scale, rounds=1 if quick else 3, seconds=4.0 if quick else 20.0
-    ),
+    "acks": lambda _, quick: acknowledging.run(rounds=1 if quick else 2, seconds=2.0 if quick else 5.0),
     "profile": lambda scale, quick: costs.run(300_000 // scale, rounds=2 if quick else 6),
     "start": lambda _, quick: start.run(rounds=1 if quick else 3),
     "latency": lambda _scale, _quick: latency.run(),
