@@ -20,7 +20,7 @@ SEED = int(os.environ.get("TOWLINE_SEED", "20261122"))
 #: Delivers an outbox; with a number: until so many are done, and then ends as kill -9 ends it.
 LIFE = """
 import json, os, signal, sys
-from towline import Publisher
+from towline import ClientSettings, Publisher
 broker, state, most = sys.argv[1], sys.argv[2], int(sys.argv[3])
 done = 0
 
@@ -43,7 +43,7 @@ def test_every_row_goes_out_or_is_set_aside(new_mosquitto: NewMosquitto, tmp_pat
     with_outbox = Outbox.open(tmp_path / "p" / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(segment_bytes=16 << 20))
     with_outbox.append(rows)
     with_outbox.close()
-    life = LIFE.replace("state_dir=state", f'state_dir=state, protocol="{protocol}"')
+    life = LIFE.replace("state_dir=state", f'state_dir=state, settings=ClientSettings(protocol="{protocol}")')
     for most in (1, 20):
         assert run(life, broker.uri, tmp_path / "p", most).returncode == -9
     last = run(life, broker.uri, tmp_path / "p", 0)
