@@ -53,7 +53,7 @@ def test_an_older_copy_stops_the_line_before_intake(bridge: Running, mosquitto: 
 def test_a_changed_client_id_stops_the_line(bridge: Running, mosquitto: Mosquitto) -> None:
     write(bridge, mosquitto.port, NOWHERE, "", 'from = "t/#"\ntopic = "x"')
     with Journal.open(bridge.state_dir / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as journal:
-        journal.set_session({"client_id": "former", "established": True, "subscriptions": {}})
+        journal.set_session({"client_id": "former", "established": True, "subscriptions": {}, "servers": []})
     Identity("line", "tests.line").save(bridge.state_dir)
     bridge.start()
     assert bridge.ended() == 2
