@@ -127,7 +127,7 @@ def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None
 
 
 def test_a_replay_that_was_overtaken_writes_nothing(kafka: Kafka, make: Make) -> None:
-    """By a bridge of another name too, with a line of the same: letters of older versions say no more than that."""
+    """By a bridge of another name too, with a line of the same: a letter that names the line alone is of both."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
     (shelf,), (others,) = dlq.shelves(bridge), dlq.shelves(bridge.model_copy(update={"name": "another"}))

@@ -50,7 +50,7 @@ def test_a_small_table_gets_safe_defaults(tmp_path: Path) -> None:
 
 
 def test_its_gateway_knows_the_checkpoint_and_runs_on_with_an_older_one(tmp_path: Path) -> None:
-    """An older copy of the outbox is found before anything is sent; a gateway of the version before has no such word."""
+    """An older copy of the outbox is found before anything is sent; where the checkpoint is makes no other gateway."""
     line = read(GOOD.replace("[[downlink]]", '[[downlink]]\noutbox = { max_bytes = "2 GB" }'), tmp_path).lines[0]
     assert line.gateway.outbox == OutboxSettings(max_bytes=2_000_000_000, checkpoint=str(line.checkpoint))
     plain = line.gateway.model_copy(update={"outbox": OutboxSettings(max_bytes=2_000_000_000)})
