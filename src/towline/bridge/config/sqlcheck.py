@@ -46,8 +46,11 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> tup
         The mistakes (TL-C74) by line, and warnings.
     """
     from pyspark.errors import PySparkException  # noqa: PLC0415 - towline check does without Spark
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom
 
+    for kind in ("SQL", "DataFrame"):  # they would log an expression whole, with the values of variables in it [I12]
+        PySparkLogger.getLogger(f"{kind}QueryContextLogger").disabled = True
     document, warnings = Document.again(bridge.file, shown or bridge.file), list[str]()
     wrong: dict[str, Mistakes] = {}
     for line in bridge.lines:
