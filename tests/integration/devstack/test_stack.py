@@ -89,7 +89,8 @@ def test_nothing_is_known_before_the_first_start(tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists()
 
 
-def test_the_default_directory_is_the_users(tmp_path: Path) -> None:
+def test_the_default_directory_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert default_directory() == tmp_path / "state" / "towline" / "devstack"
 
 
