@@ -48,8 +48,8 @@ MARKER_OF_FIXTURE = {
 #: The directory of the Kafka that all workers of a run share.
 SHARED_KAFKA = "TOWLINE_TESTS_KAFKA"
 ROOT = Path(__file__).parents[1]
-#: A test that asks for the session of Spark that a worker has.
-IN_SPARK = re.compile(r"^def test_\w+\([^)]*\bspark\b", re.MULTILINE)
+#: A test, or a fixture of its file, that asks for the session of Spark that a worker has.
+IN_SPARK = re.compile(r"^(?:def test_\w+|@pytest\.fixture.*\ndef \w+)\([^)]*\bspark\b", re.MULTILINE)
 
 _numbers = itertools.count(1)
 
@@ -217,6 +217,7 @@ def spark() -> Iterator[SparkSession]:
     """
     _require(find_java)
     import pyspark  # noqa: PLC0415 - most workers' tests need none
+    from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     from towline.spark import localfs  # noqa: PLC0415
@@ -244,7 +245,9 @@ def spark() -> Iterator[SparkSession]:
         warnings.simplefilter("ignore", ResourceWarning)  # PySpark leaves the sockets of its JVM to the end
         session = SparkSession.builder.master("local[2,3]").appName("towline-tests").config(map=settings).getOrCreate()
         yield session
-        session.stop()
+        # A JVM that has ended has nothing to stop; the test that wanted it says so.
+        with contextlib.suppress(ConnectionError, Py4JError):
+            session.stop()
 
 
 @pytest.fixture
