@@ -78,10 +78,12 @@ def _judged(bridge: Bridge, file: Path) -> list[str]:
     local = bridge.spark.model_copy(update={"master": "local[1]", "ui": False})
     own = os.dup(2)
     try:  # of Spark's JVM, and of PySpark, which logs each mistake with its Java trace
-        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 2)
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
         wrong, warnings = judge(bridge, session(bridge.model_copy(update={"spark": local})), file)
     finally:
         os.dup2(own, 2)
+        os.close(own)
     if wrong:
         raise ConfigMistakes(error for one in wrong.values() for error in one.found())
     return warnings
