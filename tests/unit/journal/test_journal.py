@@ -215,7 +215,7 @@ def test_the_free_space_guard(tmp_path: Path) -> None:
 
 def test_a_reserve_that_found_no_room_leaves_no_file(tmp_path: Path) -> None:
     """One without its bytes would be taken for the reserve ever after."""
-    with pytest.raises(OSError, match="File too large|No space left"):
+    with pytest.raises(OSError, match=r"File too large|No space left"):
         Disk().allocate(tmp_path / "reserve", (1 << 63) - 1)
     assert not any(tmp_path.iterdir())
 
