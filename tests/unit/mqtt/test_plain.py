@@ -1,0 +1,267 @@
+"""Packets without properties: the walk says of their fields what the codec reads there, a session does the same."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mqtt5 import ConnAckPacket, PublishPacket, QoS
+
+from towline.mqtt import plain
+from towline.mqtt.codec import Decoder, Item, encode
+from towline.mqtt.events import Action, Deliver, Opened, Received, Send, SessionConfig, Settled, Stored
+from towline.mqtt.inbound import Screening
+from towline.mqtt.plain import FIELDS, PlainReader, PlainRun, PlainRuns
+from towline.mqtt.session import Session
+from towline.mqtt.stubs import Published
+
+#: The longest that two bytes of a remaining length can say [MQTT 5 section 1.5.5].
+TWO_BYTES = 16_383
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Topics and payloads of a run as lists."""
+
+    names: list[str]
+    contents: list[bytes]
+
+    def topics(self) -> list[str]:
+        return self.names
+
+    def payloads(self) -> list[bytes]:
+        return self.contents
+
+
+def lengths(fields: Sequence[bytes]) -> list[tuple[int, ...]]:
+    return [struct.unpack(f"={FIELDS}i", packed) for packed in fields]
+
+
+def by_hand(buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool) -> tuple[PlainRun, int] | None:
+    """A reader that cuts one packet after the other, and stops at a property or a packet id 0."""
+    headers, packet_ids, columns = bytearray(), array("H"), Lists([], [])
+    for lead, topic, middle, payload in lengths(fields):
+        header, at = buffer[position], position + lead
+        between = buffer[at + topic : at + topic + middle]
+        packet_id = int.from_bytes(between[:2]) if header & 6 else 0
+        if (properties and between[-1]) or (header & 6 and not packet_id):
+            break
+        headers.append(header)
+        packet_ids.append(packet_id)
+        columns.names.append(buffer[at : at + topic].decode())
+        position = at + topic + middle + payload
+        columns.contents.append(buffer[position - payload : position])
+    return (PlainRun(bytes(headers), packet_ids, columns), position) if headers else None
+
+
+def publish(topic: str = "t", payload: bytes = b"x", qos: int = 1, packet_id: int = 7, **more: Any) -> PublishPacket:
+    return PublishPacket(topic, payload, qos=QoS(qos), packet_id=packet_id if qos else None, **more)
+
+
+def walked(data: bytes, *, limit: int = 1 << 20, version: int = 5) -> list[tuple[int, ...]]:
+    """The lengths of the fields of each packet that the walk calls plain."""
+    seen: list[bytes] = []
+
+    def reader(buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool) -> None:
+        assert properties is (version == 5)
+        seen.extend(fields)
+
+    PlainRuns(reader, limit, properties=version == 5).find(data, 0)
+    return lengths(seen)
+
+
+@pytest.mark.parametrize("version", [5, 4])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_every_length_is_read_as_the_codec_reads_it(version: int, qos: int) -> None:
+    """A remaining length of one and of two bytes, a topic's length of one byte and of two [MQTT 5 section 2.1.4]."""
+    for topic, remaining in product(("t", "t" * 255, "ü" * 150, "t" * 12_000), (0, 127, 128, 255, 256, TWO_BYTES)):
+        beside = len(encode(publish(topic, b"", qos), version)) - 2 - (len(topic) > 100)
+        if topic != "t":
+            remaining = max(remaining, beside)  # noqa: PLW2901 - such a topic needs more
+        packet = publish(topic, bytes(max(0, remaining - beside)), qos, 0xABCD, retain=True, duplicate=qos > 0)
+        data = encode(publish(), version) + encode(packet, version) + encode(publish(), version)
+        (run,) = Decoder(1 << 20, version, by_hand).feed(data)
+        assert isinstance(run, PlainRun)
+        assert run.packets == [publish(), packet, publish()]
+        assert run.headers[1] == data[len(encode(publish(), version))]
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_a_length_of_three_bytes_is_not_plain_nor_is_a_packet_above_the_limit(version: int) -> None:
+    beside = len(encode(publish(payload=b""), version)) - 2
+    for size, plain_too in ((TWO_BYTES, True), (TWO_BYTES + 1, False)):
+        data = encode(publish(payload=bytes(size - beside)), version)
+        assert bool(walked(data, version=version)) is plain_too
+        assert not walked(data, version=version, limit=len(data) - 1)
+        assert bool(walked(data, version=version, limit=len(data))) is plain_too
+
+
+def test_a_first_byte_that_is_no_sound_publish_is_not_plain() -> None:
+    """[MQTT-3.3.1-2, -4]: no QoS 3, no DUP at QoS 0."""
+    for header in range(256):
+        sound = header >> 4 == 3 and header & 6 != 6 and header & 0b1110 != 0b1000
+        assert bool(walked(bytes((header, 8)) + b"\x00\x01t\x00\x07\x00xy")) is sound, hex(header)
+
+
+@pytest.mark.parametrize("version", [5, 4])
+@pytest.mark.parametrize(
+    ("data", "fields"),
+    [
+        (b"\x32\x06\x00\x01t\x00\x07\x00", (4, 1, 3, 0)),  # the shortest there is
+        (b"\x32\x05\x00\x01t\x00\x07", (4, 1, 3, -1)),
+        (b"\x30\x04\x00\x01t\x00", (4, 1, 1, 0)),
+        (b"\x30\x03\x00\x01t", (4, 1, 1, -1)),
+        (b"\x32\x06\x00\x00\x00\x07\x00x", None),  # no topic: with MQTT 5 an alias would stand for it
+        (b"\x32\x86\x00\x00\x01t\x00\x07\x00", None),  # a length longer than needed [MQTT-1.5.5-1]
+        (b"\x32\x86\x80\x00\x00\x01t\x00\x07\x00", None),
+        (b"\x32\x0a\xff\xff" + bytes(8), None),  # a topic longer than the packet
+    ],
+)
+def test_what_does_not_fit_into_its_packet_is_not_plain(
+    version: int, data: bytes, fields: tuple[int, int, int, int] | None
+) -> None:
+    """MQTT 3.x has no property length, so a byte more is the payload's."""
+    if fields is not None and version == 4:
+        fields = (*fields[:2], fields[2] - 1, fields[3] + 1)
+    assert walked(data, version=version) == ([fields] if fields is not None and fields[3] >= 0 else [])
+
+
+def test_only_packets_that_are_there_as_a_whole_count() -> None:
+    parts = [publish("a" * size, bytes(size)).write() for size in (1, 100, 3)]
+    data, ends = b"".join(parts), [len(parts[0]), len(parts[0] + parts[1]), len(b"".join(parts))]
+    whole = walked(data)
+    assert len(whole) == 3
+    for cut in range(len(data) + 1):
+        assert walked(data[:cut]) == whole[: sum(end <= cut for end in ends)], cut
+
+
+def test_tries_in_vain_become_rare_and_a_run_ends_that() -> None:
+    worth, asked = False, list[int]()
+
+    def reader(
+        buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool
+    ) -> tuple[PlainRun, int] | None:
+        asked.append(len(fields))
+        return (PlainRun(b"0", array("H", [0]), Lists([], [])), position) if worth else None
+
+    runs, data = PlainRuns(reader, 1 << 20, properties=True), publish().write() * 300
+
+    def tries(packets: int) -> list[int]:
+        return [at for at in range(packets) if len(asked) < (runs.find(data, 0), len(asked))[1]]
+
+    at = tries(4000)
+    pauses = [after - before for before, after in pairwise(at)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0] <= 3, len(at) < 20) == (True, True)
+    assert (asked[0], max(asked[1:])) == (300, 200), "after the first only some are looked at"
+    worth = True
+    assert tries(pauses[-1] + 1), "not for ever"
+    assert tries(5) == [0, 1, 2, 3, 4]
+    assert asked[-5:] == [300] * 5
+    worth = False
+    assert tries(4)[:2] == [0, 2], "as at the beginning"
+
+
+def test_lengths_that_a_device_may_choose_are_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "_MOST_SHAPES", 20)
+    runs = PlainRuns(by_hand, 1 << 20, properties=True)
+    for size in range(100):
+        data = publish(payload=bytes(size)).write()
+        found = runs.find(data, 0)
+        assert found is not None
+        assert (found[0].packets, found[1]) == ([publish(payload=bytes(size))], len(data))
+        assert len(runs._shapes) <= 21
+
+
+def said_by_property(packets: Sequence[Published], _topics: Sequence[str]) -> Screening:
+    """An owner that has stored what says so in a property, and tags what has one."""
+    known = [("known", "1") in packet.user_properties for packet in packets]
+    return Screening(bytes(known) if any(known) else b"", [packet.user_properties or None for packet in packets])
+
+
+class Twin:
+    """A session, the bytes that it gets, and all that comes of them."""
+
+    def __init__(self, reader: PlainReader | None, version: int, *, screened: bool) -> None:
+        self.session = Session(SessionConfig("c", "w", protocol=version, receive_maximum=20))
+        self.session.handle(Opened(), 0.0)
+        self.session.handle(Received([ConnAckPacket()]), 0.0)
+        if screened:
+            self.session.inbound.screen = said_by_property
+        self._decoder = Decoder(1 << 20, version, reader)
+        self.items: list[Item] = []
+
+    def receive(self, data: bytes) -> list[Any]:
+        self.items = self._decoder.feed(data)
+        return self._told(self.session.handle(Received(self.items), 1.0))
+
+    def make_durable(self) -> list[Any]:
+        """All that was delivered is on the disk."""
+        inbound = self.session.inbound
+        actions = self.session.handle(Settled(inbound.next_number), 2.0)
+        return self._told([*actions, *self.session.handle(Stored(inbound._ticket), 2.0)])
+
+    def _told(self, actions: list[Action]) -> list[Any]:
+        self.session.validate()
+        return [_content(action) if isinstance(action, Deliver) else action for action in actions]
+
+    def state(self) -> list[Any]:
+        inbound = self.session.inbound
+        counts = [inbound.next_number, inbound.repeats, inbound.reused_ids, inbound.overruns, inbound.acknowledged]
+        return [self.session.state, self.session.window_full, inbound.held, counts]
+
+
+def _content(delivery: Deliver) -> list[Any]:
+    messages = delivery.messages
+    tags = list(messages.tags) or [None] * len(messages)
+    rows = list(zip(messages.headers, messages.packets, messages.topics, tags, strict=True))
+    return [delivery.ticket, delivery.first, rows, dict(delivery.held), delivery.released]
+
+
+#: Few packet ids and contents, so that some are repeats, and some used again too early.
+_PUBLISHES = st.builds(
+    lambda topic, qos, packet_id, retain, more: publish(topic, b"x", qos, packet_id, retain=retain, **more),
+    st.sampled_from(["a", "a/b"]),
+    st.sampled_from([0, 1, 2, 2]),
+    st.integers(1, 4),
+    st.sampled_from([False, False, True]),
+    st.sampled_from([*[dict[str, Any]()] * 4, {"content_type": "t"}, {"user_properties": [("known", "1")]}]),
+)
+_RELEASES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(
+    lambda ids: b"".join(b"\x62\x02" + packet_id.to_bytes(2) for packet_id in ids)
+)
+_READS = st.lists(st.one_of(_PUBLISHES, _PUBLISHES, _PUBLISHES, _RELEASES), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("version", [5, 4])
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(_READS, st.booleans()), min_size=1, max_size=4), st.booleans())
+def test_a_session_does_the_same_with_columns_as_with_packets(
+    version: int, reads: list[tuple[list[PublishPacket | bytes], bool]], screened: bool
+) -> None:
+    columns, packets = (Twin(reader, version, screened=screened) for reader in (by_hand, None))
+    for read, durable in reads:
+        data = b"".join(part if isinstance(part, bytes) else encode(part, version) for part in read)
+        assert columns.receive(data) == packets.receive(data)
+        assert columns.state() == packets.state()
+        if durable:
+            assert columns.make_durable() == packets.make_durable()
+    assert columns.make_durable() == packets.make_durable()
+    assert columns.state() == packets.state()
+
+
+def test_columns_stay_columns_until_a_message_that_is_none_comes() -> None:
+    twin = Twin(by_hand, 5, screened=False)
+    (delivery,) = twin.session.handle(Received(Decoder(plain=by_hand).feed(publish().write() * 3)), 1.0)
+    assert isinstance(delivery, Deliver)
+    assert isinstance(delivery.messages, plain.PlainMessages)
+    assert (len(delivery.messages), delivery.first) == (3, 0)
+    sent = twin.session.handle(Settled(2), 1.0)
+    assert sent == [Send(b"\x40\x02\x00\x07" * 2)]
