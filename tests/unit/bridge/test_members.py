@@ -55,6 +55,14 @@ def test_filters_narrow_what_the_routes_subscribe() -> None:
     assert restricted(("x/#",), subscriptions) == ()
 
 
+def test_what_a_wider_filter_of_a_member_takes_too_is_subscribed_as_the_stronger_promise_needs() -> None:
+    """What filters of routes that only overlap make of a member's filter may cover each other."""
+    once, weaker = Filter("t/+/c", 2), Filter("t/b/+", 0)
+    for subscriptions in ((once, weaker), (weaker, once)):
+        assert restricted(("t/b/#",), subscriptions) == (Filter("t/b/+", 2),)
+        assert {(one.pattern, one.qos) for one in restricted(("t/#",), subscriptions)} == {("t/+/c", 2), ("t/b/+", 0)}
+
+
 def test_by_subscription_the_broker_chooses(tmp_path: Path) -> None:
     (line,) = read(with_line('share = "subscription"', MEMBERS), tmp_path).uplinks
     assert {s.pattern for one in line.members for s in one.subscriptions} == {"$share/plant-7-telemetry/telemetry/+/#"}

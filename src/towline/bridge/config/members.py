@@ -240,10 +240,11 @@ def restricted(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple
             pattern = common(text, wanted.pattern)
             if pattern is not None and (pattern not in found or found[pattern].qos < wanted.qos):
                 found[pattern] = replace(wanted, pattern=pattern)
+    below = {wide: [one for one in found.values() if common(wide, one.pattern) == one.pattern] for wide in found}
     return tuple(
-        one
+        replace(one, qos=max(other.qos for other in below[pattern]))
         for pattern, one in found.items()
-        if not any(common(other, pattern) == pattern for other in found if other != pattern)
+        if not any(one in below[other] for other in found if other != pattern)
     )
 
 
