@@ -229,6 +229,13 @@ def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
     assert all(" ".join(note.replace("#", " ").split()) in told for note in draft.notes), "the file says it too"
 
 
+@pytest.mark.parametrize("topic", ["a/${x}/#", "a/$${x}/#", "a/{x}/#", "a/${/#"])
+def test_a_topic_is_subscribed_as_mosquitto_has_it(tmp_path: Path, topic: str) -> None:
+    draft = drafted(tmp_path, f"connection other\naddress x\ntopic {topic} in 1\n")
+    (line,) = parse(draft.text, FILE, {}).uplinks
+    assert [one.pattern for one in line.gateway.subscriptions] == [topic]
+
+
 @pytest.mark.parametrize(
     ("text", "uri", "said"),
     [

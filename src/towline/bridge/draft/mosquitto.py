@@ -99,7 +99,7 @@ def _asks(one: Listener) -> tuple[bool, ...]:
 
 def _filters(patterns: Iterable[str]) -> tuple[str, ...]:
     """Each once, with braces as a route writes them."""
-    return tuple(dict.fromkeys(_literal(one.replace("{", "{{").replace("}", "}}")) for one in patterns))
+    return tuple(dict.fromkeys(one.replace("{", "{{").replace("}", "}}") for one in patterns))
 
 
 def _literal(text: str) -> str:
