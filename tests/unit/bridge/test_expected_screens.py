@@ -28,6 +28,7 @@ from towline.bridge.runtime.supervision import no_start
 from towline.errors import GatewayUnreachable, JournalFull, Refused, Unreachable
 from towline.gateway.client import GatewayClient
 from towline.gateway.service import InboxService
+from towline.guarantee import AckAfter
 from towline.journal import Journal, Limits
 from towline.kafka import faults
 from towline.schema import ROW_SCHEMA
@@ -164,6 +165,21 @@ def test_the_end(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> N
         'line "telemetry": received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   adds up ✓',
         'line "telemetry": 5 messages on disk; the next start carries on',
         'line "telemetry": the broker keeps the session plant-7-telemetry',
+    ]
+
+
+def test_the_end_of_a_line_whose_broker_is_answered_after_kafka(up: Watched) -> None:
+    gateway = up.line.gateway.model_copy(update={"ack_after": AckAfter.KAFKA})
+    up.gateway.line = up.line.model_copy(update={"gateway": gateway})
+    up.bridge = up.bridge.model_copy(update={"lines": (up.gateway.line,)})
+    runs(up)
+    up.answer(received=110, end=110)
+    up.gateway._online()
+    up.gateway._online()
+    up.farewell()
+    assert [text for text in up.seen() if "is back" in text or "next start" in text] == [
+        'line "telemetry": 110 messages on disk; the next start carries on',
+        'line "telemetry": the gateway is back; what it had acknowledged is in Kafka',
     ]
 
 

@@ -237,11 +237,6 @@ class AnyLine(Section):
         return (self.gateway,)
 
     @property
-    def kept(self) -> str:
-        """Where what its gateway acknowledged is, in words."""
-        return "in Kafka" if self.gateway.acks is AckAfter.KAFKA else "on disk"
-
-    @property
     def checkpoint(self) -> Path:
         """Spark's checkpoint of the line's query."""
         return self.gateway.state_dir / CHECKPOINT

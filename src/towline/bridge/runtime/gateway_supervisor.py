@@ -27,6 +27,7 @@ from towline.errors import (
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import ensure
+from towline.guarantee import AckAfter
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine
@@ -105,7 +106,8 @@ class GatewaySupervisor(ChildSupervisor):
             self._view.gateway_error = None
             self._view.gateway_restarts += again
         if again:
-            self._say(f"the gateway is back; what it had acknowledged is {self.line.kept}")
+            place = "in Kafka" if self.line.gateway.acks is AckAfter.KAFKA else "on disk"
+            self._say(f"the gateway is back; what it had acknowledged is {place}")
 
     def _ask(self, client: GatewayClient) -> None:
         silent = 0

@@ -260,8 +260,7 @@ class Supervisor:
                 continue
             yield f'line "{name}": {account.sentence()}'
             if account.pending:
-                kept = self._bridge.line(name).kept
-                yield f'line "{name}": {counted(account.pending)} {kept}; the next start carries on'
+                yield f'line "{name}": {counted(account.pending)} on disk; the next start carries on'
             yield f'line "{name}": {_goes_on(view)}'
 
 
