@@ -146,16 +146,6 @@ def test_kafka_is_asked_again_whatever_went_wrong(
     assert any("[TL-B55]" in text for text in state.heard())
 
 
-def test_dead_letters_of_another_journal_are_counted_anew(state: BridgeState, stopping: threading.Event) -> None:
-    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"), spark=SimpleNamespace(master="spark://m"))
-    child = DriverSupervisor(nothing, state, nothing, stopping)
-    view: Any = state.lines["line"]
-    for before, after, times in ((5, 0, 0), (0, 2, 1)):
-        view.counts = SimpleNamespace(dead_lettered=before, add=lambda _, n=after: SimpleNamespace(dead_lettered=n))
-        child._on_progress({"line": "line"})
-        assert sum("2 messages went to the dead-letter topic" in text for text in state.heard()) == times
-
-
 def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping: threading.Event) -> None:
     nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"), spark=SimpleNamespace(master="spark://m"))
     child = DriverSupervisor(nothing, state, nothing, stopping)

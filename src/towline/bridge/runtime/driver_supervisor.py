@@ -260,8 +260,7 @@ class DriverSupervisor(ChildSupervisor):
         before = view.counts.dead_lettered
         view.counts = view.counts.add(report)
         view.took(report)
-        total = view.counts.dead_lettered
-        if new := total - before if total >= before else total:  # another journal's count begins anew
+        if new := view.counts.dead_lettered - before:
             self._dead_letters(view.name, new)
         view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
         if view.query_error is not None:
