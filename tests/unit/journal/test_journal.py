@@ -26,12 +26,13 @@ from tests.unit.journal.support import (
     store_of,
 )
 from towline.errors import JournalDamaged, JournalError, JournalFull
-from towline.journal import Journal, Limits
+from towline.journal import Disk, Journal, Limits, Recovery
 
 
 def test_reopening_without_rows_leaves_one_file(tmp_path: Path) -> None:
     for _ in range(5):
-        opened(tmp_path).close()
+        with opened(tmp_path) as journal:
+            assert journal.recovery == Recovery(0, 0, 0, None)
     assert len(segments(tmp_path)) == 1
 
 
@@ -147,6 +148,27 @@ def test_a_size_limit_holds_back_and_lets_go(tmp_path: Path) -> None:
         served(journal)
 
 
+def test_a_refused_append_leaves_the_files_as_they_are(tmp_path: Path) -> None:
+    """Nothing is begun in the room that there isn't [I7]."""
+    with opened(tmp_path, Limits(min_free_bytes=0, max_bytes=32_000)) as journal:
+        journal.commit("spark", 0)
+        while journal.bytes_on_disk < 28_000:
+            fill(journal, 5, group=5)
+        files = {path: path.stat().st_size for path in segments(tmp_path)}
+        with pytest.raises(JournalFull):
+            fill(journal, 100, group=100)
+        assert {path: path.stat().st_size for path in segments(tmp_path)} == files
+
+
+def test_a_frame_below_the_limit_keeps_it_where_all_is_committed(tmp_path: Path) -> None:
+    """What is in the way lies in the file that is written to, which is never removed."""
+    with opened(tmp_path, Limits(min_free_bytes=0, max_bytes=40_000)) as journal:
+        for size in (3_000, 36_000, 3_000):
+            fill(journal, 1, size=size)
+            assert journal.bytes_on_disk <= 40_000
+            journal.commit("spark", journal.end)
+
+
 def test_a_row_above_the_limit_is_taken_where_no_row_waits(tmp_path: Path) -> None:
     with opened(tmp_path, Limits(min_free_bytes=0, max_bytes=20_000)) as journal:
         journal.commit("spark", 0)
@@ -189,6 +211,13 @@ def test_the_free_space_guard(tmp_path: Path) -> None:
         fill(journal, 100)
         assert disk.calls.count("free") == before + 3
         assert journal.end == 100
+
+
+def test_a_reserve_that_found_no_room_leaves_no_file(tmp_path: Path) -> None:
+    """One without its bytes would be taken for the reserve ever after."""
+    with pytest.raises(OSError, match=r"File too large|No space left"):
+        Disk().allocate(tmp_path / "reserve", (1 << 63) - 1)
+    assert not any(tmp_path.iterdir())
 
 
 def test_files_are_for_the_owner_only(tmp_path: Path) -> None:

@@ -34,3 +34,16 @@ def test_a_number_touches_where_it_makes_no_further_range(watermark: int, number
     touches = ranges.touches(number)
     ranges.add(number)
     assert touches == (ranges.pieces <= before)
+
+
+@given(st.integers(0, TOP), NUMBERS, st.integers(0, TOP), NUMBERS)
+def test_two_sets_become_one_and_a_copy_stays_as_it_was(
+    watermark: int, numbers: set[int], others_watermark: int, others: set[int]
+) -> None:
+    ranges, model = ranges_of(watermark, numbers)
+    more, more_model = ranges_of(others_watermark, others)
+    copy = ranges.copy()
+    ranges.unite(more)
+    assert {n for n in range(TOP) if n in ranges} == {n for n in model | more_model if n < TOP}
+    assert {n for n in range(TOP) if n in copy} == {n for n in model if n < TOP}
+    assert {n for n in range(TOP) if n in more} == {n for n in more_model if n < TOP}

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.journal.support import ROOMY, SCHEMA, Unsynced, opened
+from tests.unit.journal.support import ROOMY, SCHEMA, Unsynced, opened, store_of
 from towline.journal import Journal, Limits
 from towline.journal.reading import BATCH_BYTES, RowSlice, combined, cut
+from towline.journal.segment import STRIDE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,6 +109,26 @@ def test_a_large_frame_is_sliced_where_it_lies(tmp_path: Path) -> None:
         batches = list(journal.read(0, 50, batch_bytes=300_000))
         assert pa.total_allocated_bytes() == before
         assert [batch.num_rows for batch in batches] == [2] * 25
+
+
+def test_small_frames_are_joined_up_to_the_bounds() -> None:
+    """A gateway appends what came in a moment, a row or two; Spark is to get its rows in large batches."""
+    pieces = [RowSlice(frame, frame.nbytes) for frame in frames_of([[10]] * 250)]
+    assert [batch.num_rows for batch in combined(pieces, 100)] == [100, 100, 50]
+    of_a_row = pieces[0].size
+    assert [batch.num_rows for batch in combined(pieces, 1000, 80 * of_a_row)] == [80, 80, 80, 10]
+
+
+def test_a_range_far_into_a_segment_of_an_earlier_run_is_found_from_near(tmp_path: Path) -> None:
+    """Not by walking over all frames below it, each time."""
+    with opened(tmp_path, disk=Unsynced()) as journal:
+        plant(journal, 600, 1_000)
+    with opened(tmp_path) as journal:
+        (segment, _) = store_of(journal).segments
+        index, view = segment.index(segment.view()), segment.view()
+        for offset in range(0, 600, 50):
+            position, header = segment.find(view, offset)
+            assert position - index.before_offset(offset) < STRIDE + header.size
 
 
 def plant(journal: Journal, count: int, size: int) -> None:

@@ -280,6 +280,36 @@ def test_a_segment_of_another_journal_is_an_error(tmp_path: Path) -> None:
         opened(tmp_path / "a", SMALL)
 
 
+@pytest.mark.parametrize("newest", ["of the same number", "that begins before the one below it"])
+def test_segments_of_two_histories_are_an_error(tmp_path: Path, newest: str) -> None:
+    """A copy went on beside the original, and somebody put files of both together."""
+    opened(tmp_path / "a", SMALL).close()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for name, size in (("a", 20), ("b", 1000)):
+        with opened(tmp_path / name, SMALL) as journal:
+            fill(journal, 60, size=size)
+    ours, theirs = ([*segments(tmp_path / name)] for name in ("a", "b"))
+    added = theirs[3] if newest == "of the same number" else theirs[4]
+    for path in ours[4:]:
+        path.unlink()
+    assert int(added.name[:20]) < int(ours[3].name[:20])
+    shutil.copy(added, tmp_path / "a")
+    with pytest.raises(JournalError, match=r"can't both belong to one journal.*TL-J09"):
+        opened(tmp_path / "a", SMALL)
+
+
+def test_a_segment_that_only_has_sessions_belongs_to_the_journal(tmp_path: Path) -> None:
+    """It begins at the same row as the one behind it."""
+    journal = opened(tmp_path, SMALL)
+    for number in range(200):
+        journal.set_session({"number": number})
+    assert len({path.name[:20] for path in segments(tmp_path)}) == 1 < len(segments(tmp_path))
+    crash(journal)
+    with opened(tmp_path, SMALL) as journal:
+        assert journal.session == {"number": 199}
+        assert (journal.recovery.segments, journal.recovery.rows) == (len(segments(tmp_path)) - 1, 0)
+
+
 def test_a_segment_under_a_wrong_name_is_an_error(tmp_path: Path) -> None:
     opened(tmp_path).close()
     segments(tmp_path)[0].rename(tmp_path / f"{5:020d}-{1:010d}.seg")
