@@ -20,7 +20,7 @@ from towline.bridge.config.routes import Route, first_match
 from towline.bridge.deadletters.remap import Mapper, row_of
 from towline.bridge.lines.sql import DeadLetterTarget, literal
 from towline.bridge.uplink.counting import COUNTS, KEPT
-from towline.bridge.uplink.sql import Repeats, apply, expressions, level_sql, matches
+from towline.bridge.uplink.sql import apply, expressions, level_sql, matches
 from towline.bridge.uplink.working import SAME
 from towline.guarantee import Guarantee
 from towline.kafka import screening
@@ -194,7 +194,7 @@ def test_no_device_drops_anothers_messages_by_its_key(spark: SparkSession) -> No
         {**message, "topic": topic, "offset": n} for n, topic in enumerate(["t/forger", "t/victim", "t/victim"])
     ]
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA)
-    for name, text in expressions(routes, repeats=Repeats("10 minutes")).items():
+    for name, text in expressions(routes, repeats=True).items():
         frame = frame.withColumn(name, F.expr(text)) if name.startswith("__") else frame
     kept = frame.dropDuplicates(list(SAME)).select("topic").collect()
     assert sorted(row.topic for row in kept) == ["t/forger", "t/victim"]
@@ -203,7 +203,7 @@ def test_no_device_drops_anothers_messages_by_its_key(spark: SparkSession) -> No
 def test_what_no_route_takes_has_no_key(spark: SparkSession) -> None:
     """With one route there is one expression for all rows; a key of columns would name rows of no route too."""
     routes = compiled({"from": "t/{device}", "topic": "t", "dedupe": {"key": "'same'"}})
-    columns = expressions(routes, DeadLetterTarget("dead", "line"), Repeats("10 minutes"))
+    columns = expressions(routes, DeadLetterTarget("dead", "line"), repeats=True)
     sent = [message("t/a"), message("x/a", offset=7)]
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in sent], SPARK_SCHEMA).coalesce(1)
     for name in ("__route", *SAME):
@@ -475,7 +475,7 @@ def test_stubs_are_no_repeats_of_each_other(spark: SparkSession) -> None:
     """A key made of columns that a stub does not have would be the same for all."""
     routes = compiled({"from": "#", "topic": "t", "dedupe": {"key": "coalesce(payload, X'')", "within": "1 hour"}})
     frame = spark.createDataFrame([], SPARK_SCHEMA)
-    columns = expressions(routes, DeadLetterTarget("dead", "line"), Repeats("1 hour"))
+    columns = expressions(routes, DeadLetterTarget("dead", "line"), repeats=True)
     row = stub("a")
     one = spark.createDataFrame([tuple(row[c] for c in COLUMNS)], frame.schema)
     one = one.withColumn("__route", F.lit(0))

@@ -10,10 +10,14 @@ import pytest
 
 from tests.unit.bridge.test_config import changed, read
 from towline.bridge.config.plan import plan_of, render
+from towline.bridge.lines.sql import DeadLetterTarget
 from towline.bridge.runtime.session import settings_of
+from towline.bridge.uplink.sql import expressions
+from towline.bridge.uplink.working import REASON
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import POLICIES, Guarantee, conf_problem, policy, promise_problem, qos_problem
+from towline.kafka.deadletters import Reason
 from towline.kafka.options import SinkSettings
 
 ROOT = Path(__file__).parents[3]
@@ -140,6 +144,20 @@ def test_what_a_wider_filter_takes_too_is_subscribed_as_the_stronger_promise_nee
     text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"') + text
     (line,) = read(text, tmp_path).uplinks
     assert {one.pattern: one.qos for one in line.gateway.subscriptions} == qos
+
+
+@pytest.mark.parametrize(
+    ("said", "dead"),
+    [("qos = 1", True), ("", False), ('promise = "at_least_once"', False), ('promise = "at_most_once"', False)],
+)
+def test_what_has_no_key_is_a_dead_letter_where_a_key_alone_tells_repeats(
+    tmp_path: Path, said: str, *, dead: bool
+) -> None:
+    keyed = 'name = "telemetry"\nguarantee = "exactly_once"\ndedupe = { key = "{mqtt.user.id}" }'
+    text = changed('name = "telemetry"', keyed).replace("[[uplink.route]]", f"[[uplink.route]]\n{said}")
+    (line,) = read(text, tmp_path).uplinks
+    sql = expressions(line.routes, DeadLetterTarget("dead", "plant-7.telemetry"), repeats=True)
+    assert (f"'{Reason.KEY_ABSENT}'" in sql[REASON]) is dead
 
 
 def test_brokers_that_share_no_sessions_do_for_routes_that_may_lose_or_double(tmp_path: Path) -> None:

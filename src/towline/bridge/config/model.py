@@ -143,10 +143,11 @@ class RouteSection(Section):
         """
         pattern = Pattern.parse(self.from_)
         names = (*pattern.names, *self.fields)
-        dedupe = self.dedupe or dedupe
+        dedupe, promise = self.dedupe or dedupe, policy(self.promise or guarantee)
+        qos = promise.qos if self.qos is None else self.qos
         return Route(
             pattern=pattern,
-            qos=policy(self.promise or guarantee).qos if self.qos is None else self.qos,
+            qos=qos,
             topic=Template.parse(self.topic, names),
             key=None if self.key is None else Template.parse(self.key, names),
             headers=tuple((name, Template.parse(text, names)) for name, text in self.headers.items()),
@@ -166,6 +167,7 @@ class RouteSection(Section):
                 identifier=self.subscription_id,
             ),
             dedupe=None if dedupe is None else dedupe.compile(names),
+            told_by_key=qos < promise.least_qos,
             dead_letter_topics=dead_letter_topics,
         )
 

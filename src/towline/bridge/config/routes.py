@@ -68,6 +68,7 @@ class Route:
         omit_missing: Whether a header whose template gives null is left out, rather than be there without value.
         terms: Further options of the subscription, as `Filter` has them, but for its filter and QoS.
         dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
+        told_by_key: Whether that alone tells a repeat, as its QoS can't: a message without a key is a dead letter.
         dead_letter_topics: Of all lines of the bridge; no message may name one.
     """
 
@@ -86,6 +87,7 @@ class Route:
     omit_missing: bool = False
     terms: Filter = _NO_FILTER
     dedupe: Template | str | None = None
+    told_by_key: bool = False
     dead_letter_topics: tuple[str, ...] = ()
 
     @property

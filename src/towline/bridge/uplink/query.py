@@ -22,10 +22,10 @@ from towline.bridge.uplink.inforce import KeptRoutes
 from towline.bridge.uplink.packing import plain_routes
 from towline.bridge.uplink.recovery import beginnings, belong, gather, offsets_of, oldest_waiting
 from towline.bridge.uplink.source import FORMAT
-from towline.bridge.uplink.sql import Repeats, apply
+from towline.bridge.uplink.sql import apply
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import is_remote
-from towline.guarantee import Guarantee, policy
+from towline.guarantee import policy
 from towline.kafka.markers import BEFORE_FIRST
 from towline.kafka.markerstore import set_markers
 from towline.kafka.options import SinkSettings
@@ -195,7 +195,7 @@ class UplinkQuery(LineQuery[Line]):
             rows,
             line.routes,
             dead_letters=self._dead_letters(identity),
-            repeats=Repeats(line.within, line.guarantee is Guarantee.EXACTLY_ONCE) if line.within else None,
+            within=line.within,
             counters=(COUNTER, KEPT_COUNTER),
             sink_counts=self._sink_counts(),
             parallelism=line.parallelism,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -58,25 +57,12 @@ if TYPE_CHECKING:
 
     from towline.bridge.config.patterns import Pattern
 
-__all__ = ["Repeats", "apply", "expressions", "level_sql", "matches"]
+__all__ = ["apply", "expressions", "level_sql", "matches"]
 
 #: Columns of the result; all others are working columns, or a route's fields.
 RECORD = frozenset(("topic", "key", "value", "headers", "timestamp", *ORIGIN, *PROPERTIES))
 #: The end of the text, for Java; ``$`` would also match before a line feed there.
 END = r"\z"
-
-
-@dataclass(frozen=True, slots=True)
-class Repeats:
-    """How repeats are dropped.
-
-    Attributes:
-        within: How long keys are remembered at least.
-        strict: Whether a message without a key, which can't be recognised again, is a dead letter.
-    """
-
-    within: str
-    strict: bool = False
 
 
 def matches(pattern: Pattern) -> str:
@@ -232,7 +218,7 @@ def _no_place(topic: str, *, refusing: bool) -> str:
     return f"CASE WHEN {STUB} THEN raise_error({literal(sentence)}) {case}ELSE {topic} END"
 
 
-def _unmappable(route: Route, repeats: Repeats | None) -> str:
+def _unmappable(route: Route, *, repeats: bool) -> str:
     """Why a message of this route can't go where it belongs, null if it can."""
     cases = [f"WHEN {WHERE} IS NULL THEN '{Reason.UNMAPPED}'"] if route.where is not None else []
     if route.reject is not None:
@@ -249,7 +235,7 @@ def _unmappable(route: Route, repeats: Repeats | None) -> str:
         ]
     if route.key_required:
         cases.append(f"WHEN {_key(route)} IS NULL THEN '{Reason.KEY_ABSENT}'")
-    if repeats is not None and repeats.strict and route.dedupe is not None and route.qos < 2:
+    if repeats and route.told_by_key:
         cases.append(f"WHEN {SAME[1]} IS NULL THEN '{Reason.KEY_ABSENT}'")
     if not cases:
         return NO_TEXT
@@ -257,14 +243,14 @@ def _unmappable(route: Route, repeats: Repeats | None) -> str:
 
 
 def expressions(
-    routes: Sequence[Route], dead_letters: DeadLetterTarget | None = None, repeats: Repeats | None = None
+    routes: Sequence[Route], dead_letters: DeadLetterTarget | None = None, *, repeats: bool = False
 ) -> dict[str, str]:
     """The SQL of a line: working columns first (in this order), then the columns of the record.
 
     Args:
         routes: The arms, in order.
         dead_letters: Where rows go that can't be mapped; None stops the line at the first.
-        repeats: How repeats are dropped; None to keep them.
+        repeats: Whether they are dropped.
     """
     cases = " ".join(f"WHEN {matches(route.pattern)} THEN {i}" for i, route in enumerate(routes))
     refusing = any(route.reject is not None for route in routes)
@@ -285,7 +271,7 @@ def expressions(
         "timestamp": "received_at",
         **_properties(routes, dead_letters),
     }
-    return columns if dead_letters is None else _with_dead_letters(columns, routes, dead_letters, repeats)
+    return columns if dead_letters is None else _with_dead_letters(columns, routes, dead_letters, repeats=repeats)
 
 
 def _properties(routes: Sequence[Route], dead_letters: DeadLetterTarget | None) -> dict[str, str]:
@@ -301,9 +287,9 @@ def _properties(routes: Sequence[Route], dead_letters: DeadLetterTarget | None) 
 
 
 def _with_dead_letters(
-    columns: dict[str, str], routes: Sequence[Route], dead_letters: DeadLetterTarget, repeats: Repeats | None
+    columns: dict[str, str], routes: Sequence[Route], dead_letters: DeadLetterTarget, *, repeats: bool
 ) -> dict[str, str]:
-    reason = _switch(routes, lambda route: _unmappable(route, repeats), NO_TEXT)
+    reason = _switch(routes, lambda route: _unmappable(route, repeats=repeats), NO_TEXT)
     fallback = _switch(
         routes, lambda route: NO_TEXT if route.fallback_topic is None else literal(route.fallback_topic), NO_TEXT
     )
@@ -381,7 +367,7 @@ def apply(
     routes: Sequence[Route],
     *,
     dead_letters: DeadLetterTarget | None = None,
-    repeats: Repeats | None = None,
+    within: str | None = None,
     counters: tuple[str | Observation, str | Observation] | None = None,
     sink_counts: bool = True,
     parallelism: int = 1,
@@ -393,7 +379,7 @@ def apply(
         frame: Rows as the ``mqtt`` source gives them.
         routes: The arms, in order.
         dead_letters: Where rows go that can't be mapped; None stops the line at the first.
-        repeats: How repeats are dropped; None to keep them.
+        within: How long keys are remembered at least, by which repeats are dropped; None to keep them.
         counters: Take what `to_count` says, before repeats are dropped and after that: names among the query's
             observed metrics, or observations of a batch read. None to leave it uncounted.
         sink_counts: The sink counts dead letters.
@@ -402,7 +388,7 @@ def apply(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
-    sql = expressions(routes, dead_letters, repeats)
+    sql = expressions(routes, dead_letters, repeats=within is not None)
     packet = F.when(F.expr(STUB), F.col("correlation_data"))
     frame = frame.withColumn(PACKET, packet).withColumn(
         "correlation_data", F.expr(f"IF({STUB}, NULL, correlation_data)")
@@ -415,15 +401,15 @@ def apply(
     before, after = to_count(
         routes,
         dead_letters=dead_letters is not None,
-        repeats=repeats is not None,
+        repeats=within is not None,
         sink_counts=sink_counts,
     )
     if counters is not None and before:
         frame = observed(frame, counters[0], before)
     passes = f"{PACKED} IS NOT NULL OR " if packed else ""
     frame = frame.where(f"{passes}{KEEP} OR {REASON} IS NOT NULL")
-    if repeats is not None:
-        frame = frame.withWatermark(EVENT_TIME, repeats.within).dropDuplicatesWithinWatermark(list(SAME))
+    if within is not None:
+        frame = frame.withWatermark(EVENT_TIME, within).dropDuplicatesWithinWatermark(list(SAME))
     if counters is not None and after:
         frame = observed(frame, counters[1], after)
     columns = {name: text for name, text in sql.items() if name in RECORD}
