@@ -203,14 +203,14 @@ def _answered(ask: Callable[[], T], seconds: float) -> T:
         time.sleep(_LOOK_S)
 
 
-def client_config(client: Mapping[str, str], where: str = "kafka", prefix: str = "") -> dict[str, str]:
+def client_config(client: Mapping[str, str]) -> dict[str, str]:
     """Check a client configuration and resolve its secrets; the result must never be shown.
 
     Raises:
         ConfigError: As `check_client` and `resolve` say.
     """
-    check_client(client, where, prefix)
-    return resolve(client, where, prefix)
+    check_client(client, "kafka", "")
+    return resolve(client, "kafka", "")
 
 
 def reachable(client: str | Mapping[str, str], timeout: float = 5.0) -> ClusterInfo:

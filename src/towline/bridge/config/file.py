@@ -422,11 +422,11 @@ def _unreachable(line: Line | DownLine, master: str) -> Iterator[tuple[str, str,
         yield "TL-C140", what, "Set listen in [gateway], with certificate and token."
 
 
-def discreet(document: Document, environ: Mapping[str, str] = os.environ) -> Mistakes:
+def discreet(document: Document) -> Mistakes:
     """An empty list that shows no value of a variable which the file names [I12]."""
     found = Mistakes(document)
     for _, name in _REFERENCE.findall(document.text):
-        found.hide(environ.get(name, ""), name)
+        found.hide(os.environ.get(name, ""), name)
     return found
 
 
