@@ -163,7 +163,7 @@ def render_comparisons(found: Mapping[str, list[dict[str, Any]]]) -> str:
     out = []
     for name, comparisons in found.items():
         out.append(f'▸ line "{name}"   {_ROW.format("", "Kafka", "line")}'.rstrip())
-        out += [_row(one) for one in comparisons] or ["  no markers to compare with: they belong to exactly_once"]
+        out += [_row(one) for one in comparisons] or ["  no markers to compare with"]
     return "\n".join(out) + "\n"
 
 
