@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from towline.backoff import Backoff
+from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.runtime.screen import PlainScreen, _cells, _table, line_state, make_screen, summary
 from towline.bridge.runtime.state import BridgeState, LineView, read_state
 from towline.bridge.uplink.account import UplinkCounts
@@ -160,6 +161,7 @@ def test_the_state_remembers(tmp_path: Path) -> None:
     assert state.heard() == []
     assert BridgeState("b", tmp_path, {"l": "up"}).lines["l"].counts.rows == 10
     assert (tmp_path / "bridge.json").stat().st_mode & 0o777 == 0o600
+    assert BridgeState("b", tmp_path, {"l": "down"}).lines["l"].counts == DownlinkCounts(), "of another line"
     (tmp_path / "bridge.json").write_text("[]")
     assert read_state(tmp_path) is None
 

@@ -229,8 +229,9 @@ class BridgeState:
         self._events: deque[str] = deque(maxlen=1000)
         former = (read_state(state_dir) or {}).get("lines", {})
         for line, view in self.lines.items():
-            view.counts = counts_of(view.direction, former.get(line, {}).get("counts", {}))
-            view.before = former.get(line, {}).get("gateway", {})
+            saved = former.get(line, {})
+            saved = saved if saved.get("direction") == view.direction else {}  # else another line's, of the same name
+            view.counts, view.before = counts_of(view.direction, saved.get("counts", {})), saved.get("gateway", {})
 
     def file_read(self, digest: str | None) -> None:
         """What runs is what the bridge file says that has this digest."""
