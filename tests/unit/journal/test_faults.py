@@ -95,6 +95,48 @@ def test_no_room_at_every_call_changes_nothing(memory_path: Path, call: str, num
             served(journal)
 
 
+class Noting(FaultyDisk):
+    """A disk that notes which directories were synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[Path] = []
+
+    def sync_directory(self, directory: Path) -> None:
+        super().sync_directory(directory)
+        self.synced.append(directory)
+
+
+def test_names_are_durable_up_to_the_root_before_there_is_a_journal(tmp_path: Path) -> None:
+    """Whoever made the state directory a moment ago did not care to; a power failure would take all in it along."""
+    disk, place = Noting(), tmp_path / "state" / "inbox"
+    opened(place, SMALL, disk).close()
+    assert [*place.parents] == disk.synced[: len(place.parents)]
+    assert disk.synced[len(place.parents) :] == [place]
+
+
+def test_a_new_segment_is_durable_with_its_name_before_it_has_rows(tmp_path: Path) -> None:
+    disk = Noting()
+    with opened(tmp_path, SMALL, disk) as journal:
+        while len(segments(tmp_path)) == 1:
+            disk.calls.clear()
+            disk.synced.clear()
+            fill(journal, 10, group=10)
+    assert disk.calls[-7:] == ["create", "write", "sync", "rename", "sync_directory", "write", "sync_data"]
+    assert disk.synced == [tmp_path]
+
+
+def test_rows_are_written_behind_what_is_durable(tmp_path: Path) -> None:
+    """A watermark before them is synced first: what can be cut at the next opening is never in front of rows."""
+    disk = FaultyDisk()
+    with opened(tmp_path, SMALL, disk) as journal:
+        fill(journal, 3)
+        disk.calls.clear()
+        journal.commit("spark", 1)
+        fill(journal, 1)
+        assert disk.calls == ["write", "sync_data", "write", "sync_data"]
+
+
 @pytest.mark.parametrize("call", ["sync_data", "write"])
 def test_after_a_failure_the_object_is_dead(tmp_path: Path, call: str) -> None:
     disk = FaultyDisk()

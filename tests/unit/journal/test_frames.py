@@ -86,6 +86,15 @@ def test_a_frame_far_behind_is_found_across_the_steps_of_the_search() -> None:
         assert [position for position, _ in intact_after(memory, 0, len(memory))] == [gap]
 
 
+@pytest.mark.parametrize("shift", range(1, 8))
+def test_a_frame_is_found_behind_what_looks_like_one_out_of_line(shift: int) -> None:
+    """Frames begin at multiples of 8; a payload may have the magic anywhere."""
+    frame = encode(Kind.RECORDS, epoch=1, first=5, durable=16, rows=1, payload=b"y")
+    noise = (bytes(shift) + frames.MAGIC + bytes(8 - shift) + frames.MAGIC * 3).ljust(64, b".")
+    memory = memoryview(bytes(8) + noise + bytes(joined(frame)))
+    assert [position for position, _ in intact_after(memory, 0, len(memory))] == [72]
+
+
 def test_an_arrow_batch_is_not_copied() -> None:
     payload = pa.record_batch([[1, 2, 3]], names=["a"]).serialize()
     encoded = encode(Kind.RECORDS, epoch=1, first=0, durable=0, rows=3, payload=payload)

@@ -201,5 +201,107 @@ def test_how_far_each_row_is_survives(tmp_path: Path) -> None:
     outbox.close()
 
 
+def test_a_packet_id_that_is_used_again_says_in_its_frame_that_its_row_was_done(tmp_path: Path) -> None:
+    """Else a crash would leave that row with no id and not done: it would be sent anew [I10]."""
+    outbox = opened(tmp_path / "o")
+    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.fly({1: Flight(0, SENT), 2: Flight(1, SENT)}, durable=False)
+    outbox.finish([0], [1], outcomes=["delivered"])
+    assert outbox.flights == {2: Flight(1, SENT)}
+    outbox.fly({1: Flight(2, SENT)}, durable=False)
+    crash(outbox.journal)
+    outbox = opened(tmp_path / "o")
+    assert outbox.flights == {2: Flight(1, SENT), 1: Flight(2, SENT)}
+    assert outbox.done.watermark == 1
+    assert outbox.ledger == {"delivered": 1}
+    outbox.close()
+
+
+def test_what_flies_with_qos_1_is_written_and_not_synced(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    outbox = opened(tmp_path / "o", disk=disk)
+    outbox.append(rows(0, 3), Batch("q/0", 0))
+    synced = disk.calls.count("sync_data")
+    outbox.fly({1: Flight(0, SENT)}, durable=False)
+    assert disk.calls.count("sync_data") == synced
+    outbox.fly({2: Flight(1, PUBLISHED)})
+    assert disk.calls.count("sync_data") > synced
+    crash(outbox.journal)
+    outbox = opened(tmp_path / "o")
+    assert outbox.flights == {1: Flight(0, SENT), 2: Flight(1, PUBLISHED)}
+    outbox.close()
+
+
+def test_how_rows_ended_is_known_together_with_that_they_did(tmp_path: Path) -> None:
+    """In one frame: after a crash both are known or none, and the ledger has each of them once [I11]."""
+    outbox = opened(tmp_path / "o")
+    outbox.count(received=3)
+    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.finish([0, 1], outcomes=["delivered", "delivered"])
+    outbox.flush()
+    outbox.finish([2], outcomes=["refused"])
+    assert outbox.ledger == {"received": 3, "delivered": 2, "refused": 1}
+    crash(outbox.journal)
+    outbox = opened(tmp_path / "o")
+    assert (outbox.done.watermark, outbox.ledger) == (2, {"received": 3, "delivered": 2})
+    outbox.finish([2], outcomes=["delivered"])
+    outbox.close()  # without a word of it
+    outbox = opened(tmp_path / "o")
+    assert (outbox.done.watermark, outbox.ledger) == (2, {"received": 3, "delivered": 2})
+    outbox.close()
+
+
+def test_what_is_done_waits_for_the_disk_where_it_must_and_for_room(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    outbox = opened(tmp_path / "o", disk=disk)
+    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.fly({1: Flight(0, PUBLISHED)})
+    outbox.finish([0], [1])
+    synced = disk.calls.count("sync_data")
+    outbox.flush()
+    assert disk.calls.count("sync_data") == synced
+    outbox.flush(durable=True)
+    assert disk.calls.count("sync_data") == synced + 1
+    outbox.fly({2: Flight(1, PUBLISHED)})
+    outbox.finish([1], [2])
+    disk.call, disk.at, disk.number = "write", disk.calls.count("write") + 1, errno.ENOSPC
+    outbox.flush()  # it is said again with the next one
+    with pytest.raises(JournalFull, match=r"no room to note what is done.*TL-J02"):
+        outbox.flush(durable=True)
+    disk.call = ""
+    outbox.flush()
+    crash(outbox.journal)
+    outbox = opened(tmp_path / "o")
+    assert (outbox.done.watermark, outbox.flights) == (2, {})
+    outbox.close()
+
+
+def test_an_empty_batch_leaves_no_word_of_it(tmp_path: Path) -> None:
+    outbox = opened(tmp_path / "o")
+    written = outbox.journal.bytes_on_disk
+    appended = outbox.append(rows(0, 0), Batch("q/0", 4))
+    assert (appended.rows, appended.whole, appended.already) == (0, True, False)
+    assert (outbox.last_batches, outbox.journal.bytes_on_disk) == ({}, written)
+    outbox.append(rows(0, 2), Batch("q/0", 3))  # a smaller number is no repeat of it
+    assert outbox.end == 2
+    outbox.close()
+
+
+def test_a_full_disk_is_not_a_batch_that_can_never_fit(tmp_path: Path) -> None:
+    """There will be room again, whatever the limit is: nothing of the batch is given up."""
+    disk = FaultyDisk()
+    outbox = opened(tmp_path / "o", disk=disk)
+    batch = Batch("q/0", 0, attempt="a")
+    outbox.append(rows(0, 3), batch, whole=False)
+    disk.call, disk.at, disk.number = "write", disk.calls.count("write") + 1, errno.ENOSPC
+    with pytest.raises(JournalFull):
+        outbox.append(rows(3, 3), batch, start=3)
+    assert (outbox.incomplete, outbox.dropped) == (3, 0)
+    disk.call = ""
+    assert outbox.append(rows(3, 3), batch, start=3).rows == 6
+    assert outbox.following(0) == (0, 6)
+    outbox.close()
+
+
 Life.TestCase.settings = settings(stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 TestLife = Life.TestCase

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.journal.support import ROOMY, SMALL, crash, fill, opened, rows, segments, served
+from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, rows, segments, served
 from towline.errors import JournalDamaged, JournalError
 from towline.journal import Journal, frames
-from towline.journal.frames import Header, Kind, encode, intact_at
+from towline.journal.frames import Encoded, Header, Kind, encode, intact_at
 
 
 def layout(path: Path) -> list[tuple[int, Header]]:
@@ -231,10 +231,80 @@ def test_a_section_that_is_not_known_is_an_error(tmp_path: Path) -> None:
     crash(journal)
     last = segments(tmp_path)[-1]
     frame = encode(Kind.RECORDS, epoch=1, first=0, durable=size, rows=1, section=b'{"ids":[1]}', payload=payload)
-    with last.open("ab") as file:
-        file.writelines(map(bytes, frame.buffers))
+    put_behind(last, frame)
     with pytest.raises(JournalError, match=r"has a frame with ids, which this Towline doesn't know.*TL-J09"):
         opened(tmp_path)
+
+
+def test_rows_that_a_frame_passes_over_are_missing(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    fill(journal, 3)
+    crash(journal)
+    put_behind(segments(tmp_path)[-1], encode(Kind.SESSION, epoch=1, first=5, durable=0, payload=b"{}"))
+    with pytest.raises(JournalDamaged, match=r"rows 3 to 5 are missing between two frames.*TL-J05"):
+        opened(tmp_path)
+
+
+def test_a_watermark_above_the_last_row_is_damage(tmp_path: Path) -> None:
+    """Rows were there that some consumer has seen."""
+    journal = opened(tmp_path)
+    fill(journal, 3)
+    crash(journal)
+    content = b'{"consumers":{"spark":4},"floor":0}'
+    put_behind(segments(tmp_path)[-1], encode(Kind.COMMITTED, epoch=1, first=3, durable=0, payload=content))
+    with pytest.raises(JournalDamaged, match=r"rows were committed that are not there; the last one is 3.*TL-J05"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Kind.SNAPSHOT, Kind.SESSION])
+@pytest.mark.parametrize("content", [b"{", b"[]"])
+def test_what_is_no_json_object_was_written_by_something_else(tmp_path: Path, kind: Kind, content: bytes) -> None:
+    opened(tmp_path).close()
+    path = segments(tmp_path)[-1]
+    if kind is Kind.SNAPSHOT:
+        path.write_bytes(b"")
+        put_behind(path, encode(kind, epoch=1, first=0, durable=0, payload=content))
+    else:
+        put_behind(path, encode(kind, epoch=1, first=0, durable=0, section=content, payload=b"{}"))
+    with pytest.raises(JournalError, match=r"has a frame whose content is not JSON|is not a JSON object.*TL-J09"):
+        opened(tmp_path)
+
+
+def test_a_segment_that_does_not_begin_with_its_snapshot_is_an_error(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    path = segments(tmp_path)[-1]
+    path.write_bytes(b"")
+    put_behind(path, encode(Kind.SESSION, epoch=1, first=0, durable=0, payload=b"{}"))
+    with pytest.raises(JournalError, match=r"starts with a frame of kind 3 instead of a snapshot.*TL-J09"):
+        opened(tmp_path)
+
+
+def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) -> None:
+    """The file has its size and every frame of it is whole; but the last one is another."""
+    journal = opened(tmp_path, SMALL)
+    fill(journal, 200, group=10)
+    journal.close()
+    path = segments(tmp_path)[1]
+    position, header = layout(path)[-1]
+    with opened(tmp_path, SMALL) as journal:
+        other = encode(Kind.SESSION, epoch=1, first=header.first, durable=0, payload=bytes(header.size - 48))
+        assert other.size == header.size
+        with path.open("r+b") as file:
+            file.seek(position)
+            file.writelines(map(bytes, other.buffers))
+        lost = rf"rows {header.first:,} to {header.end:,} are missing at its end.*TL-J05"
+        with pytest.raises(JournalDamaged, match=lost):
+            served(journal, header.first - 1, header.end)
+        with pytest.raises(JournalDamaged, match=rf"row {header.first:,} is not where it should be.*TL-J05"):
+            served(journal, header.first, header.end)
+        path.write_bytes(path.read_bytes()[:position])
+        with pytest.raises(JournalDamaged, match=r"is shorter than the [\d,]+ bytes that were durable.*TL-J05"):
+            served(journal, header.first - 1, header.end)
+
+
+def put_behind(path: Path, frame: Encoded) -> None:
+    with path.open("ab") as file:
+        file.writelines(map(bytes, frame.buffers))
 
 
 def test_a_newer_version_is_an_error(tmp_path: Path) -> None:
@@ -286,7 +356,7 @@ def test_segments_of_two_histories_are_an_error(tmp_path: Path, newest: str) -> 
     opened(tmp_path / "a", SMALL).close()
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for name, size in (("a", 20), ("b", 1000)):
-        with opened(tmp_path / name, SMALL) as journal:
+        with opened(tmp_path / name, SMALL, Unsynced()) as journal:
             fill(journal, 60, size=size)
     ours, theirs = ([*segments(tmp_path / name)] for name in ("a", "b"))
     added = theirs[3] if newest == "of the same number" else theirs[4]
@@ -300,13 +370,13 @@ def test_segments_of_two_histories_are_an_error(tmp_path: Path, newest: str) -> 
 
 def test_a_segment_that_only_has_sessions_belongs_to_the_journal(tmp_path: Path) -> None:
     """It begins at the same row as the one behind it."""
-    journal = opened(tmp_path, SMALL)
-    for number in range(200):
+    journal = opened(tmp_path, SMALL, Unsynced())
+    for number in range(100):
         journal.set_session({"number": number})
     assert len({path.name[:20] for path in segments(tmp_path)}) == 1 < len(segments(tmp_path))
     crash(journal)
     with opened(tmp_path, SMALL) as journal:
-        assert journal.session == {"number": 199}
+        assert journal.session == {"number": 99}
         assert (journal.recovery.segments, journal.recovery.rows) == (len(segments(tmp_path)) - 1, 0)
 
 
