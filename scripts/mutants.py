@@ -173,10 +173,10 @@ def mutated(tree: Path, place: Place, draw: random.Random) -> tuple[Mutant, str]
 
     source = (tree / place.file).read_text()
     for name, occurrence in draw.sample(place.operators, len(place.operators)):
-        text = mutate_code(source, OperatorProvider()[name](), occurrence)
         try:
+            text = mutate_code(source, OperatorProvider()[name](), occurrence)
             same = text is None or ast.dump(ast.parse(text)) == ast.dump(ast.parse(source))
-        except SyntaxError:
+        except (SyntaxError, AttributeError):  # Cosmic Ray finds no name to replace in `except (One, *OTHERS)`
             continue
         if same:
             continue
