@@ -16,6 +16,8 @@ from towline.kafka.markers import (
     Claim,
     Marker,
     MarkerPlace,
+    MarkerStep,
+    MarkerTotals,
     Situation,
     TaskRefusal,
     changed,
@@ -109,6 +111,36 @@ def test_totals_go_on() -> None:
     first = Marker(0, 1, rows=5, dead_lettered=1, total_rows=5, total_dead_lettered=1)
     second = Marker(1, 1, rows=7, dead_lettered=0).following(first)
     assert (second.total_rows, second.total_dead_lettered) == (12, 1)
+
+
+def test_a_marker_set_by_hand_counts_no_rows() -> None:
+    """It stands for batches that nobody counted: an account of the markers must not grow by it."""
+    before = Marker(6, 1, rows=5, total_rows=50, total_dead_lettered=3)
+    assert Marker(9, 1).following(before).totals == before.totals
+    assert BY_OTHERS not in (before.refused, Marker(9, 1).refused)
+    assert before.refusing(BY_OTHERS) == replace(before, refused=BY_OTHERS)
+
+
+def step(before: tuple[int, int] | None, after: tuple[int, int]) -> MarkerStep:
+    return MarkerStep(None if before is None else MarkerTotals(*before), MarkerTotals(*after))
+
+
+@pytest.mark.parametrize(
+    ("steps", "over"),
+    [
+        ([], None),
+        ([None], None),
+        ([step((1, 0), (5, 2))], step((1, 0), (5, 2))),
+        ([step((1, 0), (5, 2)), step((10, 3), (20, 4))], step((11, 3), (25, 6))),
+        ([step((1, 0), (5, 2)), None], None),  # it would tell of a part only
+        ([step((1, 0), (5, 2)), step(None, (20, 4))], step(None, (25, 6))),
+        ([step(None, (5, 2)), step(None, (20, 4))], step(None, (25, 6))),
+    ],
+)
+def test_the_witness_of_a_batch_is_that_of_all_its_partitions_or_none(
+    steps: list[MarkerStep | None], over: MarkerStep | None
+) -> None:
+    assert MarkerStep.over(steps) == over
 
 
 @given(st.integers(1, 3), st.lists(st.integers(0, 4), max_size=20))

@@ -7,11 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError as ClientError
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.unit.kafka import memory as kafka
+from tests.unit.kafka.memory import MemoryKafka, Written, kafka_in_memory
 from towline.errors import KafkaError
 from towline.kafka import markerstore
-from towline.kafka.markers import Marker
-from towline.kafka.markerstore import MarkerStore
+from towline.kafka.markers import ANYONE, BEFORE_FIRST, Marker, MarkerTotals
+from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.kafka.options import SinkSettings
 
 OLDER, NEWEST = Marker(6, 1, writer="q"), Marker(7, 1, writer="q")
@@ -30,6 +35,10 @@ class Lagging:
         self.leaders_end = leaders_end
         self.polls = [*polls]
         self.closed = False
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
     def get_watermark_offsets(self, _place: object, timeout: float) -> tuple[int, int]:
         assert timeout > 0
@@ -44,8 +53,9 @@ class Lagging:
     def close(self) -> None:
         self.closed = True
 
-    def poll(self, _timeout: float) -> Any:
+    def poll(self, timeout: float) -> Any:
         if not self.polls:
+            self.now += timeout
             return None
         given = self.polls.pop(0)
         if isinstance(given, int):
@@ -70,6 +80,7 @@ def store(monkeypatch: pytest.MonkeyPatch, consumer: Lagging, **client: str) -> 
 
     markerstore._consumers.clear()
     monkeypatch.setattr(markerstore, "Consumer", made)
+    monkeypatch.setattr(markerstore, "time", consumer)
     options = {"kafka.bootstrap.servers": "k:9092", "deliveryTimeout": "1"}
     return MarkerStore(SinkSettings.parse({**options, **client}), "sink")
 
@@ -97,3 +108,168 @@ def test_an_end_below_one_that_was_seen_is_an_error(monkeypatch: pytest.MonkeyPa
     assert store(monkeypatch, Lagging(4, (2, NEWEST), 4)).read(0) == NEWEST
     with pytest.raises(KafkaError, match=r"ends at 2, and ended at 4 before\..*\[TL-K27\]"):
         store(monkeypatch, Lagging(2, (0, OLDER), 2)).read(0)
+
+
+# -- against a Kafka in memory --
+
+TOPIC = "towline.s.markers"
+COMPACT = {"cleanup.policy": "compact"}
+
+
+def reader(**options: str) -> MarkerStore:
+    return MarkerStore(kafka.settings(**options), "s")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["s/0", "s/1", "else", None]), st.booleans()), max_size=40), st.integers(0, 300)
+)
+def test_the_last_record_with_the_key_counts_however_far_back_it_is(
+    records: list[tuple[str | None, bool]], behind: int
+) -> None:
+    """Other keys, ends of transactions and removals lie between; a marker that was removed is none."""
+    with kafka_in_memory() as memory:
+        memory.topics[TOPIC] = 1
+        log = memory.log[TOPIC, 0]
+        expected = None
+        for batch, (key, kept) in enumerate(records):
+            value = Marker(batch, 1).to_json() if kept else None
+            log.append(None if key is None else Written(TOPIC, 0, key.encode(), value))
+            if key == "s/0":
+                expected = Marker(batch, 1) if kept else None
+        log += [None] * behind
+        assert reader().read(0) == expected
+
+
+def test_what_is_no_marker_is_told_with_its_key_and_not_guessed_at(memory: MemoryKafka) -> None:
+    memory.topics[TOPIC] = 1
+    memory.log[TOPIC, 0].append(Written(TOPIC, 0, b"s/0", b'{"v":2}'))
+    with pytest.raises(KafkaError, match=r'"s/0" in "towline.s.markers" can not be understood: .*version 2.*TL-K22'):
+        reader().read(0)
+
+
+@pytest.mark.parametrize("call", ["get_watermark_offsets", "fetch"])
+def test_a_reader_that_had_no_answer_is_not_asked_again(memory: MemoryKafka, call: str) -> None:
+    memory.topics[TOPIC] = 1
+    memory.log[TOPIC, 0].append(Written(TOPIC, 0, b"s/0", NEWEST.to_json()))
+    assert reader().read(0) == NEWEST
+    (first,) = markerstore._consumers.values()
+    assert first.place == ("", 0), "it fetches nothing between two batches"
+    assert reader().read(0) == NEWEST
+    assert [*markerstore._consumers.values()] == [first]
+    memory.fail(call, kafka.TRANSPORT)
+    with pytest.raises(KafkaError, match="TL-K01"):
+        reader().read(0)
+    assert memory.calls[-1] == "close"
+    assert reader().read(0) == NEWEST
+
+
+def test_an_error_amid_the_markers_is_no_end_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = Lagging(4, (0, OLDER))
+    polls = iter(
+        [consumer.poll(0), SimpleNamespace(error=lambda: ClientError(ClientError._TRANSPORT), offset=lambda: 4)]
+    )
+    monkeypatch.setattr(consumer, "poll", lambda _: next(polls))
+    with pytest.raises(KafkaError, match="TL-K01"):
+        store(monkeypatch, consumer).read(0)
+    assert consumer.closed
+
+
+def test_a_topic_for_markers_is_made_compacted_with_a_partition_for_each_of_the_sink(memory: MemoryKafka) -> None:
+    reader(parallelism="3").ensure()
+    assert memory.topics[TOPIC] == 3
+    assert memory.configs[TOPIC]["cleanup.policy"] == "compact"
+    before = len(memory.calls)
+    reader(parallelism="3").ensure()
+    assert len(memory.calls) == before, "once in a process is enough"
+    with pytest.raises(KafkaError, match=r"has 3 partitions, parallelism 4 needs as many.*--partitions 4.*TL-K22"):
+        reader(parallelism="4").ensure()
+
+
+def test_one_that_was_made_and_is_not_known_everywhere_is_waited_for(
+    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, facts = iter(range(1000)), MarkerStore._facts
+    monkeypatch.setattr(MarkerStore, "_facts", lambda self: None if next(looks) < 4 else facts(self))
+    reader().ensure()
+    assert next(looks) == 5
+    looks = iter([0] * 1000)
+    with pytest.raises(KafkaError, match=r"does not exist.*TL-K22"):
+        reader(markerTopic="other").ensure()
+    assert memory.now - 1000 < 62, "not for ever"
+
+
+@pytest.mark.parametrize(
+    ("partitions", "policy", "options", "told"),
+    [
+        (
+            None,
+            None,
+            {"createMarkerTopic": "false"},
+            r"does not exist.*--create --topic towline.s.markers --partitions 1",
+        ),
+        (1, "delete", {}, r"cleanup.policy=delete, which forgets markers"),
+        (1, "compact,delete", {}, r"cleanup.policy=compact,delete, which forgets markers"),
+        (1, "compact", {"parallelism": "2"}, r"has 1 partitions, parallelism 2"),
+        (2, "compact", {}, None),
+        (1, "", {}, None),  # a user who may not see it
+    ],
+)
+def test_a_topic_that_would_lose_markers_is_refused(
+    memory: MemoryKafka, partitions: int | None, policy: str | None, options: dict[str, str], told: str | None
+) -> None:
+    if partitions is not None and policy is not None:
+        memory.topics[TOPIC], memory.configs[TOPIC] = partitions, {"cleanup.policy": policy}
+    if told is None:
+        reader(**options).ensure()
+        return
+    for _ in range(2):  # it is no better the second time
+        with pytest.raises(KafkaError, match=rf"{told}.*TL-K22"):
+            reader(**options).ensure()
+
+
+def test_all_markers_are_those_of_each_partition(memory: MemoryKafka) -> None:
+    assert reader().read_all() == {}
+    memory.topics[TOPIC] = 3
+    memory.log[TOPIC, 1].append(Written(TOPIC, 1, b"s/1", NEWEST.to_json()))
+    assert reader().read_all() == {0: None, 1: NEWEST, 2: None}
+
+
+# -- set by hand --
+
+
+def test_what_a_person_sets_keeps_the_totals_and_belongs_to_anyone(memory: MemoryKafka) -> None:
+    memory.topics[TOPIC], memory.configs[TOPIC] = 2, COMPACT
+    before = Marker(6, 1, rows=5, crc=1, writer="q", offsets="h", dead_lettered=2, total_rows=50, total_dead_lettered=3)
+    memory.log[TOPIC, 0].append(Written(TOPIC, 0, b"s/0", before.to_json()))
+    memory.log[TOPIC, 1].append(Written(TOPIC, 1, b"s/1", b"what nobody understands"))
+    memory.undecided = 3
+    markers = set_markers(kafka.settings(parallelism="2"), "s", 9)
+    assert markers == reader().read_all()
+    assert markers[0] == Marker(9, 2, writer=ANYONE, total_rows=50, total_dead_lettered=3)
+    assert markers[1] == Marker(9, 2)
+    assert [one and one.totals for one in markers.values()] == [MarkerTotals(50, 3), MarkerTotals(0, 0)]
+    assert memory.undecided == 0, "who looks next sees what was set"
+    assert [producer.id for producer in memory.producers] == ["towline.s.0", "towline.s.1"], (
+        "a query that runs is fenced"
+    )
+    again = set_markers(kafka.settings(), "s", BEFORE_FIRST)
+    assert again == {0: Marker(BEFORE_FIRST, 1, total_rows=50, total_dead_lettered=3)}
+    assert set_markers(kafka.settings(), "s", None) == {0: None}
+    assert reader().read(0) is None
+    assert set_markers(kafka.settings(), "s", 3) == {0: Marker(3, 1)}
+
+
+def test_a_marker_that_could_not_be_set_is_an_error(memory: MemoryKafka) -> None:
+    memory.fail("commit_transaction", kafka.INCONSISTENT)
+    with pytest.raises(KafkaError, match="TL-K20"):
+        set_markers(kafka.settings(), "s", 3)
+    assert memory.calls[-2:] == ["purge", "flush"]
+    assert reader().read(0) is None
+    memory.fail("fetch", kafka.TRANSPORT)
+    set_markers(kafka.settings(), "s", 4)
+    memory.fail("fetch", kafka.TRANSPORT)
+    with pytest.raises(KafkaError, match="TL-K01"):  # not taken for a marker that can't be understood
+        set_markers(kafka.settings(), "s", 5)
+    found = reader().read(0)
+    assert found is not None
+    assert found.batch == 4

@@ -1,0 +1,410 @@
+"""A Kafka in memory: what the sink asks of librdkafka, with transactions, fencing, and calls that fail as a test says.
+
+Errors are librdkafka's own, with the flags that it gives them. What the real ones do, tests/integration/kafka shows.
+"""
+# ruff: noqa: ARG002  who stands in takes the same arguments
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import KafkaError as ClientError
+
+from towline.kafka import admin, delivery, exactly_once, markerstore, producers, screening, transactions
+from towline.kafka.columns import ACCEPTED, Columns
+from towline.kafka.options import SinkSettings
+
+__all__ = [
+    "DEAD",
+    "FATAL",
+    "FENCED",
+    "INCONSISTENT",
+    "REFUSED",
+    "STATE",
+    "TIMED_OUT",
+    "TRANSPORT",
+    "UNKNOWN",
+    "Failure",
+    "Killed",
+    "MemoryKafka",
+    "columns",
+    "kafka_in_memory",
+    "numbers",
+    "raised",
+    "settings",
+    "started",
+    "values",
+]
+
+
+def raised(name: str, text: str | None = None, **flags: bool) -> KafkaException:
+    """What librdkafka raises; flags are ``fatal``, ``retriable`` and ``txn_requires_abort``."""
+    return KafkaException(ClientError(getattr(ClientError, name), text, **flags))
+
+
+#: A transactional call that took too long.
+TIMED_OUT = raised("_TIMED_OUT", "Timed out waiting for operation to finish, retry call to resume", retriable=True)
+#: A commit of records some of which failed.
+INCONSISTENT = raised(
+    "_INCONSISTENT", "1 message(s) failed delivery (see individual delivery reports)", txn_requires_abort=True
+)
+#: `produce` after records failed, and after a fatal error.
+STATE = raised("_STATE", "Unable to produce message: Local: Erroneous state")
+FATAL = raised("_FATAL", "Unable to produce message: Local: Fatal error")
+FENCED = raised("_FENCED", fatal=True)
+#: A fatal error that meets a pending delivery report.
+DEAD = SystemError("<method 'produce' of 'cimpl.Producer' objects> returned a result with an exception set")
+DEAD.__cause__ = raised("_FENCED", fatal=True)
+TRANSPORT = raised("_TRANSPORT", "Failed to get metadata: Local: Broker transport failure")
+#: An error that tells nothing.
+UNKNOWN = raised("UNKNOWN")
+#: A record that a broker refused, as its delivery report has it.
+REFUSED = ClientError(ClientError.MSG_SIZE_TOO_LARGE)
+
+
+class Failure(NamedTuple):
+    """A call that does not succeed.
+
+    Attributes:
+        problem: What is raised.
+        done: Kafka did it, and its answer was lost.
+    """
+
+    problem: BaseException
+    done: bool = False
+
+
+class Killed(BaseException):
+    """The process ends within a call: nothing that it does from there on reaches Kafka."""
+
+
+class Written(NamedTuple):
+    """A record."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+
+
+class MemoryKafka:
+    """The cluster, its clients, and the time that all modules of the sink see; a failing call takes as long as it may.
+
+    Attributes:
+        topics: By name, the number of partitions.
+        configs: By name, what differs from Kafka's own settings.
+        log: By topic and partition, what is committed; None for the record that ends a transaction.
+        calls: Names of all calls so far, in order, but those of ``looking`` at a cluster.
+        decide: By the name of a call, what becomes of the next ones; then they succeed.
+    """
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.topics: dict[str, int] = {}
+        self.configs: dict[str, dict[str, str]] = {}
+        self.log: dict[tuple[str, int], list[Written | None]] = defaultdict(list)
+        self.calls: list[str] = []
+        self.decide: dict[str, Iterator[Failure | BaseException | None]] = {}
+        self.producers: list[MemoryProducer] = []
+        self.epochs: Counter[str] = Counter()
+        #: How many looks at the ends of a topic still find a transaction that is not decided.
+        self.undecided = 0
+        #: Records are not confirmed.
+        self.silent = False
+        self.killed = False
+
+    def fail(self, call: str, *failures: Failure | BaseException | None) -> None:
+        """Let the next calls of a name fail, one after the other; None for one that succeeds."""
+        self.decide[call] = iter(failures)
+
+    def new_process(self) -> None:
+        """What a process remembers of Kafka is gone; calls are heard again after a `Killed`."""
+        self.killed = False
+        for cache in _CACHES:
+            cache.clear()
+
+    @contextmanager
+    def call(self, name: str, timeout: float = 0.0) -> Iterator[None]:
+        """What is done in this block, unless a test wants the call to fail."""
+        if self.killed:
+            raise Killed
+        self.calls.append(name)
+        planned = next(self.decide.get(name, iter(())), None)
+        failure = planned if isinstance(planned, Failure) or planned is None else Failure(planned)
+        if failure is None or failure.done:
+            yield
+        if failure is not None:
+            self.now += timeout
+            self.killed = isinstance(failure.problem, Killed)
+            raise failure.problem
+
+    def asked(self, name: str, timeout: float = 0.0) -> None:
+        """A call that changes nothing."""
+        with self.call(name, timeout):
+            pass
+
+    def committed(self, topic: str) -> list[bytes | None]:
+        """The values of a topic that a reader of committed records gets."""
+        places = sorted(place for place in self.log if place[0] == topic)
+        return [record.value for place in places for record in self.log[place] if record is not None]
+
+    # -- in the place of the module `time` --
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = time = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    # -- in the place of librdkafka's classes --
+
+    def producer(self, config: Mapping[str, Any], logger: object) -> MemoryProducer:
+        self.producers.append(MemoryProducer(self, config))
+        return self.producers[-1]
+
+    def consumer(self, config: Mapping[str, Any], logger: object) -> MemoryConsumer:
+        return MemoryConsumer(self, config)
+
+    def admin(self, config: Mapping[str, Any], logger: object) -> MemoryAdmin:
+        return MemoryAdmin(self, config)
+
+
+class MemoryProducer:
+    """librdkafka's producer; one that has another one's transactional id fences it."""
+
+    def __init__(self, kafka: MemoryKafka, config: Mapping[str, Any]) -> None:
+        self.kafka, self.config = kafka, config
+        self.id = config.get("transactional.id", "")
+        self.epoch = 0
+        #: Records that wait for their confirmation; so many fit.
+        self.queue: list[Written] = []
+        self.room = 1 << 30
+        self.state = ""
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1.0) -> Any:
+        self.kafka.asked("list_topics", timeout)
+        return SimpleNamespace(topics=dict(self.kafka.topics))
+
+    def init_transactions(self, timeout: float) -> None:
+        with self.kafka.call("init_transactions", timeout):
+            self.kafka.epochs[self.id] += 1
+            self.epoch = self.kafka.epochs[self.id]
+            self.state = "ready"
+
+    def begin_transaction(self) -> None:
+        with self.kafka.call("begin_transaction"):
+            if self.state != "ready":
+                raise STATE
+            self.state = "begun"
+
+    def produce(
+        self, topic: str, value: bytes | None = None, key: bytes | None = None, partition: int = -1, *more: Any
+    ) -> None:
+        with self.kafka.call("produce"):
+            if len(self.queue) >= self.room:
+                raise BufferError("Local: Queue full")
+            assert topic in self.kafka.topics, topic
+            self.queue.append(Written(topic, max(partition, 0), key, value))
+
+    def commit_transaction(self, timeout: float) -> None:
+        with self.kafka.call("commit_transaction", timeout):
+            if self.epoch < self.kafka.epochs[self.id]:
+                raise FENCED
+            if self.state != "ready":  # else it is asked again what became of it
+                self._write()
+            self.state = "ready"
+
+    def _write(self) -> None:
+        places = {(record.topic, record.partition) for record in self.queue}
+        for record in self.queue:
+            self.kafka.log[record.topic, record.partition].append(record)
+        for place in places if self.id else ():
+            self.kafka.log[place].append(None)
+        self.queue = []
+
+    def abort_transaction(self, timeout: float) -> None:
+        with self.kafka.call("abort_transaction", timeout):
+            self.queue, self.state = [], "ready"
+
+    def refuse(self, error: ClientError = REFUSED) -> None:
+        """Let what waits fail, one by one, as a broker does that refuses it; reports come with the next `poll`."""
+        refused, self.queue = self.queue, []
+        for record in refused:
+            self.config["on_delivery"](error, SimpleNamespace(topic=lambda name=record.topic: name))
+
+    def poll(self, timeout: float) -> int:
+        self.kafka.asked("poll")
+        self.kafka.now += timeout
+        return 0
+
+    def flush(self, timeout: float) -> int:
+        self.kafka.asked("flush")
+        if self.kafka.silent:
+            self.kafka.now += timeout if self.queue else 0
+        elif not self.id:
+            self._write()
+        return len(self.queue)
+
+    def purge(self, **_: bool) -> None:
+        self.kafka.asked("purge")
+        self.queue = []
+
+
+class MemoryConsumer:
+    """librdkafka's consumer of one partition, which reads what is committed."""
+
+    def __init__(self, kafka: MemoryKafka, config: Mapping[str, Any]) -> None:
+        self.kafka, self.config = kafka, config
+        self.place: tuple[str, int] = ("", 0)
+        self.at = 0
+
+    def get_watermark_offsets(self, place: Any, timeout: float) -> tuple[int, int]:
+        self.kafka.asked("get_watermark_offsets", timeout)
+        return 0, len(self.kafka.log[place.topic, place.partition])
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        self.kafka.asked("consumer.list_topics", timeout)
+
+    def assign(self, places: list[Any]) -> None:
+        (place,) = places
+        self.place, self.at = (place.topic, place.partition), place.offset
+
+    def unassign(self) -> None:
+        self.place = ("", 0)
+
+    def close(self) -> None:
+        self.kafka.calls.append("close")
+
+    def poll(self, timeout: float) -> Any:
+        self.kafka.asked("fetch", timeout)
+        log = self.kafka.log[self.place]
+        while self.at < len(log):
+            offset, record = self.at, log[self.at]
+            self.at += 1
+            if record is not None:
+                return _Message(offset, record.key, record.value, None)
+        return _Message(self.at, None, None, ClientError(ClientError._PARTITION_EOF))
+
+
+class _Message:
+    def __init__(self, offset: int, key: bytes | None, value: bytes | None, error: ClientError | None) -> None:
+        self.offset, self.key, self.value, self.error = (lambda: offset), (lambda: key), (lambda: value), lambda: error
+
+
+class MemoryAdmin:
+    """librdkafka's client for look-ups."""
+
+    def __init__(self, kafka: MemoryKafka, config: Mapping[str, Any]) -> None:
+        self.kafka, self.config = kafka, config
+
+    def poll(self, timeout: float) -> int:
+        return 0
+
+    def list_topics(self, timeout: float) -> Any:
+        self.kafka.asked("admin.list_topics", timeout)
+        counts = self.kafka.topics.items()
+        topics = {name: SimpleNamespace(partitions=dict.fromkeys(range(count))) for name, count in counts}
+        brokers = {1: SimpleNamespace(host="k", port=9092)}
+        return SimpleNamespace(cluster_id="c", brokers=brokers, topics=topics)
+
+    def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, Future[Any]]:
+        return {one: self._answer("describe_configs", partial(self._config, one.name)) for one in resources}
+
+    def _config(self, name: str) -> dict[str, Any]:
+        config = {"cleanup.policy": "delete", "max.message.bytes": "1048588", **self.kafka.configs.get(name, {})}
+        return {key: SimpleNamespace(value=value) for key, value in config.items()}
+
+    def create_topics(self, new: list[Any], operation_timeout: float, request_timeout: float) -> dict[str, Future[Any]]:
+        return {one.topic: self._answer("create_topics", partial(self._create, one)) for one in new}
+
+    def _create(self, one: Any) -> None:
+        if one.topic in self.kafka.topics:
+            raise raised("TOPIC_ALREADY_EXISTS", f"Topic '{one.topic}' already exists.")
+        self.kafka.topics[one.topic], self.kafka.configs[one.topic] = one.num_partitions, dict(one.config)
+
+    def list_offsets(
+        self, wanted: Mapping[Any, Any], isolation_level: IsolationLevel, request_timeout: float
+    ) -> dict[Any, Future[Any]]:
+        more = 0
+        if isolation_level is IsolationLevel.READ_UNCOMMITTED and self.kafka.undecided:
+            more, self.kafka.undecided = 1, self.kafka.undecided - 1
+
+        def end(place: Any) -> Any:
+            return SimpleNamespace(offset=more + len(self.kafka.log[place.topic, place.partition]))
+
+        return {place: self._answer("list_offsets", partial(end, place)) for place in wanted}
+
+    def _answer(self, name: str, ask: Callable[[], Any]) -> Future[Any]:
+        answer: Future[Any] = Future()
+        try:
+            with self.kafka.call(name):
+                answer.set_result(ask())
+        except (KafkaException, TimeoutError) as problem:
+            answer = Future()
+            answer.set_exception(problem)
+        return answer
+
+
+#: What a process remembers of Kafka.
+_CACHES: tuple[Any, ...] = (
+    *(delivery._seen, exactly_once._checked, producers._clients, screening._facts),
+    *(markerstore._consumers, markerstore._ends, markerstore._seen),
+)
+
+
+@contextmanager
+def kafka_in_memory() -> Iterator[MemoryKafka]:
+    """Such a Kafka behind all modules of the sink, which know nothing of any other."""
+    kafka = MemoryKafka()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (admin, exactly_once, markerstore, producers, screening, transactions):
+            patch.setattr(module, "time", kafka)
+        patch.setattr(producers, "Producer", kafka.producer)
+        patch.setattr(markerstore, "Consumer", kafka.consumer)
+        patch.setattr(admin, "AdminClient", kafka.admin)
+        kafka.new_process()
+        yield kafka
+    kafka.new_process()
+
+
+def settings(**options: str) -> SinkSettings:
+    """Of a sink; ``__`` in an option stands for a dot."""
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    named = {} if "guarantee" in given else {"sinkId": "s"}
+    return SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "topic": "t", **named, **given})
+
+
+def started(transactional_id: str, **options: str) -> transactions.Transactional:
+    """A producer of transactions."""
+    return transactions.take(settings(**options), transactional_id, {})
+
+
+def columns(of: SinkSettings, *names: str) -> Columns:
+    """Columns of rows that have a value."""
+    types = {name: ACCEPTED[name][0] for name in (*names, "value")}
+    return Columns.bind(types, of.topic, include_headers=True)
+
+
+def values(*those: bytes | None) -> Any:
+    """An Arrow batch of these values."""
+    return pa.record_batch({"value": pa.array(those, pa.binary())})
+
+
+def numbers(*those: int, each: int = 2) -> Iterator[Any]:
+    """Arrow batches of these numbers."""
+    for at in range(0, len(those), each):
+        yield values(*(b"%d" % number for number in those[at : at + each]))

@@ -1,0 +1,192 @@
+"""Look-ups: what is asked again, how long is waited, and what is told when there is no answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import KafkaException, TopicPartition
+
+from tests.unit.kafka import memory as kafka
+from tests.unit.kafka.memory import MemoryConsumer, MemoryKafka
+from towline.errors import ConfigError, KafkaError
+from towline.kafka import admin
+from towline.kafka.admin import ClusterInfo, TopicFacts
+
+K = "k:9092"
+#: A topic that is being made, or changes its leader.
+PASSING = [
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "UNKNOWN_TOPIC_OR_PART",
+    "_UNKNOWN_PARTITION",
+    "_TIMED_OUT",
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "facts"),
+    [
+        ({}, TopicFacts(3)),
+        (
+            {
+                "max.message.bytes": "1000",
+                "message.timestamp.after.max.ms": "7",
+                "message.timestamp.before.max.ms": "9",
+                "cleanup.policy": "compact,delete",
+            },
+            TopicFacts(3, 1000, 7, 9, "compact,delete"),
+        ),
+        (
+            {
+                "message.timestamp.type": "LogAppendTime",
+                "message.timestamp.after.max.ms": "7",
+                "message.timestamp.before.max.ms": "9",
+            },
+            TopicFacts(3),
+        ),
+        ({"max.message.bytes": None, "message.timestamp.after.max.ms": "", "cleanup.policy": None}, TopicFacts(3)),
+        ({"max.message.bytes": "-1"}, TopicFacts(3)),
+    ],
+)
+def test_what_a_topic_takes_is_read_from_its_settings(config: dict[str, str | None], facts: TopicFacts) -> None:
+    """Where it keeps its own time, that of a record does not matter; what can't be read is no limit."""
+    assert TopicFacts.of(3, config) == facts
+    assert facts.compacted == ("compact" in facts.policy)
+
+
+def test_facts_of_topics_leave_out_what_may_not_be_seen(memory: MemoryKafka) -> None:
+    memory.topics |= {"u": 4, "v": 1}
+    memory.configs["u"] = {"cleanup.policy": "compact"}
+    memory.fail("describe_configs", None, kafka.raised("TOPIC_AUTHORIZATION_FAILED"))
+    assert admin.topic_facts(K, ["u", "v", "away"]) == {
+        "u": TopicFacts(4, 1_048_588, None, None, "compact"),
+        "v": TopicFacts(1),
+    }
+    assert admin.topic_facts(K, ["away"]) == {}
+
+
+def test_a_cluster_says_who_it_is_and_which_topics_are_missing(memory: MemoryKafka) -> None:
+    memory.topics["u"] = 4
+    assert admin.reachable(K) == ClusterInfo("c", {1: K}, {"t": 1, "u": 4})
+    assert admin.missing_topics(K, ["z", "u", "a", "z"]) == ["a", "z"]
+
+
+@pytest.mark.parametrize("client", [K, {"bootstrap.servers": K, "acks": "all"}])
+def test_no_answer_is_told_with_servers_time_and_reason(
+    memory: MemoryKafka, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.fail("admin.list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
+    with pytest.raises(KafkaError, match=r"k:9092: Kafka did not answer for 4 s: failed to get metadata.*TL-K01"):
+        admin.reachable(client, 4.0)
+    heard: list[dict[str, Any]] = []
+
+    def noting(config: dict[str, Any], logger: object) -> kafka.MemoryAdmin:
+        heard.append(config)
+        config["error_cb"](ClientError(ClientError._TRANSPORT, "k:9092/bootstrap: Connection refused"))
+        return memory.admin(config, logger)
+
+    monkeypatch.setattr(admin, "AdminClient", noting)
+    with pytest.raises(KafkaError, match="for 4 s: k:9092: Connection refused"):
+        admin.reachable(client, 4.0)
+    assert heard[0]["bootstrap.servers"] == K
+
+
+def test_a_client_that_can_not_be_made_is_the_configurations_mistake(
+    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unusable(*_: object, **__: object) -> None:
+        raise kafka.raised("_INVALID_ARG", "Failed to create producer: no such file")
+
+    monkeypatch.setattr(admin, "AdminClient", unusable)
+    with pytest.raises(ConfigError, match=r"no such file.*TL-C45"):
+        admin.reachable(K)
+
+
+# -- a transaction that is not decided --
+
+
+@pytest.mark.parametrize(("looks", "seconds", "decided"), [(0, 1.0, True), (5, 1.0, True), (1000, 1.0, False)])
+def test_a_topic_is_settled_when_its_ends_agree(memory: MemoryKafka, looks: int, seconds: float, decided: bool) -> None:
+    memory.topics["t"] = 3
+    memory.undecided = looks
+    assert admin.settled(K, "t", seconds) is decided
+    assert (memory.now - 1000 > seconds) is not decided
+
+
+def test_a_topic_that_is_not_there_is_settled(memory: MemoryKafka) -> None:
+    memory.undecided = 1000
+    assert admin.settled(K, "away")
+
+
+def test_ends_are_asked_for_again_while_a_topic_has_no_leader(memory: MemoryKafka) -> None:
+    memory.fail("list_offsets", *map(kafka.raised, PASSING))
+    assert admin.settled(K, "t")
+    memory.fail("list_offsets", kafka.raised("TOPIC_AUTHORIZATION_FAILED"))
+    with pytest.raises(KafkaError, match="TL-K01"):
+        admin.settled(K, "t")
+
+
+# -- what a consumer may read --
+
+
+def test_a_leader_that_changed_is_asked_for_and_then_for_its_offsets(memory: MemoryKafka) -> None:
+    memory.log["t", 0] += [None] * 5
+    consumer = MemoryConsumer(memory, {})
+    memory.fail("get_watermark_offsets", *map(kafka.raised, PASSING))
+    memory.fail("consumer.list_topics", kafka.TRANSPORT)
+    assert admin.watermarks(consumer, TopicPartition("t", 0), 60.0) == (0, 5)
+    assert memory.calls.count("consumer.list_topics") == len(PASSING), "after each that failed"
+
+
+@pytest.mark.parametrize("seconds", [2.0, 20.0])
+def test_watermarks_are_waited_for_no_longer_than_was_said(memory: MemoryKafka, seconds: float) -> None:
+    consumer = MemoryConsumer(memory, {})
+    memory.fail("get_watermark_offsets", *[kafka.raised("_TIMED_OUT")] * 100)
+    with pytest.raises(KafkaException):
+        admin.watermarks(consumer, TopicPartition("t", 0), seconds)
+    assert seconds < memory.now - 1000 < seconds + 4
+    memory.fail("get_watermark_offsets", kafka.TRANSPORT)
+    before = memory.now
+    with pytest.raises(KafkaException):
+        admin.watermarks(consumer, TopicPartition("t", 0), seconds)
+    assert memory.now - before <= 3.0, "another answer than 'not yet' is final"
+
+
+# -- topics that are made --
+
+
+def test_topics_are_made_once_and_waited_for(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert admin.create_topics(K, {"b": 2, "t": 9, "a": 1}, config={"cleanup.policy": "compact"}) == ["a", "b"]
+    assert (memory.topics, memory.configs["b"]) == ({"t": 1, "a": 1, "b": 2}, {"cleanup.policy": "compact"})
+    assert admin.create_topics(K, {}) == []
+
+
+def test_a_topic_that_was_made_is_waited_for(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller answers before the brokers know of it."""
+    unknown: dict[str, int] = {}
+    create, slept = kafka.MemoryAdmin._create, memory.sleep
+
+    def later(self: kafka.MemoryAdmin, one: Any) -> None:
+        create(self, one)
+        unknown[one.topic] = memory.topics.pop(one.topic)
+
+    def sleep(seconds: float) -> None:
+        slept(seconds)
+        memory.topics.update(unknown)
+
+    monkeypatch.setattr(kafka.MemoryAdmin, "_create", later)
+    monkeypatch.setattr(memory, "sleep", sleep)
+    assert admin.create_topics(K, {"c": 1}) == ["c"]
+    assert "c" in memory.topics
+
+
+def test_a_topic_that_kafka_refuses_to_make_is_named(memory: MemoryKafka) -> None:
+    memory.fail("create_topics", kafka.raised("POLICY_VIOLATION", "Broker: Too many."))
+    with pytest.raises(KafkaError, match=r'topic "c" can not be created: too many.*TL-K09') as caught:
+        admin.create_topics(K, {"c": 1})
+    assert caught.value.where == K
+    memory.fail("create_topics", TimeoutError())
+    with pytest.raises(KafkaError, match=r"for 15 s: no answer to the request to create a topic.*TL-K01"):
+        admin.create_topics(K, {"c": 1})

@@ -1,0 +1,166 @@
+"""What at least once and at most once make of each answer of Kafka's: written, an error, or counted as lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError as ClientError
+
+from tests.unit.kafka import memory as kafka
+from tests.unit.kafka.memory import MemoryKafka, numbers
+from towline.errors import KafkaError
+from towline.kafka.delivery import Delivered, Delivery, Task, require_topics
+from towline.kafka.exactly_once import delivery_for
+
+GUARANTEES = ["at_least_once", "at_most_once"]
+FULL = BufferError("Local: Queue full")
+LATE = ClientError(ClientError._MSG_TIMED_OUT)
+
+
+def sink(guarantee: str, *columns: str, **options: str) -> Delivery:
+    of = kafka.settings(guarantee=guarantee, **options)
+    return delivery_for(of, kafka.columns(of, *columns))
+
+
+def refusing(memory: MemoryKafka, error: ClientError = kafka.REFUSED) -> Iterator[Any]:
+    """A batch that Kafka refuses while the next one is read, and two more."""
+    yield kafka.values(b"1", b"2")
+    memory.producers[-1].refuse(error)
+    yield kafka.values(b"3")
+    yield kafka.values(b"4")
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_what_is_confirmed_is_delivered_by_one_producer(memory: MemoryKafka, guarantee: str) -> None:
+    for first in (0, 20):
+        done = sink(guarantee).deliver(Task(0), numbers(*range(first + 10, first + 15)))
+        assert done == Delivered(5, 10)
+    assert memory.committed("t") == [b"%d" % number for number in (*range(10, 15), *range(30, 35))]
+    assert len(memory.producers) == 1
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_nothing_is_sent_to_a_topic_that_is_missing(memory: MemoryKafka, guarantee: str) -> None:
+    memory.topics.clear()
+    with pytest.raises(KafkaError, match="TL-K04"):
+        sink(guarantee).deliver(Task(0), numbers(1))
+    assert "produce" not in memory.calls
+    assert memory.calls[-2:] == ["purge", "flush"], "the producer is not used again"
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_producer_whose_task_was_stopped_is_not_used_again(memory: MemoryKafka, guarantee: str) -> None:
+    def stopped() -> Iterator[Any]:
+        yield kafka.values(b"1")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sink(guarantee).deliver(Task(0), stopped())
+    sink(guarantee).deliver(Task(0), numbers(2))
+    assert memory.committed("t") == [b"2"], "left-over records must not meet the next batch"
+
+
+# -- at least once: any record without a confirmation fails the task --
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [(kafka.REFUSED, "TL-K03", "refused 2 of 3 records"), (LATE, "TL-K02", "did not take 2 of 3 records within 60 s")],
+)
+def test_a_failed_record_fails_the_task_and_ends_it_early(
+    memory: MemoryKafka, error: ClientError, code: str, told: str
+) -> None:
+    rest = refusing(memory, error)
+    with pytest.raises(KafkaError, match=told) as caught:
+        sink("at_least_once").deliver(Task(0), rest)
+    assert caught.value.code == code
+    assert next(rest).num_rows == 1, "what comes after is not even read"
+    sink("at_least_once").deliver(Task(0), numbers(9))
+    assert len(memory.producers) == 2
+
+
+def test_a_silence_fails_the_task_after_the_delivery_timeout(memory: MemoryKafka) -> None:
+    memory.silent = True
+    with pytest.raises(KafkaError, match=r"did not take 3 of 3 records within 7 s.*TL-K02"):
+        sink("at_least_once", deliveryTimeout="7").deliver(Task(0), numbers(1, 2, 3))
+    assert 7 < memory.now - 1000 < 20
+
+
+def test_a_queue_that_stays_full_fails_the_task_with_what_is_not_confirmed(memory: MemoryKafka) -> None:
+    memory.fail("produce", None, *[FULL] * 1000)
+    with pytest.raises(KafkaError, match=r"did not take 1 of 2 records.*TL-K02"):
+        sink("at_least_once").deliver(Task(0), numbers(1, 2))
+
+
+@pytest.mark.parametrize(("call", "problem"), [("flush", kafka.FATAL), ("flush", kafka.DEAD)])
+def test_a_client_that_gave_up_fails_the_task(memory: MemoryKafka, call: str, problem: BaseException) -> None:
+    memory.fail(call, problem)
+    with pytest.raises(KafkaError, match="TL-K07"):
+        sink("at_least_once").deliver(Task(0), numbers(1))
+    assert memory.calls[-2:] == ["purge", "flush"]
+
+
+def test_dead_letters_are_told_apart_from_rows(memory: MemoryKafka) -> None:
+    memory.topics["dlq"] = 1
+    one = sink("at_least_once", deadLetterTopic="dlq", kafka__message__max__bytes="20000")
+    done = one.deliver(Task(0), [kafka.values(b"1", b"x" * 30_000), kafka.values(b"2")])
+    assert (done.rows, done.dead_lettered) == (2, 1)
+    assert memory.committed("t") == [b"1", b"2"]
+    assert one.deliver(Task(0), []) == Delivered(0, 0)
+
+
+# -- at most once: Kafka's silence costs rows, never a second time --
+
+
+def test_a_second_attempt_writes_nothing_and_counts_its_rows(memory: MemoryKafka) -> None:
+    done = sink("at_most_once").deliver(Task(0, attempt=1), numbers(1, 2, 3))
+    assert (done.rows, done.lost, done.why) == (0, 3, "attempt 2 of a task writes nothing")
+    assert memory.calls == []
+
+
+def test_without_a_word_from_kafka_all_rows_are_lost_and_read(memory: MemoryKafka) -> None:
+    memory.fail("list_topics", kafka.TRANSPORT)
+    done = sink("at_most_once").deliver(Task(0), numbers(1, 2, 3, 4, 5))
+    assert (done.rows, done.lost) == (0, 5)
+    assert "did not answer" in done.why
+    sink("at_most_once").deliver(Task(0), numbers(6))
+    assert (len(memory.producers), memory.committed("t")) == (2, [b"6"])
+
+
+def test_rows_that_were_not_taken_in_time_are_lost(memory: MemoryKafka) -> None:
+    memory.silent = True
+    done = sink("at_most_once").deliver(Task(0), numbers(1, 2, 3))
+    assert (done.rows, done.lost, done.why) == (0, 3, "Kafka did not take them in time")
+
+
+def test_rows_that_kafka_refused_are_lost_and_the_others_are_not(memory: MemoryKafka) -> None:
+    done = sink("at_most_once").deliver(Task(0), refusing(memory))
+    assert (done.rows, done.lost, done.why) == (2, 2, "message size too large")
+    assert memory.committed("t") == [b"3", b"4"]
+
+
+@pytest.mark.parametrize("problem", [FULL])
+def test_where_sending_stops_the_rest_is_lost(memory: MemoryKafka, problem: BaseException) -> None:
+    """Two rows are sent; the third is not, nor the fifth, which comes in the batch after."""
+    memory.fail("produce", None, None, *[problem] * 1000)
+    done = sink("at_most_once").deliver(Task(0), numbers(1, 2, 3, 4, 5))
+    assert (done.rows, done.lost) == (0, 5), "nobody has confirmed the first two either"
+    assert memory.committed("t") == []
+
+
+# -- before a task or a row asks --
+
+
+def test_the_topics_that_are_always_written_to_are_looked_for_once(memory: MemoryKafka) -> None:
+    of = kafka.settings(deadLetterTopic="dlq")
+    with pytest.raises(KafkaError, match=r'"dlq" does not exist.*TL-K04'):
+        require_topics(of)
+    memory.fail("admin.list_topics", kafka.TRANSPORT)
+    require_topics(of)  # the tasks wait longer for Kafka, and tell it
+    memory.topics["dlq"] = 1
+    before = len(memory.calls)
+    for _ in range(3):
+        require_topics(of)
+    assert len(memory.calls) == before + 1

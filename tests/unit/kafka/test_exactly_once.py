@@ -1,0 +1,381 @@
+"""A batch in one transaction with its marker: written once, or skipped, or refused, whatever Kafka answers [I9]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.kafka import memory as kafka
+from tests.unit.kafka.memory import Failure, Killed, MemoryKafka, kafka_in_memory, numbers
+from towline.errors import KafkaError
+from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Task
+from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for, place_of
+from towline.kafka.markers import BEFORE_FIRST, Marker, MarkerStep, MarkerTotals, TaskRefusal
+from towline.kafka.markerstore import MarkerStore, set_markers
+
+MARKERS = "towline.s.markers"
+
+
+def sink(origin: BatchOrigin | None = None, **options: str) -> ExactlyOnce:
+    of = kafka.settings(**options)
+    return ExactlyOnce(of, kafka.columns(of), origin or BatchOrigin())
+
+
+def write(one: ExactlyOnce, batch: int, *values: int, partition: int = 0, run: str = "r") -> Delivered:
+    return one.deliver(Task(partition, batch=batch, query="q", run=run), numbers(*values))
+
+
+def marker(partition: int = 0) -> Marker | None:
+    return MarkerStore(kafka.settings(), "s").read(partition)
+
+
+def mark(given: Marker, partition: int = 0) -> None:
+    """A marker that is there already."""
+    producer = kafka.started(f"towline.s.{partition}")
+    producer.begin()
+    producer.mark(MARKERS, partition, f"s/{partition}", given)
+    producer.commit()
+
+
+# -- whatever happens --
+
+#: What may become of each call: it succeeds, or one of these.
+FATES: Mapping[str, list[Failure | BaseException]] = {
+    "list_topics": [kafka.TRANSPORT, Killed()],
+    "init_transactions": [kafka.TIMED_OUT, Failure(kafka.TIMED_OUT, done=True), kafka.UNKNOWN, Killed()],
+    "get_watermark_offsets": [kafka.TIMED_OUT, kafka.TRANSPORT, Killed()],
+    "fetch": [kafka.TRANSPORT, Killed()],
+    "begin_transaction": [kafka.UNKNOWN, kafka.FENCED, Killed()],
+    "produce": [kafka.STATE, kafka.FATAL, kafka.DEAD, BufferError("Local: Queue full"), Killed()],
+    "commit_transaction": [
+        *(kafka.INCONSISTENT, kafka.FENCED, kafka.TIMED_OUT, kafka.UNKNOWN, SystemError("no reason"), Killed()),
+        *(Failure(one, done=True) for one in (kafka.TIMED_OUT, kafka.UNKNOWN, SystemError("no reason"), Killed())),
+    ],
+    "abort_transaction": [kafka.TIMED_OUT, Killed()],
+}
+PASSING = {"TL-K01", "TL-K07", "TL-K19", "TL-K20", "TL-K21"}
+
+
+@settings(deadline=None)  # files and threads
+@given(st.fixed_dictionaries({call: st.lists(st.integers(-4, len(of) - 1), max_size=8) for call, of in FATES.items()}))
+def test_whatever_becomes_of_each_call_every_row_is_there_once(fates: dict[str, list[int]]) -> None:
+    """Spark as it is: a batch runs again until it succeeds, in another process if need be."""
+    with kafka_in_memory() as memory:
+        memory.topics["t"] = 1
+        for call, chosen in fates.items():
+            memory.fail(call, *(None if at < 0 else FATES[call][at] for at in chosen))
+        for batch in range(3):
+            done = None
+            while done is None:
+                try:
+                    done = write(sink(), batch, *range(batch * 5, batch * 5 + 5))
+                except Killed:
+                    memory.new_process()
+                except KafkaError as error:
+                    assert error.code in PASSING, error  # noqa: PT017 - most lives have none
+            assert done.rows == 5
+        assert memory.committed("t") == [b"%d" % value for value in range(15)]
+        memory.decide.clear()
+        last = marker()
+        assert last is not None
+        assert (last.batch, last.totals) == (2, MarkerTotals(15, 0))
+
+
+def test_a_batch_gets_three_producers_and_then_spark_decides(memory: MemoryKafka) -> None:
+    memory.fail("commit_transaction", *[kafka.INCONSISTENT] * 3)
+    with pytest.raises(KafkaError, match="TL-K20"):
+        write(sink(), 0, 1)
+    assert [producer.id for producer in memory.producers] == ["towline.s.0"] * 3
+    memory.fail("commit_transaction", *[kafka.INCONSISTENT] * 2)
+    assert write(sink(), 0, 1).rows == 1
+    assert memory.committed("t") == [b"1"]
+
+
+def test_the_limits_of_topics_are_asked_for_anew_after_a_refusal(memory: MemoryKafka) -> None:
+    write(sink(), 0, 1)
+    before = memory.calls.count("describe_configs")
+    write(sink(), 1, 2)
+    assert memory.calls.count("describe_configs") == before
+    memory.fail("commit_transaction", kafka.INCONSISTENT)
+    write(sink(), 2, 3)
+    assert memory.calls.count("describe_configs") == before + 1
+
+
+def test_what_stops_a_batch_ends_its_transaction(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is: one that is open holds up every reader."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ExactlyOnce, "_marker", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(sink(), 0, 1)
+    assert memory.calls[-3:] == ["abort_transaction", "purge", "flush"]
+
+
+# -- what the marker says --
+
+
+def test_markers_go_on_from_each_other_and_tell_what_was_written(memory: MemoryKafka) -> None:
+    origin = BatchOrigin(newest=1, hashes={0: "h0", 1: "h1"})
+    first = write(sink(), 0, 1, 2, 3)
+    assert first.marks == MarkerStep(None, MarkerTotals(3, 0))
+    second = write(sink(origin), 1, 4, 5)
+    assert second.marks == MarkerStep(MarkerTotals(3, 0), MarkerTotals(5, 0))
+    assert (second.rows, second.bytes, second.skipped) == (2, 2, False)
+    assert marker() == Marker(1, 1, rows=2, crc=None, writer="q", offsets="h1", total_rows=5)
+    assert write(sink(origin), 1, 4, 5) == replace(second, bytes=0, skipped=True)
+
+
+@pytest.mark.parametrize(
+    ("hashes", "options", "compared"),
+    [
+        ({}, {}, True),  # two copies of a checkpoint may have run on with other batches of one number
+        ({0: "h"}, {}, False),
+        ({0: "h"}, {"parallelism": "2"}, True),
+        ({0: "h"}, {"verifyOnSkip": "true"}, True),
+        ({}, {"verifyOnSkip": "false"}, False),
+    ],
+)
+def test_the_rows_of_a_skipped_batch_are_compared(
+    memory: MemoryKafka, hashes: Mapping[int, str], options: dict[str, str], compared: bool
+) -> None:
+    one = sink(BatchOrigin(hashes=hashes), **options)
+    write(one, 0, 1, 2)
+    found = marker()
+    assert found is not None
+    assert (found.crc is not None) == compared
+    assert write(one, 0, 2, 1).skipped, "the order is not compared"
+    for other in ((1, 3), (1,)):
+        if compared:
+            with pytest.raises(KafkaError, match=f"brings other rows .*: {len(other)} rows.*TL-K16"):
+                write(one, 0, *other)
+        else:
+            assert write(one, 0, *other).rows == 2
+    assert memory.committed("t") == [b"1", b"2"]
+
+
+def test_a_batch_that_a_person_says_is_written_is_skipped_uncompared(memory: MemoryKafka) -> None:
+    write(sink(), 0, 1, 2)
+    set_markers(kafka.settings(), "s", 5)
+    done = write(sink(), 5, 9)
+    assert (done.skipped, done.by_hand, done.rows) == (True, True, 0)
+    assert done.marks == MarkerStep(None, MarkerTotals(2, 0)), "nobody counted what was written by hand"
+    assert write(sink(), 6, 3).marks == MarkerStep(None, MarkerTotals(3, 0))
+    assert write(sink(), 7, 4).marks == MarkerStep(MarkerTotals(3, 0), MarkerTotals(4, 0))
+    assert memory.committed("t") == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_skipped_batch_is_told_as_it_was_written(memory: MemoryKafka) -> None:
+    write(sink(), 0, 1)
+    mark(Marker(1, 1, rows=10, crc=None, writer="q", dead_lettered=3, total_rows=30, total_dead_lettered=4))
+    done = write(sink(verifyOnSkip="false"), 1, 5)
+    assert (done.rows, done.dead_lettered, done.bytes) == (7, 3, 0)
+    assert done.marks == MarkerStep(MarkerTotals(20, 1), MarkerTotals(30, 4))
+
+
+def test_dead_letters_are_counted_in_the_marker(memory: MemoryKafka) -> None:
+    memory.topics["dlq"] = 1
+    of = kafka.settings(deadLetterTopic="dlq", kafka__message__max__bytes="20000")
+    one = ExactlyOnce(of, kafka.columns(of))
+    large = kafka.values(b"1", b"x" * 30_000, b"2")
+    done = one.deliver(Task(0, batch=0, query="q"), [large])
+    assert (done.rows, done.dead_lettered) == (2, 1)
+    assert done.marks == MarkerStep(None, MarkerTotals(3, 1))
+    assert memory.committed("t") == [b"1", b"2"]
+    assert len(memory.committed("dlq")) > 1, "in parts"
+
+
+def test_a_batch_query_has_no_marker_and_a_transactional_id_of_its_own(memory: MemoryKafka) -> None:
+    one = sink(BatchOrigin(job="j7"), parallelism="2")
+    done = one.deliver(Task(3), numbers(1, 2))
+    assert (done.rows, done.marks) == (2, None)
+    assert [producer.id for producer in memory.producers] == ["towline.s.j7.3"]
+    assert MARKERS not in memory.topics
+    assert memory.committed("t") == [b"1", b"2"]
+
+
+def test_a_marker_that_does_not_fit_stops_the_batch_with_nothing_written(memory: MemoryKafka) -> None:
+    write(sink(), 0, 1)
+    with pytest.raises(KafkaError, match=r"says batch 0, Spark runs batch 5.*TL-K11"):
+        write(sink(), 5, 2)
+    assert memory.committed("t") == [b"1"]
+    assert memory.calls[-2:] == ["purge", "flush"]
+
+
+def test_a_checkpoint_that_is_further_than_the_batch_is_another_querys(memory: MemoryKafka) -> None:
+    with pytest.raises(KafkaError, match=r"runs batch 3, but the newest batch .* is 4.*TL-K24"):
+        write(sink(BatchOrigin(newest=4)), 3, 1)
+    assert memory.calls == []
+    assert write(sink(BatchOrigin(newest=0)), 0, 1).rows == 1
+
+
+# -- a task too many --
+
+
+@pytest.mark.parametrize(
+    ("before", "batch", "code", "left"),
+    [
+        (None, 0, "TL-K17", Marker(BEFORE_FIRST, 1, writer="q", refused=TaskRefusal(0, "r", 2))),
+        (Marker(6, 1, 4, None, "q"), 7, "TL-K17", Marker(6, 1, 4, None, "q", refused=TaskRefusal(7, "r", 2))),
+        (Marker(7, 1, 4, None, "q"), 7, "TL-K18", Marker(7, 1, 4, None, "q", refused=TaskRefusal(7, "r", 2))),
+        (Marker(9, 1, 4, None, "q"), 7, "TL-K12", Marker(9, 1, 4, None, "q")),
+        (Marker(7, 1, 4, None, "other"), 7, "TL-K13", Marker(7, 1, 4, None, "other")),
+    ],
+)
+def test_a_task_beyond_the_parallelism_leaves_word(
+    memory: MemoryKafka, before: Marker | None, batch: int, code: str, left: Marker
+) -> None:
+    """What partition 0 writes of this batch must never be taken for all of it; a marker that stops anyway stays."""
+    memory.topics[MARKERS], memory.configs[MARKERS] = 1, {"cleanup.policy": "compact"}
+    if before is not None:
+        mark(before)
+    with pytest.raises(KafkaError, match=code):
+        write(sink(), batch, 1, partition=2)
+    assert marker() == left
+    with pytest.raises(KafkaError, match=code):
+        write(sink(), batch, 1)
+    assert memory.committed("t") == []
+
+
+def test_a_refusal_binds_the_run_that_met_it(memory: MemoryKafka) -> None:
+    with pytest.raises(KafkaError, match="TL-K17"):
+        write(sink(), 0, 1, partition=1)
+    assert write(sink(), 0, 1, run="corrected").rows == 1
+
+
+def test_a_refusal_that_can_not_be_written_down_is_an_error_too(memory: MemoryKafka) -> None:
+    memory.fail("commit_transaction", kafka.INCONSISTENT)
+    with pytest.raises(KafkaError, match="TL-K20"):
+        write(sink(), 0, 1, partition=1)
+    assert marker() is None
+    assert memory.calls.count("purge") == 1
+
+
+# -- around it --
+
+
+def test_a_large_batch_gets_more_time_unless_the_cluster_allows_no_more(memory: MemoryKafka) -> None:
+    large = {"spoolMemoryBytes": "0", "deliveryTimeout": "2"}
+    of = kafka.settings(**large)
+    one = ExactlyOnce(of, kafka.columns(of))
+    rows = [kafka.values(b"x" * 900_000) for _ in range(10)]
+    one.deliver(Task(0, batch=0, query="q"), rows)
+    assert [producer.config["transaction.timeout.ms"] for producer in memory.producers] == ["2000", "4000"]
+    memory.fail("init_transactions", None, kafka.raised("INVALID_TRANSACTION_TIMEOUT"))
+    assert one.deliver(Task(0, batch=1, query="q"), rows).rows == 10
+    assert [producer.config["transaction.timeout.ms"] for producer in memory.producers[2:]] == ["2000", "4000", "2000"]
+    memory.fail("init_transactions", None, *[kafka.TIMED_OUT] * 100)
+    with pytest.raises(KafkaError, match="TL-K01"):
+        one.deliver(Task(0, batch=2, query="q"), rows)
+
+
+def test_a_stopping_query_ends_its_transactions_and_gives_up_soon(memory: MemoryKafka) -> None:
+    one = sink(parallelism="3")
+    one.fence("q")
+    assert [producer.id for producer in memory.producers] == ["towline.s.0", "towline.s.1", "towline.s.2"]
+    assert memory.calls.count("purge") == 3
+    memory.fail("init_transactions", *[kafka.TIMED_OUT] * 100)
+    before = memory.now
+    one.fence("q")
+    assert memory.now - before < 4
+    assert len(memory.producers) == 4
+    nameless = replace(one.settings, sink_id=None)
+    ExactlyOnce(nameless, one.columns).fence(None)
+    assert len(memory.producers) == 4
+    ExactlyOnce(replace(nameless, parallelism=1), one.columns).fence("q9")
+    assert memory.producers[-1].id == "towline.q9.0"
+
+
+def test_the_markers_are_named_as_the_command_line_takes_them() -> None:
+    assert place_of(kafka.settings(), "s").command == "--kafka k:9092 --sink s"
+    other = kafka.settings(transactionalIdPrefix="mine", markerTopic="marks")
+    assert place_of(other, "s").command == "--kafka k:9092 --sink s --marker-topic marks --prefix mine"
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "kind"),
+    [("exactly_once", ExactlyOnce), ("at_least_once", AtLeastOnce), ("at_most_once", AtMostOnce)],
+)
+def test_each_guarantee_has_its_delivery(guarantee: str, kind: type) -> None:
+    of = replace(kafka.settings(), guarantee=guarantee)
+    assert type(delivery_for(of, kafka.columns(of))) is kind
+
+
+# -- on the driver, before the tasks of a batch --
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Of query q, whose batches 0 to 4 are done; batch 5 is about to run."""
+    for log in ("offsets", "commits"):
+        (tmp_path / log).mkdir()
+    for batch in range(6):
+        (tmp_path / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{batch}")
+    for batch in range(5):
+        (tmp_path / "commits" / str(batch)).write_text("v1\n{}")
+    (tmp_path / "metadata").write_text('{"id":"q"}')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("markers", "code"),
+    [
+        ([None, None], "TL-K10"),
+        ([3, 3], "TL-K11"),
+        ([3, None], "TL-K11"),
+        ([4, 4], None),
+        ([3, 4], None),
+        ([5, 4], None),
+    ],
+)
+def test_markers_are_held_against_the_commit_log(
+    memory: MemoryKafka, checkpoint: Path, markers: list[int | None], code: str | None
+) -> None:
+    """A batch in the log is in Kafka for certain; a task sees its own marker only."""
+    memory.topics[MARKERS], memory.configs[MARKERS] = 2, {"cleanup.policy": "compact"}
+    for partition, batch in enumerate(markers):
+        if batch is not None:
+            mark(Marker(batch, 2, writer="q"), partition)
+    of = kafka.settings(parallelism="2")
+    if code is not None:
+        with pytest.raises(KafkaError, match=code):
+            batch_origin(of, str(checkpoint))
+        return
+    origin = batch_origin(of, str(checkpoint))
+    assert (origin.newest, sorted(origin.hashes)) == (5, [4, 5])
+    memory.topics.clear()
+    assert batch_origin(of, str(checkpoint)) == origin, "once in a process is enough"
+
+
+def test_a_marker_that_does_not_show_yet_is_waited_for(
+    memory: MemoryKafka, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka answers a commit before its control records are everywhere."""
+    memory.topics[MARKERS], memory.configs[MARKERS] = 1, {"cleanup.policy": "compact"}
+    memory.undecided = 3
+    slept = memory.sleep
+
+    def sleep(seconds: float) -> None:
+        slept(seconds)
+        if memory.undecided == 1:
+            mark(Marker(4, 1, writer="q"))
+
+    monkeypatch.setattr(memory, "sleep", sleep)
+    assert batch_origin(kafka.settings(), str(checkpoint)).newest == 5
+
+
+def test_a_checkpoint_without_a_batch_that_is_done_tells_nothing_of_markers(
+    memory: MemoryKafka, checkpoint: Path, tmp_path: Path
+) -> None:
+    assert batch_origin(kafka.settings(), str(tmp_path / "new")) == BatchOrigin()
+    for commit in (checkpoint / "commits").iterdir():
+        commit.unlink()
+    assert batch_origin(kafka.settings(), str(checkpoint)).newest == 5
+    assert memory.calls == []

@@ -1,0 +1,152 @@
+"""One producer of a process: what it waits for, what it counts, and when it is thrown away."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import KafkaError as ClientError
+
+from tests.unit.kafka import memory as kafka
+from tests.unit.kafka.memory import MemoryKafka
+from towline.errors import ConfigError, KafkaError
+from towline.kafka import producers
+from towline.kafka.columns import Record, Rows
+from towline.kafka.producers import KafkaProducer, QueueStuck, borrow, discard
+
+FULL = BufferError("Local: Queue full")
+
+
+def rows(*values: bytes) -> Rows:
+    return Rows(len(values), 0, frozenset({"t"}), iter([("t", value, None, -1) for value in values]))
+
+
+def test_records_wait_for_room_in_their_order(memory: MemoryKafka) -> None:
+    producer = KafkaProducer(kafka.settings())
+    memory.fail("produce", None, FULL, FULL, None, FULL)
+    producer.send(rows(b"1", b"2", b"3"))
+    assert producer.pending == 3
+    assert producer.flush(1) == producer.pending == 0
+    assert memory.committed("t") == [b"1", b"2", b"3"]
+    assert memory.calls.count("poll") == 4, "one for each wait, and one at the end"
+
+
+def test_a_queue_that_stays_full_is_given_up_after_the_time_that_empties_it(memory: MemoryKafka) -> None:
+    producer = KafkaProducer(kafka.settings(deliveryTimeout="7"))
+    memory.fail("produce", *[FULL] * 1000)
+    with pytest.raises(QueueStuck):
+        producer.send(rows(b"1"))
+    assert 7 + producers.GRACE_S <= memory.now - 1000 < 13
+
+
+def test_a_queue_is_not_waited_for_when_records_have_failed(memory: MemoryKafka) -> None:
+    producer = KafkaProducer(kafka.settings())
+    producer.send(rows(b"1"))
+    memory.producers[0].refuse()
+    memory.fail("produce", *[FULL] * 1000)
+    with pytest.raises(QueueStuck):
+        producer.send(rows(b"2"))
+    assert memory.now == 1000
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_record_that_the_client_refuses_is_told_at_once_or_after_a_wait(memory: MemoryKafka, full: int) -> None:
+    producer = KafkaProducer(kafka.settings(kafka__message__max__bytes="2000"))
+    memory.fail("produce", *[FULL] * full, kafka.raised("MSG_SIZE_TOO_LARGE"))
+    with pytest.raises(KafkaError, match=r"a record of 3,000 bytes .*message.max.bytes = 2,000.*TL-K05"):
+        producer.send(rows(b"x" * 3000))
+
+
+def test_all_failures_are_counted_and_the_first_are_kept(memory: MemoryKafka) -> None:
+    producer = KafkaProducer(kafka.settings())
+    producer.send(rows(*[b"x"] * 9))
+    client = memory.producers[0]
+    client.config["on_delivery"](None, None)
+    assert producer.failures == 0, "a report of success is none of a failure"
+    client.refuse()
+    assert (producer.failures, len(producer.first)) == (9, producers.FIRST_ERRORS)
+    assert producer.first[0] == ("t", kafka.REFUSED)
+    producer.reset()
+    assert (producer.failures, producer.first) == (0, [])
+
+
+def test_a_topic_is_looked_for_in_the_whole_list_and_only_until_it_was_seen(memory: MemoryKafka) -> None:
+    producer = KafkaProducer(kafka.settings())
+    for _ in range(2):
+        with pytest.raises(KafkaError, match=r'"away" does not exist.*TL-K04'):
+            producer.require({"t", "away"})
+    producer.require({"t"})
+    assert memory.calls == ["list_topics"] * 2
+    memory.topics["away"] = 1
+    producer.require({"t", "away"})
+    producer.require({"away"})
+    assert memory.calls == ["list_topics"] * 3
+
+
+def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(memory: MemoryKafka) -> None:
+    producer = KafkaProducer(kafka.settings(deliveryTimeout="7"))
+    memory.fail("list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
+    with pytest.raises(KafkaError, match=r"did not answer for 7 s: failed to get metadata.*TL-K01"):
+        producer.require({"t"})
+    memory.producers[0].config["error_cb"](ClientError(ClientError._TRANSPORT, "k1:9092: Connection refused"))
+    with pytest.raises(KafkaError, match="did not answer for 7 s: k1:9092: Connection refused"):
+        producer.require({"t"})
+
+
+def test_a_client_that_can_not_be_set_up_is_the_options_mistake(
+    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unusable(*_: object, **__: object) -> None:
+        raise kafka.raised("_INVALID_ARG", "Failed to create producer: ssl.ca.location failed: No such file")
+
+    monkeypatch.setattr(producers, "Producer", unusable)
+    with pytest.raises(ConfigError, match=r"ssl.ca.location failed.*TL-C45"):
+        KafkaProducer(kafka.settings())
+
+
+def test_one_that_is_let_go_drops_what_it_has_and_hides_no_other_error(memory: MemoryKafka) -> None:
+    producer = KafkaProducer(kafka.settings())
+    producer.send(rows(b"1"))
+    memory.fail("flush", kafka.FENCED)
+    producer.close()
+    assert (memory.calls[-2:], producer.pending) == (["purge", "flush"], 0)
+
+
+def test_a_process_has_one_for_each_configuration_until_it_erred(
+    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, other = kafka.settings(guarantee="at_least_once"), kafka.settings(guarantee="at_least_once", kafka__acks="-1")
+    first = borrow(of)
+    first.failures = 2
+    assert borrow(of) is first
+    assert first.failures == 0, "reports of an earlier task are forgotten"
+    assert borrow(other) is not first
+    discard(of)
+    assert memory.calls[-2:] == ["purge", "flush"]
+    discard(of)  # by somebody else already
+    again = borrow(of)
+    assert again is not first
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # a fork has its parent's sockets
+    assert borrow(of) is not again
+
+
+def looking(seen: list[bool]) -> Iterator[Record]:
+    """Two records, and whether the collector was on when they were asked for."""
+    for _ in range(2):
+        seen.append(gc.isenabled())
+        yield ("t", b"1", None, -1)
+
+
+@pytest.mark.parametrize("was", [True, False])
+def test_the_collector_is_as_it_was_after_records_were_sent(memory: MemoryKafka, was: bool) -> None:
+    seen: list[bool] = []
+    producer = KafkaProducer(kafka.settings())
+    (gc.enable if was else gc.disable)()
+    try:
+        producer.send(Rows(2, 0, frozenset(), looking(seen)))
+        assert gc.isenabled() is was
+    finally:
+        gc.enable()
+    assert seen == [False, False]

@@ -1,0 +1,239 @@
+"""What each answer of librdkafka makes of a transaction: asked again, aborted, given up, or left for a new producer."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError as ClientError
+
+from tests.unit.kafka.memory import (
+    DEAD,
+    FATAL,
+    FENCED,
+    INCONSISTENT,
+    STATE,
+    TIMED_OUT,
+    TRANSPORT,
+    UNKNOWN,
+    MemoryKafka,
+    MemoryProducer,
+    raised,
+    settings,
+)
+from towline.errors import KafkaError
+from towline.kafka import faults
+from towline.kafka.columns import Rows
+from towline.kafka.faults import TransactionVerdict
+from towline.kafka.producers import QueueStuck
+from towline.kafka.transactions import Indefinite, Starting, Transactional, take
+
+ID = "towline.s.0"
+FOREVER = [TIMED_OUT] * 1000
+
+
+@pytest.mark.parametrize(
+    ("problem", "verdict"),
+    [
+        (TIMED_OUT, TransactionVerdict.AGAIN),
+        (INCONSISTENT, TransactionVerdict.ABORT),
+        (raised("_TIMED_OUT", retriable=True, txn_requires_abort=True), TransactionVerdict.ABORT),
+        (FENCED, TransactionVerdict.FENCED),
+        (DEAD, TransactionVerdict.FENCED),
+        (raised("INVALID_PRODUCER_EPOCH", txn_requires_abort=True), TransactionVerdict.FENCED),
+        (raised("PRODUCER_FENCED"), TransactionVerdict.FENCED),
+        (raised("_TIMED_OUT", fatal=True, retriable=True), TransactionVerdict.DISCARD),
+        (raised("OUT_OF_ORDER_SEQUENCE_NUMBER", fatal=True, txn_requires_abort=True), TransactionVerdict.DISCARD),
+        (UNKNOWN, TransactionVerdict.DISCARD),
+        (SystemError("it gave no reason"), TransactionVerdict.DISCARD),
+        (QueueStuck(), TransactionVerdict.DISCARD),
+    ],
+)
+def test_an_error_is_judged_by_its_name_and_flags(problem: BaseException, verdict: TransactionVerdict) -> None:
+    """An abort that Kafka asks for comes before another try, and what is fatal before both (KIP-360)."""
+    assert faults.verdict(problem) is verdict
+
+
+def rows(*values: int, partition: int = -1) -> Rows:
+    return Rows(len(values), 0, frozenset({"t"}), iter([("t", b"%d" % value, None, partition) for value in values]))
+
+
+def begun(memory: MemoryKafka, *values: int, **options: str) -> tuple[Transactional, MemoryProducer]:
+    """An open transaction with these rows, and librdkafka's side of it."""
+    producer = take(settings(**options), ID, {})
+    producer.begin()
+    producer.write(rows(*values))
+    return producer, memory.producers[-1]
+
+
+def told_by(problem: BaseException) -> tuple[str, bool]:
+    """The code of an error, and whether a new producer may do better."""
+    told = problem.told if isinstance(problem, Indefinite) else problem
+    assert isinstance(told, KafkaError)
+    return told.code, isinstance(problem, Indefinite)
+
+
+@pytest.mark.parametrize(
+    ("answers", "told", "aborts"),
+    [
+        ([INCONSISTENT], ("TL-K20", True), 1),
+        ([TIMED_OUT, INCONSISTENT], ("TL-K20", True), 1),
+        ([FENCED], ("TL-K19", False), 0),
+        ([DEAD], ("TL-K19", False), 0),
+        ([UNKNOWN], ("TL-K07", True), 0),
+        ([SystemError("it gave no reason")], ("TL-K07", True), 0),
+        (FOREVER, ("TL-K21", True), 0),
+    ],
+)
+def test_a_commit_that_fails(memory: MemoryKafka, answers: list[Any], told: tuple[str, bool], aborts: int) -> None:
+    """It is aborted at once where Kafka says so, once; where nobody knows, an abort could meet the commit."""
+    producer, _ = begun(memory, 1)
+    memory.fail("commit_transaction", *answers)
+    with pytest.raises((Indefinite, KafkaError)) as caught:
+        producer.commit()
+    assert told_by(caught.value) == told
+    producer.close()
+    assert memory.calls.count("abort_transaction") == aborts
+
+
+def test_a_commit_is_asked_for_again_and_only_as_long_as_a_delivery_may_take(memory: MemoryKafka) -> None:
+    producer, _ = begun(memory, 1)
+    memory.fail("commit_transaction", TIMED_OUT, TIMED_OUT)
+    producer.commit()
+    assert memory.committed("t") == [b"1"]
+    assert memory.calls.count("commit_transaction") == 3
+    assert memory.calls[-2] == "poll", "what came meanwhile is heard between two tries"
+    producer, _ = begun(memory, 2, deliveryTimeout="12")
+    memory.fail("commit_transaction", *FOREVER)
+    before = memory.now
+    with pytest.raises(Indefinite, match="did not say within 12 s whether the transaction is committed: timed out"):
+        producer.commit()
+    assert 12 <= memory.now - before < 13
+
+
+def test_why_nobody_answered_is_told_as_the_connection_had_it(memory: MemoryKafka) -> None:
+    producer, client = begun(memory, 1)
+    client.config["error_cb"](ClientError(ClientError._TRANSPORT, "k:9092/1: Connection refused (after 0ms in x)"))
+    memory.fail("commit_transaction", *FOREVER)
+    with pytest.raises(Indefinite, match=r"committed: k:9092/1: Connection refused\."):
+        producer.commit()
+
+
+def test_a_transaction_is_aborted_when_its_producer_is_let_go_amid_it_and_not_after(memory: MemoryKafka) -> None:
+    producer, _ = begun(memory, 1)
+    producer.close()
+    assert memory.calls.count("abort_transaction") == 1
+    producer.close()
+    assert memory.calls.count("abort_transaction") == 1
+    producer, _ = begun(memory, 2)
+    producer.commit()
+    producer.close()
+    assert memory.calls.count("abort_transaction") == 1
+    assert memory.committed("t") == [b"2"]
+    producer, _ = begun(memory, 3)
+    memory.fail("abort_transaction", TIMED_OUT)
+    producer.close()  # the next `init_transactions` aborts it too
+    assert memory.calls[-2:] == ["purge", "flush"]
+
+
+@pytest.mark.parametrize(
+    ("known", "told"), [(FENCED, ("TL-K19", False)), (UNKNOWN, ("TL-K07", True)), (None, ("TL-K07", True))]
+)
+def test_a_fatal_error_is_asked_for_its_name(
+    memory: MemoryKafka, known: BaseException | None, told: tuple[str, bool]
+) -> None:
+    producer, _ = begun(memory, 1)
+    memory.fail("produce", FATAL)
+    memory.fail("begin_transaction", known)
+    with pytest.raises((Indefinite, KafkaError)) as caught:
+        producer.write(rows(2))
+    assert told_by(caught.value) == told
+    producer.close()
+    assert "abort_transaction" not in memory.calls
+
+
+def test_a_record_that_the_client_refuses_stops_the_query_and_its_transaction(memory: MemoryKafka) -> None:
+    producer, _ = begun(memory, 1)
+    memory.fail("produce", raised("MSG_SIZE_TOO_LARGE"))
+    with pytest.raises(KafkaError, match="TL-K05"):
+        producer.write(rows(2))
+    producer.close()
+    assert memory.calls.count("abort_transaction") == 1
+
+
+@pytest.mark.parametrize(("answers", "code"), [(FOREVER, "TL-K01"), ([UNKNOWN], "TL-K20"), ([FENCED], "TL-K20")])
+def test_a_producer_that_does_not_start_is_let_go(memory: MemoryKafka, answers: list[Any], code: str) -> None:
+    memory.fail("init_transactions", *answers)
+    with pytest.raises(KafkaError, match=code):
+        take(settings(), ID, {})
+    assert memory.calls[-2:] == ["purge", "flush"]
+    assert "abort_transaction" not in memory.calls, "it could wait once more"
+    assert memory.now - 1000 < 61
+
+
+def test_it_starts_after_some_tries_and_without_an_answer_about_topics_not_at_all(memory: MemoryKafka) -> None:
+    memory.fail("init_transactions", TIMED_OUT, TIMED_OUT)
+    take(settings(), ID, {})
+    assert memory.epochs[ID] == 1
+    memory.fail("list_topics", TRANSPORT)
+    with pytest.raises(KafkaError, match="TL-K01"):
+        take(settings(), ID, {})
+    assert memory.epochs[ID] == 1
+
+
+def test_a_transaction_that_can_not_begin_is_another_producers(memory: MemoryKafka) -> None:
+    producer = take(settings(), ID, {})
+    memory.fail("begin_transaction", STATE, STATE)
+    with pytest.raises(Indefinite, match="TL-K07"):
+        producer.begin()
+    producer.close()
+    assert "abort_transaction" not in memory.calls
+
+
+# -- one that is started while its task still waits for rows --
+
+
+def ended(starting: Starting) -> None:
+    """Wait until it is started, or is not."""
+    future = starting._started
+    assert future is not None
+    future.exception(60)
+
+
+def test_one_that_is_started_is_taken_once_and_by_who_wants_what_it_has(memory: MemoryKafka) -> None:
+    starting = Starting(settings(), ID)
+    ended(starting)
+    first = starting.take({})
+    assert len(memory.producers) == 1
+    assert starting.take({}) is not first
+    with Starting(settings(), ID) as starting:
+        other = starting.take({"batch.size": "5000"})
+        assert other.more == {"batch.size": "5000"}
+        assert memory.producers[-1].config["batch.size"] == "5000"
+    assert memory.calls.count("purge") == 1, "the one with other settings is let go"
+
+
+def test_one_that_nobody_takes_is_let_go_when_it_has_started_or_not(memory: MemoryKafka) -> None:
+    for answer in (None, UNKNOWN):
+        memory.calls.clear()
+        memory.fail("init_transactions", answer)
+        with Starting(settings(), ID) as starting:
+            ended(starting)
+        assert memory.calls.count("purge") == 1
+
+
+def test_what_went_wrong_while_it_started_is_told_to_who_takes_it(memory: MemoryKafka) -> None:
+    memory.fail("init_transactions", UNKNOWN)
+    with Starting(settings(), ID) as starting, pytest.raises(KafkaError, match="TL-K20"):
+        starting.take({})
+
+
+def test_its_thread_keeps_no_process_alive(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    going = threading.Event()
+    monkeypatch.setattr(Transactional, "start", lambda _: going.wait(60))
+    with Starting(settings(), ID):
+        (thread,) = [one for one in threading.enumerate() if one.name == "producer"]
+        assert thread.daemon
+        going.set()
+        thread.join(60)
