@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from towline.bridge.config.file import parse
@@ -51,12 +53,21 @@ def test_no_address(tmp_path: Path, text: str) -> None:
         pass
 
 
+def listening() -> set[Any]:
+    """Where this process takes connections."""
+    return {one.laddr for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+
+
 def test_nothing_listens_that_was_not_asked_for(tmp_path: Path) -> None:
+    before = listening()
     with bridge_endpoint(bridge(tmp_path), None) as observe:
         observe(BridgeState("b", tmp_path, {"line": "up"}))
-    plan = bridge(tmp_path, 'listen = "127.0.0.1:1"')
+        assert listening() == before
+    plan = bridge(tmp_path, 'listen = "127.0.0.1:0"')
     with gateway_endpoint(plan, plan.lines[0].gateway, None):  # the file's address is the bridge's
-        pass
+        assert listening() == before
+    with bridge_endpoint(plan, None):
+        assert len(listening() - before) == 1
 
 
 def test_an_unknown_key_is_told(tmp_path: Path) -> None:
