@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from towline.guarantee import AckAfter
 from towline.monitor.facts import BridgeFacts, GatewayFacts, LineFacts
 from towline.monitor.table import METRICS, MetricKind
 from towline.timing import Histogram
@@ -160,7 +161,7 @@ def _budgets(facts: GatewayFacts, queue: int | None) -> Iterator[Sample]:
     messages, size = facts.rates
     journal = "inbox" if facts.direction == "up" else "outbox"
     room = ((facts.status.get("measured") or {}).get(journal) or {}).get("room_left")
-    if room is not None:
+    if room is not None and facts.status.get("ack_after") != AckAfter.KAFKA:  # else the window ends it
         yield Sample("towline_outage_budget_intake_seconds", facts.labels, budget(room, size))
     if queue is not None and facts.direction == "up":
         yield Sample("towline_outage_budget_broker_seconds", facts.labels, budget(queue, messages))

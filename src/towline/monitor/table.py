@@ -105,7 +105,7 @@ _ALL: Final = [
             "window_use_ratio": "the one over the other, 0 to 1",
             "loop_age_seconds": "time since the gateway's loop looked around; it does so once a minute at least",
             "outage_budget_intake_seconds": "how long intake can go on at the present rate, nothing being committed, "
-            "until disk or journal is full; +Inf while nothing comes",
+            "until disk or journal is full; +Inf while nothing comes; absent with ack_after = kafka",
             "outage_budget_broker_seconds": "how long the broker's queue holds what comes at the present rate while "
             "this gateway is away; only where broker_queue_messages says its limit",
         },

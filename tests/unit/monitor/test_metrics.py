@@ -102,6 +102,10 @@ def test_the_budgets_are_room_and_queue_over_the_rates() -> None:
     assert known["towline_outage_budget_intake_seconds", place] == UP_STATUS["measured"]["inbox"]["room_left"] / 1000
     assert known["towline_outage_budget_broker_seconds", place] == 20.0
     assert ("towline_outage_budget_broker_seconds", place) not in values(of_bridge(a_bridge(rates=(50.0, 1.0)), NOW))
+    at_broker = a_bridge(status={**UP_STATUS, "ack_after": "kafka"}, rates=(50.0, 1000.0))
+    assert {name for name, _ in values(of_bridge(at_broker, NOW, 1000)) if "budget" in name} == {
+        "towline_outage_budget_broker_seconds"
+    }, "its window is full long before its disk"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1000)), min_size=1))
