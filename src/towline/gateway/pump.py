@@ -33,7 +33,7 @@ from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, 
 from towline.gateway.clients import directories, end_client, given_up, note_client
 from towline.gateway.draining import Drain, DrainStep, end_session
 from towline.gateway.filters import WantedFilters
-from towline.gateway.sessions import connection_options, inbound_config, receipt_config
+from towline.gateway.sessions import connection_options, filters_of, inbound_config, receipt_config
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox
@@ -50,6 +50,7 @@ from towline.mqtt.events import (
 from towline.mqtt.inbound import Screening
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.stubs import Published
+from towline.mqtt.subscriptions import UNSURE
 from towline.mqtt.versions import NAMES
 from towline.net.driver import Hooks, SessionDriver
 from towline.schema import NO_ROWS
@@ -343,6 +344,9 @@ class Pump:
             self._inbox.append(NO_ROWS, held={}, released=list(self._inbox.held), notes={})
         held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
         session = Session(config, record, self._inbox.end, held)
+        if self.filters is None and not (record and record.established):  # it may be subscribed to all of them
+            unsure = dict.fromkeys((one.pattern for one in filters_of(settings)), UNSURE)
+            session.subscriptions.known = unsure | session.subscriptions.known
         if settings.acks is AckAfter.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.settled = self._inbox.committed
         if self._ledger is not None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mqtt5 import UnsubAckPacket, UnsubAckReasonCode, UnsubscribePacket
 
+from tests.helpers import read_all
+from tests.unit.gateway.brokered import Broker, turn
 from towline.errors import ConfigError
 from towline.gateway.draining import DrainFacts, DrainStep, Stillness, drainable, step_of
+from towline.gateway.pump import Pump
 from towline.gateway.settings import GatewaySettings
+from towline.journal import Journal, Limits
+from towline.schema import ROW_SCHEMA
 
 FACTS = DrainFacts(
     online=True, subscribed=False, open=0, handshakes=0, received=5, connection=1, probed=True, uncommitted=0
@@ -64,3 +71,31 @@ def test_what_has_an_outbox_or_several_sessions_is_not_drained(tmp_path: Path) -
             drainable(GatewaySettings.model_validate(given | more))
     one = {"brokers": "mqtt://a,mqtt://b", "brokers_share_sessions": True}
     drainable(GatewaySettings.model_validate(given | one))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, broker: Broker) -> Iterator[Pump]:
+    """A drain in a new state directory, of a session that is at the broker: the machine it was on is gone."""
+    given: dict[str, Any] = {"name": "g", "state_dir": tmp_path, "brokers": broker.url, "linger_ms": 0}
+    given |= {"ack_after": "kafka", "subscriptions": [{"filter": "a/#"}, {"filter": "$share/s/b"}]}
+    with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as inbox:
+        pump = Pump(GatewaySettings.model_validate(given), inbox, drain_s=0.0)
+        broker.accept(pump, session_present=True)
+        yield pump
+        pump.stop()
+        pump.run()
+
+
+def unsubscribed(pump: Pump, broker: Broker) -> list[str]:
+    """What the broker was asked to take back, which it did."""
+    found = [one for one in read_all(broker.line.recv(65536)) if isinstance(one, UnsubscribePacket)]
+    for one in found:
+        broker.say(pump, UnsubAckPacket(one.packet_id, [UnsubAckReasonCode.SUCCESS] * len(one.patterns)))
+    return [pattern for one in found for pattern in one.patterns]
+
+
+def test_a_session_that_the_journal_does_not_know_gets_nothing_new_either(elsewhere: Pump, broker: Broker) -> None:
+    """Ended while it is subscribed, it would take with it what comes to it meanwhile."""
+    assert sorted(unsubscribed(elsewhere, broker)) == ["$share/s/b", "a/#"]
+    turn(elsewhere)
+    assert elsewhere.status()["drain"] == "taking what the broker holds"
