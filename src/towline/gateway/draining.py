@@ -95,7 +95,7 @@ class Stillness:
         self._idle_s = idle_s
         #: Connection, messages received and handshakes open when the silence began; None for no silence.
         self._here: tuple[int, int, int] | None = None
-        self._since = 0.0
+        self._since = self._looked = 0.0
         #: PINGREQs since then.
         self._probes = 0
 
@@ -107,6 +107,7 @@ class Stillness:
             now: Seconds on a clock that never goes back.
             probe: Sends a PINGREQ.
         """
+        self._looked = now
         if not facts.online or facts.open:
             self._here = None
             return False
@@ -124,10 +125,9 @@ class Stillness:
         return self._since + self._idle_s * self._probes / _PROBES
 
     def due(self) -> float | None:
-        """When to look again by the clock; None for not by the clock."""
-        if self._here is None:
-            return None
-        return self._next_probe() if self._probes < _PROBES else self._since + self._idle_s
+        """When to look again by the clock; None for not by the clock, as where the last PINGREQ is not answered."""
+        at = self._next_probe()  # behind the last: the end of the silence
+        return at if self._here is not None and at > self._looked else None
 
 
 def step_of(facts: DrainFacts, *, still: bool) -> DrainStep:
@@ -189,8 +189,9 @@ class Drain:
         )
 
     def due(self) -> float | None:
-        """When to look again by the clock."""
-        return self._again_at if self.step is DrainStep.ENDING else self._still.due()
+        """When to look again by the clock; commits and answers of the broker wake by themselves."""
+        times = {DrainStep.TAKING: self._still.due(), DrainStep.ENDING: self._again_at}
+        return times.get(self.step)
 
     def put_off(self) -> None:
         """The session could not be ended."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mqtt5 import UnsubAckPacket, UnsubAckReasonCode, UnsubscribePacket
+from mqtt5 import PingRespPacket, PublishPacket, UnsubAckPacket, UnsubAckReasonCode, UnsubscribePacket
 
 from tests.helpers import read_all
 from tests.unit.gateway.brokered import Broker, turn
@@ -55,6 +55,7 @@ def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_l
     assert asked == [1.0, 3.0, 5.0, 7.0], "several PINGREQs over the silence"
     assert still.due() == 9.0
     assert not look(9.0, probed=False), "the last is not answered"
+    assert still.due() is None, "the answer wakes"
     assert look(9.0)
     assert look(99.0), "it stays so while commits are waited for"
 
@@ -99,3 +100,13 @@ def test_a_session_that_the_journal_does_not_know_gets_nothing_new_either(elsewh
     assert sorted(unsubscribed(elsewhere, broker)) == ["$share/s/b", "a/#"]
     turn(elsewhere)
     assert elsewhere.status()["drain"] == "taking what the broker holds"
+
+
+def test_a_drain_that_waits_for_commits_lets_the_processor_rest(elsewhere: Pump, broker: Broker) -> None:
+    unsubscribed(elsewhere, broker)
+    broker.say(elsewhere, PublishPacket("a/1", b"1"))
+    broker.line.settimeout(5)
+    for _ in range(4):
+        broker.say(elsewhere, *(PingRespPacket() for _ in read_all(broker.line.recv(65536))))
+    assert elsewhere.status()["drain"] == "waiting for commits"
+    assert elsewhere._patience() > 1
