@@ -62,7 +62,7 @@ def _read(pieces: list[bytes], version: int, limit: int = _MAX_PACKET) -> tuple[
                 packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
     except MalformedPacket:
         return None, 0
-    return packets, decoder.held_bytes
+    return packets, decoder._held
 
 
 def _check_writing(packet: Any, version: int) -> None:

@@ -173,11 +173,6 @@ class Decoder:
         #: The packet too large that is passing; nothing is held meanwhile.
         self._skipping: Skipping | None = None
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of a packet that is still arriving."""
-        return self._held
-
     def feed(self, data: bytes) -> list[Item]:
         """Take what the transport received and return all that is now whole.
 

@@ -76,11 +76,6 @@ class Position:
         object.__setattr__(self, "places", tuple(sorted(self.places, key=lambda place: place.gateway)))
 
     @classmethod
-    def of(cls, gateway: str, journal: str, offset: int, tick: int = 0, incarnation: str = "") -> Self:
-        """The position of a source with one gateway."""
-        return cls((JournalPlace(gateway, journal, offset, incarnation),), tick)
-
-    @classmethod
     def parse(cls, offset: Mapping[str, Any]) -> Self:
         """Read a checkpoint's offset.
 

@@ -15,7 +15,7 @@ from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, payloads, publish
 from towline.errors import Fenced
 from towline.gateway.launch import ensure
-from towline.spark.offsets import Position
+from towline.spark.offsets import JournalPlace, Position
 from towline_prove.devstack import Mosquitto
 
 
@@ -36,7 +36,7 @@ class Query:
         window = client.wait(lease, lease.committed, timeout_s=0)
         for rows in client.read(window.journal, lease.committed, window.end, incarnation=window.incarnation):
             self.seen += map(int, rows.column("payload").to_pylist())
-        self._plan(Position.of(lease.name, window.journal, window.end, incarnation=window.incarnation))
+        self._plan(Position((JournalPlace(lease.name, window.journal, window.end, window.incarnation),)))
         client.wait(lease, window.end, timeout_s=0, incarnation=window.incarnation)
         client.release(lease)
 

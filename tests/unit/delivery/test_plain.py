@@ -63,7 +63,7 @@ def read(data: bytes, version: int, plain: PlainReader | None, cut: int) -> tupl
                     came += item.packets if isinstance(item, AnswerRun) else [item]
     except MalformedPacket:
         return None, 0
-    return came, decoder.held_bytes
+    return came, decoder._held
 
 
 # The codec panics at ill-formed UTF-8, which the decoder catches, and drops the error of Python that it fell over.

@@ -15,7 +15,7 @@ from towline.gateway.belonging import MISMATCHES, check_checkpoint
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
-from towline.spark.offsets import Position
+from towline.spark.offsets import JournalPlace, Position
 
 LIMITS = Limits(min_free_bytes=0, segment_bytes=8192)
 
@@ -41,7 +41,7 @@ def plan(place: Path, batch: int, *sources: Any) -> None:
 
 def at(journal: Journal, offset: int, *, name: str = "plant", of: str = "", incarnation: str | None = None) -> Any:
     known = journal.incarnation if incarnation is None else incarnation
-    return Position.of(name, of or journal.journal_id, offset, incarnation=known).to_json()
+    return Position((JournalPlace(name, of or journal.journal_id, offset, known),)).to_json()
 
 
 def verdict(journal: Journal, place: Path | str) -> str:

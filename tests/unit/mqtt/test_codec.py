@@ -97,7 +97,7 @@ def test_packet_id_0_is_refused_in_a_run_too(version: int) -> None:
 def test_a_cut_anywhere_changes_nothing(cut: int) -> None:
     decoder = Decoder()
     assert flat(decoder.feed(STREAM[:cut]) + decoder.feed(STREAM[cut:])) == flat(Decoder().feed(STREAM))
-    assert decoder.held_bytes == 0
+    assert decoder._held == 0
 
 
 def test_byte_by_byte() -> None:
@@ -158,7 +158,7 @@ def test_any_bytes_give_packets_or_malformed(data: bytes) -> None:
         return
     # The CONNACK of an older server is a byte shorter than ours.
     assert sum(len(packet) for packet in flat(items)) <= len(data) + data.count(b"\x20\x02\x00\x01")
-    assert decoder.held_bytes <= len(data)
+    assert decoder._held <= len(data)
 
 
 @given(

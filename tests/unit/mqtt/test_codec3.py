@@ -268,7 +268,7 @@ def test_round_trip_in_pieces(sent: list[Packet], piece: int, version: int) -> N
     for start in range(0, len(data), piece):
         items += decoder.feed(data[start : start + piece])
     assert flat(items) == sent
-    assert decoder.held_bytes == 0
+    assert decoder._held == 0
 
 
 @given(st.binary(max_size=200), st.sampled_from(LEVELS))
@@ -279,7 +279,7 @@ def test_any_bytes_give_packets_or_malformed(data: bytes, version: int) -> None:
         items = decoder.feed(data)
     except MalformedPacket:
         return
-    assert b"".join(write(packet, LEVEL_311) for packet in flat(items)) == data[: len(data) - decoder.held_bytes] or (
+    assert b"".join(write(packet, LEVEL_311) for packet in flat(items)) == data[: len(data) - decoder._held] or (
         version == LEVEL_31
     )
 

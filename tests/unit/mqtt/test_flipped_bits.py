@@ -130,7 +130,7 @@ def test_flipped_bits_end_in_close_and_never_in_an_exception(version: int, share
                 client.publish(turn)
         client.wait_for_close()
         assert client.session.state is SessionState.OFFLINE
-        assert client.decoder.held_bytes <= LIMIT
+        assert client.decoder._held <= LIMIT
 
 
 @pytest.mark.parametrize("version", [5, 4, 3])

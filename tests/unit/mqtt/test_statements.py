@@ -77,7 +77,7 @@ class Peer:
         decoder = Decoder(version=self.version)
         for item in decoder.feed(data):
             packets += packets_in(item)
-        assert not decoder.held_bytes
+        assert not decoder._held
         return packets
 
     def gets(self, *packets: Packet) -> list[Packet]:

@@ -73,7 +73,7 @@ def test_a_message_too_large_keeps_its_place_wherever_it_is_cut(version: int, qo
     for cut in range(len(stream) + 1):
         decoder = Decoder(LIMIT, version)
         assert published([*decoder.feed(stream[:cut]), *decoder.feed(stream[cut:])]) == whole
-        assert not decoder.held_bytes
+        assert not decoder._held
     decoder = Decoder(LIMIT, version)
     bytewise = [item for at in range(len(stream)) for item in decoder.feed(stream[at : at + 1])]
     assert published(bytewise) == whole
@@ -98,7 +98,7 @@ def test_256_mb_pass_without_being_held(version: int) -> None:
         while left:
             items += decoder.feed(piece[:left])
             left -= min(left, len(piece))
-            assert not decoder.held_bytes
+            assert not decoder._held
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
