@@ -89,7 +89,7 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
 
 
 def end_running(state_dir: Path) -> None:
-    """End the gateway that runs in a state directory, if there is one, for another that goes on with its journal.
+    """End the gateway of this machine that runs in a state directory, for another that goes on with its journal.
 
     Raises:
         ConfigError: TL-C25 when the state directory can't be used.
@@ -98,7 +98,7 @@ def end_running(state_dir: Path) -> None:
     deadline = time.monotonic() + START_S
     with _alone(state_dir.absolute(), deadline):
         endpoint = GatewayEndpoint.read(state_dir)
-        if endpoint is not None:
+        if endpoint is not None and ProcessMark.of(endpoint.pid) == endpoint.process:  # not the pid of another machine
             _end(endpoint.process, deadline)
 
 

@@ -16,7 +16,7 @@ from towline.errors import ConfigError, GatewayError, JournalLocked, Refused
 from towline.gateway import launch
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import ENDPOINT_FILE, ERROR_FILE, LOG_FILE, GatewayEndpoint
-from towline.gateway.launch import discover, ensure
+from towline.gateway.launch import discover, end_running, ensure
 from towline.gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).parents[3]
@@ -299,3 +299,20 @@ def test_a_gateway_in_use_is_not_replaced(state_dir: Path, gateway_program: Call
         with pytest.raises(ConfigError, match=r"runs here with other settings.*TL-C27"):
             ensure(settings(state_dir, "b/#"), owner_pid=4712 if case == "another owner" else 4711)
         assert client.status()["epoch"] == 1
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_drain_ends_the_gateway_of_this_machine_and_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """A state directory that came from another machine, or container, tells of a pid there."""
+    monkeypatch.setattr(launch, "START_S", 5.0)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        there = mark(other.pid)
+        host = f"{there.host}-before" if elsewhere else there.host
+        GatewayEndpoint("grpc+unix:///none", there.pid, there.started, host, "plant", "j", 1, "now").write(tmp_path)
+        try:
+            end_running(tmp_path)
+            assert (other.poll() is None) is elsewhere
+        finally:
+            other.kill()
