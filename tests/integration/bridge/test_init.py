@@ -40,7 +40,7 @@ topic sensors/# in 1
 topic telemetry/# out 1
 """)
     local = new_mosquitto(include_dir=str(included))
-    secret = tmp_path / "bridge.cloud.password"
+    secret = tmp_path / "bridge.cloud-in.password"
     file = tmp_path / "bridge.toml"
     said = towline("init", file, "--from", local.directory / "mosquitto.conf", "--name", "plant-7")
     assert f"wrote {file} and {secret}, mode 0600" in said

@@ -213,13 +213,13 @@ def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
     assert came["mqtt"] == {
         "brokers": ["mqtts://remote.example:8883", "mqtts://other.example:1883"],
         "username": "plant $${x}",
-        "password_file": "bridge.cloud.password",
+        "password_file": "bridge.cloud-in.password",
         "tls": {"ca_file": str(tmp_path / "ca.pem")},
         "protocol": "auto",
         "keep_alive_s": 5,
     }
     assert [one["from"] for one in came["route"]] == ["there/sensors/{{x}}/#"]
-    assert (tmp_path / "bridge.cloud.password").read_text() == "s3cret words\n"
+    assert (tmp_path / "bridge.cloud-in.password").read_text() == "s3cret words\n"
     assert "s3cret" not in file.read_text() + repr(draft)
     for said in ("remote_clientid", "cleansession", "round_robin", "the prefixes", "QoS 0", "both ways"):
         assert any(note.startswith(f"Not carried over: {said}") for note in draft.notes), said
@@ -227,6 +227,14 @@ def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
     assert not any("start_type" in note for note in draft.notes), "a line does the same"
     told = " ".join(file.read_text().replace("#", " ").split())
     assert all(" ".join(note.replace("#", " ").split()) in told for note in draft.notes), "the file says it too"
+
+
+def test_each_connection_keeps_its_own_password(tmp_path: Path) -> None:
+    each = "connection clo{}ud\naddress {}\nremote_username u\nremote_password {}\ntopic a in 1\n"
+    draft = drafted(tmp_path, each.format("&", "x", "one") + each.format("-", "y", "two"))
+    said = [line["mqtt"] for line in tomllib.loads(draft.text)["uplink"]]
+    passwords = {one["brokers"][0]: draft.secrets[one["password_file"]] for one in said}
+    assert passwords == {"mqtt://x:1883": "one", "mqtt://y:1883": "two"}
 
 
 @pytest.mark.parametrize("topic", ["a/${x}/#", "a/$${x}/#", "a/{x}/#", "a/${/#"])

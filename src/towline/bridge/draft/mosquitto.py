@@ -75,12 +75,12 @@ def draft_from(conf: MosquittoConf, answers: Mapping[str, str], file: Path, head
             lines.append(DraftLine(_apart(f"{base}-out", lines), out, here))
             notes += [f"line {lines[-1].name}: {note}" for note in of_here]
         if came := _filters(one.remote for one in connection.topics if one.direction == "in"):
-            broker, said = _remote(connection)
+            (broker, said), name = _remote(connection), _apart(f"{base}-in", lines)
             if connection.get("remote_password"):
-                broker["password_file"] = f"{file.stem}.{base}.password"
+                broker["password_file"] = f"{file.stem}.{name}.password"
                 secrets[broker["password_file"]] = connection.text("remote_password")
-            lines.append(DraftLine(_apart(f"{base}-in", lines), came, broker))
-            notes += [f"line {lines[-1].name}: {note}" for note in said]
+            lines.append(DraftLine(name, came, broker))
+            notes += [f"line {name}: {note}" for note in said]
     if not lines:
         return draft_of(answers, file, head, here, [*notes, *of_here])
     return draft(file, head, answers, lines, notes, secrets)
