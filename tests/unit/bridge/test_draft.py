@@ -237,6 +237,23 @@ def test_each_connection_keeps_its_own_password(tmp_path: Path) -> None:
     assert passwords == {"mqtt://x:1883": "one", "mqtt://y:1883": "two"}
 
 
+@pytest.mark.parametrize(
+    ("setting", "uri", "tls"),
+    [
+        ("bridge_insecure true", "mqtt://x:1883", None),
+        ("bridge_alpn mqtt", "mqtt://x:1883", None),
+        ("bridge_tls_use_os_certs true\nbridge_alpn mqtt", "mqtts://x:1883", {"alpn": "mqtt"}),
+        ("bridge_identity plant\nbridge_psk ab", "mqtts://x:1883", None),
+    ],
+)
+def test_a_connection_is_secure_where_mosquittos_is(tmp_path: Path, setting: str, uri: str, tls: object) -> None:
+    """What says something of TLS alone makes none; and a key instead of certificates is no reason to do without."""
+    draft = drafted(tmp_path, f"connection other\naddress x\n{setting}\ntopic a in 1\n")
+    said = tomllib.loads(draft.text)["mqtt"]
+    assert (said["brokers"], said.get("tls")) == ([uri], tls)
+    assert mistake_in(draft, FILE) is None
+
+
 @pytest.mark.parametrize("topic", ["a/${x}/#", "a/$${x}/#", "a/{x}/#", "a/${/#"])
 def test_a_topic_is_subscribed_as_mosquitto_has_it(tmp_path: Path, topic: str) -> None:
     draft = drafted(tmp_path, f"connection other\naddress x\ntopic {topic} in 1\n")

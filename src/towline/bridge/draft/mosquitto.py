@@ -122,7 +122,7 @@ def _remote(connection: Connection) -> tuple[dict[str, Any], list[str]]:
     if connection.flag("bridge_insecure", otherwise=False):
         tls["insecure"] = True
         notes.append("The broker's certificate is not verified, as before: anyone in between can read and change.")
-    secure = any(connection.get(name) for name in ("bridge_cafile", "bridge_capath"))
+    secure = any(connection.get(name) for name in ("bridge_cafile", "bridge_capath", "bridge_psk"))
     secure = secure or connection.flag("bridge_tls_use_os_certs", otherwise=False)
     scheme = "mqtts" if secure else "mqtt"
     places = [_literal(f"{scheme}://{_host(host)}:{port}") for host, port in connection.addresses]
@@ -133,13 +133,13 @@ def _remote(connection: Connection) -> tuple[dict[str, Any], list[str]]:
     made: dict[str, Any] = {"brokers": places}
     if user := connection.text("remote_username"):
         made["username"] = _literal(user)
-    if tls:
+    if tls and secure:
         made["tls"] = tls
     if (version := _PROTOCOLS.get(connection.text("bridge_protocol_version"), "auto")) != "5":
         made["protocol"] = version
     if connection.get("keepalive_interval"):
         made["keep_alive_s"] = max(5, connection.number("keepalive_interval", 60))
-    return made, notes
+    return made, notes if secure else []
 
 
 def _host(host: str) -> str:
