@@ -299,13 +299,14 @@ class GatewaySettings(_Model):
             raise ValueError("subscriptions is empty, and there is no outbox: nothing to do")
         if len({s.pattern for s in self.subscriptions}) != len(self.subscriptions):
             raise ValueError("a topic filter is subscribed twice; give each filter one QoS")
-        if policy(self.guarantee).persistent:
-            if self.session_expiry_s == 0:
-                raise ValueError(
-                    f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s"
-                )
-            if self.acks is AckAfter.RECEIVED:
-                raise ValueError(f"guarantee {self.guarantee} needs ack_after journal or kafka, not received")
+        table = policy(self.guarantee)
+        if table.persistent and self.session_expiry_s == 0:
+            raise ValueError(
+                f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s"
+            )
+        if self.acks not in table.acks:
+            wanted = " or ".join(table.acks)
+            raise ValueError(f"guarantee {self.guarantee} needs ack_after {wanted}, not {self.acks}")
         return self
 
     @model_validator(mode="after")

@@ -171,10 +171,7 @@ def _settings(given: Given, guarantee: Guarantee) -> GatewaySettings:
 
 def _check_promise(settings: GatewaySettings) -> None:
     """Refuse what is valid by itself, and less than the guarantee needs without the key or promise of a route."""
-    guarantee, table = settings.guarantee, policy(settings.guarantee)
-    if settings.acks not in table.acks:
-        what = f"guarantee {guarantee} acknowledges after {' or '.join(table.acks)}, not {settings.acks}"
-        raise ConfigError("TL-C12", f'{WHERE} option "ackAfter"', what, "Leave it out.")
+    guarantee = settings.guarantee
     for one in settings.subscriptions:
         if problem := qos_problem(guarantee, one.qos):
             what = f'{problem[0]}, "{one.pattern}" is subscribed with QoS {one.qos}'

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.unit.bridge.test_config import changed, read
 from towline.bridge.config.plan import plan_of, render
@@ -16,7 +19,7 @@ from towline.bridge.uplink.sql import expressions
 from towline.bridge.uplink.working import REASON
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
-from towline.guarantee import POLICIES, Guarantee, conf_problem, policy, promise_problem, qos_problem
+from towline.guarantee import POLICIES, AckAfter, Guarantee, conf_problem, policy, promise_problem, qos_problem
 from towline.kafka.deadletters import Reason
 from towline.kafka.options import SinkSettings
 
@@ -37,16 +40,17 @@ def test_the_page_says_what_the_code_does() -> None:
 @pytest.mark.parametrize("guarantee", list(Guarantee))
 def test_the_gateway_takes_what_the_table_sets(guarantee: Guarantee, tmp_path: Path) -> None:
     table = policy(guarantee)
-    settings = GatewaySettings.model_validate(
-        {
-            "name": "x",
-            "state_dir": tmp_path,
-            "brokers": "mqtt://x",
-            "guarantee": guarantee,
-            "subscriptions": [{"filter": "a", "qos": table.qos}],
-        }
-    )
-    assert settings.acks is table.acks[0]
+    given: dict[str, Any] = {
+        "name": "x",
+        "state_dir": tmp_path,
+        "brokers": "mqtt://x",
+        "guarantee": guarantee,
+        "subscriptions": [{"filter": "a", "qos": table.qos}],
+    }
+    assert GatewaySettings.model_validate(given).acks is table.acks[0]
+    for acks in AckAfter:
+        with nullcontext() if acks in table.acks else pytest.raises(ValidationError, match="needs ack_after"):
+            assert GatewaySettings.model_validate(given | {"ack_after": acks}).acks is acks
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))

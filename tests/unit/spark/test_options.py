@@ -186,11 +186,11 @@ MISTAKES = [
     ),
     (
         {"guarantee": "exactly_once", "ackAfter": "kafka"},
-        'option "ackAfter": guarantee exactly_once acknowledges after journal, not kafka. Leave it out.   [TL-C12]',
+        "guarantee exactly_once needs ackAfter journal, not kafka.   [TL-C12]",
     ),
     (
         {"guarantee": "at_most_once", "ackAfter": "journal"},
-        'option "ackAfter": guarantee at_most_once acknowledges after received, not journal. Leave it out.   [TL-C12]',
+        "guarantee at_most_once needs ackAfter received, not journal.   [TL-C12]",
     ),
     (
         {"guarantee": "exactly_once", "sessionExpiry": "0"},
