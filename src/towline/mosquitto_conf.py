@@ -343,10 +343,11 @@ def _lines(file: Path) -> Iterator[Setting]:
         name, _, value = line.partition(" ") if " " in line else line.partition("\t")
         name = name.strip()
         value = value.strip()
-        if not _NAME.fullmatch(name) or value.startswith(("=", "{")):
+        known = _is_known(name) or _of_connection(name)
+        if not _NAME.fullmatch(name) or value.startswith("= ") or (value[:1] in ("=", "{") and not known):
             what = f'it is no mosquitto.conf: "{name}" is no name of a setting, as Mosquitto writes NAME VALUE'
             raise _damaged(f"{file}:{number}", what)
-        if not value and (_is_known(name) or _of_connection(name)):
+        if not value and known:
             raise _damaged(f"{file}:{number}", f'"{name}" has no value')
         yield Setting(_RENAMED.get(name, name), value, file, number)
 

@@ -74,6 +74,15 @@ def test_settings_go_to_the_broker_the_listener_and_the_connection_that_they_bel
     assert conf.text("some_setting_of_2_9") == "yes"
 
 
+def test_a_value_may_begin_as_those_of_other_files_do(tmp_path: Path) -> None:
+    """A password is anything; ``key = value`` and ``key {`` are of files that are none of Mosquitto's."""
+    (bridge,) = parsed(tmp_path, "connection c\naddress b\nremote_password {=s3cret").connections
+    assert bridge.text("remote_password", "") == "{=s3cret"
+    for line in ("name = plant", "user = plant", "route {"):
+        with pytest.raises(ConfigError, match=r"it is no mosquitto\.conf.*TL-C156"):
+            parsed(tmp_path, line)
+
+
 def test_no_password_in_repr(tmp_path: Path) -> None:
     """[I12]"""
     assert "s3cret" not in repr(parsed(tmp_path, BRIDGE))
