@@ -188,11 +188,9 @@ def _uplink_cost(line: Line) -> str:
 
 def _uplink_limits(line: Line) -> list[str]:
     limits = list(_LIMITS_UP_OF.get(line.guarantee, ()))
-    limits += [
-        f"route {number}: {_LIMITS_OF_ROUTE[section.promise]}"
-        for number, section in enumerate(line.sections, start=1)
-        if section.promise
-    ]
+    for promise, text in _LIMITS_OF_ROUTE.items():
+        if numbers := [str(number) for number, one in enumerate(line.sections, start=1) if one.promise is promise]:
+            limits.append(f"route{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {text}")
     if line.within:
         limits.append(
             f"repeats are dropped for {line.within} at least, and longer while nothing else comes: "
