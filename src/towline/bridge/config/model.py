@@ -13,7 +13,7 @@ from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.config.patterns import Pattern, Template
 from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
-from towline.bridge.config.services import CreateTopics, GatewaySection, KafkaSection, MonitorSection, SparkSection
+from towline.bridge.config.services import GatewaySection, KafkaSection, MonitorSection, SparkSection
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, ReceiptSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
@@ -26,7 +26,6 @@ __all__ = [
     "NAME",
     "AnyLine",
     "Bridge",
-    "CreateTopics",
     "Dedupe",
     "DownLine",
     "DownlinkSection",
