@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mqtt5 import PublishPacket, QoS
 
 from tests.unit.gateway.brokered import Broker, turn
+from tests.unit.journal.support import FillingDisk
 from towline.delivery.outrows import arrived, rows_of
 from towline.gateway.pump import Pump
 from towline.gateway.settings import GatewaySettings
-from towline.journal import Disk, Journal, Limits, Outbox
+from towline.journal import Journal, Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 
 LIMITS = Limits(max_bytes=64 << 10, min_free_bytes=0)
-
-
-class Full(Disk):
-    """The real disk, until it is full."""
-
-    full = False
-
-    def write(self, descriptor: int, buffers: Sequence[Any]) -> int:
-        if self.full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(descriptor, buffers)
 
 
 def settings_of(place: Path, broker: Broker) -> GatewaySettings:
@@ -42,7 +28,7 @@ def message(number: int, size: int = 6000) -> PublishPacket:
 
 def test_a_session_made_anew_while_rows_wait(tmp_path: Path, broker: Broker) -> None:
     """The new one goes on after those rows, and knows their packet ids."""
-    disk = Full()
+    disk = FillingDisk()
     inbox = Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS)
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0), disk=disk)
     inbox.commit("spark", 0)

@@ -134,6 +134,17 @@ class Unsynced(Disk):
     def sync_directory(self, directory: Path) -> None: ...
 
 
+class FillingDisk(Disk):
+    """The real disk, which a test says to be full and not full."""
+
+    full = False
+
+    def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(descriptor, buffers)
+
+
 class FaultyDisk(Disk):
     """The real disk, until the n-th call of one kind: then an error, and on request for good.
 

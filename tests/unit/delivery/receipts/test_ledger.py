@@ -83,6 +83,17 @@ def test_limits_are_kept_and_counted() -> None:
     assert (ledger.deferred, ledger.unknown) == (1, 1)
 
 
+def test_a_lower_limit_than_before_lets_nobody_new_in() -> None:
+    """Those that are known stay: what they were told holds."""
+    ledger = Ledger({}, 0, keys=KEYS)
+    marks = [Mark(name, 1, 0, 0) for name in "pqr"]
+    assert {ledger.take(one, NOW) for one in marks} == {MarkVerdict.NEW}
+    again = Ledger(store(ledger, marks, 3), 3, most_publishers=2, keys=KEYS)
+    assert again.take(Mark("s", 1, 0, 0), NOW) is MarkVerdict.UNKNOWN
+    assert again.take(Mark("r", 1, 1, 0), NOW) is MarkVerdict.NEW
+    assert len(again) == 3
+
+
 def test_a_new_epoch_begins_anew_and_an_old_one_passes() -> None:
     ledger = Ledger({}, 0, keys=KEYS)
     ledger.take(mark(5), NOW)

@@ -1,0 +1,260 @@
+"""Receipts on their way: what is durable before one leaves, how many are under way, and what is said again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from mqtt5 import ConnAckPacket, PubAckPacket, PubAckReasonCode, PublishPacket
+
+from tests.helpers import read_all
+from tests.unit.delivery.receipts.marks import KEYS, NOW
+from tests.unit.journal.support import FillingDisk
+from towline import files
+from towline.delivery.intake import to_rows
+from towline.delivery.receipts.ledger import MarkVerdict
+from towline.delivery.receipts.mark import Mark
+from towline.delivery.receipts.payload import ReceiptPayload
+from towline.delivery.receipts.sender import ReceiptConfig, ReceiptSender, ledger_of
+from towline.journal import Journal, Limits
+from towline.mqtt.events import Acknowledged, Event, Lost, Messages, Opened, Received, Send, SessionConfig
+from towline.mqtt.message import OutboundMessage
+from towline.mqtt.session import Session
+from towline.schema import ROW_SCHEMA
+
+
+class Gateway:
+    """A sender of receipts with its inbox and its session; `sent` is what the broker has got."""
+
+    def __init__(self, directory: Path, keep_s: float = 100) -> None:
+        key = directory / "key"
+        files.replace(key, bytes(range(32)).hex())
+        self.disk = FillingDisk()
+        self.inbox = Journal.open(
+            directory / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0), disk=self.disk
+        )
+        self.ledger = ledger_of(ReceiptConfig("plant", key, "told", 1000, 10, keep_s, 1 << 20), self.inbox)
+        self.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
+        self.sent: list[PublishPacket] = []
+        #: The watermark on the disk, as each receipt left.
+        self.durable: list[int] = []
+        self.logged: list[object] = []
+        self.sender = ReceiptSender("told", self.ledger, self.inbox, self.handle, self)
+        self.connect()
+
+    def warning(self, _event: str, **facts: object) -> None:
+        self.logged.append(facts["code"])
+
+    def handle(self, event: Event) -> None:
+        for action in self.session.handle(event, 0.0):
+            if isinstance(action, Send):
+                for packet in read_all(action.data):
+                    if isinstance(packet, PublishPacket):
+                        self.sent.append(packet)
+                        note = self.inbox.notes.get(f"publisher:{packet.topic.removeprefix('told/')}")
+                        self.durable.append(note[3] if note else 0)
+            elif isinstance(action, Acknowledged):
+                assert self.sender.perform(action)
+
+    def connect(self, window: int = 65_535) -> None:
+        self.handle(Opened())
+        self.handle(Received([ConnAckPacket(session_present=True, receive_max=window)]))
+
+    def lose_connection(self) -> None:
+        self.handle(Lost())
+        self.sender.lost(self.session.outbound.withdraw())
+
+    def arrive(self, number: int, publisher: str = "p", nonce: str = "") -> None:
+        """A message comes, is stored, and reaches Kafka."""
+        mark = Mark(publisher, 1, number, 0, nonce)
+        assert self.ledger.take(mark, NOW) is MarkVerdict.NEW
+        change = self.ledger.storing([mark])
+        row = to_rows(Messages([PublishPacket("t", b"")], b"\x30", ["t"]), self.inbox.end, 0, "plant")
+        self.ledger.stored(change, self.inbox.append(row, notes=change.notes))
+        self.inbox.commit("spark", self.inbox.end)
+        self.ledger.commit(self.inbox.committed)
+
+    def turn(self, now: float, *, online: bool = True) -> list[tuple[str, int]]:
+        """Publisher and watermark of each receipt that leaves."""
+        before = len(self.sent)
+        self.sender.turn(now, online=online)
+        receipts = [ReceiptPayload.decode(packet.payload) for packet in self.sent[before:]]
+        return [(receipt.publisher, receipt.watermark) for receipt in receipts if receipt is not None]
+
+    def answer(self, reason: PubAckReasonCode = PubAckReasonCode.SUCCESS) -> None:
+        answers = [PubAckPacket(packet.packet_id or 0, reason_code=reason) for packet in self.sent]
+        self.sent.clear()
+        self.handle(Received(answers))
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    monkeypatch.setattr(time, "time", lambda: float(NOW))
+    return Gateway(tmp_path)
+
+
+def test_a_receipt_leaves_for_its_publisher_and_stays_at_the_broker(gateway: Gateway) -> None:
+    gateway.arrive(0)
+    assert gateway.turn(5.0) == [("p", 1)]
+    (packet,) = gateway.sent
+    assert (packet.topic, int(packet.qos), packet.retain) == ("told/p", 1, True)
+    assert (packet.content_type, packet.payload_format_indicator) == ("application/json", 1)
+    assert ReceiptPayload.was_written_by(KEYS, "p", packet.payload)
+    gateway.answer()
+    assert (gateway.sender.sent, gateway.sender.due()) == (1, None)
+
+
+def test_its_watermark_is_durable_before_it_leaves(gateway: Gateway, tmp_path: Path) -> None:
+    """It never goes back: a crash that came between would let the next process tell less."""
+    for number in (0, 1):
+        gateway.arrive(number)
+        gateway.turn(10.0 * number)
+        gateway.answer()
+    assert gateway.durable == [1, 2]
+    gateway.inbox.close()
+    after = Gateway(tmp_path)
+    assert after.turn(0.0) == [("p", 2)], "a new process tells everybody what it knows"
+    receipt = ReceiptPayload.decode(after.sent[0].payload)
+    assert receipt is not None
+    assert receipt.fresh
+
+
+def test_nothing_leaves_without_a_connection_or_a_reason(gateway: Gateway) -> None:
+    assert (gateway.turn(5.0), gateway.sender.due()) == ([], None)
+    gateway.arrive(0)
+    assert gateway.turn(5.0, online=False) == []
+    assert gateway.turn(5.0) == [("p", 1)]
+    gateway.answer()
+    assert gateway.turn(100.0) == []
+
+
+def test_rounds_have_a_pause_between_them(gateway: Gateway) -> None:
+    gateway.arrive(0)
+    gateway.turn(5.0)
+    gateway.answer()
+    gateway.arrive(1)
+    due = gateway.sender.due()
+    assert due is not None
+    assert due > 5.0
+    assert gateway.turn((5.0 + due) / 2) == []
+    assert gateway.turn(due) == [("p", 2)]
+
+
+def test_a_publisher_has_one_receipt_under_way_and_then_the_newest(gateway: Gateway) -> None:
+    gateway.arrive(0)
+    gateway.turn(5.0)
+    for number in (1, 2):
+        gateway.arrive(number)
+        assert gateway.turn(10.0 * number) == []
+    gateway.arrive(0, "q")
+    assert gateway.turn(30.0) == [("q", 1)]
+    gateway.answer()
+    assert gateway.turn(40.0) == [("p", 3)]
+
+
+def test_so_many_are_under_way_and_the_others_follow_the_answers(gateway: Gateway) -> None:
+    for publisher in range(203):
+        mark = Mark(f"p{publisher}", 1, 0, 0)
+        assert gateway.ledger.take(mark, NOW) is MarkVerdict.NEW
+    gateway.ledger.announce_again()
+    first = gateway.turn(5.0)
+    assert len(first) == 200
+    assert (gateway.sender.due(), gateway.turn(10.0)) == (None, [])
+    kept, gateway.sent = gateway.sent[2:], gateway.sent[:2]
+    gateway.answer()
+    assert gateway.sender.due() is not None
+    second = gateway.turn(15.0)
+    assert len(second) == 2
+    gateway.sent += kept
+    gateway.answer()
+    assert len({*first, *second, *gateway.turn(20.0)}) == 203
+
+
+def test_an_answer_to_something_else_is_not_taken(gateway: Gateway) -> None:
+    """The outbox names its messages by numbers."""
+    gateway.arrive(0)
+    gateway.turn(5.0)
+    assert not gateway.sender.perform(Acknowledged(1, 0))
+    gateway.sender.start_again()
+    gateway.answer()
+    assert gateway.sender.sent == 0, "of a session before this one"
+
+
+def test_a_receipt_that_the_broker_refuses_is_told_once(gateway: Gateway) -> None:
+    for number in range(3):
+        gateway.arrive(number)
+        gateway.turn(10.0 * number)
+        gateway.answer(PubAckReasonCode.NOT_AUTHORIZED)
+    assert (gateway.logged, gateway.sender.sent) == (["TL-M41"], 0)
+
+
+def test_what_never_left_is_said_again_and_what_left_is_the_session_s(gateway: Gateway) -> None:
+    gateway.lose_connection()
+    gateway.connect(window=1)
+    gateway.arrive(0)
+    gateway.arrive(0, "q")
+    assert gateway.turn(5.0) == [("p", 1)], "the window lets one of them leave"
+    gateway.session.outbound.publish(7, OutboundMessage("else", qos=1))
+    gateway.lose_connection()
+    gateway.sent.clear()
+    gateway.connect()
+    assert [packet.topic for packet in gateway.sent] == ["told/p"]
+    assert gateway.turn(10.0) == [("q", 1)]
+    gateway.answer()
+    assert (gateway.sender.sent, gateway.turn(15.0)) == (2, [])
+
+
+def test_a_lost_session_and_a_new_one_say_again_what_they_may_have_lost(gateway: Gateway) -> None:
+    gateway.arrive(0)
+    gateway.turn(5.0)
+    gateway.answer()
+    gateway.arrive(0, "q")
+    gateway.turn(10.0)
+    gateway.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
+    gateway.connect()
+    gateway.sender.start_again()
+    assert gateway.turn(15.0) == [("q", 1)]
+    gateway.answer()
+    gateway.sender.session_lost()
+    assert gateway.turn(20.0) == [("p", 1), ("q", 1)], "the broker may have kept neither"
+    assert all(b'"fresh":true' in packet.payload for packet in gateway.sent)
+
+
+def test_without_room_for_a_watermark_no_receipt_leaves(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway.arrive(0)
+    monkeypatch.setattr(time, "monotonic", lambda: 5.0)
+    gateway.disk.full = True
+    assert gateway.turn(5.0) == []
+    due = gateway.sender.due()
+    assert due is not None
+    assert due > 5.0
+    gateway.disk.full = False
+    assert gateway.turn((5.0 + due) / 2) == [], "a full disk is not asked in each turn"
+    assert gateway.turn(due) == [("p", 1)]
+    gateway.answer()
+    gateway.disk.full = True
+    gateway.sender.session_lost()
+    assert gateway.turn(20.0) == [("p", 1)], "this one is durable"
+
+
+def test_who_is_silent_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway.arrive(0)
+    gateway.turn(0.0)
+    gateway.answer()
+    assert "publisher:p" in gateway.inbox.notes
+    monkeypatch.setattr(time, "time", lambda: NOW + 101.0)
+    gateway.turn(100.0)
+    assert gateway.sender.status()["publishers"] == 1, "nobody is looked for in each turn"
+    gateway.turn(1000.0)
+    assert gateway.sender.status()["publishers"] == 0
+    assert "publisher:p" not in gateway.inbox.notes
+
+
+def test_a_wrong_code_is_told_once(gateway: Gateway) -> None:
+    packet = PublishPacket("t", b"", user_properties=Mark("p", 1, 0, 0).properties())
+    for now in (0.0, 10.0):
+        gateway.ledger.screen([packet], ["t"], NOW)
+        gateway.turn(now)
+    assert gateway.logged == ["TL-M35"]
+    assert gateway.sender.status()["forged"] == 2
