@@ -1,0 +1,244 @@
+"""The uplink: nothing is acknowledged before it is as safe as promised, and without room all waits in its order."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mqtt5 import ConnAckPacket, PublishPacket, PubRelPacket, QoS
+from structlog.testing import capture_logs
+
+from tests.helpers import read_all
+from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, mark, sent
+from tests.unit.journal.support import FillingDisk
+from towline.delivery.inbound import InboundConfig, Uplink
+from towline.delivery.receipts.ledger import Ledger
+from towline.errors import JournalFull
+from towline.guarantee import AckAfter
+from towline.journal import Journal, Limits
+from towline.mqtt.codec import Decoder
+from towline.mqtt.events import Deliver, Event, Lost, Opened, Received, Send, SessionConfig
+from towline.mqtt.session import Session
+from towline.schema import ROW_SCHEMA
+
+
+class Line:
+    """A session and its uplink; `answers` is what the broker has got, with the journal's end at that moment."""
+
+    def __init__(
+        self, directory: Path, acks: AckAfter = AckAfter.JOURNAL, *, qos: int = 0, ledger: Ledger | None = None
+    ) -> None:
+        self.disk = FillingDisk()
+        self.inbox = Journal.open(
+            directory / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0), disk=self.disk
+        )
+        self.session = Session(SessionConfig("c", "w", unknown_session="adopt"), None, self.inbox.end)
+        if ledger is not None:
+            self.session.inbound.screen = lambda packets, topics: ledger.screen(packets, topics, NOW)
+        self.answers: list[tuple[str, int | None, int]] = []
+        self.refusals: list[JournalFull] = []
+        self.rows_came = 0
+        self.decoder = Decoder(1 << 10)
+        self.uplink = Uplink(
+            InboundConfig("plant", acks, 1 << 10, least_qos=qos),
+            self.inbox,
+            handle=self.handle,
+            on_rows=self.came,
+            note=self.refusals.append,
+            ledger=ledger,
+        )
+        self.connect()
+
+    def came(self) -> None:
+        self.rows_came += 1
+
+    def handle(self, event: Event) -> None:
+        for action in self.session.handle(event, 0.0):
+            if isinstance(action, Send):
+                for packet in read_all(action.data):
+                    name = type(packet).__name__.removesuffix("Packet")
+                    self.answers.append((name, getattr(packet, "packet_id", None), self.inbox.end))
+            elif isinstance(action, Deliver):
+                self.uplink.deliver(action, self.session.inbound)
+
+    def connect(self) -> None:
+        self.handle(Opened())
+        self.handle(Received([ConnAckPacket(session_present=True)]))
+        self.answers.clear()
+
+    def say(self, *packets: PublishPacket | PubRelPacket) -> list[tuple[str, int | None, int]]:
+        """The broker sends these in one piece; what it gets in return."""
+        self.answers.clear()
+        self.handle(Received(self.decoder.feed(b"".join(packet.write() for packet in packets))))
+        return self.answers
+
+    def payloads(self) -> list[bytes]:
+        batches = self.inbox.read(self.inbox.first, self.inbox.end)
+        return [payload for batch in batches for payload in batch.column("payload").to_pylist()]
+
+    def offsets(self) -> list[int]:
+        batches = self.inbox.read(self.inbox.first, self.inbox.end)
+        return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
+def publish(number: int, qos: int = 1, size: int = 0, **more: Any) -> PublishPacket:
+    payload = b"%d" % number + bytes(size)
+    return PublishPacket("t", payload, qos=QoS(qos), packet_id=number if qos else None, **more)
+
+
+def test_an_acknowledgement_leaves_when_the_row_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[I2]: at the end of the journal that the row is below."""
+    monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_123_456_789)
+    line = Line(tmp_path)
+    assert line.say(publish(1), publish(2, qos=2)) == [("PubAck", 1, 2), ("PubRec", 2, 2)]
+    assert line.say(PubRelPacket(2), publish(3)) == [("PubAck", 3, 3), ("PubComp", 2, 3)]
+    assert (line.rows_came, line.payloads(), line.offsets()) == (2, [b"1", b"2", b"3"], [0, 1, 2])
+    (row, *_) = (row for batch in line.inbox.read(0, 3) for row in batch.to_pylist())
+    assert (row["gateway"], row["received_at"].timestamp()) == ("plant", 1_700_000_000.123456)
+    assert dict(line.inbox.held) == {}
+
+
+def test_acknowledged_is_what_was_received_where_that_is_the_promise(tmp_path: Path) -> None:
+    line = Line(tmp_path, AckAfter.RECEIVED)
+    line.disk.full = True
+    assert line.say(publish(1), publish(2, qos=2)) == [("PubAck", 1, 0), ("PubRec", 2, 0)]
+    assert line.say(PubRelPacket(2)) == [], "its packet id is not free before that is durable [I3]"
+
+
+def test_what_kafka_has_is_acknowledged_where_that_is_the_promise(tmp_path: Path) -> None:
+    line = Line(tmp_path, AckAfter.KAFKA)
+    assert line.say(publish(1), publish(2), publish(3)) == []
+    for upto in (0, 2, 1, 2):
+        line.uplink.settle(line.session.inbound, upto)
+    assert line.answers == [("PubAck", 1, 3), ("PubAck", 2, 3)]
+
+
+def test_without_room_all_waits_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[I7]: nothing is acknowledged, nothing lost; asked again after a while, and not in each turn."""
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    line = Line(tmp_path)
+    line.disk.full = True
+    assert [line.say(publish(1)), line.say(publish(2), publish(3, qos=2))] == [[], []]
+    waits = line.uplink.full
+    assert [error.code for error in line.refusals] == ["TL-J02"] * 2
+    assert line.uplink.room_at > 100.0
+    line.disk.full = False
+    line.uplink.find_room((100.0 + line.uplink.room_at) / 2)
+    assert line.answers == []
+    line.uplink.find_room(line.uplink.room_at)
+    assert (waits, line.uplink.full) == (True, False)
+    assert line.answers == [("PubAck", 1, 1), ("PubAck", 2, 3), ("PubRec", 3, 3)]
+    assert (line.payloads(), line.offsets()) == ([b"1", b"2", b"3"], [0, 1, 2])
+    assert line.uplink.received == 3
+
+
+def test_a_delivery_that_is_stored_in_part_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    line = Line(tmp_path)
+    line.uplink._frame_bytes = 1  # a frame a message
+
+    def came() -> None:
+        line.rows_came += 1
+        line.disk.full = line.rows_came == 2
+
+    line.uplink._on_rows = came
+    assert line.say(*(publish(number, qos=2) for number in range(1, 5))) == [("PubRec", 1, 1), ("PubRec", 2, 2)]
+    line.disk.full = False
+    line.uplink.find_room(line.uplink.room_at)
+    assert line.answers[2:] == [("PubRec", 3, 3), ("PubRec", 4, 4)]
+    assert (line.payloads(), sorted(line.inbox.held)) == ([b"1", b"2", b"3", b"4"], [1, 2, 3, 4])
+
+
+def test_a_lower_qos_than_subscribed_is_counted(tmp_path: Path) -> None:
+    line = Line(tmp_path, qos=2)
+    line.say(publish(1), publish(2, qos=2), publish(3, qos=0))
+    assert line.inbox.ledger["lower_qos"] == 2
+    line.uplink.expect(1)
+    line.say(publish(4), publish(5, qos=0))
+    assert line.inbox.ledger["lower_qos"] == 3
+
+
+def test_what_the_broker_says_to_have_sent_before_is_counted_and_stored(tmp_path: Path) -> None:
+    line = Line(tmp_path)
+    line.say(publish(1, duplicate=True), publish(2), publish(3, duplicate=True))
+    assert (line.uplink.redelivered, line.inbox.end) == (2, 3)
+
+
+def test_repeats_are_in_the_account_over_the_life_of_the_journal(tmp_path: Path) -> None:
+    """[I11]: received = stored + deduplicated."""
+    line = Line(tmp_path)
+    line.say(publish(1, qos=2), publish(2))
+    line.say(publish(1, qos=2), publish(1, qos=2, size=1))
+    with capture_logs() as log:
+        line.uplink.count_repeats(line.session.inbound, "broker")
+        line.uplink.count_repeats(line.session.inbound, "broker")
+    assert [(entry["code"], entry["count"]) for entry in log] == [("TL-M24", 1)]
+    assert (line.uplink.received, line.uplink.acknowledged) == (4, 4)
+    assert {name: line.inbox.ledger[name] for name in ("deduplicated", "packet_ids_reused")} == {
+        "deduplicated": 1,
+        "packet_ids_reused": 1,
+    }
+    line.inbox.close()
+    assert Line(tmp_path).uplink.received == 4
+
+
+def test_what_is_not_taken_in_whole_is_counted_and_told_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may send ten thousand of them."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    line = Line(tmp_path)
+    line.decoder = Decoder(8 << 10)
+    crowded = publish(3, user_properties=[("", "")] * 1001)
+    with capture_logs() as log:
+        line.say(publish(1), publish(2, size=9000), crowded)
+        line.say(publish(4, size=9000))
+        now += 59
+        line.say(publish(5, size=9000))
+        now += 2
+        line.say(publish(6, size=9000))
+    told = [{name: entry.get(name) for name in ("code", "packets_too_large", "too_many_properties")} for entry in log]
+    assert told == [
+        {"code": "TL-M42", "packets_too_large": 1, "too_many_properties": 1},
+        {"code": "TL-M42", "packets_too_large": 3, "too_many_properties": None},
+    ]
+    assert {name: line.inbox.ledger[name] for name in ("packets_too_large", "too_many_properties")} == {
+        "packets_too_large": 4,
+        "too_many_properties": 1,
+    }
+    assert line.payloads() == [b"1", None, None, None, None, None]
+
+
+def test_a_marked_message_is_remembered_with_its_row(tmp_path: Path) -> None:
+    ledger = Ledger({}, 0, keys=KEYS)
+    line = Line(tmp_path, ledger=ledger)
+    signed = mark(0, nonce="ab").signed(KEYS, CONTENT)
+    line.say(sent(signed))
+    line.say(publish(9))
+    assert ledger.receipts(1)[0].asked == "ab", "it is stored"
+    assert Ledger(line.inbox.notes, line.inbox.end, keys=KEYS).screen([sent(signed)], ["t"], NOW).left_out == b"\x01"
+    (batch,) = line.inbox.read(0, 1)
+    assert batch.column("user_properties").to_pylist() == [[{"key": "a", "value": "1"}]], "the mark is not carried on"
+    line.disk.full = True
+    line.say(publish(1), sent(mark(1, nonce="cd").signed(KEYS, CONTENT)))
+    assert [waiting.number for waiting in line.uplink.waiting_marks] == [1]
+    assert ledger.receipts(1)[0].asked == "ab", "it is not stored yet"
+    line.disk.full = False
+    line.uplink.find_room(line.uplink.room_at)
+    assert line.uplink.waiting_marks == []
+    assert ledger.receipts(1)[0].asked == "ab cd"
+
+
+def test_a_connection_that_ends_while_rows_wait_has_them_once(tmp_path: Path) -> None:
+    """The broker sends again what it got no answer to; a QoS 2 message under the same id is the one that waits."""
+    line = Line(tmp_path)
+    line.disk.full = True
+    line.say(publish(1, qos=2))
+    line.handle(Lost())
+    line.connect()
+    line.disk.full = False
+    assert line.say(publish(1, qos=2, duplicate=True)) == []
+    line.uplink.find_room(line.uplink.room_at)
+    assert (line.answers, line.payloads()) == ([("PubRec", 1, 1)], [b"1"])
