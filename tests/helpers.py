@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 from confluent_kafka import Producer
 
 from towline import Client
+from towline.errors import GatewayUnreachable
+from towline.gateway.client import GatewayClient
 from towline.kafka.deadletters import Header
 from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
 from towline.mqtt.message import OutboundMessage
@@ -22,6 +25,7 @@ from towline.mqtt.plain import PlainRun
 from towline.mqtt.stubs import Stub
 
 __all__ = [
+    "commit",
     "lacking",
     "outgoing",
     "packets_in",
@@ -168,3 +172,11 @@ def packets_in(item: Item) -> list[Packet]:
         assert not isinstance(packet, Stub)
         packets.append(packet)
     return packets
+
+
+def commit(client: GatewayClient, consumer: str, upto: int) -> None:
+    """Move a consumer's watermark, as its reader does."""
+    lease = client.open(consumer)
+    client.wait(lease, upto, timeout_s=0)
+    with contextlib.suppress(GatewayUnreachable):  # a drain ends with it
+        client.release(lease)

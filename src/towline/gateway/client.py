@@ -455,14 +455,6 @@ class GatewayClient:
         """Ask for the account of the gateway: watermarks, consumers, readers, and the state of its pump."""
         return self._action("status", {}, timeout_s)
 
-    def commit(self, consumer: str, upto: int, *, journal: str, incarnation: str = "") -> None:
-        """Move a consumer's watermark up to ``upto``, exclusive; it never goes back [I1].
-
-        Raises:
-            Fenced: TL-G04 for another journal, TL-G26 for an older copy that has gone on.
-        """
-        self._action("commit", {"consumer": consumer, "upto": upto, "journal": journal, "incarnation": incarnation})
-
     def incarnation(self, offset: int) -> str:
         """Which opening of the journal wrote the row below ``offset`` [I14]; "" where none did, or it is not known."""
         return str(self._action("incarnation", {"offset": offset})["incarnation"])

@@ -1,9 +1,9 @@
 """The gateway's Arrow Flight service: Spark's only way to a journal.
 
 Actions carry JSON both ways, rows come as a stream of record batches. Reading never consumes [I4]; the only call
-that moves a watermark is ``wait`` (and ``commit``), because the ``start`` it carries is the end of the last batch
-in Spark's commit log [I5], and ``safe`` what of it survives a power failure. Python work is per request and per record
-batch, never per row: the MQTT pump needs the same interpreter lock.
+that moves a watermark is ``wait``, because the ``start`` it carries is the end of the last batch in Spark's commit log
+[I5], and ``safe`` what of it survives a power failure. Python work is per request and per record batch, never per row:
+the MQTT pump needs the same interpreter lock.
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "alive": self._alive,
             "release": self._release,
             "wait": self._wait,
-            "commit": self._commit_action,
             "incarnation": self._incarnation,
             "forget": self._forget,
             "place": self._place,
@@ -280,13 +279,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             )
         size = {"size": self._journal.size(start, end)} if request.optional("sized") else {}
         return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **self._position()}
-
-    def _commit_action(self, request: Request, context: Any) -> dict[str, object]:
-        del context
-        upto = request.number("upto")
-        self._there(request, upto, upto)
-        self._commit(request.text("consumer"), upto)
-        return self._position()
 
     def _incarnation(self, request: Request, context: Any) -> dict[str, object]:
         """Which opening of the journal wrote the row below ``offset``; "" where that is not known."""

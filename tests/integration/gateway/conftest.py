@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.engines.forked import ForkedProcess, fork_gateway
-from tests.helpers import wait_until
+from tests.helpers import commit, wait_until
 from towline import Client, ClientSettings
 from towline.bridge.config.file import load
 from towline.gateway.client import GatewayClient
@@ -84,9 +84,9 @@ class Gateway:
 
     def commit(self, consumer: str = "spark") -> int:
         """Commit everything that is in the journal, as a query does; the offset."""
-        status = self.status()
-        self.client.commit(consumer, status["end"], journal=status["journal"])
-        return int(status["end"])
+        end = int(self.status()["end"])
+        commit(self.client, consumer, end)
+        return end
 
     def seen(self) -> list[int]:
         """The numbers in the journal of the running gateway."""

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from mqtt5 import ConnAckPacket, ConnectPacket
 
-from tests.helpers import read_all, wait_until
+from tests.helpers import commit, read_all, wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
 from towline.errors import GatewayError
 from towline.gateway.client import GatewayClient
@@ -117,7 +117,7 @@ def carried_on(client: GatewayClient) -> list[int]:
     journal, end = status["journal"], status["end"]
     rows = client.read(journal, status["consumers"].get("spark", status["first"]), end)
     numbers = [int(payload) for batch in rows for payload in batch.column("payload").to_pylist()]
-    client.commit("spark", end, journal=journal)
+    commit(client, "spark", end)
     return numbers
 
 

@@ -15,7 +15,7 @@ import pytest
 from mqtt5 import ConnectPacket
 
 from tests.conftest import NewMosquitto
-from tests.helpers import wait_until
+from tests.helpers import commit, wait_until
 from tests.integration.gateway.conftest import NewGateway, payloads, publish
 from tests.integration.gateway.test_outbox import save
 from towline import Client
@@ -316,7 +316,7 @@ def test_a_full_journal_holds_back_and_loses_nothing(new_mosquitto: NewMosquitto
         status = gateway.status()
         for batch in gateway.client.read(status["journal"], len(seen), status["end"]):
             seen.extend(int(payload.split()[0]) for payload in batch.column("payload").to_pylist())
-        gateway.client.commit("test", len(seen), journal=status["journal"])
+        commit(gateway.client, "test", len(seen))
         return len(seen) >= 2000
 
     wait_until(drain, 60)
@@ -372,10 +372,9 @@ def test_ack_after_kafka_waits_for_the_consumers(mosquitto: Mosquitto, new_gatew
     publish(mosquitto, range(10))
     status = gateway.until(journaled=10)
     assert status["unacknowledged"] == 10
-    gateway.client.open("test")
-    gateway.client.commit("test", 4, journal=status["journal"])
+    commit(gateway.client, "test", 4)
     gateway.until(unacknowledged=6)
-    gateway.client.commit("test", 10, journal=status["journal"])
+    commit(gateway.client, "test", 10)
     gateway.until(unacknowledged=0)
 
 

@@ -90,7 +90,6 @@ def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
     [
         lambda client: client.status(),
         lambda client: client.open("default"),
-        lambda client: client.commit("default", 1, journal="j"),
         lambda client: client.incarnation(1),
         lambda client: client.forget("default"),
         lambda client: client.outbox(0),

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from tests.helpers import wait_until
+from tests.helpers import commit, wait_until
 from tests.unit.gateway.serving import Served, error_of, raw, rows, served
 from towline import errors
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, TowlineError
@@ -219,7 +220,7 @@ def test_a_failing_commit_is_told_to_the_process_and_the_reader(
 
 def test_status_holds_the_account(server: Served, client: GatewayClient) -> None:
     server.add(10)
-    client.commit("default", 4, journal=server.journal.journal_id)
+    commit(client, "default", 4)
     status = client.status()
     wanted = {"name": "plant", "journal": server.journal.journal_id, "first": 0, "end": 10, "committed": 4}
     assert {key: status[key] for key in wanted} == wanted
@@ -230,16 +231,17 @@ def test_status_holds_the_account(server: Served, client: GatewayClient) -> None
 
 def test_commit_of_another_journal_is_fenced(client: GatewayClient) -> None:
     with pytest.raises(Fenced):
-        client.commit("default", 0, journal="abc")
+        client.wait(replace(client.open("default"), journal="abc"), 0, timeout_s=0)
 
 
 def test_commit_beyond_the_end_is_refused(server: Served, client: GatewayClient) -> None:
     with pytest.raises(GatewayError, match="TL-G06"):
-        client.commit("default", 1, journal=server.journal.journal_id)
+        commit(client, "default", 1)
+    assert dict(server.journal.consumers) == {"default": 0}
 
 
 def test_forget_drops_a_consumer(server: Served, client: GatewayClient) -> None:
-    client.commit("old", 0, journal=server.journal.journal_id)
+    commit(client, "old", 0)
     client.forget("old")
     assert dict(server.journal.consumers) == {}
 
@@ -247,10 +249,10 @@ def test_forget_drops_a_consumer(server: Served, client: GatewayClient) -> None:
 def test_the_watermark_of_those_who_stay_is_told(server: Served, client: GatewayClient) -> None:
     """Acknowledgements may wait for it, and nobody commits any more where no message comes without them."""
     server.add(10)
-    client.commit("gone", 2, journal=server.journal.journal_id)
-    client.commit("spark", 10, journal=server.journal.journal_id)
+    commit(client, "gone", 2)
+    commit(client, "spark", 10)
     client.forget("gone")
-    assert server.commits == [2, 2, 10]
+    assert server.commits == [0, 2, 0, 2, 10]
 
 
 def test_a_consumer_that_is_read_is_not_forgotten(server: Served, client: GatewayClient) -> None:

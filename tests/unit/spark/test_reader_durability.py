@@ -219,7 +219,7 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path, copied_
             table(stream, before, at)
         here = at["gateways"]["plant"]
         with GatewayClient(server.location) as client, pytest.raises(Fenced, match="TL-G26"):
-            client.commit("default", 20, journal=here["journal"], incarnation=here["incarnation"])
+            client.wait(client.open("default"), 20, timeout_s=0, incarnation=here["incarnation"])
         assert server.journal.consumers["default"] == 0
         assert server.journal.first == 0
         stream.stop()
