@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -27,6 +28,8 @@ from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervisor import Supervisor
 from towline.errors import ConfigError, GatewayUnreachable
 from towline.gateway.clients import end_client, note_client
+from towline.gateway.endpoint import GatewayEndpoint
+from towline.processes import ProcessMark
 
 
 @pytest.fixture
@@ -118,6 +121,30 @@ def test_a_gateway_that_was_drained_is_not_started_again(
     child.join(20)
     assert not child.is_alive()
     assert (len(starts), child.fatal and child.fatal.code) == ((1, "TL-G55") if how else (2, None))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_bridge_ends_its_gateway_and_no_process_that_has_its_pid_here(
+    state: BridgeState, stopping: threading.Event, tmp_path: Path, elsewhere: bool
+) -> None:
+    """In a container that was made anew the bridge has the pid it had, and what it left behind tells of pids there."""
+    line = read(GOOD, tmp_path).lines[0]
+    supervisor = GatewaySupervisor(line, "towline.toml", state, tmp_path / "log", stopping)
+    directory = line.gateway.state_dir
+    directory.mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        there = ProcessMark.of(other.pid)
+        host = f"{there.host}-before" if elsewhere else there.host
+        left = GatewayEndpoint("grpc+unix:///none", there.pid, there.started, host, "plant", "j", 1, "now")
+        replace(left, owner_pid=os.getpid()).write(directory)
+        ending = threading.Thread(target=supervisor.end)
+        ending.start()
+        try:
+            wait_until(lambda: other.poll() is not None or not ending.is_alive(), what="the end of either")
+            assert (other.poll() is None) is elsewhere
+        finally:
+            other.kill()
+            ending.join()
 
 
 def test_what_becomes_of_messages_while_kafka_is_away(
