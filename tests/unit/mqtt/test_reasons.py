@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from mqtt5 import ConnAckReasonCode, PubAckReasonCode
+from typing import Any
 
+import mqtt5
+import pytest
+from mqtt5 import ConnAckPacket, ConnAckReasonCode, DisconnectPacket, DisconnectReasonCode, PubAckReasonCode
+
+from tests.unit.mqtt.sessions import online, only, receive
+from towline.errors import Unreachable
 from towline.mqtt import reasons
+from towline.mqtt.events import Close
+from towline.mqtt.handshake import connection_refused
+
+
+def codes(kind: Any) -> dict[str, int]:
+    """The codec's name of each code of a packet."""
+    return {name: int(code) for name, code in vars(kind).items() if name.isupper()}
 
 
 def test_named_codes_are_those_of_the_standard() -> None:
@@ -13,3 +26,57 @@ def test_named_codes_are_those_of_the_standard() -> None:
     assert int(ConnAckReasonCode.QUALITY_NOT_SUPPORTED) == reasons.QOS_NOT_SUPPORTED
     assert int(ConnAckReasonCode.USE_ANOTHER_SERVER) == reasons.USE_ANOTHER
     assert int(ConnAckReasonCode.SERVER_MOVED) == reasons.MOVED
+
+
+#: The codec's words where they are not the standard's.
+SHORT = {"client id": "client identifier", "packet id ": "packet identifier ", "receive max ": "receive maximum "}
+SHORT |= {"max connect": "maximum connect", "subscription ids": "subscription identifiers", "quality": "qos"}
+SHORT |= {"re authenticate": "re-authenticate", "normal disconnection": "success"}
+
+
+def test_every_code_is_told_in_the_words_of_the_standard() -> None:
+    kinds = [kind for name, kind in vars(mqtt5).items() if name.endswith("ReasonCode")]
+    every = {(name, code) for kind in kinds for name, code in codes(kind).items() if not name.startswith("GRANTED")}
+    assert len(every) > 40
+    for name, code in every:
+        words = name.replace("_", " ").lower()
+        for short, long in SHORT.items():
+            words = words.replace(short, long)
+        assert reasons.reason_words(code).lower() == words, hex(code)
+    assert reasons.reason_words(0x7E) == "unknown reason"
+
+
+#: What MQTT 5 section 3.14.2.1 lets a server say of a packet of ours; of the others no message is to blame.
+ABOUT_A_PACKET = {"UNSPECIFIED_ERROR", "MALFORMED_PACKET", "PROTOCOL_ERROR", "IMPLEMENTATION_SPECIFIC_ERROR"}
+ABOUT_A_PACKET |= {"NOT_AUTHORIZED", "TOPIC_NAME_INVALID", "TOPIC_ALIAS_INVALID", "PACKET_TOO_LARGE"}
+ABOUT_A_PACKET |= {"PAYLOAD_FORMAT_INVALID", "RETAIN_NOT_SUPPORTED", "QOS_NOT_SUPPORTED"}
+
+
+@pytest.mark.parametrize(("name", "code"), codes(DisconnectReasonCode).items())
+def test_a_disconnect_counts_against_a_message_where_it_may_be_about_one(name: str, code: int) -> None:
+    """One that makes the broker end the connection is found by it (`towline.mqtt.suspects`)."""
+    session = online()
+    close = only(receive(session, DisconnectPacket(reason_code=DisconnectReasonCode(code))), Close)
+    assert session.cut is (name in ABOUT_A_PACKET)
+    assert (close.fatal, close.again_at_once) == (name == "SERVER_MOVED", False)
+
+
+#: What the next try would meet again.
+FOR_GOOD = {"MALFORMED_PACKET", "PROTOCOL_ERROR", "UNSUPPORTED_PROTOCOL_VERSION", "CLIENT_ID_NOT_VALID"}
+FOR_GOOD |= {"BAD_USER_NAME_OR_PASSWORD", "NOT_AUTHORIZED", "BANNED", "BAD_AUTHENTICATION_METHOD"}
+FOR_GOOD |= {"PACKET_TOO_LARGE", "SERVER_MOVED"}
+#: What a user has to look at.
+ADVICE = {"CLIENT_ID_NOT_VALID": "client_id", "BAD_USER_NAME_OR_PASSWORD": "password_file", "BANNED": "operator"}
+ADVICE |= {"NOT_AUTHORIZED": "access rules", "UNSUPPORTED_PROTOCOL_VERSION": "protocol =", "PACKET_TOO_LARGE": "Size"}
+
+
+@pytest.mark.parametrize(("name", "code"), [one for one in codes(ConnAckReasonCode).items() if one[1]])
+def test_a_refused_connect_is_tried_again_unless_it_is_for_good(name: str, code: int) -> None:
+    packet = ConnAckPacket(reason_code=ConnAckReasonCode(code), reason_str="it says\nso")
+    close = connection_refused(packet, "line")
+    assert (close.fatal, close.again_at_once) == (name in FOR_GOOD, False)
+    assert close.version_refused is (name == "UNSUPPORTED_PROTOCOL_VERSION")
+    assert isinstance(close.error, Unreachable) is not close.fatal
+    assert ADVICE.get(name, "") in str(close.error)
+    assert f"(0x{code:02X})" in str(close.error)
+    assert "\n" not in str(close.error)

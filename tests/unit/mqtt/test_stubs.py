@@ -109,14 +109,14 @@ def test_256_mb_pass_without_being_held(version: int) -> None:
 def test_properties_larger_than_any_limit_pass_too() -> None:
     pairs = [("k", "v" * 60_000)] * 40
     data = publish(
-        1, PAYLOAD, user_properties=pairs, topic_alias=3, content_type="c", message_expiry_interval=5
+        1, PAYLOAD, user_properties=pairs, topic_alias=0x0304, content_type="c", message_expiry_interval=5
     ).write()
     decoder, items = Decoder(LIMIT), list[Item]()
     for at in range(0, len(data), 7_001):
         items += decoder.feed(data[at : at + 7_001])
     (stub,) = published(items)
     assert isinstance(stub, Stub)
-    assert stub.topic_alias == 3
+    assert stub.topic_alias == 0x0304
     assert dict(stub.user_properties)["towline-properties"] == "40"
     assert dict(stub.user_properties)["towline-sha256"] == sha256(PAYLOAD).hexdigest()
 
