@@ -13,11 +13,25 @@ from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, Pub
 
 from tests.helpers import read_all
 from towline.mqtt.codec import encode
-from towline.mqtt.events import Acknowledged, Action, Send, Token
+from towline.mqtt.events import (
+    Acknowledged,
+    Action,
+    Event,
+    Lost,
+    Opened,
+    Publish,
+    PublishMany,
+    Received,
+    Send,
+    SessionConfig,
+    Stop,
+    Token,
+)
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import Outbound
 from towline.mqtt.reasons import CUT
-from towline.mqtt.suspects import STRIKES, Suspects
+from towline.mqtt.session import Session
+from towline.mqtt.suspects import STRIKES, Culprits, Suspects
 
 
 @dataclass
@@ -175,3 +189,122 @@ def test_an_answer_clears() -> None:
     assert suspects.careful
     suspects.answered(2)
     assert not suspects.careful
+
+
+class Line:
+    """A session of a publisher, with `Culprits` beside it as the downlink has it."""
+
+    def __init__(self, *others: Token) -> None:
+        """`others` are messages of somebody else."""
+        self.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
+        self.culprits = Culprits(lambda token: token not in others)
+        self.culprits.attach(self.session)
+        self.fates: dict[Token, int] = {}
+
+    def handle(self, event: Event, now: float) -> list[Token]:
+        """Tokens of the messages that leave."""
+        left: list[Token] = []
+        for action in self.session.handle(event, now):
+            if isinstance(action, Send):
+                left += [int(p.payload) for p in read_all(action.data) if isinstance(p, PublishPacket)]
+            elif isinstance(action, Acknowledged):
+                self.fates[action.token] = action.reason
+                self.culprits.answered(action.token)
+        return left
+
+    def connect(self, now: float) -> list[Token]:
+        return self.handle(Opened(), now) + self.handle(Received([ConnAckPacket(session_present=True)]), now)
+
+    def pace(self, now: float) -> list[Token] | None:
+        """What leaves where something changed; None where nothing has."""
+        return self.handle(PublishMany(()), now) if self.culprits.pace(self.session, now) else None
+
+    def publish(self, now: float, *messages: int, qos: int = 1) -> list[Token]:
+        many = [Publish(token, OutboundMessage("t", b"%d" % token, qos=qos)) for token in messages]
+        return self.handle(PublishMany(many), now)
+
+    def end(self, now: float, event: Event | None = None) -> Token | None:
+        self.handle(event or Lost(), now)
+        return self.culprits.ended(self.session, now)
+
+
+def suspecting() -> Line:
+    """Two connections in a row ended with the same messages unanswered, and it is online again at 100."""
+    line = Line()
+    for now in (10.0, 20.0):
+        line.connect(now)
+        line.publish(now, *([] if line.culprits._suspects.cuts else [1, 2]))
+        assert line.end(now + 1) is None
+    assert line.culprits.careful
+    assert line.connect(100.0) == []
+    return line
+
+
+def test_the_first_message_waits_for_quiet_and_the_next_for_its_answer() -> None:
+    line = suspecting()
+    assert line.pace(100.0) is None
+    due = line.culprits.due(line.session)
+    assert due is not None
+    assert 100.0 < due <= 105.0
+    assert line.pace((100.0 + due) / 2) is None
+    assert line.pace(due) == [1]
+    assert (line.pace(due), line.culprits.due(line.session)) == (None, None)
+    assert line.handle(Received([PubAckPacket(1)]), due) == [2]
+    assert line.culprits.careful
+    line.handle(Received([PubAckPacket(2)]), due)
+    assert line.pace(due) == []
+    assert line.publish(due, 3, 4, 5) == [3, 4, 5], "nobody is suspected any more"
+    assert (line.pace(due), line.culprits.due(line.session)) == (None, None)
+
+
+def test_the_time_of_quiet_begins_with_each_connection() -> None:
+    line = suspecting()
+    line.pace(100.0)
+    due = line.culprits.due(line.session)
+    line.end(100.5)
+    assert line.pace(101.0) is None, "there is no connection"
+    assert line.connect(200.0) == []
+    line.pace(200.0)
+    assert due is not None
+    assert line.culprits.due(line.session) == due + 100.0
+
+
+def test_the_message_is_given_up_after_three_ends_alone_and_told_with_the_next_connection() -> None:
+    line = suspecting()
+    for now in (100.0, 200.0, 300.0):
+        line.pace(now)
+        due = line.culprits.due(line.session)
+        assert due is not None
+        assert line.pace(due) == [1]
+        assert line.end(due + 1) == (1 if now == 300.0 else None)
+        assert line.connect(now + 100) == ([2] if now == 300.0 else [])
+    assert line.fates == {1: CUT}
+
+
+@pytest.mark.parametrize(
+    ("others", "qos_0", "after_s", "event", "found"),
+    [
+        ((), False, 4.9, None, 1),
+        ((), False, 5.0, None, None),  # long after it has left
+        ((), False, 1.0, Stop(), None),  # it is us who ended it
+        ((), True, 1.0, None, None),  # something without an answer left beside it
+        ((2,), False, 1.0, None, None),  # it is not alone
+        ((1,), False, 1.0, None, None),  # it is somebody else's
+    ],
+)
+def test_an_end_proves_nothing_unless_it_follows_one_message_at_once(
+    others: tuple[int, ...], qos_0: bool, after_s: float, event: Event | None, found: Token | None
+) -> None:
+    line = Line(*others)
+    verdicts = []
+    for now in (100.0, 200.0, 300.0):
+        if now == 100.0:
+            line.connect(now)
+            line.publish(now, *sorted({1, *others}))
+        else:
+            line.session.outbound.limit = None
+            line.connect(now)
+        if qos_0:
+            line.publish(now, 9, qos=0)
+        verdicts.append(line.end(now + after_s, event))
+    assert verdicts == [None, None, found]
