@@ -1,0 +1,268 @@
+"""The downlink's turns: back-pressure, expiry, when it is due, which rows have to stay, a disk without room."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mqtt5 import DisconnectPacket, DisconnectReasonCode, PubAckPacket, PubAckReasonCode
+
+from tests.unit.delivery.test_outbound import Line
+from tests.unit.journal.support import FillingDisk
+from towline.delivery import outbound as module
+from towline.delivery.outbound import Outcome
+from towline.delivery.outrows import arrived, rows_of
+from towline.delivery.refused import RefusedMessages
+from towline.errors import JournalFull
+from towline.mqtt import suspects
+from towline.mqtt.events import Flying, Lost, Received
+
+#: Microseconds since 1970, and seconds of the clock that never goes back.
+WALL_US = 1_700_000_000_000_000
+
+
+class Clock:
+    """Both clocks, as a test sets them."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def wall_ns(self) -> int:
+        return (WALL_US + int((self.now - 1000.0) * 1e6)) * 1000
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    set_by_test = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: set_by_test.now)
+    monkeypatch.setattr(time, "time_ns", set_by_test.wall_ns)
+    return set_by_test
+
+
+def arrive(line: Line, *expiries: int | None, age_s: int = 0, qos: int = 1) -> None:
+    """Messages that came `age_s` ago; of each the seconds after which nobody wants it."""
+    first = line.outbox.end
+    messages: list[dict[str, Any]] = [
+        {"topic": "d", "payload": b"%d" % number, "qos": qos, "message_expiry_seconds": expiry}
+        for number, expiry in enumerate(expiries, first)
+    ]
+    line.outbox.append(arrived(rows_of(messages), WALL_US - age_s * 1_000_000))
+
+
+def test_nothing_more_is_handed_over_while_the_transport_holds_much(tmp_path: Path) -> None:
+    """[I7]."""
+    line = Line(tmp_path, 0)
+    line.connect()
+    arrive(line, None)
+    line.downlink.turn(unsent=module._MOST_UNSENT)
+    assert line.sent == []
+    line.downlink.turn(unsent=module._MOST_UNSENT - 1)
+    assert len(line.sent) == 1
+
+
+def test_an_expiry_counts_from_the_arrival_and_what_is_left_of_it_leaves(tmp_path: Path, clock: Clock) -> None:
+    """[MQTT-3.3.2-6]."""
+    line = Line(tmp_path, 0)
+    arrive(line, 60, None, 20, 21, age_s=20)
+    assert line.connect() == [0, 1, 3], "one is too old"
+    assert [packet.message_expiry_interval for packet in line.sent] == [40, None, 1]
+    assert line.downlink.status()["expired"] == 1
+    line.downlink.flush()
+    line.outbox.journal.close()
+    clock.now += 10
+    again = Line(tmp_path, 0)
+    assert again.connect() == [0, 1, 3], "they may have come: with the packet id, and for a last second"
+    assert [packet.message_expiry_interval for packet in again.sent] == [30, None, 1]
+
+
+@pytest.mark.parametrize(("age_s", "left"), [(29, [0, 1, 2]), (30, []), (19, [0, 1, 2, 3]), (21, [0, 1, 2])])
+def test_the_line_s_own_limit_holds_beside_a_message_s(
+    tmp_path: Path, clock: Clock, age_s: int, left: list[int]
+) -> None:
+    outcomes: list[tuple[int, Outcome]] = []
+    line = Line(tmp_path, 0, max_age_s=30, on_outcome=lambda *outcome: outcomes.append(outcome))
+    arrive(line, None, 60, 30, 20, age_s=age_s)
+    assert line.connect() == left
+    assert outcomes == [(number, Outcome.EXPIRED) for number in range(4) if number not in left]
+
+
+def test_what_expires_while_it_is_put_off_lets_the_next_go(tmp_path: Path, clock: Clock) -> None:
+    line = Line(tmp_path, 0)
+    arrive(line, 2, None)
+    line.connect(window=1)
+    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
+    assert line.sent == []
+    clock.now += 3
+    line.downlink.turn()
+    line.downlink.turn()
+    assert line.drain() == [1]
+    assert line.downlink.status()["expired"] == 1
+
+
+def test_a_turn_is_due_when_the_clock_alone_has_something_to_do(tmp_path: Path, clock: Clock) -> None:
+    line = Line(tmp_path, 2, topics=2)
+    line.connect()
+    assert line.downlink.due() is None
+    line.answer()
+    due = line.downlink.due()
+    assert due is not None
+    assert 0 < due - clock.now <= 1, "what is done reaches the disk"
+    clock.now = due
+    line.downlink.turn()
+    assert line.downlink.due() is None
+    arrive(line, None)
+    line.downlink.turn()
+    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
+    line.downlink.flush()
+    assert line.downlink.due() == clock.now + 1.0, "what was put off"
+    line.end(Lost())
+    assert line.downlink.due() is None, "nothing by the clock without a connection"
+
+
+def test_while_one_is_suspected_a_turn_is_due_after_the_time_of_quiet(tmp_path: Path, clock: Clock) -> None:
+    line = Line(tmp_path, 2)
+    for _ in range(2):
+        line.connect()
+        line.end(Lost())
+    line.downlink.flush()
+    assert line.connect() == []
+    due = line.downlink.due()
+    assert due is not None
+    assert due > clock.now
+    clock.now = due
+    line.downlink.turn()
+    assert [int(packet.payload) for packet in line.sent] == [0], "one at a time"
+    line.answer()
+    assert [int(packet.payload) for packet in line.sent] == [1]
+
+
+def test_a_call_of_another_thread_is_answered_in_the_next_turn(tmp_path: Path) -> None:
+    line = Line(tmp_path, 1)
+    line.connect()
+    line.answer(PubAckReasonCode.NOT_AUTHORIZED)
+    line.downlink.turn()
+    shown = line.downlink.ask(lambda refused: refused.page(0)["end"])
+    wrong = line.downlink.ask(lambda refused: refused.nothing)  # type: ignore[attr-defined]
+    assert not shown.done()
+    line.downlink.turn()
+    assert shown.result() == 1
+    assert isinstance(wrong.exception(), AttributeError)
+    late = line.downlink.ask(RefusedMessages.close)
+    line.downlink.close()
+    assert late.cancelled()
+
+
+def test_the_oldest_row_that_has_to_stay(tmp_path: Path, clock: Clock) -> None:
+    line = Line(tmp_path, 6, topics=6)
+    oldest = {"nobody has taken one": line.downlink.oldest}
+    line.connect(window=3)
+    oldest["three are under way"] = line.downlink.oldest
+    reasons = {"delivered": 0, "refused, and not kept yet": 0x87, "put off": 0x97}
+    for packet, (what, reason) in zip(line.sent[:3], reasons.items(), strict=True):
+        line.handle(Received([PubAckPacket(packet.packet_id or 0, reason_code=PubAckReasonCode(reason))]))
+        oldest[what] = line.downlink.oldest
+    line.downlink.turn()
+    for packet in line.sent[3:]:
+        line.handle(Received([PubAckPacket(packet.packet_id or 0)]))
+    oldest["put off, and no other"] = line.downlink.oldest
+    assert oldest == {
+        "nobody has taken one": None,
+        "three are under way": 0,
+        "delivered": 1,
+        "refused, and not kept yet": 1,
+        "put off": 1,
+        "put off, and no other": 2,
+    }
+
+
+@pytest.mark.parametrize(("qos", "oldest"), [(1, None), (2, 0)])
+def test_a_packet_id_of_qos_1_alone_needs_no_row_to_be_given_back(tmp_path: Path, qos: int, oldest: int | None) -> None:
+    line = Line(tmp_path, 1, qos=qos)
+    line.connect()
+    line.end(Lost())
+    line.downlink._dispatch.open.clear()  # as far as the disk knows
+    assert line.downlink.oldest == oldest
+
+
+def test_progress_is_told_once_a_turn_that_brought_any(tmp_path: Path) -> None:
+    told = []
+    line = Line(tmp_path, 3, on_progress=lambda: told.append(1))
+    line.connect()
+    assert told == []
+    line.answer()
+    line.downlink.turn()
+    assert told == [1]
+
+
+def test_qos_0_leaves_without_room_on_the_disk_and_then_nothing_does(tmp_path: Path, clock: Clock) -> None:
+    """A crash may lose it, and does not double it."""
+    disk = FillingDisk()
+    line = Line(tmp_path, 1, qos=0, disk=disk)
+    disk.full = True
+    assert line.connect() == [0]
+    assert line.log.codes == ["TL-J02"]
+    due = line.downlink.due()
+    assert due is not None
+    disk.full = False
+    arrive(line, None, qos=0)
+    line.sent.clear()
+    line.downlink.turn()
+    assert line.sent == [], "held back"
+    clock.now += 1
+    line.downlink.turn()
+    assert [int(packet.payload) for packet in line.sent] == [1]
+    line.end(Lost())
+    assert line.connect() == []
+
+
+def test_without_room_qos_1_leaves_and_qos_2_does_not(tmp_path: Path) -> None:
+    """[I10]: a packet id of QoS 2 is durable before its PUBLISH."""
+    disk = FillingDisk()
+    line = Line(tmp_path, 1, disk=disk)
+    disk.full = True
+    assert line.connect() == [0]
+    with pytest.raises(JournalFull):
+        line.downlink.perform(Flying((), {2: 0}, ()))
+    assert list(line.outbox.flights) == []
+
+
+@pytest.mark.parametrize(("before", "told"), [((), 0), ((50,), 51), ((50, 100), None)])
+def test_a_message_larger_than_any_that_was_taken_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, ...], told: int | None
+) -> None:
+    """MQTT 3.x has no Maximum Packet Size: a broker may end the connection there."""
+    monkeypatch.setattr(suspects, "_QUIET_S", 0.0)
+    line = Line(tmp_path, 0)
+    for size in (*before, 60):
+        line.outbox.append(arrived(rows_of([{"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}]), 0))
+    line.connect()
+    line.handle(Received([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:-1]]))
+    for _ in range(3):
+        line.end(Received([DisconnectPacket(reason_code=DisconnectReasonCode.PACKET_TOO_LARGE)]))
+        line.connect()
+    facts = line.log.facts["TL-M47"]
+    assert (facts["number"], facts["bytes"], facts.get("larger_than_any_taken")) == (len(before), 61, told)
+
+
+def test_a_message_that_was_sent_a_second_time_goes_on_after_a_crash(tmp_path: Path) -> None:
+    """Its owner waits for a receipt, and the broker for its PUBREL or the same packet again [MQTT-4.4.0-1]."""
+
+    def line(messages: int) -> Line:
+        return Line(tmp_path, messages, qos=2, mark=lambda number, _: [("n", str(number))])
+
+    before = line(1)
+    before.connect()
+    before.answer()
+    before.downlink.send_again([(0, 1)], lambda _: True)
+    before.downlink.turn()
+    before.downlink.send_again([(0, 1)], lambda _: True)
+    before.downlink.turn()
+    (sent,) = before.sent
+    assert (sent.payload, sent.user_properties) == (b"0", [("n", "0")])
+    before.downlink.flush()
+    before.outbox.journal.close()
+    after = line(0)
+    assert after.connect() == [0]
+    assert [(packet.packet_id, packet.duplicate) for packet in after.sent] == [(sent.packet_id, True)]
