@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, rows, segments, served
 from towline.errors import JournalDamaged, JournalError
@@ -224,6 +225,21 @@ def test_a_kind_that_is_not_known_is_an_error(tmp_path: Path, kind: int) -> None
     assert len(last.read_bytes()) == len(before) + frame.size
 
 
+def test_a_flag_that_is_not_known_is_an_error(tmp_path: Path) -> None:
+    """A newer Towline means something by it."""
+    journal = opened(tmp_path)
+    fill(journal, 3)
+    crash(journal)
+    frame = encode(Kind.SESSION, epoch=1, first=3, durable=0, payload=b"{}")
+    content = bytearray(b"".join(map(bytes, frame.buffers)))
+    content[6] = 1
+    content[44:48] = crc32c(content[48:], crc32c(content[:44])).to_bytes(4, "little")
+    with segments(tmp_path)[-1].open("ab") as file:
+        file.write(content)
+    with pytest.raises(JournalError, match=r"kind 3, flags 1, which this Towline doesn't know.*TL-J09"):
+        opened(tmp_path)
+
+
 def test_a_section_that_is_not_known_is_an_error(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     payload = rows(0, 1).serialize()
@@ -287,11 +303,15 @@ def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) 
     path = segments(tmp_path)[1]
     position, header = layout(path)[-1]
     with opened(tmp_path, SMALL) as journal:
-        other = encode(Kind.SESSION, epoch=1, first=header.first, durable=0, payload=bytes(header.size - 48))
-        assert other.size == header.size
-        with path.open("r+b") as file:
-            file.seek(position)
-            file.writelines(map(bytes, other.buffers))
+        for kind in (77, Kind.SESSION):
+            other = encode(kind, epoch=1, first=header.first, durable=0, payload=bytes(header.size - 48))  # type: ignore[arg-type]
+            assert other.size == header.size
+            with path.open("r+b") as file:
+                file.seek(position)
+                file.writelines(map(bytes, other.buffers))
+            if kind == 77:
+                with pytest.raises(JournalError, match=r"a frame of kind 77, which this Towline doesn't know.*TL-J09"):
+                    served(journal, header.first - 1, header.end)
         lost = rf"rows {header.first:,} to {header.end:,} are missing at its end.*TL-J05"
         with pytest.raises(JournalDamaged, match=lost):
             served(journal, header.first - 1, header.end)

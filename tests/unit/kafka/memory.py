@@ -103,7 +103,7 @@ class MemoryKafka:
         topics: By name, the number of partitions.
         configs: By name, what differs from Kafka's own settings.
         log: By topic and partition, what is committed; None for the record that ends a transaction.
-        calls: Names of all calls so far, in order, but those of ``looking`` at a cluster.
+        calls: Names of all calls so far, in order.
         decide: By the name of a call, what becomes of the next ones; then they succeed.
     """
 

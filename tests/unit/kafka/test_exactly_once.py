@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import Failure, Killed, MemoryKafka, kafka_in_memory, numbers
 from towline.errors import KafkaError
+from towline.kafka import screening
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Task
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for, place_of
 from towline.kafka.markers import BEFORE_FIRST, Marker, MarkerStep, MarkerTotals, TaskRefusal
@@ -105,6 +106,29 @@ def test_the_limits_of_topics_are_asked_for_anew_after_a_refusal(memory: MemoryK
     memory.fail("commit_transaction", kafka.INCONSISTENT)
     write(sink(), 2, 3)
     assert memory.calls.count("describe_configs") == before + 1
+
+
+def test_the_limits_of_topics_are_believed_for_a_while_and_that_one_is_missing_never(memory: MemoryKafka) -> None:
+    of, asked = kafka.settings(), memory.calls
+
+    def names() -> list[str]:
+        return sorted(screening.facts_of(of, ["t", "u"]))
+
+    assert names() == ["t"]
+    memory.topics["u"] = 1
+    assert names() == ["t", "u"]
+    looks = asked.count("describe_configs")
+    memory.now += 299
+    assert (names(), asked.count("describe_configs")) == (["t", "u"], looks)
+    memory.now += 2
+    del memory.topics["t"]
+    assert names() == ["u"], "an old answer would let records pass to a topic that is gone"
+    screening.forget(replace(of, servers="elsewhere"))
+    looks = asked.count("describe_configs")
+    assert (screening.facts_of(of, ["u"])["u"].partitions, asked.count("describe_configs")) == (1, looks)
+    screening.forget(of)
+    names()
+    assert asked.count("describe_configs") == looks + 1
 
 
 def test_what_stops_a_batch_ends_its_transaction(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,9 @@ def test_strings_count_as_their_bytes() -> None:
 
 
 def test_a_full_spool_says_what_to_do() -> None:
-    with Spool(0, 100) as spool, pytest.raises(KafkaError, match="more than 100 bytes") as caught:
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": "h:1", "spoolMemoryBytes": "0", "spoolDiskBytes": "100"})
+    spool = Spool(settings.spool_memory, settings.spool_disk)
+    with spool, pytest.raises(KafkaError, match="more than 100 bytes") as caught:
         spool.fill([batch([(None, b"x" * 1000)])])
     assert caught.value.code == "TL-K23"
     assert "spoolDiskBytes" in caught.value.do
