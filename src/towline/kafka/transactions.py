@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline.kafka import faults
+from towline.kafka.columns import Rows
 from towline.kafka.faults import TransactionVerdict
 from towline.kafka.producers import KafkaProducer, QueueStuck
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from towline.errors import KafkaError
-    from towline.kafka.columns import Rows
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
@@ -118,17 +118,16 @@ class Transactional(KafkaProducer):
         """
         try:
             self.send(rows)
-        except QueueStuck as problem:
-            raise self._judged("to send", problem) from None
-        except faults.FOREIGN as problem:
+        except (QueueStuck, *faults.FOREIGN) as problem:
             raise self._judged("to send", problem) from None
 
     def mark(self, topic: str, partition: int, key: str, marker: Marker | None) -> None:
         """Write a marker in the same transaction; None removes it."""
         value = None if marker is None else marker.to_json()
+        record = (topic, value, key.encode(), partition)
         try:
-            self._producer.produce(topic, value, key.encode(), partition)
-        except (BufferError, *faults.FOREIGN) as problem:
+            self.send(Rows(1, len(value or b""), frozenset({topic}), iter([record])))
+        except (QueueStuck, *faults.FOREIGN) as problem:
             raise self._judged("to write its marker", problem) from None
 
     def commit(self) -> None:

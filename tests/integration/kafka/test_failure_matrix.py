@@ -125,6 +125,12 @@ def test_a_zombie_that_is_still_sending_stops(kafka: Kafka, sink_id: str) -> Non
     newer.close()
 
 
+def test_the_last_record_takes_the_last_place_in_the_queue(kafka: Kafka, sink_id: str) -> None:
+    one = sink(kafka, sink_id, kafka__queue__buffering__max__messages="1")
+    assert one.deliver(Task(0, batch=0, query=QUERY), counted(0, 5)).rows == 5
+    assert account(committed(kafka, sink_id), 5) == (0, 0)
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("step", "outcome"),

@@ -26,6 +26,7 @@ from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.columns import Rows
 from towline.kafka.faults import TransactionVerdict
+from towline.kafka.markers import Marker
 from towline.kafka.producers import QueueStuck
 from towline.kafka.transactions import Indefinite, Starting, Transactional, take
 
@@ -159,6 +160,23 @@ def test_a_record_that_the_client_refuses_stops_the_query_and_its_transaction(me
     with pytest.raises(KafkaError, match="TL-K05"):
         producer.write(rows(2))
     producer.close()
+    assert memory.calls.count("abort_transaction") == 1
+
+
+def test_a_marker_waits_for_room_as_its_records_do(memory: MemoryKafka) -> None:
+    """The last record may have taken the last place."""
+    memory.topics["m"] = 1
+    producer, client = begun(memory, 1)
+    memory.fail("produce", BufferError("Local: Queue full"), BufferError("Local: Queue full"))
+    producer.mark("m", 0, "s/0", Marker(0, 1))
+    producer.commit()
+    assert [Marker.from_json(value or b"") for value in memory.committed("m")] == [Marker(0, 1)]
+    producer, client = begun(memory, 2)
+    client.room = 1
+    before = memory.now
+    with pytest.raises(Indefinite, match=r"to write its marker: .*takes records too slowly"):
+        producer.mark("m", 0, "s/0", Marker(1, 1))
+    assert memory.now - before >= 60
     assert memory.calls.count("abort_transaction") == 1
 
 
