@@ -246,9 +246,9 @@ def passes(problem: BaseException) -> bool:
     return name_of(problem) in _PASSING
 
 
-def is_fatal(problem: BaseException) -> bool:
-    """Whether `produce` raised because of an earlier fatal error, which it does not name (rd_kafka_fatal_error)."""
-    return name_of(problem) == "_FATAL"
+def is_unnamed(problem: BaseException) -> bool:
+    """Whether `produce` raised because of an earlier error, fatal or for an abort, which it does not name."""
+    return name_of(problem) in {"_FATAL", "_STATE"}
 
 
 def is_state(problem: BaseException) -> bool:
@@ -291,8 +291,9 @@ def failed(servers: str, doing: str, problem: BaseException, first: Iterable[tup
     """
     name, why = name_of(problem), reason(problem)
     for topic, error in first:
-        name, why = name_of(error), f'{reason(error)} (topic "{topic}")'
-        break
+        if not name_of(error).startswith("_PURGE"):  # what the abort itself drops tells nothing
+            name, why = name_of(error), f'{reason(error)} (topic "{topic}")'
+            break
     return KafkaError(
         "TL-K20", servers, f"the transaction failed {doing}: {why}", f"{_ADVICE.get(name, '')} {KEPT}".strip()
     )

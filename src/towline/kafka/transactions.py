@@ -178,8 +178,8 @@ class Transactional(KafkaProducer):
         return Indefinite(faults.gave_up(servers, problem))
 
     def _cause(self, problem: BaseException) -> BaseException:
-        """`produce` says only that there was a fatal error; a transactional call says which."""
-        if faults.is_fatal(problem):
+        """`produce` says only that there was an error; a transactional call says which."""
+        if faults.is_unnamed(problem):
             try:
                 self._producer.begin_transaction()
             except faults.FOREIGN as known:

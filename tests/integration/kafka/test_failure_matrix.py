@@ -28,7 +28,7 @@ from towline.kafka.delivery import Delivered, Task
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, delivery_for
 from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.kafka.options import SinkSettings
-from towline.kafka.transactions import Transactional
+from towline.kafka.transactions import Indefinite, Transactional, take
 from towline_prove.devstack import Kafka
 
 ROOT = Path(__file__).parents[3]
@@ -123,6 +123,23 @@ def test_a_zombie_that_is_still_sending_stops(kafka: Kafka, sink_id: str) -> Non
     assert caught.value.code == "TL-K19"
     zombie.close()
     newer.close()
+
+
+def test_a_broker_refuses_a_record_amid_its_batch(kafka: Kafka, topic: NewTopic) -> None:
+    """The limits were changed since they were looked at. `produce` says "state", and not why; nobody waits for it."""
+    name = topic(config={"max.message.bytes": "1000"})
+    one = sink(kafka, name)
+    producer = take(one.settings, f"towline.{name}.0", {})
+    producer.begin()
+    batch = pa.record_batch({"value": pa.array([os.urandom(2000)])})
+
+    def send() -> None:
+        producer.write(one.columns.rows(batch))
+
+    with pytest.raises(Indefinite, match=r"to send: .*essage size too large.*Raise the topic's.*TL-K20"):
+        wait_until(send, what="word from Kafka")
+    assert settled(kafka.bootstrap, name, 5.0), "its transaction is aborted"
+    producer.close()
 
 
 def test_the_last_record_takes_the_last_place_in_the_queue(kafka: Kafka, sink_id: str) -> None:

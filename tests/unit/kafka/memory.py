@@ -28,7 +28,9 @@ __all__ = [
     "FATAL",
     "FENCED",
     "INCONSISTENT",
+    "PURGED",
     "REFUSED",
+    "SPOILT",
     "STATE",
     "TIMED_OUT",
     "TRANSPORT",
@@ -69,6 +71,14 @@ TRANSPORT = raised("_TRANSPORT", "Failed to get metadata: Local: Broker transpor
 UNKNOWN = raised("UNKNOWN")
 #: A record that a broker refused, as its delivery report has it.
 REFUSED = ClientError(ClientError.MSG_SIZE_TOO_LARGE)
+#: And what it says of the transaction from there on.
+SPOILT = raised(
+    "MSG_SIZE_TOO_LARGE",
+    "ProduceRequest for t [0] with 4 message(s) failed: Broker: Message size too large (broker 1 PID{Id:15,Epoch:0})",
+    txn_requires_abort=True,
+)
+#: A record that was not sent, as the report has it that an abort brings.
+PURGED = ClientError(ClientError._PURGE_QUEUE)
 
 
 class Failure(NamedTuple):
@@ -238,7 +248,8 @@ class MemoryProducer:
 
     def abort_transaction(self, timeout: float) -> None:
         with self.kafka.call("abort_transaction", timeout):
-            self.queue, self.state = [], "ready"
+            self.refuse(PURGED)
+            self.state = "ready"
 
     def refuse(self, error: ClientError = REFUSED) -> None:
         """Let what waits fail, one by one, as a broker does that refuses it; reports come with the next `poll`."""

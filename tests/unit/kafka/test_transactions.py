@@ -13,6 +13,7 @@ from tests.unit.kafka.memory import (
     FATAL,
     FENCED,
     INCONSISTENT,
+    SPOILT,
     STATE,
     TIMED_OUT,
     TRANSPORT,
@@ -136,6 +137,26 @@ def test_a_transaction_is_aborted_when_its_producer_is_let_go_amid_it_and_not_af
     memory.fail("abort_transaction", TIMED_OUT)
     producer.close()  # the next `init_transactions` aborts it too
     assert memory.calls[-2:] == ["purge", "flush"]
+
+
+@pytest.mark.parametrize(
+    ("reported", "told"),
+    [(True, r'size too large \(topic "t"\)'), (False, r"4 message\(s\) failed: Broker: Message size too large")],
+)
+def test_what_broke_a_transaction_amid_its_rows_is_told_and_it_is_aborted(
+    memory: MemoryKafka, reported: bool, told: str
+) -> None:
+    """`produce` says only that the state is wrong. What the abort drops may be reported before what was refused."""
+    producer, client = begun(memory, 1)
+    if reported:
+        client.refuse()
+        producer.write(rows(2))
+    memory.fail("produce", STATE)
+    memory.fail("begin_transaction", SPOILT)
+    with pytest.raises(Indefinite, match=rf"failed to send: .*{told}.*Raise the topic's max") as caught:
+        producer.write(rows(3))
+    assert told_by(caught.value) == ("TL-K20", True)
+    assert memory.calls.count("abort_transaction") == 1
 
 
 @pytest.mark.parametrize(
