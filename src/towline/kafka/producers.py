@@ -126,7 +126,9 @@ class KafkaProducer:
         """Hand rows to librdkafka, in order; waits while its queue is full.
 
         Raises:
-            KafkaError: TL-K05 or TL-K06 for a record the client refuses, TL-K02 when the queue stays full.
+            KafkaError: TL-K05 or TL-K06 for a record the client refuses.
+            QueueStuck: The queue stays full.
+            KafkaException, SystemError: A fatal error; the client is unusable.
         """
         produce = self._producer.produce
         with _without_collector():
@@ -155,6 +157,9 @@ class KafkaProducer:
         raise QueueStuck
 
     def _refused(self, record: Record, problem: BaseException) -> Exception:
+        """A record the client refuses is a KafkaError; a client that can do nothing any more speaks for itself."""
+        if faults.is_state(problem):
+            raise problem
         limit = self._settings.client.get("message.max.bytes", _MESSAGE_MAX_BYTES)
         return faults.refused(self._settings.servers, record, limit, problem)
 

@@ -198,12 +198,6 @@ class Transactional(KafkaProducer):
         self.abort()
         super().close()
 
-    def _refused(self, record: Any, problem: BaseException) -> Exception:
-        """A record the client refuses is a KafkaError; a client that can do nothing any more speaks for itself."""
-        if faults.is_state(problem):
-            raise problem
-        return super()._refused(record, problem)
-
 
 def take(settings: SinkSettings, transactional_id: str, more: Mapping[str, str]) -> Transactional:
     """A new producer, started.

@@ -94,7 +94,7 @@ def test_a_queue_that_stays_full_fails_the_task_with_what_is_not_confirmed(memor
         sink("at_least_once").deliver(Task(0), numbers(1, 2))
 
 
-@pytest.mark.parametrize(("call", "problem"), [("flush", kafka.FATAL), ("flush", kafka.DEAD)])
+@pytest.mark.parametrize(("call", "problem"), [("produce", kafka.FATAL), ("flush", kafka.DEAD)])
 def test_a_client_that_gave_up_fails_the_task(memory: MemoryKafka, call: str, problem: BaseException) -> None:
     memory.fail(call, problem)
     with pytest.raises(KafkaError, match="TL-K07"):
@@ -141,7 +141,7 @@ def test_rows_that_kafka_refused_are_lost_and_the_others_are_not(memory: MemoryK
     assert memory.committed("t") == [b"3", b"4"]
 
 
-@pytest.mark.parametrize("problem", [FULL])
+@pytest.mark.parametrize("problem", [FULL, kafka.FATAL, kafka.DEAD])
 def test_where_sending_stops_the_rest_is_lost(memory: MemoryKafka, problem: BaseException) -> None:
     """Two rows are sent; the third is not, nor the fifth, which comes in the batch after."""
     memory.fail("produce", None, None, *[problem] * 1000)
