@@ -378,11 +378,14 @@ def test_markers_are_held_against_the_commit_log(
     assert batch_origin(of, str(checkpoint)) == origin, "once in a process is enough"
 
 
+@pytest.mark.parametrize("before", [None, 3])
 def test_a_marker_that_does_not_show_yet_is_waited_for(
-    memory: MemoryKafka, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    memory: MemoryKafka, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, before: int | None
 ) -> None:
     """Kafka answers a commit before its control records are everywhere."""
     memory.topics[MARKERS], memory.configs[MARKERS] = 1, {"cleanup.policy": "compact"}
+    if before is not None:
+        mark(Marker(before, 1, writer="q"))
     memory.undecided = 3
     slept = memory.sleep
 
