@@ -262,6 +262,7 @@ def test_a_task_beyond_the_parallelism_leaves_word(
         mark(before)
     with pytest.raises(KafkaError, match=code):
         write(sink(), batch, 1, partition=2)
+    assert {producer.id for producer in memory.producers} == {"towline.s.0"}, "whoever writes there now is fenced"
     assert marker() == left
     with pytest.raises(KafkaError, match=code):
         write(sink(), batch, 1)
