@@ -120,6 +120,69 @@ def test_what_is_being_tried_again_is_not_handed_over_twice() -> None:
     assert list(plan.ready(100.0, 10)) == []
 
 
+def test_the_oldest_is_the_smallest_that_is_under_way_or_waits() -> None:
+    plan = dispatch()
+    oldest = [plan.oldest]
+    for number in (4, 5, 7):
+        plan.hand_over(number, "a", 1)
+    plan.answered(5, QUOTA, 0.0)
+    plan.admit(6, "a")
+    oldest.append(plan.oldest)
+    plan.answered(4, 0, 0.0)
+    oldest.append(plan.oldest)
+    plan.drop(5, "a")
+    oldest.append(plan.oldest)
+    assert plan.waiting == 1
+    assert list(plan.ready(1.0, 10)) == [6]
+    assert [*oldest, plan.oldest] == [None, 4, 5, 6, 7]
+
+
+def test_while_all_is_handed_over_that_may_be_nothing_is_due() -> None:
+    plan = dispatch(most_open=2)
+    for number in (0, 1):
+        plan.hand_over(number, "a", 1)
+    plan.answered(0, QUOTA, 5.0)
+    assert plan.due() == 6.0
+    plan.hand_over(2, "b", 1)
+    assert plan.due() is None, "after an answer"
+    plan.answered(2, 0, 5.0)
+    assert list(plan.ready(6.0, 10)) == [0]
+    plan.hand_over(0, "a", 1)
+    plan.answered(1, 0, 6.0)
+    assert plan.due() is None, "it is being tried again"
+
+
+def test_what_is_ready_waits_again_behind_one_of_its_topic_that_was_put_off_meanwhile() -> None:
+    plan = dispatch()
+    for number in (0, 9):
+        plan.hand_over(number, "a", 1)
+    plan.answered(0, QUOTA, 0.0)
+    plan.admit(1, "a")
+    assert list(plan.ready(1.0, 10)) == [0]
+    plan.hand_over(0, "a", 1)
+    plan.answered(0, 0, 1.0)
+    assert not plan.wait_again(1, "b")
+    plan.answered(9, QUOTA, 1.0)
+    (ready,) = plan.ready(1.0, 10)
+    assert plan.wait_again(ready, "a")
+    plan.validate()
+    assert (plan.waiting, plan.oldest) == (2, 1)
+    assert list(plan.ready(2.0, 10)) == [1]
+    assert not plan.wait_again(1, "a"), "it is the first of them now"
+
+
+def test_so_many_wait_before_nothing_new_is_handed_over() -> None:
+    plan = dispatch()
+    plan.hand_over(0, "a", 1)
+    plan.answered(0, QUOTA, 0.0)
+    rooms = [plan.room]
+    for number in range(1, 20):
+        plan.admit(number, "a")
+        rooms.append(plan.room)
+    assert rooms == [True] * 19 + [False]
+    assert not plan.full, "what waited may still go"
+
+
 class Delivery(RuleBasedStateMachine):
     """An outbox of numbered messages on a few topics, a session without loss, and a moody broker."""
 
