@@ -6,6 +6,7 @@ import pytest
 from mqtt5 import (
     ConnAckPacket,
     PubAckPacket,
+    PubAckReasonCode,
     PubCompPacket,
     PublishPacket,
     PubRecPacket,
@@ -18,7 +19,7 @@ from tests.helpers import read_all
 from towline.mqtt.codec import Packet, encode
 from towline.mqtt.events import Acknowledged, Action, Flying, Send, Token
 from towline.mqtt.message import OutboundMessage
-from towline.mqtt.outbound import Outbound, Phase, Unexpected
+from towline.mqtt.outbound import LONGEST_EXPIRY, MAX_PACKET_ID, Outbound, Phase, Unexpected
 
 
 def connected(window: int = 10, connack: ConnAckPacket | None = None) -> Outbound:
@@ -278,3 +279,170 @@ def test_an_expiry_counts_down_while_a_message_waits() -> None:
     assert isinstance(first, PublishPacket)
     assert isinstance(second, PublishPacket)
     assert (first.message_expiry_interval, second.message_expiry_interval) == (30, 1)
+
+
+@pytest.mark.parametrize(
+    ("expires_at", "interval"), [(0.0, 1), (99.9, 1), (100.1, 1), (101.5, 2), (160.0, 60), (1e12, LONGEST_EXPIRY)]
+)
+def test_an_interval_is_what_is_left_rounded_up_within_what_can_be_said(expires_at: float, interval: int) -> None:
+    outbound = connected()
+    outbound.publish(1, OutboundMessage("t", qos=1, message_expiry_interval=7), expires_at)
+    (packet,) = sent(outbound.actions(now=100.0))
+    assert isinstance(packet, PublishPacket)
+    assert packet.message_expiry_interval == interval
+
+
+def test_a_message_sent_again_says_what_is_left_of_its_expiry_then() -> None:
+    outbound = connected()
+    outbound.publish(1, OutboundMessage("t", qos=1, message_expiry_interval=60), 160.0)
+    list(outbound.actions(now=100.0))
+    for resumed in (True, False):
+        outbound.disconnected()
+        outbound.connected(ConnAckPacket(session_present=resumed), 10, resumed=resumed)
+        (again,) = sent(outbound.actions(now=130.0))
+        assert isinstance(again, PublishPacket)
+        assert (again.message_expiry_interval, again.duplicate) == (30, resumed)
+
+
+def test_our_own_limit_lets_so_many_be_without_an_answer() -> None:
+    """QoS 0 has none, and goes on once there is room for it."""
+    outbound = connected()
+    outbound.limit = 1
+    assert len(publish(outbound, 1)) == 1
+    assert publish(outbound, 2, qos=0) == []
+    answer(outbound, PubRecPacket(1))
+    assert publish(outbound, 3) == [], "until PUBCOMP"
+    freed = answer(outbound, PubCompPacket(1))
+    assert [packet.topic for packet in sent(freed) if isinstance(packet, PublishPacket)] == ["t/2", "t/3"]
+    unanswered = [outbound.unanswered]
+    outbound.limit = 0
+    outbound.disconnected()
+    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    assert sent(outbound.actions()) == []
+    unanswered.append(outbound.unanswered)
+    outbound.limit = None
+    assert len(sent(outbound.actions())) == 1
+    assert [*unanswered, outbound.unanswered] == [(3,), (), (3,)], "of what has left on this connection"
+
+
+def test_what_left_is_known_until_the_next_connection() -> None:
+    outbound = connected(window=2)
+    for token in range(3):
+        publish(outbound, token, qos=1)
+    assert (outbound.window, outbound.open_count, outbound.unanswered) == (2, 2, (0, 1))
+    outbound.disconnected()
+    assert (outbound.open_count, outbound.unanswered, len(outbound)) == (0, (0, 1), 3)
+    assert outbound.withdraw() == [2]
+    assert len(outbound) == 2
+
+
+def test_exactly_once_sends_one_until_the_broker_has_answered_it_with_pubrec() -> None:
+    outbound = Outbound(encode, exactly=True)
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    assert len(publish(outbound, 1)) == 1
+    assert publish(outbound, 2) == []
+    outbound.disconnected()
+    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    assert len(sent(outbound.actions())) == 1, "the same one again, of a broker that may be another"
+    assert [type(packet) for packet in sent(answer(outbound, PubRecPacket(1)))] == [PubRelPacket, PublishPacket]
+    assert len(publish(outbound, 3)) == 1
+
+
+def test_exactly_once_sends_no_other_after_one_was_taken_as_less() -> None:
+    outbound = Outbound(encode, exactly=True)
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    publish(outbound, 1)
+    publish(outbound, 2)
+    publish(outbound, 3, qos=1)
+    assert done(answer(outbound, PubAckPacket(1))) == [(1, 0, True)]
+    outbound.disconnected()
+    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    assert sent(outbound.actions()) == []
+
+
+def test_other_qos_is_on_no_trial() -> None:
+    outbound = Outbound(encode, exactly=True)
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    assert [len(publish(outbound, token, qos)) for token, qos in ((1, 1), (2, 2), (3, 0))] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("connack", "reason"),
+    [(ConnAckPacket(max_qos=QoS(1)), 0x9B), (ConnAckPacket(retain_available=False), 0x9A)],
+)
+@pytest.mark.parametrize("received", [False, True])
+def test_what_another_server_can_not_take_again_is_given_up(
+    connack: ConnAckPacket, reason: int, received: bool
+) -> None:
+    """A packet id of QoS 2 is freed all the same; after PUBREC the message is the broker's."""
+    outbound = connected()
+    packet_id = first_id(publish(outbound, 1, retain=True))
+    if received:
+        answer(outbound, PubRecPacket(packet_id))
+    outbound.disconnected()
+    outbound.connected(connack, 10, resumed=True)
+    (pubrel,) = sent(outbound.actions())
+    assert isinstance(pubrel, PubRelPacket)
+    assert done(answer(outbound, PubCompPacket(packet_id))) == [(1, 0 if received else reason, False)]
+    assert len(outbound) == 0
+
+
+@pytest.mark.parametrize(
+    ("qos", "received", "answers"),
+    [(1, False, [(1, 0x100, False)]), (2, True, [(1, 0, True)]), (2, False, [])],
+)
+def test_a_message_that_is_given_up(qos: int, received: bool, answers: list[tuple[Token, int, bool]]) -> None:
+    outbound = connected()
+    packet_id = first_id(publish(outbound, 1, qos))
+    if received:
+        answer(outbound, PubRecPacket(packet_id))
+    outbound.disconnected()
+    outbound.give_up(7, 0x100)
+    outbound.give_up(1, 0x100)
+    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    actions = list(outbound.actions())
+    assert [(a.token, a.reason, a.unsure) for a in actions if isinstance(a, Acknowledged)] == answers
+    assert [type(packet) for packet in sent(actions)] == ([] if answers else [PubRelPacket])
+    if not answers:
+        assert done(answer(outbound, PubCompPacket(packet_id))) == [(1, 0x100, False)]
+
+
+def test_in_order_gives_back_what_would_overtake_a_message_that_is_put_off() -> None:
+    """[MQTT-4.6.0-1]: of its topic and QoS; what has left may come before it."""
+    outbound = connected(window=2)
+    outbound.in_order = True
+    for token, topic, qos in ((1, "a", 1), (2, "a", 1), (3, "a", 1), (4, "b", 1), (5, "a", 2), (6, "a", 1)):
+        outbound.publish(token, OutboundMessage(topic, qos=qos))
+    assert len(sent(outbound.actions())) == 2
+    actions = answer(outbound, PubAckPacket(1, reason_code=PubAckReasonCode.QUOTA_EXCEEDED))
+    assert done(actions) == [(1, 0x97, False), (3, 0x97, False), (6, 0x97, False)]
+    assert [packet.topic for packet in sent(actions) if isinstance(packet, PublishPacket)] == ["b"]
+    assert done(answer(outbound, PubAckPacket(2))) == [(2, 0, False)]
+    outbound.in_order = False
+    outbound.publish(7, OutboundMessage("b", qos=1))
+    assert done(answer(outbound, PubAckPacket(3, reason_code=PubAckReasonCode.QUOTA_EXCEEDED))) == [(4, 0x97, False)]
+
+
+def test_every_packet_id_can_be_in_use_and_no_more() -> None:
+    outbound = Outbound(encode)
+    outbound.reserved.update(range(1, MAX_PACKET_ID))
+    assert outbound.new_id() == MAX_PACKET_ID
+    outbound.reserved.add(MAX_PACKET_ID)
+    with pytest.raises(AssertionError, match="packet ids"):
+        outbound.new_id()
+
+
+def test_a_negative_answer_to_what_nobody_knows_is_no_question() -> None:
+    assert answer(connected(), PubRecPacket(9, reason_code=PubRecReasonCode.QUOTA_EXCEEDED)) == []
+
+
+def test_qos_1_is_noted_beside_qos_2_where_ids_are_durable() -> None:
+    outbound = Outbound(encode, durable=True)
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    for token, qos in ((7, 2), (8, 1), (9, 0)):
+        outbound.publish(token, OutboundMessage("t", qos=qos))
+    flying, publishes, acknowledged = list(outbound.actions())
+    assert (flying, acknowledged) == (Flying((), {1: 7}, (), {2: 8}), Acknowledged(9, 0))
+    assert len(sent([publishes])) == 3
+    outbound.publish(10, OutboundMessage("t", qos=0))
+    assert not [action for action in outbound.actions() if isinstance(action, Flying)]

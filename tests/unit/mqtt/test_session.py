@@ -458,3 +458,166 @@ def test_a_resumed_session_may_deliver_before_suback() -> None:
     session.handle(Opened(), 0.0)
     actions = receive(session, ConnAckPacket(session_present=True), message(1))
     assert only(actions, Deliver).first == 0
+
+
+# Ends of a connection, and what the next one begins with
+
+
+def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:
+    session = Session(CONFIG, KNOWN)
+    session.probing = True
+    session.handle(Opened(), 0.0)
+    actions = receive(session, ConnAckPacket(session_present=True))
+    assert only(actions, Close) == Close(None, again_at_once=True, answered=True)
+    assert [type(packet) for packet in sent(actions)] == [DisconnectPacket]
+    assert session.record is not None
+    assert session.record.subscriptions == {"a/#": -1, "b": -1}, "asked for anew, as its answer was not seen"
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(None, True), (28, True), (27, False)])
+def test_a_subscription_longer_than_the_broker_takes_does_not_leave(limit: int | None, fits: bool) -> None:
+    """[MQTT-3.2.2-15]."""
+    session = Session(replace(CONFIG, filters=(replace(A, pattern="a" * 20),)))
+    session.handle(Opened(), 0.0)
+    actions = receive(session, ConnAckPacket(max_packet_size=limit))
+    if fits:
+        assert [type(packet) for packet in sent(actions)] == [SubscribePacket]
+        return
+    close = only(actions, Close)
+    assert (close.fatal, sent(actions)) == (True, [])
+    assert "takes packets of 27 bytes, our subscription has 28" in str(close.error)
+
+
+def test_a_connack_in_which_no_answer_fits_ends_the_connection() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 0.0)
+    close = only(receive(session, ConnAckPacket(max_packet_size=3)), Close)
+    assert close.fatal
+    assert "TL-M16" in str(close.error)
+
+
+def test_what_the_server_does_not_offer_is_told_before_it_is_asked_for() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 0.0)
+    actions = receive(session, ConnAckPacket(wildcard_subscription_available=False))
+    assert [type(packet) for packet in sent(actions)] == [DisconnectPacket]
+    close = only(actions, Close)
+    assert close.fatal
+    assert "TL-M17" in str(close.error)
+
+
+@pytest.mark.parametrize("items", [[ConnAckPacket()], [], None])
+def test_a_connection_that_broke_is_told_by_what_had_come(items: list[ConnAckPacket] | None) -> None:
+    """An end in place of CONNACK may be a broker that does not speak the version."""
+    session = Session(CONFIG, KNOWN)
+    session.handle(Opened(), 0.0)
+    if items is not None:
+        receive(session, *items)
+    close = session.broke("broker")
+    session.handle(Lost(), 2.0)
+    assert (close.unanswered, close.again_at_once, close.fatal) == (not items, False, False)
+    assert session.cut is bool(items), "of one that was taken in a message may be to blame"
+    assert ("TL-M05" if items else "TL-M03") in str(close.error)
+
+
+@pytest.mark.parametrize(("held", "lost"), [({}, False), ({7: Held(3, 1)}, True)])
+def test_a_session_that_held_nothing_is_not_lost(held: dict[int, Held], lost: bool) -> None:
+    """Brokers may keep none without subscriptions; one that was never confirmed was never there."""
+    for record in (replace(KNOWN, subscriptions={}), SessionRecord("plant-7")):
+        session = Session(CONFIG, record, 5, held)
+        session.handle(Opened(), 0.0)
+        actions = receive(session, ConnAckPacket())
+        assert any(isinstance(action, SessionLost) for action in actions) is (lost and record.established)
+
+
+def test_nothing_that_comes_behind_the_end_of_a_connection_counts() -> None:
+    session = online()
+    actions = receive(session, DisconnectPacket(), message(1), ConnAckPacket())
+    assert [type(action) for action in actions] == [Close]
+    assert session.inbound.next_number == 0
+
+
+def test_a_broker_s_answers_to_nothing_end_a_run_of_them() -> None:
+    session = online(replace(CONFIG, filters=()), replace(KNOWN, subscriptions={}))
+    for token in range(3):
+        session.handle(Publish(token, outgoing(message(1))), 1.0)
+    wrong = [mqtt5.PubRecPacket(2), mqtt5.PubRecPacket(1), mqtt5.PubRecPacket(3)]  # they are of QoS 1
+    actions = receive(session, *wrong)
+    assert isinstance(only(actions, Close).error, ProtocolViolation)
+    assert len(session.outbound) == 3
+
+
+def test_an_unsuback_is_judged_by_what_was_asked_for() -> None:
+    record = replace(KNOWN, subscriptions=KNOWN.subscriptions | {"old": 1, "older": 1})
+    session = Session(CONFIG, record)
+    session.handle(Opened(), 0.0)
+    (asked,) = sent(receive(session, ConnAckPacket(session_present=True)))
+    assert isinstance(asked, UnsubscribePacket)
+    assert receive(session, UnsubAckPacket(asked.packet_id + 1, [UnsubAckReasonCode.SUCCESS])) == []
+    actions = receive(session, UnsubAckPacket(asked.packet_id, [UnsubAckReasonCode.SUCCESS]))
+    assert isinstance(only(actions, Close).error, ProtocolViolation)
+
+
+def test_a_suback_that_answers_an_unsubscribe_is_a_violation() -> None:
+    session = Session(replace(CONFIG, filters=(A,)), KNOWN)
+    session.handle(Opened(), 0.0)
+    (asked,) = sent(receive(session, ConnAckPacket(session_present=True)))
+    assert isinstance(asked, UnsubscribePacket)
+    assert isinstance(only(receive(session, granted(asked.packet_id, 1)), Close).error, ProtocolViolation)
+
+
+class Method:
+    """An authenticator of one challenge."""
+
+    method = "PLAIN"
+
+    def __init__(self, *, sound: bool = True) -> None:
+        self.sound = sound
+
+    def start(self) -> bytes:
+        return b"first"
+
+    def challenge(self, data: bytes) -> bytes:
+        if not self.sound:
+            raise ValueError("not the broker")
+        return b"to " + data
+
+    def finish(self, data: bytes) -> None:
+        if data != b"proof":
+            raise ValueError("proves nothing")
+
+
+def challenge() -> mqtt5.AuthPacket:
+    code = mqtt5.AuthReasonCode.CONTINUE_AUTHENTICATION
+    return mqtt5.AuthPacket(reason_code=code, authentication_method="PLAIN", authentication_data=b"you")
+
+
+def authenticating(method: Method | None) -> Session:
+    session = Session(replace(CONFIG, authenticator=method), KNOWN)
+    session.handle(Opened(), 0.0)
+    return session
+
+
+@pytest.mark.parametrize("proof", [b"proof", b"other", None])
+def test_a_broker_is_trusted_with_its_proof_alone(proof: bytes | None) -> None:
+    session = authenticating(Method())
+    (answer,) = sent(receive(session, challenge()))
+    assert isinstance(answer, mqtt5.AuthPacket)
+    assert answer.authentication_data == b"to you"
+    connack = ConnAckPacket(session_present=True, authentication_method="PLAIN", authentication_data=proof)
+    actions = receive(session, connack)
+    if proof == b"proof":
+        assert only(actions, Online).resumed
+        return
+    close = only(actions, Close)
+    assert close.fatal
+    assert "proves nothing" in str(close.error)
+
+
+def test_a_challenge_that_fails_or_that_nobody_asked_for_ends_the_connection() -> None:
+    close = only(receive(authenticating(Method(sound=False)), challenge()), Close)
+    assert close.fatal
+    assert "TL-M28" in str(close.error)
+    close = only(receive(authenticating(None), challenge()), Close)
+    assert isinstance(close.error, ProtocolViolation)
+    assert not close.fatal

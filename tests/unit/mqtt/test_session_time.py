@@ -134,7 +134,10 @@ def test_no_connack_in_time_is_an_error() -> None:
     session = Session(CONFIG)
     session.handle(Opened(), 5.0)
     assert session.deadline() == 15.0
-    assert "no CONNACK within 10 s" in str(only(session.handle(Tick(), 15.0), Close).error)
+    assert session.handle(Tick(), 14.9) == []
+    close = only(session.handle(Tick(), 15.0), Close)
+    assert "no CONNACK within 10 s" in str(close.error)
+    assert (close.unanswered, close.again_at_once, close.fatal) == (True, False, False)
 
 
 def test_a_connack_byte_by_byte_has_the_same_time() -> None:
