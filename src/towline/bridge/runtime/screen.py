@@ -46,7 +46,7 @@ def _gateway_trouble(view: LineView) -> str:
     account = view.account
     if account is not None and account.away:
         return "; ".join(account.away)
-    if view.status.get("state") not in ("online", "connected"):
+    if view.status.get("state") != "online":
         return f"broker {view.status.get('state', 'offline')}"
     return f"held back: {view.status['held_back']}" if view.status.get("held_back") else ""
 
