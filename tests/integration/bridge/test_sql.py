@@ -21,7 +21,7 @@ from towline.bridge.deadletters.remap import Mapper, row_of
 from towline.bridge.lines.sql import DeadLetterTarget, literal
 from towline.bridge.uplink.counting import COUNTS, KEPT
 from towline.bridge.uplink.sql import apply, expressions, level_sql, matches
-from towline.bridge.uplink.working import SAME
+from towline.bridge.uplink.working import REASON, SAME
 from towline.guarantee import Guarantee
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts
@@ -209,6 +209,17 @@ def test_what_no_route_takes_has_no_key(spark: SparkSession) -> None:
     for name in ("__route", *SAME):
         frame = frame.withColumn(name, F.expr(columns[name]))
     assert [tuple(row) for row in frame.select(*SAME).collect()] == [("t/a", "same", None), ("x/a", None, 7)]
+
+
+def test_without_a_key_a_message_is_a_letter_where_that_alone_tells_a_repeat(spark: SparkSession) -> None:
+    keyed = {"topic": "t", "dedupe": {"key": "{mqtt.user.id}"}}
+    tables = ({"from": "a", "qos": 1}, {"from": "b", "promise": "at_least_once"}, {"from": "c"})
+    routes = [RouteSection.model_validate({**keyed, **one}).compile(Guarantee.EXACTLY_ONCE) for one in tables]
+    sent = [message("a"), message("b"), message("c"), message("a", user_properties=[{"key": "id", "value": "1"}])]
+    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in sent], SPARK_SCHEMA).coalesce(1)
+    for name, text in expressions(routes, DeadLetterTarget("dead", "line"), repeats=True).items():
+        frame = frame.withColumn(name, F.expr(text)) if name.startswith("__") else frame
+    assert [row[REASON] for row in frame.select(REASON).collect()] == ["key_absent", None, None, None]
 
 
 def test_a_topic_that_nothing_takes_stops_the_batch_and_says_so(spark: SparkSession) -> None:
