@@ -180,8 +180,8 @@ class _Gateway:
             return None
         limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
         outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits)
-        if outbox.recovery.note:
-            self._log.warning("outbox repaired", note=outbox.recovery.note)
+        if note := outbox.journal.recovery.note:
+            self._log.warning("outbox repaired", note=note)
         try:
             check_outbox(settings.name, outbox, settings.outbox.checkpoint, settings.outbox.number)
         except BaseException:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from towline.journal.disk import Disk
-    from towline.journal.recovery import Recovery
 
 __all__ = ["PUBLISHED", "RELEASED", "SENT", "Appended", "Batch", "Flight", "Outbox"]
 
@@ -412,11 +411,6 @@ class Outbox:
         for outcome, count in self._outcomes.items():
             ledger[outcome] = ledger.get(outcome, 0) + count
         return ledger
-
-    @property
-    def recovery(self) -> Recovery:
-        """What opening found."""
-        return self.journal.recovery
 
     @property
     def session(self) -> Mapping[str, object]:

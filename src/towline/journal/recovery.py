@@ -43,14 +43,10 @@ class Recovery:
     """What was on disk when a journal was opened.
 
     Attributes:
-        segments: Files with rows.
-        rows: Rows in them, committed ones that are still there included.
         cut_bytes: Bytes of an unfinished write at the end that were cut.
         note: One line for a person when something was cut.
     """
 
-    segments: int
-    rows: int
     cut_bytes: int
     note: str | None
 
@@ -102,7 +98,7 @@ def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
     heads = [_head(directory, name) for name in segment_names(directory)]
     if not heads:
         _remove_unfinished(directory, disk)
-        return RecoveredJournal(JournalState(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, 0, 0, None))
+        return RecoveredJournal(JournalState(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, None))
     chain = _chain(heads)
     _check_schema(directory, chain[-1].snapshot.schema, schema)
     tail = _scan(chain[-1])
@@ -126,10 +122,7 @@ def _sealed(directory: Path, chain: list[_Head], tail: _Tail, disk: Disk) -> Rec
         segments.append(Segment(directory, last.name, size=tail.good, end=state.end, origin=last.origin))
         sequence, previous_bytes = sequence + 1, tail.good
     # a last segment without rows is replaced: the next one takes its number, and its name
-    rows = state.end - segments[0].first if segments else 0
-    return RecoveredJournal(
-        state, segments, sequence, previous_bytes, Recovery(len(segments), rows, tail.cut, _note(last, tail))
-    )
+    return RecoveredJournal(state, segments, sequence, previous_bytes, Recovery(tail.cut, _note(last, tail)))
 
 
 def _note(last: _Head, tail: _Tail) -> str | None:
