@@ -238,7 +238,7 @@ class Broker(contextlib.ExitStack):
             for name, client in [(one, client) for one in counts for client in listening[one]]:
                 for message in _come(client, min(time.monotonic() + _TURN_S, begun + seconds)):
                     counts[name][0] += not message.retain
-                    counts[name][1] += 0 if message.retain else _bytes(message)
+                    counts[name][1] += 0 if message.retain else message.size
         took = time.monotonic() - begun
         return {name: Heard(messages=number, size=size, seconds=took) for name, (number, size) in counts.items()}
 
@@ -385,11 +385,3 @@ def _unacknowledged(client: Client) -> Iterator[Message]:
     """What comes without an acknowledgement, until nothing more does."""
     while (message := client.receive(_SILENCE_S)) is not None:
         yield message
-
-
-def _bytes(message: Message) -> int:
-    """Bytes of topic, payload and properties."""
-    texts = (message.topic, message.content_type or "", message.response_topic or "")
-    pairs = [text for pair in message.user_properties for text in pair]
-    size = len(message.payload or b"") + len(message.correlation_data or b"")
-    return size + sum(len(text.encode()) for text in (*texts, *pairs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Final, Self, TypedDict, Unpack, cast
 
 from towline.errors import Refused, Unreachable
@@ -76,9 +77,9 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Bytes it takes in memory, roughly."""
-        pairs = sum(len(name) + len(value) for name, value in self.user_properties)
-        return _OVERHEAD + len(self.topic) + len(self.payload or b"") + len(self.correlation_data or b"") + pairs
+        """Bytes of topic, payload and properties."""
+        texts = (self.topic, self.content_type or "", self.response_topic or "", *chain(*self.user_properties))
+        return sum(len(text.encode()) for text in texts) + len(self.payload or b"") + len(self.correlation_data or b"")
 
 
 class Arrivals:
@@ -117,12 +118,12 @@ class Arrivals:
                 self.dropped += 1
                 return
         self.waiting.append(message)
-        self._bytes += message.size
+        self._bytes += _OVERHEAD + message.size
 
     def take(self) -> Message:
         """Hand out the first that waits."""
         message = self.waiting.popleft()
-        self._bytes -= message.size
+        self._bytes -= _OVERHEAD + message.size
         if message.qos:
             self._taken[message.number] = message.qos
         return message
@@ -160,7 +161,7 @@ class Arrivals:
                 self.settle(message.number)
             else:
                 self.waiting.append(message)
-                self._bytes += message.size
+                self._bytes += _OVERHEAD + message.size
 
 
 class Properties(TypedDict, total=False):

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from mqtt5 import Will
+from mqtt5 import PublishPacket, Will
 
 from towline import Client, ClientSettings, Filter
 from towline.errors import ConfigError, Refused, Unreachable
 from towline.mqtt.events import Acknowledged
-from towline.net.messages import PublishResult
+from towline.net.messages import Message, PublishResult
 from towline_prove.devstack.ports import free_port
 
 URI = "mqtt://127.0.0.1:1"
@@ -173,6 +173,13 @@ def test_results() -> None:
     assert not nobody.done
     client._end(client._closed())
     assert nobody.done
+
+
+def test_the_size_of_a_message_is_what_it_carries() -> None:
+    pairs = [("é", "1"), ("é", "1")]
+    packet = PublishPacket("plant/ü", b"12345", content_type="text", correlation_data=b"id", user_properties=pairs)
+    assert Message(packet, "plant/ü", 1, 1, lambda _number: None).size == 8 + 5 + 4 + 2 + 2 * 3
+    assert Message(PublishPacket("t", b""), "t", 1, 1, lambda _number: None).size == 1
 
 
 def test_a_receipt_wakes_who_waits() -> None:
