@@ -1,19 +1,17 @@
-"""What is examined: the bridge, the load, and the brokers that its lines go to. Pure but for the files of secrets."""
+"""What is examined: the bridge, the load, and the brokers that its lines go to. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.doctor.table import span
-from towline.gateway.sessions import connection_options, headers_of, password_of
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy
 from towline.mqtt.filters import unshared
-from towline.net.options import ConnectionOptions
 from towline.net.transport import Endpoint
 
 __all__ = ["PROBE", "Case", "LineGateway", "LineLoad", "Target", "filters_of", "targets_of", "within"]
@@ -123,28 +121,16 @@ class Target:
         """A gateway of each line, by the line's name."""
         return {one.line.name: one for one in reversed(self.gateways)}
 
-    def options(self) -> ConnectionOptions:
-        """How to get there.
-
-        Raises:
-            ConfigError: A file of secrets, or the authenticator, can't be used.
-        """
-        settings = self.settings
-        made = connection_options(settings, password_of(settings), headers_of(settings))
-        return replace(made, brokers=(self.endpoint,))
-
 
 def targets_of(bridge: Bridge) -> tuple[Target, ...]:
     """Each broker of a bridge once for each way to it; gateways that run elsewhere by another file are not known."""
-    found: dict[object, list[LineGateway]] = {}
-    where: dict[object, Endpoint] = {}
+    found: dict[tuple[Endpoint, *tuple[object, ...]], list[LineGateway]] = {}
     for line in bridge.lines:
         for settings in line.each_gateway:
             for endpoint in settings.brokers:
                 key = (endpoint, *(getattr(settings, name) for name in _WAY))
                 found.setdefault(key, []).append(LineGateway(line, settings))
-                where[key] = endpoint
-    return tuple(Target(where[key], tuple(gateways), len(found) == 1) for key, gateways in found.items())
+    return tuple(Target(key[0], tuple(gateways), len(found) == 1) for key, gateways in found.items())
 
 
 def filters_of(bridge: Bridge) -> set[str]:

@@ -359,21 +359,15 @@ def _spark(_machine: ThisMachine) -> Iterator[Answer]:
         yield Answer(BROKEN, f"PySpark is {version}; {works}", stops, _INSTALL)
     elif numbers not in _PYSPARK:
         yield Answer(WARNS, f"PySpark is {version}; {works}", "something has changed in it", _INSTALL)
-    elif (problem := _java()) is not None:
-        yield Answer(BROKEN, problem.what, stops, problem.do)
     else:
-        yield Answer(HOLDS, f"PySpark is {version}, and finds a Java that it runs on")
+        from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415 - it loads what needs PySpark
 
-
-def _java() -> SetupError | None:
-    """Why Spark finds no Java that it runs on; None where it does."""
-    from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415 - it loads what needs PySpark
-
-    try:
-        check_java(version=True)
-    except SetupError as error:
-        return error
-    return None
+        try:
+            check_java(version=True)
+        except SetupError as error:
+            yield Answer(BROKEN, error.what, stops, error.do)
+        else:
+            yield Answer(HOLDS, f"PySpark is {version}, and finds a Java that it runs on")
 
 
 CHECKS: Final = (

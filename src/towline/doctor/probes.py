@@ -21,6 +21,7 @@ from towline.doctor.case import PROBE, Case, LineGateway, Target, filters_of
 from towline.doctor.mosquitto import one_session
 from towline.doctor.table import NotAsked, fact
 from towline.errors import BrokerError, ConfigError, SessionUnknown, TowlineError, Unreachable
+from towline.gateway.sessions import connection_options, headers_of, password_of
 from towline.mosquitto_conf import MosquittoConf, read
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import matches, unshared
@@ -141,11 +142,6 @@ class Broker(contextlib.ExitStack):
     def level(self) -> int:
         """Version of the protocol: 5, 4 (3.1.1) or 3 (3.1); raises as `connack`."""
         return self._first.level
-
-    @property
-    def asked_expiry_s(self) -> int:
-        """What a line asks for: were the session a line's, it would be kept as before."""
-        return max(_KEPT_S, *(one.settings.session_expiry_s for one in self.target.gateways))
 
     @fact
     def _first(self) -> Client:
@@ -326,7 +322,8 @@ class Broker(contextlib.ExitStack):
         names = (settings.username, settings.tls.cert_file, settings.authenticator, settings.websocket_headers_file)
         mine = not any(names)  # nothing else can name a session
         (self._sessions if mine else self._unproven).append(client_id := self._name())
-        client = self._client(client_id, expiry_s=self.asked_expiry_s, window=1, adopt=False)
+        expiry_s = max(_KEPT_S, *(one.settings.session_expiry_s for one in self.target.gateways))  # as a line asks for
+        client = self._client(client_id, expiry_s=expiry_s, window=1, adopt=False)
         try:
             return self._opened(client)
         except SessionUnknown as error:
@@ -351,7 +348,8 @@ class Broker(contextlib.ExitStack):
         With an expiry of 0 it ends a session that is there; without `adopt` such a session ends the connection, before
         anything of it is acknowledged.
         """
-        options = self.target.options()
+        gateway = self.target.settings
+        options = connection_options(gateway, password_of(gateway), headers_of(gateway))
         session = options.session
         level = vars(self).get("level", 0)  # what the broker answered to first
         settings = ClientSettings(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.engines.planting import bridge_case
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, rows
+from towline.bridge.runtime import surroundings
 from towline.doctor import machine
 from towline.doctor.case import LineLoad
 from towline.doctor.machine import CHECKS, FileSystem, Spot, ThisMachine, file_system, host_memory, synchronised, syncs
@@ -213,8 +214,8 @@ def test_memory_is_that_of_the_tightest_cgroup(tmp_path: Path) -> None:
 def test_versions_of_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, verdict: Standing) -> None:
     module = types.ModuleType("pyspark")
     module.__dict__["__version__"] = version
+    monkeypatch.setattr(surroundings, "check_java", lambda **_asked: None)
     monkeypatch.setitem(sys.modules, "pyspark", module)
-    monkeypatch.setattr(machine, "_java", lambda: None)
     assert seen(tmp_path, on())["TL-D49"].verdict is verdict
 
 
