@@ -1,16 +1,21 @@
-"""What is examined: the bridge, the load, and the brokers that its lines go to. Pure."""
+"""What is examined: the bridge, the load, and the brokers that its lines go to. Pure but for the sessions on disk."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from towline.bridge.config.model import Bridge, DownLine, Line
+from towline.bridge.config.section import NAME
 from towline.doctor.table import span
+from towline.gateway.clients import MEMBERS
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy
+from towline.journal.recovery import session_in
 from towline.mqtt.filters import unshared
 from towline.net.transport import Endpoint
 
@@ -134,7 +139,28 @@ def targets_of(bridge: Bridge) -> tuple[Target, ...]:
 
 
 def filters_of(bridge: Bridge) -> set[str]:
-    """Every topic filter that a line of the file receives by, also where its gateways run elsewhere."""
+    """Every topic filter that a line receives by: of the file, and of each session that a journal here has.
+
+    A session keeps its subscriptions when the file is narrowed, or its line or member taken out, and queues by them.
+
+    Raises:
+        JournalError: A journal is damaged, or foreign.
+        OSError: A directory or file below the state directory can't be read.
+    """
     said = {route.pattern.filter for line in bridge.uplinks for route in line.routes}
     asked = {one.pattern for line in bridge.uplinks for gateway in line.each_gateway for one in gateway.subscriptions}
-    return {unshared(pattern) for pattern in said | asked}
+    return {unshared(pattern) for pattern in said | asked | _subscribed(bridge.state_dir)}
+
+
+def _subscribed(state_dir: Path) -> set[str]:
+    """What the sessions of all gateways below a state directory are subscribed to."""
+    lines = _named(state_dir)
+    gateways = [*lines, *(member for line in lines for member in _named(line / MEMBERS))]
+    return {pattern for one in gateways for pattern in session_in(one / "inbox").get("subscriptions", ())}
+
+
+def _named(directory: Path) -> list[Path]:
+    """What may be of a line, or a member, in a directory; nothing where there is none."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return [one for one in directory.iterdir() if re.fullmatch(NAME, one.name)]  # not lost+found, of root
+    return []

@@ -1,6 +1,7 @@
 """What probes see of one broker, through the product's own `Client`; each fact is asked for when a check wants it.
 
-Nothing of a line's is touched [I16]: client ids are doctor's own, and no filter of the file takes their topics.
+Nothing of a line's is touched [I16]: client ids are doctor's own, and no filter of the file, nor any that a session of
+a line is subscribed to by its journal, takes their topics.
 Some brokers give all clients of one user the same session, whatever their client ids (Mosquitto:
 ``use_username_as_clientid``): a probe would be in the line's place. So the first connection is made as the line would
 come back: it ends no session, keeps its expiry, acknowledges nothing, and is over when the broker has a session for an
@@ -20,7 +21,7 @@ from towline.bridge.config.model import Line
 from towline.doctor.case import PROBE, Case, LineGateway, Target, filters_of
 from towline.doctor.mosquitto import one_session
 from towline.doctor.table import NotAsked, fact
-from towline.errors import BrokerError, ConfigError, SessionUnknown, TowlineError, Unreachable
+from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
 from towline.gateway.sessions import connection_options, headers_of, password_of
 from towline.mosquitto_conf import MosquittoConf, read
 from towline.mqtt.events import Filter
@@ -182,10 +183,14 @@ class Broker(contextlib.ExitStack):
     def topic(self) -> str:
         """A topic that no line receives, and on which a message has come back; raises NotAsked where there is none."""
         self._pair  # noqa: B018 - asked first
-        topic = probe_topic(filters_of(self.case.bridge), self._word)
+        try:
+            topic = probe_topic(filters_of(self.case.bridge), self._word)
+        except (OSError, ValueError, JournalError) as error:  # ValueError: a segment that was replaced meanwhile
+            why = f"what the session of a line takes is not known, and it might take the probe: {error}"
+            raise NotAsked(why, "Ask as the user that runs the bridge, or mend what can't be read.") from error
         if topic is None:
-            mend = "Narrow the filters of the file, if only in a copy of it for doctor."
-            raise NotAsked("the filters of the file take every topic, so a line would receive the probe", mend)
+            why = "the filters of the file and of the lines' sessions take every topic, so a line would receive the "
+            raise NotAsked(f"{why}probe", "Narrow the filters, and start the line once.")
         try:
             with self._client(self._name(), subscribe=topic) as echo:
                 self._published(topic, b"probe")

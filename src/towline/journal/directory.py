@@ -66,20 +66,18 @@ def _sync_above(directory: Path, disk: Disk) -> None:
 
 
 def segment_names(directory: Path) -> list[Name]:
-    """Return the names of the segments in the order in which they were written.
+    """Return the names of the segments in the order in which they were written; none where there is no directory.
 
     Raises:
         JournalError: TL-J09, a file has a segment's suffix, but not its form of name.
+        OSError: The directory can't be read.
     """
     names = []
-    for path in directory.glob(f"*{SUFFIX}"):
-        match = _PATTERN.fullmatch(path.name)
-        if match is None:
-            raise JournalError(
-                "TL-J09",
-                str(path),
-                "is no segment of a journal of this format",
-                "Move it away, or give another directory.",
-            )
-        names.append(Name(int(match[2]), int(match[1])))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for path in directory.iterdir():  # glob would take one that can't be read for empty
+            if match := _PATTERN.fullmatch(path.name):
+                names.append(Name(int(match[2]), int(match[1])))
+            elif path.name.endswith(SUFFIX):
+                what, do = "is no segment of a journal of this format", "Move it away, or give another directory."
+                raise JournalError("TL-J09", str(path), what, do)
     return sorted(names)

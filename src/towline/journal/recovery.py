@@ -31,11 +31,12 @@ from towline.journal.state import JournalState, Provenance, Snapshot, apply, for
 from towline.journal.writer import full, new_file
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from towline.journal.disk import Disk
 
-__all__ = ["RecoveredJournal", "Recovery", "recover"]
+__all__ = ["RecoveredJournal", "Recovery", "recover", "session_in"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,20 @@ def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
     for head in heads[: len(heads) - len(chain)]:  # removal was not durable yet
         disk.remove(head.path)
     return _sealed(directory, chain, tail, disk)
+
+
+def session_in(directory: Path) -> Mapping[str, Any]:
+    """Return what `Journal.set_session` was given last in a journal, open or not; empty when never, or without one.
+
+    The newest segment alone is read; nothing is locked, and nothing changed.
+
+    Raises:
+        JournalDamaged: TL-J05, it no longer reads as it was written.
+        JournalError: TL-J09, a file is foreign or newer.
+        OSError: Directory or file can't be read.
+    """
+    names = segment_names(directory)
+    return _scan(_head(directory, names[-1])).state.session if names else {}
 
 
 def _sealed(directory: Path, chain: list[_Head], tail: _Tail, disk: Disk) -> RecoveredJournal:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import os
+import pwd
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,10 @@ from towline.doctor.probes import Heard, KeptQueue, probe_topic
 from towline.doctor.table import Finding, NotAsked, Standing
 from towline.errors import Refused, Unreachable
 from towline.gateway.sessions import connection_options, password_of
+from towline.journal import Journal
+from towline.mqtt.events import SessionRecord
 from towline.mqtt.filters import matches
+from towline.schema import ROW_SCHEMA
 
 #: A filter of MQTT, of few words, so that it meets the topics of probes.
 _LEVELS = st.lists(st.sampled_from(["+", "towline-doctor", "$towline-doctor", "w", "a"]), min_size=1, max_size=6)
@@ -57,6 +64,70 @@ def test_a_dollar_topic_only_where_the_file_takes_every_other(filters: set[str],
 def test_shared_filters_and_those_of_gateways_elsewhere_count(tmp_path: Path) -> None:
     lines = UP.replace("telemetry/#", "$share/plant/{tenant}/data/#")
     assert filters_of(bridge_of(tmp_path, "mqtt://127.0.0.1", lines)) == {"+/data/#"}
+
+
+def journal_at(gateway_dir: Path, *filters: str, established: bool = True) -> Journal:
+    """That of a gateway whose session is subscribed to these filters, open."""
+    gateway_dir.mkdir(parents=True)
+    journal = Journal.open(gateway_dir / "inbox", schema=ROW_SCHEMA)
+    journal.set_session(asdict(SessionRecord("c", established, dict.fromkeys(filters, 1))))
+    return journal
+
+
+def test_what_sessions_are_subscribed_to_counts_beside_the_file(tmp_path: Path) -> None:
+    """Of a line of the file, of one that is gone, and of a member that is; open or not. Nothing is touched."""
+    bridge = bridge_of(tmp_path, "mqtt://127.0.0.1")
+    state = bridge.state_dir
+    assert filters_of(bridge) == {"telemetry/#"}
+    with (
+        journal_at(state / "telemetry", "#"),
+        journal_at(state / "gone", "$share/g/a/#", "b"),
+        journal_at(state / "shared" / "members" / "g2", "c/+"),
+    ):
+        journal_at(state / "logs", "d").close()
+        journal_at(state / "lost+found", "e").close()  # no line has such a name
+        (state / "bridge.json").touch()
+        (state / "down" / "outbox").mkdir(parents=True)
+        before = {path: path.stat().st_mtime_ns for path in state.rglob("*")}
+        assert filters_of(bridge) == {"telemetry/#", "#", "a/#", "b", "c/+", "d"}
+        assert {path: path.stat().st_mtime_ns for path in state.rglob("*")} == before
+
+
+@contextlib.contextmanager
+def of_another_user(directory: Path) -> Iterator[None]:
+    """No right to a directory; root, which has any, is somebody else meanwhile."""
+    directory.chmod(0)
+    try:
+        if os.geteuid() == 0:
+            os.seteuid(pwd.getpwnam("nobody").pw_uid)
+        yield
+    finally:
+        os.seteuid(os.getuid())
+        directory.chmod(0o700)
+
+
+@contextlib.contextmanager
+def damaged(directory: Path) -> Iterator[None]:
+    """The newest segment of the journal there has lost all but its first bytes."""
+    [segment] = (directory / "inbox").glob("*.seg")
+    segment.write_bytes(segment.read_bytes()[:100])
+    yield
+
+
+@pytest.mark.parametrize(("hurt", "told"), [(of_another_user, "Permission denied"), (damaged, "TL-J05")])
+def test_where_a_session_cannot_be_known_no_probe_is_sent(
+    tmp_path: Path, hurt: Callable[[Path], contextlib.AbstractContextManager[None]], told: str
+) -> None:
+    one = broker_of(tmp_path)
+    for name in ("topic", "queue", "window"):
+        vars(one).pop(name)
+    vars(one)["_pair"] = None  # whoever published would fail
+    journal_at(one.case.bridge.state_dir / "gone").close()
+    with hurt(one.case.bridge.state_dir / "gone"):
+        found = {code: row for code, row in rows(CHECKS, one).items() if "not asked" in row.because}
+    assert set(found) == {"TL-D03", "TL-D05", "TL-D11", "TL-D12", "TL-D13"}
+    assert all(row.verdict is UNKNOWN for row in found.values())
+    assert all(told in row.because and "as the user that runs the bridge" in row.mend for row in found.values())
 
 
 @pytest.mark.parametrize("lines", [UP, UP_2, DOWN, UP + DOWN])

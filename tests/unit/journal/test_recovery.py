@@ -13,6 +13,7 @@ from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, open
 from towline.errors import JournalDamaged, JournalError
 from towline.journal import Journal, frames
 from towline.journal.frames import Encoded, Header, Kind, encode, intact_at
+from towline.journal.recovery import session_in
 
 
 def layout(path: Path) -> list[tuple[int, Header]]:
@@ -68,8 +69,14 @@ def test_the_last_segment_cut_at_every_byte(memory_path: Path) -> None:
         if not whole:  # the snapshot was durable before the segment had a name
             with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
                 opened(copy)
+            with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
+                session_in(copy)
         else:
+            told = session_in(copy)
+            assert (copy / last.name).stat().st_size == size  # nothing was cut
             with opened(copy) as journal:
+                assert told == journal.session
+                assert session_in(copy) == told  # and who has it open is in nobody's way
                 assert journal.recovery.cut_bytes == size - good
                 assert journal.end == whole[-1].end
                 if size > good:
@@ -80,6 +87,29 @@ def test_the_last_segment_cut_at_every_byte(memory_path: Path) -> None:
                 if size - good in {0, 1, 48}:  # the same rows between two borders
                     journal.append(rows(journal.end, 2))
                     served(journal)
+
+
+def test_the_session_of_a_journal_is_read_beside_who_has_it_open(tmp_path: Path) -> None:
+    """From the newest segment alone, which has all that was before; a place that is none has no session."""
+    assert session_in(tmp_path / "none") == session_in(Path(__file__)) == {}
+    with opened(tmp_path, SMALL) as journal:
+        assert session_in(tmp_path) == {}
+        journal.set_session({"a": 1})
+        fill(journal, 200)
+        assert len(segments(tmp_path)) > 2
+        segments(tmp_path)[0].write_bytes(b"spoilt")
+        assert session_in(tmp_path) == {"a": 1}
+        journal.set_session({"a": 2})
+        fill(journal, 2)
+        assert session_in(tmp_path) == {"a": 2}
+        journal.set_session({})
+        assert session_in(tmp_path) == {}
+
+
+def test_a_directory_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "inbox").symlink_to("inbox")
+    with pytest.raises(OSError, match="symbolic links"):
+        session_in(tmp_path / "inbox")
 
 
 def test_a_tail_of_zeros_or_noise_is_cut(tmp_path: Path) -> None:
@@ -117,6 +147,8 @@ def test_flipped_bits_of_the_last_segment(memory_path: Path) -> None:
         if durable or at == 0:
             with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
                 opened(memory_path)
+            with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
+                session_in(memory_path)
             assert last.read_bytes() == flipped  # nothing was changed
             continue
         with opened(memory_path) as journal:
