@@ -1,4 +1,4 @@
-"""The checks of a broker: what it keeps for a line that is away, and what of MQTT it has and keeps to. Pure."""
+"""The checks of a broker: what it keeps for a line that is away, and what of MQTT it has and keeps to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from towline.doctor.mosquitto import access, expiration_s, number, unwritable
 from towline.doctor.probes import WINDOW, Broker, KeptQueue
 from towline.doctor.table import Answer, Check, Standing, span
 from towline.errors import BrokerError, ConfigError
+from towline.journal.recovery import session_in
 from towline.mqtt.versions import NAMES
 
 if TYPE_CHECKING:
@@ -304,11 +305,7 @@ def _size(one: Broker) -> Iterator[Answer]:
 def _first_start(one: Broker) -> Iterator[Answer]:
     """TL-D23: the broker queues for a client that it knows, so the subscriber has to have been there first."""
     for line, gateway in one.receiving.items():
-        try:
-            begun = any(gateway.settings.inbox.iterdir())
-        except FileNotFoundError:
-            begun = False
-        if not begun:
+        if not session_in(gateway.settings.inbox).get("established"):
             because = f"{one.target.endpoint} keeps nothing for it before: what is published until then is not in "
             because += "Kafka, but for retained messages"
             mend = "Start the line before its publishers."

@@ -349,12 +349,12 @@ def test_the_size_of_a_message(
     assert row("TL-D17", broker_of(tmp_path, lines, conf=conf, **facts)).verdict is verdict
 
 
-def test_a_first_start_is_told_until_the_journal_is_there(tmp_path: Path) -> None:
+def test_a_first_start_is_told_until_a_broker_has_taken_the_line_in(tmp_path: Path) -> None:
     one = broker_of(tmp_path)
     assert row("TL-D23", one).verdict is LIMITED
-    inbox = one.target.settings.inbox
-    inbox.mkdir(parents=True)
-    (inbox / "segment").touch()
+    with journal_at(one.target.settings.state_dir, established=False) as journal:
+        assert row("TL-D23", one).verdict is LIMITED  # no broker has answered yet
+        journal.set_session(asdict(SessionRecord("c", established=True)))
     assert "TL-D23" not in rows(CHECKS, one)
 
 
