@@ -112,7 +112,7 @@ def test_a_last_piece_without_rows_makes_a_batch_whole(shelf: Shelf) -> None:
     sending = Sending(outbox)
     batch = Batch("q/0", 0, attempt="a")
     outbox.append(rows(0, 3), batch, whole=False)
-    outbox.append(rows(10, 2))
+    assert outbox.append(rows(10, 2)) == (2, 5, True, False, -1), "rows of no batch are whole at once"
     assert sending.turn() == [10, 11]
     appended = outbox.append(rows(0, 0), batch, start=3)
     assert (appended.rows, appended.whole) == (3, True)
@@ -163,6 +163,11 @@ def test_a_batch_whose_query_is_gone_makes_room(shelf: Shelf, monkeypatch: pytes
     assert refused
     assert outbox.dropped == 200
     assert sending.left == list(range(400))
+    for _ in range(2):
+        with pytest.raises(JournalError, match="TL-J16"):  # it was only slow, and must begin again
+            outbox.append(rows(200, 20), Batch("gone/0", 0, attempt="a"), start=200)
+        shelf.crash(outbox.journal)
+        outbox = shelf.outbox(limits)
     outbox.close()
 
 

@@ -87,10 +87,12 @@ class Failure(NamedTuple):
     Attributes:
         problem: What is raised.
         done: Kafka did it, and its answer was lost.
+        late: Kafka does it at last when the next producer of that transactional id starts.
     """
 
     problem: BaseException
     done: bool = False
+    late: bool = False
 
 
 class Killed(BaseException):
@@ -126,6 +128,8 @@ class MemoryKafka:
         self.decide: dict[str, Iterator[Failure | BaseException | None]] = {}
         self.producers: list[MemoryProducer] = []
         self.epochs: Counter[str] = Counter()
+        #: By transactional id, what is committed when the next producer of it starts.
+        self.late: dict[str, list[Written]] = {}
         #: How many looks at the ends of a topic still find a transaction that is not decided.
         self.undecided = 0
         #: Records are not confirmed.
@@ -143,15 +147,15 @@ class MemoryKafka:
             cache.clear()
 
     @contextmanager
-    def call(self, name: str, timeout: float = 0.0) -> Iterator[None]:
+    def call(self, name: str, timeout: float = 0.0) -> Iterator[Failure | None]:
         """What is done in this block, unless a test wants the call to fail."""
         if self.killed:
             raise Killed
         self.calls.append(name)
         planned = next(self.decide.get(name, iter(())), None)
         failure = planned if isinstance(planned, Failure) or planned is None else Failure(planned)
-        if failure is None or failure.done:
-            yield
+        if failure is None or failure.done or failure.late:
+            yield failure
         if failure is not None:
             self.now += timeout
             self.killed = isinstance(failure.problem, Killed)
@@ -213,6 +217,7 @@ class MemoryProducer:
         with self.kafka.call("init_transactions", timeout):
             self.kafka.epochs[self.id] += 1
             self.epoch = self.kafka.epochs[self.id]
+            self._write(self.kafka.late.pop(self.id, []))
             self.state = "ready"
 
     def begin_transaction(self) -> None:
@@ -231,20 +236,20 @@ class MemoryProducer:
             self.queue.append(Written(topic, max(partition, 0), key, value))
 
     def commit_transaction(self, timeout: float) -> None:
-        with self.kafka.call("commit_transaction", timeout):
+        with self.kafka.call("commit_transaction", timeout) as failure:
             if self.epoch < self.kafka.epochs[self.id]:
                 raise FENCED
-            if self.state != "ready":  # else it is asked again what became of it
-                self._write()
-            self.state = "ready"
+            queue, self.queue, self.state = self.queue, [], "ready"  # asked again, there is nothing left to commit
+            if failure is not None and failure.late:
+                self.kafka.late[self.id] = queue
+            else:
+                self._write(queue)
 
-    def _write(self) -> None:
-        places = {(record.topic, record.partition) for record in self.queue}
-        for record in self.queue:
+    def _write(self, records: list[Written]) -> None:
+        for record in records:
             self.kafka.log[record.topic, record.partition].append(record)
-        for place in places if self.id else ():
+        for place in {(record.topic, record.partition) for record in records} if self.id else ():
             self.kafka.log[place].append(None)
-        self.queue = []
 
     def abort_transaction(self, timeout: float) -> None:
         with self.kafka.call("abort_transaction", timeout):
@@ -267,7 +272,8 @@ class MemoryProducer:
         if self.kafka.silent:
             self.kafka.now += timeout if self.queue else 0
         elif not self.id:
-            self._write()
+            self._write(self.queue)
+            self.queue = []
         return len(self.queue)
 
     def purge(self, **_: bool) -> None:

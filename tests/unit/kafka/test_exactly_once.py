@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.kafka import memory as kafka
@@ -57,20 +57,19 @@ FATES: Mapping[str, list[Failure | BaseException]] = {
     "commit_transaction": [
         *(kafka.INCONSISTENT, kafka.FENCED, kafka.TIMED_OUT, kafka.UNKNOWN, SystemError("no reason"), Killed()),
         *(Failure(one, done=True) for one in (kafka.TIMED_OUT, kafka.UNKNOWN, SystemError("no reason"), Killed())),
+        *(Failure(one, late=True) for one in (kafka.UNKNOWN, Killed())),
     ],
     "abort_transaction": [kafka.TIMED_OUT, Killed()],
 }
 PASSING = {"TL-K01", "TL-K07", "TL-K19", "TL-K20", "TL-K21"}
 
 
-@settings(deadline=None)  # files and threads
-@given(st.fixed_dictionaries({call: st.lists(st.integers(-4, len(of) - 1), max_size=8) for call, of in FATES.items()}))
-def test_whatever_becomes_of_each_call_every_row_is_there_once(fates: dict[str, list[int]]) -> None:
+def live(fates: Mapping[str, list[Failure | BaseException | None]]) -> None:
     """Spark as it is: a batch runs again until it succeeds, in another process if need be."""
     with kafka_in_memory() as memory:
         memory.topics["t"] = 1
         for call, chosen in fates.items():
-            memory.fail(call, *(None if at < 0 else FATES[call][at] for at in chosen))
+            memory.fail(call, *chosen)
         for batch in range(3):
             done = None
             while done is None:
@@ -86,6 +85,20 @@ def test_whatever_becomes_of_each_call_every_row_is_there_once(fates: dict[str, 
         last = marker()
         assert last is not None
         assert (last.batch, last.totals) == (2, MarkerTotals(15, 0))
+
+
+@pytest.mark.parametrize("after", range(3))
+@pytest.mark.parametrize("call", FATES)
+def test_whatever_becomes_of_a_call_every_row_is_there_once(call: str, after: int) -> None:
+    for fate in FATES[call]:
+        live({call: [*[None] * after, fate]})
+
+
+@given(st.fixed_dictionaries({call: st.lists(st.sampled_from([None, *of]), max_size=8) for call, of in FATES.items()}))
+def test_whatever_becomes_of_all_calls_every_row_is_there_once(
+    fates: dict[str, list[Failure | BaseException | None]],
+) -> None:
+    live(fates)
 
 
 def test_a_batch_gets_three_producers_and_then_spark_decides(memory: MemoryKafka) -> None:
@@ -299,6 +312,7 @@ def test_a_large_batch_gets_more_time_unless_the_cluster_allows_no_more(memory: 
     memory.fail("init_transactions", None, *[kafka.TIMED_OUT] * 100)
     with pytest.raises(KafkaError, match="TL-K01"):
         one.deliver(Task(0, batch=2, query="q"), rows)
+    assert len(memory.producers) == 7, "one that had no answer is not tried with less time"
 
 
 def test_a_stopping_query_ends_its_transactions_and_gives_up_soon(memory: MemoryKafka) -> None:

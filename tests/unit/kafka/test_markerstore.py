@@ -140,6 +140,15 @@ def test_the_last_record_with_the_key_counts_however_far_back_it_is(
         assert reader().read(0) == expected
 
 
+def test_a_marker_near_the_end_is_found_without_reading_the_topic(memory: MemoryKafka) -> None:
+    """Compaction comes late: years of markers may lie before it."""
+    memory.topics[TOPIC] = 1
+    older = Written(TOPIC, 0, b"s/0", OLDER.to_json())
+    memory.log[TOPIC, 0] += [older, None] * 1000 + [Written(TOPIC, 0, b"s/0", NEWEST.to_json()), None]
+    assert reader().read(0) == NEWEST
+    assert memory.calls.count("fetch") <= 16
+
+
 def test_what_is_no_marker_is_told_with_its_key_and_not_guessed_at(memory: MemoryKafka) -> None:
     memory.topics[TOPIC] = 1
     memory.log[TOPIC, 0].append(Written(TOPIC, 0, b"s/0", b'{"v":2}'))
