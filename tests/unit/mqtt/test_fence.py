@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import product
 
 import mqtt5
 import pytest
@@ -161,3 +162,33 @@ def test_the_walk_ends_on_any_bytes(data: bytes, kind: int) -> None:
     with contextlib.suppress(ValueError):
         fence.check_fields(whole)
     fence.publish_is_sound(whole, 0, set())
+
+
+def by_hand(header: int, topic: bytes, properties: bytes, payload: bytes) -> bytes:
+    """A PUBLISH as section 3.3 of MQTT 5 lays it out, with whatever bytes."""
+
+    def length(value: int) -> bytes:
+        return bytes((value,)) if value < 128 else bytes((value & 127 | 128,)) + length(value >> 7)
+
+    packet_id = b"\x00\x07" if header & 6 else b""
+    body = len(topic).to_bytes(2) + topic + packet_id + length(len(properties)) + properties + payload
+    return bytes((header,)) + length(len(body)) + body
+
+
+@pytest.mark.parametrize("before", [b"", b"\xd0\x00\xd0\x00"])
+@pytest.mark.parametrize("payload", [b"", b"\xff", b"\xff" * 200, b"\xff" * 20_000])
+def test_the_quick_look_finds_what_may_be_wrong_wherever_it_stands(before: bytes, payload: bytes) -> None:
+    topics = [b"t", b"t" * 300, "ü".encode(), b"t\xff"]
+    blocks = [b"", b"\x01\x00", b"\x03\x00\x01c", b"\x03\x00\x01\xff", b"\x02\x00\x00\x00\x80"]
+    blocks += [b"\x26\x00\x01k" + size.to_bytes(2) + b"v" * size for size in (120, 121, 122)]
+    for header, topic, block in product((0x30, 0x32, 0x35), topics, blocks):
+        packet = by_hand(header, topic, block, payload)
+        surely = topic.isascii() and block.isascii() and len(block) < 128
+        data = before + packet
+        assert fence.publish_is_sound(data, len(before), set()) is surely, packet[:20]
+        assert fence.publish_is_sound(data, len(before), {topic}) is (block.isascii() and len(block) < 128)
+        if surely:
+            fence.check_fields(packet)
+        head = len(packet) - len(payload) - len(block)
+        for cut in (1, 3, head - 1):
+            assert not fence.publish_is_sound(packet[:cut], 0, set()), "look closer where it is not there"

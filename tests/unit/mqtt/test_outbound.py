@@ -325,6 +325,22 @@ def test_our_own_limit_lets_so_many_be_without_an_answer() -> None:
     assert [*unanswered, outbound.unanswered] == [(3,), (), (3,)], "of what has left on this connection"
 
 
+def test_what_has_no_answer_counts_until_one_to_another_shows_that_it_was_read() -> None:
+    outbound = connected()
+    seen = []
+    for act in (
+        lambda: publish(outbound, 1, qos=1),
+        lambda: publish(outbound, 2, qos=0),
+        lambda: answer(outbound, PubAckPacket(9)),
+        lambda: answer(outbound, PubAckPacket(1)),
+        lambda: publish(outbound, 3, qos=0),
+        lambda: outbound.connected(ConnAckPacket(), 10, resumed=False),
+    ):
+        act()
+        seen.append(outbound.unanswerable)
+    assert seen == [False, True, True, False, True, False]
+
+
 def test_what_left_is_known_until_the_next_connection() -> None:
     outbound = connected(window=2)
     for token in range(3):
