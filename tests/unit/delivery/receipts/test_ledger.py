@@ -8,7 +8,7 @@ from mqtt5 import PublishPacket, QoS
 
 from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, mark, opened, sent, store
 from towline.delivery.receipts.ledger import Ledger, MarkVerdict
-from towline.delivery.receipts.mark import Content, Mark, mark_of
+from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Content, Mark, mark_of
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.mqtt.codec import Decoder, PublishRun
 
@@ -103,6 +103,56 @@ def test_a_new_epoch_begins_anew_and_an_old_one_passes() -> None:
     assert store(ledger, [mark(5), mark(5, epoch=2), mark(6)], 3) == {
         "publisher:p": [2, 0, [[5, 6]], 0, NOW, ((5, ""),)]
     }
+
+
+def test_what_an_older_epoch_had_under_way_says_nothing_of_the_newer() -> None:
+    ledger = Ledger({}, 0, keys=KEYS)
+    ledger.take(mark(0), NOW)
+    change = ledger.storing([mark(0)])
+    ledger.announce_again()
+    (old,) = ledger.receipts(1)
+    ledger.take(mark(7, epoch=2, nonce="ab"), NOW)
+    ledger.stored(change, 1)
+    store(ledger, [mark(7, epoch=2, nonce="ab")], 2)
+    ledger.handed_over(old)
+    (receipt,) = ledger.receipts(1)
+    assert (receipt.epoch, receipt.asked, receipt.journaled) == (2, "ab", ((7, 8),))
+    ledger.announce_again(["p", "nobody"])
+    assert [one.publisher for one in ledger.receipts(9)] == ["p"]
+
+
+def test_of_more_frames_than_are_told_apart_none_is_committed_too_early() -> None:
+    ledger = Ledger({}, 0, keys=KEYS)
+    for number in range(300):
+        ledger.take(mark(number), NOW)
+        store(ledger, [mark(number)], number + 1)
+        ledger.validate()
+    told = []
+    for upto in range(0, 301, 10):
+        ledger.commit(upto)
+        told.append(max((receipt.watermark for receipt in ledger.receipts(1)), default=0))
+        assert told[-1] <= upto
+    assert told[:20] == list(range(0, 200, 10))
+    assert told[-1] == 300
+
+
+def test_so_many_questions_are_remembered_and_the_newest_are_answered() -> None:
+    ledger = Ledger({}, 0, keys=KEYS)
+    ledger.take(mark(0), NOW)
+    store(ledger, [mark(0)], 1)
+    asked = [f"{number:x}" for number in range(100)]
+    for nonce in asked:
+        ledger.take(mark(0, nonce=nonce), NOW)
+    (receipt,) = ledger.receipts(1)
+    assert receipt.asked.split() == asked[-32:]
+
+
+def test_numbers_and_epochs_as_far_away_as_they_may_be() -> None:
+    for far, verdict in ((0, MarkVerdict.NEW), (1, MarkVerdict.UNKNOWN)):
+        ledger = Ledger({}, 0, keys=KEYS)
+        ledger.take(mark(0), NOW)
+        assert ledger.take(mark(1 + FARTHEST + far), NOW) is verdict
+        assert ledger.take(mark(0, epoch=1 + MOST_EPOCHS + far), NOW) is verdict
 
 
 def test_a_silent_publisher_is_forgotten_once_all_is_in_kafka() -> None:
