@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -65,8 +67,39 @@ def test_no_bytes_break_the_reader_of_receipts(payload: bytes) -> None:
 def test_a_receipt_comes_back_as_it_was_written() -> None:
     told = ReceiptPayload("p", 3, 17, "plant", "ab", ((0, 20), (25, 26)), fresh=True, openings=((0, "b2"), (7, "a1")))
     assert ReceiptPayload.decode(told.encode(KEYS)) == told
-    for wrong in (b'{"publisher": 1}', b"[]", b'{"publisher":"p","epoch":1,"watermark":-1}', b"\xff"):
-        assert ReceiptPayload.decode(wrong) is None
+    short = ReceiptPayload("p", 0, 0)
+    assert ReceiptPayload.decode(short.encode(KEYS)) == short
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *[{name: value} for name in ("epoch", "watermark") for value in (-1, 1.0, True, "1", None)],
+        *[{name: value} for name in ("publisher", "gateway", "asked") for value in (1, None, ["p"])],
+        *[{"journaled": value} for value in ([[0, -1]], [[0]], [[0, 1, 2]], [["0", 1]], 7, None)],
+        *[{"openings": value} for value in ([[0, 1]], [[-1, "a"]], [["0", "a"]], [[0]], None)],
+        {"gateway": "g" * (16 << 10)},
+    ],
+)
+def test_what_is_no_receipt(wrong: dict[str, Any]) -> None:
+    fields = {"publisher": "p", "epoch": 1, "watermark": 2, "gateway": "g", "asked": "ab", "openings": [[0, "a"]]}
+    sound = ReceiptPayload.decode(json.dumps(fields).encode())
+    assert sound == ReceiptPayload("p", 1, 2, "g", "ab", openings=((0, "a"),))
+    assert ReceiptPayload.decode(json.dumps(fields | wrong).encode()) is None
+    for payload in (b"[]", b"\xff", b"[" * 10_000, b"7"):
+        assert ReceiptPayload.decode(payload) is None
+
+
+def test_a_receipt_says_some_ranges_and_stays_short_enough_to_be_read() -> None:
+    """What is left out is sent again, and dropped."""
+    ranges = tuple((10**17 + 10 * n, 10**17 + 10 * n + 1) for n in range(200))
+    openings = tuple((10**17 + n, "f" * 16) for n in range(128))
+    payload = ReceiptPayload("p" * 64, 10**9, 10**17, "g", journaled=ranges, openings=openings).encode(KEYS)
+    told = ReceiptPayload.decode(payload)
+    assert told is not None
+    assert (told.journaled, told.openings) == (ranges[:64], openings)
+    assert ReceiptPayload.was_written_by(KEYS, "p" * 64, payload)
+    assert not ReceiptPayload.was_written_by(KEYS, "p" * 64, payload.rjust(17 << 10))
 
 
 @given(st.lists(st.tuples(st.text("ab", max_size=3), st.text("ab", max_size=3)), max_size=3), st.binary(max_size=9))
