@@ -46,7 +46,7 @@ def check(
     if says_sql(bridge):
         plan["sql"] = "judged by Spark" if spark else "judged by Spark when the line starts, or now with --spark"
     if spark:
-        plan["warnings"] += _judged(bridge, file)
+        _judge(bridge, file)
     if verbose:
         from towline.bridge.runtime.effective import effective, render_effective  # noqa: PLC0415
 
@@ -58,8 +58,8 @@ def check(
     sys.stdout.write(json_text(plan, indent=2) if as_json else plain(render(plan)))
 
 
-def _judged(bridge: Bridge, file: Path) -> list[str]:
-    """Warnings of a local Spark about what is said in SQL.
+def _judge(bridge: Bridge, file: Path) -> None:
+    """Have a local Spark judge what is said in SQL.
 
     Raises:
         ConfigMistakes: TL-C74, every mistake in it.
@@ -80,10 +80,9 @@ def _judged(bridge: Bridge, file: Path) -> list[str]:
     try:  # of Spark's JVM, and of PySpark, which logs each mistake with its Java trace
         with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
-        wrong, warnings = judge(bridge, session(bridge.model_copy(update={"spark": local})), file)
+        wrong = judge(bridge, session(bridge.model_copy(update={"spark": local})), file)
     finally:
         os.dup2(own, 2)
         os.close(own)
     if wrong:
         raise ConfigMistakes(error for one in wrong.values() for error in one.found())
-    return warnings

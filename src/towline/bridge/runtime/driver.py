@@ -136,7 +136,7 @@ class Driver:
         }
         look_at_master(bridge.spark.master)
         self.spark = session(bridge)
-        for name, mistakes in sqlcheck.judge(bridge, self.spark)[0].items():
+        for name, mistakes in sqlcheck.judge(bridge, self.spark).items():
             self._give_up(name, mistakes.found())
         self._look_at_executors()
         self.say("ready", seconds=time.monotonic() - began, spark=self.spark.version, pid=os.getpid())
@@ -194,7 +194,7 @@ class Driver:
 
     def _judge(self, of: str, lines: Sequence[Line | DownLine]) -> None:
         """Report the mistakes in the SQL of lines as they are to be."""
-        wrong, _ = sqlcheck.judge(self.bridge.model_copy(update={"lines": tuple(lines)}), self.spark)
+        wrong = sqlcheck.judge(self.bridge.model_copy(update={"lines": tuple(lines)}), self.spark)
         errors = [error for one in wrong.values() for error in one.found()]
         self.say("judged", of=of, mistakes=[(one.code, one.where, one.what, one.do) for one in errors])
 
