@@ -44,6 +44,7 @@ __all__ = [
     "SessionConfig",
     "SessionLost",
     "SessionRecord",
+    "SessionTerms",
     "Settled",
     "Stop",
     "Stored",
@@ -178,8 +179,31 @@ class SessionRecord:
     servers: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTerms:
+    """On which terms a session is held, whoever asks.
+
+    Attributes:
+        username: MQTT's.
+        receive_maximum: Unacknowledged QoS > 0 messages we allow the broker; MQTT 3.x can't tell it.
+        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
+        connect_timeout_s: Seconds for the connection, from there to CONNACK, and of silence before SUBACK.
+        unknown_session: ``refuse``, ``adopt`` or ``discard`` a broker session without a record [MQTT-3.2.2-4].
+        will: Published by the broker when the connection ends without our DISCONNECT.
+        authenticator: Enhanced authentication (MQTT 5); None for none.
+    """
+
+    username: str | None = None
+    receive_maximum: int = 65534
+    keep_alive_s: int = 60
+    connect_timeout_s: float = 10.0
+    unknown_session: str = "refuse"
+    will: Will | None = None
+    authenticator: Authenticator | None = None
+
+
 @dataclass(frozen=True, slots=True)
-class SessionConfig:
+class SessionConfig(SessionTerms):
     """What does not change while a session lives.
 
     Attributes:
@@ -187,18 +211,12 @@ class SessionConfig:
         where: The line as errors name it.
         filters: Subscriptions wanted; none for a publisher.
         session_expiry_s: Seconds the broker keeps the session; 0 ends it with the connection.
-        receive_maximum: Unacknowledged QoS > 0 messages we allow the broker.
-        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
-        connect_timeout_s: Seconds from the open transport to CONNACK, and of silence before SUBACK.
-        unknown_session: ``refuse``, ``adopt`` or ``discard`` a broker session without a record [MQTT-3.2.2-4].
         durable: The line promises at least once: a session without expiry is an error.
         clean_start: Begin without a session, each time; never for a durable line.
         protocol: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1).
         topic_alias_maximum: Topic aliases the broker may use towards us.
         window_3: Messages in flight towards a 3.x broker, which announces no Receive Maximum; Mosquitto acknowledges
             and drops what goes beyond its own 20.
-        will: Published by the broker when the connection ends without our DISCONNECT.
-        authenticator: Enhanced authentication; None for none.
         durable_ids: `Flying` goes before each PUBLISH of QoS > 0 and each PUBREL, for an owner that outlives a crash.
         exactly_once: What is published with QoS 2 must not be taken as less: one such message at a time, until the
             broker has answered one with PUBREC. MQTT 3.x has no way to say that it knows no QoS 2.
@@ -207,20 +225,13 @@ class SessionConfig:
     client_id: str
     where: str
     filters: tuple[Filter, ...] = ()
-    username: str | None = None
     password: bytes | None = None
     session_expiry_s: int = 0xFFFFFFFF
-    receive_maximum: int = 65534
-    keep_alive_s: int = 60
-    connect_timeout_s: float = 10.0
-    unknown_session: str = "refuse"
     durable: bool = True
     clean_start: bool = False
     protocol: int = 5
     topic_alias_maximum: int = 0
     window_3: int = 20
-    will: Will | None = None
-    authenticator: Authenticator | None = None
     durable_ids: bool = False
     exactly_once: bool = False
 

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
-from mqtt5 import Will
-
 from towline.errors import ConfigError
-from towline.mqtt.events import Authenticator, Filter, SessionConfig
+from towline.mqtt.events import Filter, SessionConfig, SessionTerms
 from towline.mqtt.rules import check_config, filter_problem, message_problem, whole_number_problem
 from towline.mqtt.versions import LEVELS
 from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
@@ -25,10 +23,6 @@ ProtocolName: TypeAlias = Literal["5", "3.1.1", "3.1", "auto"]
 LONGEST_DELAY_S: Final = 3600.0
 #: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
 _LARGEST_PACKET: Final = 268_435_455 + 5
-#: What the settings of a client hand on to the session as they are.
-_TO_SESSION: Final = (
-    *("username", "unknown_session", "receive_maximum", "keep_alive_s", "connect_timeout_s", "will", "authenticator"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,32 +85,23 @@ class ConnectionOptions(Connecting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientSettings(Connecting):
+class ClientSettings(Connecting, SessionTerms):
     """How a `Client` or a `Publisher` meets its broker.
 
     Attributes:
-        username, password: MQTT's.
+        password: MQTT's.
         session_expiry_s: Seconds the broker keeps the session while we are away, 0xFFFFFFFF for ever; 0 to begin and
             end without one. To MQTT 3.x everything above 0 is for ever. None for 3,600, and for ever in a `Publisher`.
         unknown_session: What becomes of a session that the broker has when the first connection is made: ``adopt`` it,
             or ``refuse``: the connection ends before anything of it is answered (TL-M20).
-        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
-        connect_timeout_s: Seconds for the connection, and again for CONNACK.
-        receive_maximum: Messages of QoS > 0 the broker may send without our acknowledgement; MQTT 3.x can't tell it.
-        will: Published by the broker when the connection ends without our goodbye.
-        authenticator: Enhanced authentication (MQTT 5).
+        receive_maximum: As in `SessionTerms`, and smaller where nothing is said: what comes is kept in memory.
         websocket_headers: Further headers of the request that opens a WebSocket.
     """
 
-    username: str | None = None
     password: bytes | str | None = field(default=None, repr=False)
     session_expiry_s: int | None = None
     unknown_session: Literal["adopt", "refuse"] = "adopt"
-    keep_alive_s: int = 60
-    connect_timeout_s: float = 10.0
     receive_maximum: int = 1000
-    will: Will | None = None
-    authenticator: Authenticator | None = None
     websocket_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def options(
@@ -162,12 +147,14 @@ class ClientSettings(Connecting):
             session_expiry_s=expiry,
             durable=expiry != 0,
             clean_start=expiry == 0,
-            **{name: getattr(self, name) for name in _TO_SESSION},
+            **self._as(SessionTerms),
         )
-        handed_on = {one.name: getattr(self, one.name) for one in fields(Connecting)}
-        options = ConnectionOptions(session=session, brokers=brokers, websocket_headers=headers, **handed_on)
+        options = ConnectionOptions(session=session, brokers=brokers, websocket_headers=headers, **self._as(Connecting))
         check_config(options.session_at(options.levels[0]))
         return options
+
+    def _as(self, kind: type[Connecting | SessionTerms]) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(kind)}
 
 
 def refuse(where: str, what: str) -> NoReturn:
