@@ -17,7 +17,7 @@ def serve(uri: str, client_id: str, count: int) -> int:
     """Answer `count` requests and return how many there were."""
     answered = 0
     with Client(uri, client_id=client_id, subscribe=[Filter("requests/#", qos=1)]) as client:
-        print(f"online at {client.broker}", flush=True)
+        print(f"online at {uri}", flush=True)
         for message in client:
             if message.payload is None:  # too large, see docs/client.md: nothing to answer
                 message.ack()

@@ -71,8 +71,8 @@ def main() -> None:
     password = given.password_file.read_bytes().rstrip(b"\r\n")
     with Client(
         given.uri, client_id=given.user, settings=ClientSettings(authenticator=ScramSha256(given.user, password))
-    ) as client:
-        print(f"online at {client.broker}")
+    ):
+        print(f"online at {given.uri}")
 
 
 if __name__ == "__main__":

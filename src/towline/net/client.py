@@ -33,13 +33,11 @@ from towline.mqtt.events import (
     Deliver,
     Event,
     Filter,
-    Online,
     Publish,
     PublishMany,
     SessionLost,
     Settled,
     Stored,
-    Token,
 )
 from towline.mqtt.rules import NO_QOS_2
 from towline.mqtt.session import Session
@@ -103,13 +101,14 @@ class Client:
         self._ended: BaseException | None = None
         #: Events for the session, from any thread.
         self._orders: deque[Event] = deque()
-        #: Token of each message that is not confirmed → its result.
-        self._results: dict[Token, PublishResult] = {}
-        self._token = 0
+        #: Of the messages that are not confirmed; each is its message's token.
+        self._results: set[PublishResult] = set()
         self._arrivals = Arrivals()
         self._holding_back = False
         #: Times the broker had forgotten our session, and with it what it held for us [MQTT-3.2.2-5].
         self.sessions_lost = 0
+        #: QoS 0 messages that came while 32 MiB waited to be taken; QoS 1 and 2 are never dropped.
+        self.dropped = 0
 
     # -- for everybody --
 
@@ -131,11 +130,6 @@ class Client:
         return self._driver.online
 
     @property
-    def broker(self) -> str:
-        """The broker in use, or last tried."""
-        return str(self._driver.endpoint)
-
-    @property
     def connack(self) -> ConnAckPacket | None:
         """What the broker said when it took us in, with its limits; None without a connection.
 
@@ -154,11 +148,6 @@ class Client:
     def last_error(self) -> BrokerError | ConfigError | None:
         """Why there is no connection; None while there is one."""
         return self._driver.error
-
-    @property
-    def dropped(self) -> int:
-        """QoS 0 messages that came while 10,000, or 32 MiB, waited to be taken; QoS 1 and 2 are never dropped."""
-        return self._arrivals.dropped
 
     def open(self) -> Self:
         """Connect, and return when every subscription is confirmed.
@@ -245,9 +234,9 @@ class Client:
             if len(self._results) >= _AHEAD:
                 what = f"{_AHEAD:,} messages are not confirmed after {timeout_s:g} s"
                 raise Unreachable("TL-M33", self._where, what, "Is the broker alive? This message was not taken.")
-            self._token += 1
-            result = self._results[self._token] = PublishResult(topic, self._changed, self._missing_answer)
-            self._orders.append(Publish(self._token, content))
+            result = PublishResult(topic, self._changed)
+            self._results.add(result)
+            self._orders.append(Publish(result, content))
         self._driver.wake()
         return result
 
@@ -280,13 +269,6 @@ class Client:
     def _serves(self) -> bool:
         """It is the caller's turn: a session is there, or so much of it that nothing more is read."""
         return self._driver.ever_online or self._holding_back
-
-    def _missing_answer(self) -> str:
-        """Why a message that was published may have no answer yet, and what to do."""
-        if self._holding_back:
-            waiting = len(self._arrivals.waiting)
-            return f"{waiting:,} messages wait to be taken, and the answer lies behind them. Receive them."
-        return "It is sent again by itself when the broker is back."
 
     def _check(self, *, opened: bool = True) -> None:
         """Refuse to wait for what nobody brings; before a lock is taken, which a forked process has as it stood."""
@@ -357,10 +339,9 @@ class Client:
                 self._deliver(action)
             elif isinstance(action, Acknowledged):
                 self._culprits.answered(action.token)
-                result = self._results.pop(action.token)
-                result.reason, result.degraded = action.reason, action.degraded
-            elif isinstance(action, Online):
-                self._sort_out()
+                assert isinstance(action.token, PublishResult)
+                self._results.remove(action.token)
+                action.token.reason, action.token.degraded = action.reason, action.degraded
             elif isinstance(action, SessionLost):
                 self.sessions_lost += 1
             self._changed.notify_all()
@@ -368,21 +349,17 @@ class Client:
             self._driver.handle(Stored(action.ticket))
 
     def _deliver(self, action: Deliver) -> None:
-        self._sort_out()
-        messages = action.messages
-        for index, (packet, topic) in enumerate(zip(messages.packets, messages.topics, strict=True)):
-            number = action.first + index
-            self._arrivals.add(Message(packet, topic, number, self._driver.count, self._acknowledge))
-
-    def _sort_out(self) -> None:
-        session = self._driver.session
-        if session.server is not None:
+        session, messages = self._driver.session, action.messages
+        if session.server is not None:  # else its connection has ended with it
             self._arrivals.connected(self._driver.count, resumed=session.resumed)
+        for number, (packet, topic) in enumerate(zip(messages.packets, messages.topics, strict=True), action.first):
+            if not self._arrivals.add(Message(packet, topic, number, self._acknowledge)):
+                self.dropped += 1
 
     def _end(self, failure: BaseException) -> None:
         with self._changed:
             self._ended = failure
-            for result in self._results.values():
+            for result in self._results:
                 result.failure = failure
             self._results.clear()
             self._changed.notify_all()

@@ -17,10 +17,9 @@ from towline.net.options import refuse
 
 __all__ = ["Arrivals", "Message", "Properties", "PublishResult", "outbound"]
 
-#: QoS 0 messages beyond this many waiting ones are dropped and counted: nothing holds their sender back.
-_MOST_WAITING: Final = 10_000
-#: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped. Receive
-#: Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages than it allows must be read too.
+#: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped: nothing
+#: else holds its sender back. Receive Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages
+#: than it allows must be read too.
 _MOST_BYTES: Final = 64 << 20
 #: Bytes that a message takes beside what it carries.
 _OVERHEAD: Final = 1000
@@ -34,9 +33,7 @@ class Message:
     (`towline.mqtt.stubs.Stub`). It wants its `ack` like any other, or the broker sends it again.
     """
 
-    def __init__(
-        self, packet: Published, topic: str, number: int, connection: int, acknowledge: Callable[[int], None]
-    ) -> None:
+    def __init__(self, packet: Published, topic: str, number: int, acknowledge: Callable[[int], None]) -> None:
         self.topic = topic
         #: As it came; None if it was not taken in whole.
         self.payload = packet.payload
@@ -59,8 +56,8 @@ class Message:
         self.user_properties = tuple(packet.user_properties or ())
         #: Identifiers of our subscriptions that match.
         self.subscription_ids = tuple(packet.subscription_ids or ())
-        #: Of the session, and of the connection it came on.
-        self.number, self.connection = number, connection
+        #: Of the session.
+        self.number = number
         self._acknowledge = acknowledge
 
     def __repr__(self) -> str:
@@ -83,58 +80,51 @@ class Message:
 
 
 class Arrivals:
-    """What came, in order, in memory, guarded by the client's lock.
-
-    A message waits until it is taken, and is settled once it is acknowledged: what is settled is a prefix of the
-    session's numbers, because acknowledgements leave in order [MQTT-4.6.0-2, -3].
-    """
+    """What came, in order, in memory, guarded by the client's lock: it waits to be taken, and then for its `settle`."""
 
     def __init__(self) -> None:
         #: Came and not handed out, in order.
         self.waiting: deque[Message] = deque()
         #: What they take in memory.
         self._bytes = 0
-        #: Number of each message handed out and not acknowledged → its QoS.
-        self._taken: dict[int, int] = {}
-        #: Everything below is acknowledged.
+        #: Number of each message that is to be acknowledged → its QoS.
+        self._open: dict[int, int] = {}
+        #: Everything below is acknowledged, because acknowledgements leave in order [MQTT-4.6.0-2, -3].
         self.settled = 0
-        #: Acknowledged out of turn; all above `settled`.
-        self._early: set[int] = set()
+        #: Number of the message that comes next.
+        self._next = 0
         #: The connection whose beginning `connected` has seen.
         self._connection = 0
-        #: QoS 0 messages that found no room.
-        self.dropped = 0
 
     @property
     def full(self) -> bool:
         """So much waits that nothing more may be read."""
         return self._bytes >= _MOST_BYTES
 
-    def add(self, message: Message) -> None:
-        """A message came."""
-        if not message.qos:
+    def add(self, message: Message) -> bool:
+        """Take a message in; whether there was room."""
+        self._next = message.number + 1
+        if message.qos:
+            self._open[message.number] = message.qos
+        else:
             self.settle(message.number)
-            if len(self.waiting) >= _MOST_WAITING or self._bytes >= _MOST_BYTES // 2:
-                self.dropped += 1
-                return
+            if self._bytes >= _MOST_BYTES // 2:
+                return False
         self.waiting.append(message)
         self._bytes += _OVERHEAD + message.size
+        return True
 
     def take(self) -> Message:
         """Hand out the first that waits."""
         message = self.waiting.popleft()
         self._bytes -= _OVERHEAD + message.size
-        if message.qos:
-            self._taken[message.number] = message.qos
         return message
 
-    def settle(self, number: int) -> None:
-        """A message is acknowledged, or can't be any more; a second call does nothing."""
-        self._taken.pop(number, None)
-        if number >= self.settled:
-            self._early.add(number)
-        while self.settled in self._early:
-            self._early.remove(self.settled)
+    def settle(self, *numbers: int) -> None:
+        """Messages are acknowledged, or can't be any more; a second call does nothing."""
+        for number in numbers:
+            self._open.pop(number, None)
+        while self.settled < self._next and self.settled not in self._open:
             self.settled += 1
 
     def connected(self, connection: int, *, resumed: bool) -> None:
@@ -150,18 +140,10 @@ class Arrivals:
         if self._connection == connection:
             return
         self._connection = connection
-        for number, qos in list(self._taken.items()):
-            if qos == 1 or not resumed:
-                self.settle(number)
-        if not resumed:
-            return
-        waiting, self.waiting, self._bytes = self.waiting, deque(), 0
-        for message in waiting:
-            if message.qos == 1 and message.connection < connection:
-                self.settle(message.number)
-            else:
-                self.waiting.append(message)
-                self._bytes += _OVERHEAD + message.size
+        self.settle(*[number for number, qos in self._open.items() if qos == 1 or not resumed])
+        if resumed:
+            self.waiting = deque(message for message in self.waiting if message.qos != 1)
+            self._bytes = sum(_OVERHEAD + message.size for message in self.waiting)
 
 
 class Properties(TypedDict, total=False):
@@ -192,22 +174,20 @@ def outbound(
     Raises:
         ConfigError: TL-C51, MQTT has no way to say it.
     """
-    where, said = f"message to {str(topic)[:80]!r}", cast("dict[str, Any]", properties)
+    said = cast("dict[str, Any]", properties)
     text = bool(said.pop("payload_is_utf8", False))
     if problem := message_problem(topic, payload, qos, **said):
-        refuse(where, problem)
+        refuse(f"message to {str(topic)[:80]!r}", problem)
     said["message_expiry_interval"] = said.pop("expiry_s", None)
-    try:
-        data = payload.encode() if isinstance(payload, str) else payload
-        return OutboundMessage(topic, data, qos=qos, retain=retain, payload_format_indicator=text, **said)
-    except (ValueError, TypeError, OverflowError) as error:
-        refuse(where, str(error))
+    said["user_properties"] = [(name, value) for name, value in said.get("user_properties") or ()]
+    data = payload.encode() if isinstance(payload, str) else bytes(payload)
+    return OutboundMessage(topic, data, qos=qos, retain=bool(retain), payload_format_indicator=text, **said)
 
 
 class PublishResult:
     """What became of a published message. Made by `Client.publish`."""
 
-    def __init__(self, topic: str, changed: threading.Condition, missing: Callable[[], str]) -> None:
+    def __init__(self, topic: str, changed: threading.Condition) -> None:
         #: Where it went.
         self.topic = topic
         #: The broker's reason code [MQTT 5 section 2.4], None while there is none. QoS 0: 0 when it was sent.
@@ -217,8 +197,6 @@ class PublishResult:
         #: The client has ended before.
         self.failure: BaseException | None = None
         self._changed = changed
-        #: Why there may be no answer yet, and what to do.
-        self._missing = missing
 
     @property
     def done(self) -> bool:
@@ -238,9 +216,9 @@ class PublishResult:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout_s):
-                raise Unreachable(
-                    "TL-M33", self.topic, f"no answer within {timeout_s:g} s to a message", self._missing()
-                )
+                what = f"no answer within {timeout_s:g} s to a message"
+                do = "It is sent again by itself. Receive what waits: the answer may lie behind 64 MiB of messages."
+                raise Unreachable("TL-M33", self.topic, what, do)
         if self.failure is not None:
             raise self.failure
         if self.reason is not None and self.reason >= 0x80:

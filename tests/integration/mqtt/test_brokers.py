@@ -77,7 +77,7 @@ def test_a_first_broker_that_hangs_up_each_time_does_not_hold_up_the_second(
         Scripted(*[takes_us_in_and_hangs_up] * 5) as flapping,
         Client([flapping.uri, mosquitto.uri], client_id="c", subscribe=["t/#"]) as client,
     ):
-        wait_until(lambda: client.last_error is None and client.broker == mosquitto.uri)
+        wait_until(lambda: client.last_error is None and str(client._driver.endpoint) == mosquitto.uri)
         assert flapping.connections == 5
 
 

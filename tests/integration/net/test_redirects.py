@@ -77,7 +77,7 @@ def test_a_reference_in_connack_is_followed(mosquitto: Mosquitto, reason: ConnAc
         server,
         Client(server.uri, client_id="x", subscribe=["t"], settings=ClientSettings(follow_redirects=True)) as client,
     ):
-        assert client.broker == mosquitto.uri
+        assert str(client._driver.endpoint) == mosquitto.uri
         client.publish("t", b"1").wait(60)
         message = client.receive(5)
         assert message is not None
@@ -89,13 +89,13 @@ def test_use_another_server_is_forgotten_and_server_moved_is_not(new_mosquitto: 
     reference = f"127.0.0.1:{target.port}"
     server = Scripted(elsewhere(reference), elsewhere(reference, MOVED))
     with server, Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True)) as client:
-        assert (server.connections, client.broker) == (1, target.uri)
+        assert (server.connections, str(client._driver.endpoint)) == (1, target.uri)
         for connections in (2, 2):
             target.kill()
             wait_until(lambda: not client.online)
             target.start()
             wait_until(lambda: client.online)
-            assert (server.connections, client.broker) == (connections, target.uri)
+            assert (server.connections, str(client._driver.endpoint)) == (connections, target.uri)
 
 
 def test_a_reference_in_disconnect_is_followed(mosquitto: Mosquitto) -> None:
@@ -105,11 +105,11 @@ def test_a_reference_in_disconnect_is_followed(mosquitto: Mosquitto) -> None:
         Scripted(script) as server,
         Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True)) as client,
     ):
-        assert client.broker == server.uri
+        assert str(client._driver.endpoint) == server.uri
         waiting = client.publish("t", b"1", qos=1)
         now.set()
         assert waiting.wait(60).reason in (0, 0x10)
-        assert client.broker == mosquitto.uri
+        assert str(client._driver.endpoint) == mosquitto.uri
 
 
 def test_servers_that_send_us_round_are_given_up() -> None:
@@ -139,7 +139,7 @@ def test_the_certificate_of_the_other_server_is_verified(new_mosquitto: NewMosqu
         with Client(
             f"mqtts://localhost:{port}", client_id="x", settings=ClientSettings(tls=tls, follow_redirects=True)
         ) as client:
-            assert client.broker == f"mqtts://127.0.0.1:{right.port}"
+            assert str(client._driver.endpoint) == f"mqtts://127.0.0.1:{right.port}"
 
 
 class TlsFront:

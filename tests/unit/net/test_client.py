@@ -163,7 +163,7 @@ def test_too_many_unconfirmed_messages_make_publish_wait() -> None:
 def test_results() -> None:
     client = opened()
     taken, dropped, weaker, nobody = (client.publish(f"t/{n}", qos=2) for n in range(4))
-    for action in (Acknowledged(1, 0), Acknowledged(2, 0x97), Acknowledged(3, 0, degraded=True)):
+    for action in (Acknowledged(taken, 0), Acknowledged(dropped, 0x97), Acknowledged(weaker, 0, degraded=True)):
         client._perform(action)
     assert taken.wait() is taken
     assert (taken.done, taken.reason, taken.degraded, taken.topic) == (True, 0, False, "t/0")
@@ -178,8 +178,8 @@ def test_results() -> None:
 def test_the_size_of_a_message_is_what_it_carries() -> None:
     pairs = [("é", "1"), ("é", "1")]
     packet = PublishPacket("plant/ü", b"12345", content_type="text", correlation_data=b"id", user_properties=pairs)
-    assert Message(packet, "plant/ü", 1, 1, lambda _number: None).size == 8 + 5 + 4 + 2 + 2 * 3
-    assert Message(PublishPacket("t", b""), "t", 1, 1, lambda _number: None).size == 1
+    assert Message(packet, "plant/ü", 1, lambda _number: None).size == 8 + 5 + 4 + 2 + 2 * 3
+    assert Message(PublishPacket("t", b""), "t", 1, lambda _number: None).size == 1
 
 
 def test_a_receipt_wakes_who_waits() -> None:
@@ -190,7 +190,7 @@ def test_a_receipt_wakes_who_waits() -> None:
     got: list[PublishResult] = []
     thread = threading.Thread(target=lambda: got.append(receipt.wait(60)))
     thread.start()
-    client._perform(Acknowledged(1, 0x10))
+    client._perform(Acknowledged(receipt, 0x10))
     thread.join(60)
     assert got == [receipt]
     client.close(0)

@@ -19,6 +19,7 @@ from towline.delivery.outrows import arrived, outgoing, rows_of
 from towline.errors import ConfigError, JournalFailed, PublisherError, TowlineError
 from towline.mqtt.codec import encode
 from towline.net.client import Client
+from towline.net.messages import outbound
 from towline.publisher.publisher import fields_of
 from towline.publisher.receipt import Receipt
 
@@ -121,18 +122,30 @@ anything = st.none() | st.booleans() | st.integers() | st.floats() | st.binary(m
 pairs = st.lists(st.tuples(texts, texts) | anything, max_size=3)
 
 
-@given(
+messages = given(
     topic=texts | anything,
-    payload=st.binary(max_size=5) | anything,
+    payload=st.binary(max_size=5) | st.binary(max_size=5).map(bytearray) | anything,
     qos=st.integers(0, 2) | anything,
     retain=st.booleans() | anything,
     content_type=texts | anything,
     payload_is_utf8=st.booleans() | anything,
     response_topic=texts | anything,
     correlation_data=st.binary(max_size=5) | anything,
-    user_properties=pairs,
+    user_properties=pairs | st.lists(st.lists(texts, min_size=2, max_size=2), max_size=3),
     expiry_s=st.integers(0, 2**32 - 1) | anything,
 )
+
+
+@messages
+def test_what_a_client_takes_can_be_sent(**message: Any) -> None:
+    try:
+        content = outbound(**message)
+    except ConfigError:
+        return
+    encode(content.packet(content.qos and 1, None))
+
+
+@messages
 def test_what_is_taken_can_be_stored_and_sent(**message: Any) -> None:
     try:
         fields = fields_of(**message)

@@ -1,0 +1,77 @@
+"""What waits in a client's memory: its bounds, the order of acknowledgements, and what a new connection makes void."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from mqtt5 import PublishPacket, QoS
+
+from towline.net.messages import Arrivals, Message
+
+MIB = 1 << 20
+
+
+class Inbox(Arrivals):
+    """Arrivals that number what comes."""
+
+    def come(self, qos: int, payload: bytes = b"") -> bool:
+        packet = PublishPacket("t", payload, qos=QoS(qos), packet_id=self._next + 1 if qos else None)
+        return self.add(Message(packet, "t", self._next, self.settle))
+
+    @property
+    def numbers(self) -> list[int]:
+        return [message.number for message in self.waiting]
+
+
+def test_settled_is_a_prefix_whatever_the_order_of_the_calls() -> None:
+    inbox = Inbox()
+    for number in range(100):
+        inbox.come(number % 3)  # every third has no acknowledgement
+    assert inbox.settled == 1
+    taken = [inbox.take() for _ in range(100)]
+    random.Random(7).shuffle(taken)
+    done: set[int] = {number for number in range(100) if number % 3 == 0}
+    for message in taken:
+        message.ack()
+        message.ack()
+        done.add(message.number)
+        assert inbox.settled == next((number for number in range(100) if number not in done), 100)
+    assert inbox.settled == 100
+
+
+def test_qos_0_is_dropped_at_half_of_what_stops_the_reading() -> None:
+    inbox = Inbox()
+    assert all(inbox.come(1, bytes(MIB)) for _ in range(32))
+    assert not inbox.come(0), "dropped"
+    assert all(inbox.come(1, bytes(MIB)) for _ in range(31))
+    assert [inbox.full, inbox.come(2, bytes(MIB)), inbox.full] == [False, True, True]
+    for _ in range(33):
+        inbox.take()
+    assert inbox.come(0)
+    assert inbox.numbers[-1] == 65, "it has its number all the same"
+
+
+def test_small_messages_of_qos_0_are_bounded_too() -> None:
+    inbox = Inbox()
+    came = sum(inbox.come(0) for _ in range(40_000))
+    assert 30_000 < came < 40_000
+    assert len(inbox.waiting) == came
+
+
+@pytest.mark.parametrize(("resumed", "settled", "waiting"), [(True, 3, [3, 4]), (False, 6, [3, 4, 5])])
+def test_a_new_connection(resumed: bool, settled: int, waiting: list[int]) -> None:
+    """A kept session sends QoS 1 again under new numbers, and of QoS 2 wants the PUBREC; a lost one wants nothing."""
+    inbox = Inbox()
+    for qos in (0, 1, 1, 2, 0, 1):
+        inbox.come(qos)
+    for _ in range(3):
+        inbox.take()
+    inbox.connected(2, resumed=resumed)
+    assert (inbox.settled, inbox.numbers) == (settled, waiting)
+    inbox.come(1)
+    inbox.connected(2, resumed=resumed)
+    assert inbox.numbers[-1] == 6, "a second call does nothing"
+    for _ in range(len(inbox.waiting)):
+        inbox.take().ack()
+    assert inbox.settled == 7
