@@ -100,11 +100,11 @@ def _open(broker: str, settings: ClientSettings) -> Client:
 
     client_id = f"towline-pub-{os.getpid()}"
     try:
-        return Client(broker, client_id=client_id, settings=settings).open()
+        return Client(broker, client_id=client_id, settings=settings)
     except Refused as error:
         if error.code != "TL-M12":
             raise
-        return Client(broker, client_id=client_id, settings=replace(settings, session_expiry_s=0)).open()
+        return Client(broker, client_id=client_id, settings=replace(settings, session_expiry_s=0))
 
 
 class _Answers:

@@ -113,7 +113,7 @@ class Broker(contextlib.ExitStack):
     def _end_sessions(self) -> None:
         for client_id in self._sessions:
             with contextlib.suppress(TowlineError):
-                self._client(client_id).open().close()
+                self._client(client_id).close()
 
     @property
     def kept(self) -> dict[str, LineGateway]:
@@ -171,7 +171,7 @@ class Broker(contextlib.ExitStack):
     def _publisher(self) -> Client:
         """The publisher; another one where the broker has ended its connection."""
         if not self._pair.online:
-            vars(self)["_pair"] = self._opened(self._client(self._name()))
+            vars(self)["_pair"] = self._staying(self._client(self._name()))
         return self._pair
 
     def _shared(self) -> NotAsked:
@@ -328,16 +328,15 @@ class Broker(contextlib.ExitStack):
         mine = not any(names)  # nothing else can name a session
         (self._sessions if mine else self._unproven).append(client_id := self._name())
         expiry_s = max(_KEPT_S, *(one.settings.session_expiry_s for one in self.target.gateways))  # as a line asks for
-        client = self._client(client_id, expiry_s=expiry_s, window=1, adopt=False)
         try:
-            return self._opened(client)
+            return self._staying(self._client(client_id, expiry_s=expiry_s, window=1, adopt=False))
         except SessionUnknown as error:
             raise self._shared() from error
 
-    def _opened(self, client: Client) -> Client:
+    def _staying(self, client: Client) -> Client:
         """A client that stays connected until the end."""
         self.callback(client.close, 0)
-        return client.open()
+        return client
 
     def _client(
         self,

@@ -61,6 +61,10 @@ _GOODBYE: Final = 2.0
 class Client:
     """An MQTT client; a context manager and an iterable of messages.
 
+    It connects at once, and is there when every subscription is confirmed; before that where the broker sends 64 MiB of
+    messages ahead of its confirmation: they have to be taken first. From then on connections that break are made anew
+    with growing pauses.
+
     Args:
         uri: The broker, ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH``; or several in
             order of preference.
@@ -69,7 +73,8 @@ class Client:
         settings: Everything else.
 
     Raises:
-        ConfigError: Something that can't be (TL-C50, TL-C51).
+        BrokerError: No broker took us at the first try.
+        ConfigError: Something that can't be (TL-C50, TL-C51), files or a proxy that can't be used.
     """
 
     def __init__(
@@ -93,7 +98,6 @@ class Client:
         self._driver = SessionDriver(self._options, hooks)
         #: Guards everything below; told of every change.
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._closing = False
         #: Patience in seconds with what is still to be sent when it ends.
         self._goodbye_s = _GOODBYE
@@ -109,11 +113,18 @@ class Client:
         self.sessions_lost = 0
         #: QoS 0 messages that came while 32 MiB waited to be taken; QoS 1 and 2 are never dropped.
         self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"mqtt {client_id}", daemon=True)
+        self._thread.start()
+        try:
+            self._wait_for_service()
+        except BaseException:
+            self.close(0)
+            raise
 
     # -- for everybody --
 
     def __enter__(self) -> Self:
-        return self.open()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -149,29 +160,6 @@ class Client:
         """Why there is no connection; None while there is one."""
         return self._driver.error
 
-    def open(self) -> Self:
-        """Connect, and return when every subscription is confirmed.
-
-        It returns before that where the broker sends 64 MiB of messages ahead of its confirmation: they have to be
-        taken first. From then on connections that break are made anew with growing pauses.
-
-        Raises:
-            BrokerError: No broker took us at the first try; the client is closed.
-            ConfigError: Files or a proxy that can't be used; the same.
-        """
-        self._check(opened=False)
-        if self._thread is None and not self._closing:
-            name = f"mqtt {self._options.session.client_id}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self._serves or self._driver.rounds or self._ended or self._closing)
-            if self._serves and not (self._ended or self._closing):
-                return self
-            error = self._ended or self.last_error or self._closed()
-        self.close(0)
-        raise error
-
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message, None when there is none in time or the client is closed.
 
@@ -179,10 +167,10 @@ class Client:
             timeout_s: Seconds, None for as long as it takes.
 
         Raises:
-            Unreachable: The client is not opened (TL-M50).
+            Unreachable: The client is another process's (TL-M34).
             BrokerError: The client has given up: a refusal, or its client id was taken over twice in a minute.
         """
-        self._check()
+        self._check_process()
         with self._changed:
             self._changed.wait_for(lambda: self._arrivals.waiting or self._closing or self._ended, timeout_s)
             if self._closing:
@@ -220,13 +208,13 @@ class Client:
 
         Raises:
             ConfigError: A message that can't be (TL-C51).
-            Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or not opened (TL-M50).
+            Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or another process's (TL-M34).
             BrokerError: Why the client has ended.
         """
         if qos == 2 and self._options.several_sessions:
             raise ConfigError("TL-C51", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
         content = outbound(topic, payload, qos, retain=retain, **properties)
-        self._check()
+        self._check_process()
         with self._changed:
             self._changed.wait_for(lambda: len(self._results) < _AHEAD or self._ended or self._closing, timeout_s)
             if self._ended or self._closing:
@@ -252,32 +240,27 @@ class Client:
         if os.getpid() != self._pid:
             return
         with self._changed:
-            thread = self._thread
-            if thread is not None:
-                self._changed.wait_for(lambda: not self._results or self._ended, timeout_s)
+            self._changed.wait_for(lambda: not self._results or self._ended, timeout_s)
             self._closing, self._goodbye_s = True, max(_GOODBYE, timeout_s)
             self._changed.notify_all()
         self._driver.cancel()
-        if thread is not None:
-            thread.join()
-        else:
-            self._driver.dispose()
+        self._thread.join()
 
     # -- on the caller's thread --
 
-    @property
-    def _serves(self) -> bool:
-        """It is the caller's turn: a session is there, or so much of it that nothing more is read."""
-        return self._driver.ever_online or self._holding_back
+    def _wait_for_service(self) -> None:
+        """Return when a session is there, or so much of it that nothing more is read; raise why it can't be had."""
+        with self._changed:
+            while not (self._driver.ever_online or self._holding_back):
+                if error := self._ended or (self.last_error if self._driver.rounds else None):
+                    raise error
+                self._changed.wait()
 
-    def _check(self, *, opened: bool = True) -> None:
-        """Refuse to wait for what nobody brings; before a lock is taken, which a forked process has as it stood."""
+    def _check_process(self) -> None:
+        """Refuse before a lock is taken, which a forked process has as it stood, and nobody there gives back."""
         if os.getpid() != self._pid:
             what = f"this client belongs to the process that made it (pid {self._pid})"
             raise Unreachable("TL-M34", self._where, what, "Make a new one after the fork.")
-        if opened and self._thread is None and not self._closing:
-            what = "the client is not opened, so nothing is sent or received"
-            raise Unreachable("TL-M50", self._where, what, 'Use it as "with client:", or call open() first.')
 
     def _acknowledge(self, number: int) -> None:
         with self._changed:

@@ -145,7 +145,7 @@ def test_what_the_server_has_not_is_not_asked_for(missing: str, wanted: Filter) 
         assert line.closed()
 
     with Scripted(script) as server, pytest.raises(Refused, match="TL-M17"):
-        Client(server.uri, client_id="x", subscribe=[wanted]).open()
+        Client(server.uri, client_id="x", subscribe=[wanted])
 
 
 # Shared subscriptions -------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_the_brokers_reason_string_is_in_the_error() -> None:
         assert line.closed()
 
     with Scripted(welcome) as server, pytest.raises(Refused) as caught:
-        Client(server.uri, client_id="x").open()
+        Client(server.uri, client_id="x")
     assert "not authorized (come back? tomorrow) (0x87)" in str(caught.value)
 
 
@@ -280,4 +280,4 @@ def test_a_refused_subscription_is_an_error(code: SubAckReasonCode, words: str) 
         assert line.closed()
 
     with Scripted(script) as server, pytest.raises(Refused, match=f"{words}.*TL-M10"):
-        Client(server.uri, client_id="x", subscribe=["$share/g/t"]).open()
+        Client(server.uri, client_id="x", subscribe=["$share/g/t"])

@@ -76,7 +76,7 @@ def honest(line: Line) -> None:
 
 def refused(script: Callable[[Line], object], **options: Any) -> TowlineError:
     with Scripted(script) as server, pytest.raises(TowlineError) as caught:
-        Client(server.uri, client_id="x", settings=ClientSettings(**{"authenticator": scram(), **options})).open()
+        Client(server.uri, client_id="x", settings=ClientSettings(**{"authenticator": scram(), **options}))
     assert PASSWORD.decode() not in str(caught.value)
     return caught.value
 

@@ -169,7 +169,7 @@ def test_a_goodbye_publishes_no_will(mosquitto: Mosquitto) -> None:
 
 def test_nobody_there_is_one_sentence() -> None:
     with pytest.raises(Unreachable, match="TL-M01"):
-        Client(f"mqtt://127.0.0.1:{free_port()}", client_id="x").open()
+        Client(f"mqtt://127.0.0.1:{free_port()}", client_id="x")
 
 
 def test_the_next_broker_of_the_list_is_taken(mosquitto: Mosquitto) -> None:
@@ -184,7 +184,7 @@ def test_a_refused_login_is_one_sentence_without_the_password(new_mosquitto: New
     users.chmod(0o600)
     broker = new_mosquitto(allow_anonymous="false", password_file=str(users))
     with pytest.raises(Refused, match=r"TL-M08") as caught:
-        Client(broker.uri, client_id="x", settings=ClientSettings(username="me", password="opensesame")).open()
+        Client(broker.uri, client_id="x", settings=ClientSettings(username="me", password="opensesame"))
     assert "opensesame" not in str(caught.value)
 
 
@@ -215,7 +215,7 @@ def test_tls(new_mosquitto: NewMosquitto, authority: Authority) -> None:
     broker = new_mosquitto(**authority.listener("localhost"))
     uri = f"mqtts://localhost:{broker.port}"
     with pytest.raises(Unreachable, match="TL-M07"):
-        Client(uri, client_id="x").open()
+        Client(uri, client_id="x")
     with Client(
         uri, client_id="x", subscribe=["t"], settings=ClientSettings(tls=Tls(ca_file=authority.ca_file))
     ) as client:

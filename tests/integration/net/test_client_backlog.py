@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,17 +20,14 @@ from towline.errors import Unreachable
 MANY = 1500
 
 
-def opened(client: Client, seconds: float = 20) -> Client:
-    """The client, open within this time: one that hangs fails its test."""
-    thread = threading.Thread(target=client.open, daemon=True)
+def opened(make: Callable[[], Client], seconds: float = 20) -> Client:
+    """A client that is there within this time: one that hangs fails its test."""
+    made: list[Client] = []
+    thread = threading.Thread(target=lambda: made.append(make()), daemon=True)
     thread.start()
     thread.join(seconds)
-    try:
-        assert not thread.is_alive(), "open() does not return"
-    finally:
-        if thread.is_alive():
-            client.close(0)
-    return client
+    assert made, "it does not return"
+    return made[0]
 
 
 def backlog(count: int, size: int, then: Callable[[Line], Any]) -> Callable[[Line], None]:
@@ -51,12 +49,12 @@ def test_a_client_opens_in_front_of_a_backlog_without_a_window(new_mosquitto: Ne
     """MQTT 3.x has no Receive Maximum, and Mosquitto may be told to have none either: SUBACK comes last."""
     broker = new_mosquitto(max_inflight_messages="0", max_queued_messages="0")
     filters = [Filter("t", 1)]
-    Client(broker.uri, client_id="late", subscribe=filters, settings=ClientSettings(protocol=protocol)).open().close()
+    late = partial(Client, broker.uri, client_id="late", subscribe=filters, settings=ClientSettings(protocol=protocol))
+    late().close()
     with Client(broker.uri, client_id="pub") as publisher:
         for receipt in [publisher.publish("t", b"%d" % n) for n in range(MANY)]:
             receipt.wait(20)
-    client = opened(Client(broker.uri, client_id="late", subscribe=filters, settings=ClientSettings(protocol=protocol)))
-    with client:
+    with opened(late) as client:
         assert client.online
         assert [m.payload for m in take(client, MANY)] == [b"%d" % n for n in range(MANY)]
 
@@ -80,13 +78,11 @@ def test_an_answer_behind_messages_nobody_takes_is_heard() -> None:
 def test_a_backlog_too_large_for_memory_is_taken_before_the_client_is_online() -> None:
     mib, count = 1 << 20, 150
     answer = backlog(count, mib, Line.subscribed)
-    with Scripted(answer) as server:
-        client = opened(Client(server.uri, client_id="x", subscribe=["t"]))
-        with client:
-            assert not client.online
-            assert sum(len(m.payload or b"") for m in client._arrivals.waiting) < 70 * mib
-            receipt = client.publish("out", b"x")
-            with pytest.raises(Unreachable, match=r"no answer within 0.1 s.*may lie behind 64 MiB of messages.*TL-M33"):
-                receipt.wait(0.1)
-            assert [int((m.payload or b"")[:8]) for m in take(client, count)] == list(range(1, count + 1))
-            wait_until(lambda: client.online)
+    with Scripted(answer) as server, opened(lambda: Client(server.uri, client_id="x", subscribe=["t"])) as client:
+        assert not client.online
+        assert sum(len(m.payload or b"") for m in client._arrivals.waiting) < 70 * mib
+        receipt = client.publish("out", b"x")
+        with pytest.raises(Unreachable, match=r"no answer within 0.1 s.*may lie behind 64 MiB of messages.*TL-M33"):
+            receipt.wait(0.1)
+        assert [int((m.payload or b"")[:8]) for m in take(client, count)] == list(range(1, count + 1))
+        wait_until(lambda: client.online)

@@ -128,7 +128,7 @@ def test_a_version_the_broker_does_not_speak_is_one_sentence(protocol: str, kind
         assert line.closed()
 
     with Scripted(other, version=5 if protocol == "5" else 4) as server, pytest.raises(kind) as caught:
-        Client(server.uri, client_id="x", settings=ClientSettings(protocol=protocol)).open()  # type: ignore[arg-type]
+        Client(server.uri, client_id="x", settings=ClientSettings(protocol=protocol))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 

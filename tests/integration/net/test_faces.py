@@ -145,7 +145,7 @@ def test_enhanced_authentication(new_gateway: NewGateway, tmp_path: Path) -> Non
         running.stop()
 
     def client(uri: str) -> None:
-        Client(uri, client_id="c", settings=ClientSettings(authenticator=scram("device,1", PASSWORD))).open().close(0)
+        Client(uri, client_id="c", settings=ClientSettings(authenticator=scram("device,1", PASSWORD))).close(0)
 
     def publisher(uri: str) -> None:
         with Publisher(

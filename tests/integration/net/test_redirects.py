@@ -48,24 +48,24 @@ def test_use_another_server_is_shown_and_not_followed(mosquitto: Mosquitto) -> N
     words = r"asks us to use another server for now: 127.0.0.1:\d+ \(0x9C\).*TL-M26"
     script = elsewhere(f"127.0.0.1:{mosquitto.port}")
     with Scripted(script) as server, pytest.raises(Unreachable, match=words):
-        Client(server.uri, client_id="x").open()
+        Client(server.uri, client_id="x")
 
 
 def test_server_moved_is_shown_and_final(mosquitto: Mosquitto) -> None:
     words = r"has moved to another server: 127.0.0.1:\d+ \(0x9D\).*follow_redirects"
     script = elsewhere(f"127.0.0.1:{mosquitto.port}", MOVED)
     with Scripted(script) as server, pytest.raises(Refused, match=words):
-        Client(server.uri, client_id="x").open()
+        Client(server.uri, client_id="x")
 
 
 def test_a_server_that_names_none_is_only_an_error() -> None:
     with Scripted(elsewhere(None)) as server, pytest.raises(Unreachable, match="and does not say which"):
-        Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True)).open()
+        Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True))
 
 
 def test_a_reference_of_control_characters_is_shown_harmlessly() -> None:
     with Scripted(elsewhere("a\x1b[2Jb\n" + "c" * 500)) as server, pytest.raises(Unreachable) as caught:
-        Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True)).open()
+        Client(server.uri, client_id="x", settings=ClientSettings(follow_redirects=True))
     assert "a?[2Jb?ccc" in str(caught.value)
     assert len(str(caught.value)) < 500
 
@@ -125,7 +125,7 @@ def test_servers_that_send_us_round_are_given_up() -> None:
     with Scripted(*[there(1)] * (hops + 1)) as one, Scripted(*[there(0)] * hops) as other:
         ports += [one.port, other.port]
         with pytest.raises(Unreachable, match=rf"server to server {MOST_HOPS} times.*TL-M27"):
-            Client(one.uri, client_id="x", settings=ClientSettings(follow_redirects=True)).open()
+            Client(one.uri, client_id="x", settings=ClientSettings(follow_redirects=True))
 
 
 def test_the_certificate_of_the_other_server_is_verified(new_mosquitto: NewMosquitto, authority: Authority) -> None:

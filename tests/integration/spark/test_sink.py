@@ -26,7 +26,7 @@ class Ear:
     """A subscriber that keeps what it heard."""
 
     def __init__(self, broker: Mosquitto) -> None:
-        self.client = Client(broker.uri, client_id="ear", subscribe=["#"]).open()
+        self.client = Client(broker.uri, client_id="ear", subscribe=["#"])
         self.messages: list[Message] = []
 
     def hear(self, count: int, timeout: float = 60) -> list[Message]:

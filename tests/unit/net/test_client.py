@@ -19,12 +19,25 @@ from towline_prove.devstack.ports import free_port
 URI = "mqtt://127.0.0.1:1"
 
 
+class Idle(Client):
+    """Online as far as its callers see, with a thread that has nothing to do."""
+
+    def _run(self) -> None:
+        self._driver.ever_online = True
+        with self._changed:
+            self._changed.notify_all()
+
+
+class Away(Client):
+    """As after a connection that broke, and with no broker to find."""
+
+    def _run(self) -> None:
+        self._driver.ever_online = True
+        super()._run()
+
+
 def opened(uri: str | list[str] = URI, **settings: Any) -> Client:
-    """A client that is open as far as its callers see, with a thread that does nothing."""
-    client = Client(uri, client_id="x", settings=ClientSettings(**settings))
-    client._thread = threading.Thread()
-    client._thread.start()
-    return client
+    return Idle(uri, client_id="x", settings=ClientSettings(**settings))
 
 
 @pytest.mark.parametrize(
@@ -119,25 +132,26 @@ def test_qos_2_to_several_brokers_needs_a_word(given: dict[str, Any], refused: b
 
 
 def test_a_text_is_one_filter() -> None:
-    client = Client(URI, client_id="x", subscribe="telemetry/#")
-    assert [f.pattern for f in client._options.session.filters] == ["telemetry/#"]
+    options = ClientSettings().options(URI, "x", "telemetry/#")
+    assert [f.pattern for f in options.session.filters] == ["telemetry/#"]
 
 
-@pytest.mark.parametrize("timeout", [0.01, None])
-def test_a_client_that_was_never_opened_says_so(timeout: float | None) -> None:
-    """With no time-out it would wait for ever: nothing is sent or received before open()."""
-    client = Client(URI, client_id="x", subscribe="t")
-    with pytest.raises(Unreachable, match=r"the client is not opened.*open\(\) first.*TL-M50"):
-        client.publish("t", timeout_s=timeout)
-    with pytest.raises(Unreachable, match="TL-M50"):
-        client.receive(timeout)
-    client.close(0)
+class Interrupted(Client):
+    """Somebody presses a key while it looks for a broker."""
+
+    def _wait_for_service(self) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("kind", "error"), [(Client, Unreachable), (Interrupted, KeyboardInterrupt)])
+def test_a_client_that_finds_no_broker_leaves_nothing_behind(kind: type[Client], error: type[BaseException]) -> None:
+    with pytest.raises(error):
+        kind(f"mqtt://127.0.0.1:{free_port()}", client_id="nobody")
+    assert "mqtt nobody" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_closed_client_says_so() -> None:
-    client = Client(f"mqtt://127.0.0.1:{free_port()}", client_id="x")
-    client._driver.ever_online = True  # as after a connection that broke
-    client.open()
+    client = Away(f"mqtt://127.0.0.1:{free_port()}", client_id="x")
     waiting = client.publish("t", b"never sent")
     client.close(0)
     client.close(0)
@@ -145,8 +159,6 @@ def test_a_closed_client_says_so() -> None:
     assert list(client) == []
     with pytest.raises(Unreachable, match=r"the client is closed.*TL-M32"):
         client.publish("t")
-    with pytest.raises(Unreachable, match="TL-M32"):
-        client.open()
     with pytest.raises(Unreachable, match="TL-M32"):
         waiting.wait(1)
 
@@ -197,10 +209,9 @@ def test_a_receipt_wakes_who_waits() -> None:
 
 
 def test_the_session_never_shows_its_password() -> None:
-    client = Client(URI, client_id="x", settings=ClientSettings(username="me", password="opensesame"))
-    assert "opensesame" not in repr(client._options)
-    assert "opensesame" not in repr(ClientSettings(password="opensesame"))
-    client.close()
+    settings = ClientSettings(username="me", password="opensesame")
+    assert "opensesame" not in repr(settings)
+    assert "opensesame" not in repr(settings.options(URI, "x"))
 
 
 def test_a_message_beyond_what_mqtt_can_say_is_refused_at_once(capfd: pytest.CaptureFixture[str]) -> None:
