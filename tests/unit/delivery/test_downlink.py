@@ -12,12 +12,15 @@ from mqtt5 import DisconnectPacket, DisconnectReasonCode, PubAckPacket, PubAckRe
 from tests.unit.delivery.test_outbound import Line
 from tests.unit.journal.support import FillingDisk
 from towline.delivery import outbound as module
+from towline.delivery import upcoming
 from towline.delivery.outbound import Outcome
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
+from towline.journal import Limits, Outbox
 from towline.mqtt import suspects
 from towline.mqtt.events import Flying, Lost, Received
+from towline.schema import OUTBOX_SCHEMA
 
 #: Microseconds since 1970, and seconds of the clock that never goes back.
 WALL_US = 1_700_000_000_000_000
@@ -266,3 +269,24 @@ def test_a_message_that_was_sent_a_second_time_goes_on_after_a_crash(tmp_path: P
     after = line(0)
     assert after.connect() == [0]
     assert [(packet.packet_id, packet.duplicate) for packet in after.sent] == [(sent.packet_id, True)]
+
+
+def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for them any more."""
+    monkeypatch.setattr(upcoming, "_CHUNK_BYTES", 1)
+    outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0, segment_bytes=4096))
+    for _ in range(12):
+        outbox.append(arrived(rows_of([{"topic": "d", "payload": bytes(2000), "qos": 1}]), 0))
+    messages = upcoming.Upcoming(outbox, None)
+    messages.repeat([(0, 12)], lambda number: number != 10)
+    first = messages.following_repeat()
+    assert first is not None
+    assert first.number == 0
+    outbox.finish(tuple(range(7)))
+    outbox.flush()
+    assert outbox.journal.first == 7
+    rest = iter(messages.following_repeat, None)
+    assert [message.number for message in rest] == [7, 8, 9, 11]
+    outbox.close()

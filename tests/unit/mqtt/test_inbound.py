@@ -283,3 +283,12 @@ def test_the_id_of_a_message_left_out_is_freed_without_a_word_to_the_disk() -> N
     delivery = take(inbound, publish(7, b"new"))
     assert delivery is not None
     assert len(delivery.messages) == 1
+
+
+def test_another_message_under_the_id_of_one_that_was_left_out_has_nothing_to_free_on_disk() -> None:
+    inbound = Inbound(5)
+    known_by_payload(inbound)
+    assert take(inbound, publish(7, b"old")) is None
+    delivery = take(inbound, publish(7, b"new"), publish(7, b"new"))
+    assert delivery is not None
+    assert (delivery.released, delivery.held[7].number, inbound.repeats, inbound.reused_ids) == ((), 5, 2, 0)

@@ -12,7 +12,7 @@ from tests.unit.mqtt.sessions import online, only, receive
 from towline.errors import Unreachable
 from towline.mqtt import reasons
 from towline.mqtt.events import Close
-from towline.mqtt.handshake import connection_refused
+from towline.mqtt.handshake import connection_ended, connection_refused
 
 
 def codes(kind: Any) -> dict[str, int]:
@@ -80,3 +80,14 @@ def test_a_refused_connect_is_tried_again_unless_it_is_for_good(name: str, code:
     assert ADVICE.get(name, "") in str(close.error)
     assert f"(0x{code:02X})" in str(close.error)
     assert "\n" not in str(close.error)
+
+
+@pytest.mark.parametrize(("name", "moved"), [("USE_ANOTHER_SERVER", False), ("SERVER_MOVED", True)])
+@pytest.mark.parametrize("reference", ["other:1883", None])
+def test_a_server_that_names_another_is_left_for_now_or_for_good(name: str, moved: bool, reference: str | None) -> None:
+    """[MQTT 5 section 4.11]: in CONNACK or in DISCONNECT."""
+    refused = ConnAckPacket(reason_code=getattr(ConnAckReasonCode, name), server_reference=reference)
+    ended = DisconnectPacket(reason_code=getattr(DisconnectReasonCode, name), server_reference=reference)
+    for close in (connection_refused(refused, "line"), connection_ended(ended, "c", "line")):
+        assert (close.reference, close.moved, close.fatal) == (reference or "", moved, moved)
+        assert (reference or "does not say which") in str(close.error)

@@ -46,6 +46,7 @@ from towline.mqtt.events import (
     Online,
     Opened,
     Publish,
+    Received,
     Remember,
     SessionLost,
     SessionRecord,
@@ -102,6 +103,7 @@ def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> 
     assert isinstance(freed, Deliver)
     assert (len(freed.messages), freed.held, freed.released) == (0, {}, (7, 9))
     assert session.deadline() == 45.0, "nobody owes us an answer; the keep alive goes on"
+    assert session.handle(Stored(freed.ticket - 1), 10.0) == [], "of what came before"
     actions = session.handle(Stored(freed.ticket), 20.0)
     assert [type(packet) for packet in sent(actions)] == [PublishPacket, SubscribePacket]
     session.validate()
@@ -461,6 +463,18 @@ def test_a_resumed_session_may_deliver_before_suback() -> None:
 
 
 # Ends of a connection, and what the next one begins with
+
+
+@pytest.mark.parametrize(("protocol", "asked"), [(3, ["a/#", "b"]), (4, []), (5, [])])
+def test_a_broker_that_can_not_say_whether_it_kept_the_session_is_asked_for_everything(
+    protocol: int, asked: list[str]
+) -> None:
+    """MQTT 3.1 has no Session Present: what we take for subscribed and is not would mean silence for ever."""
+    session = Session(replace(CONFIG, protocol=protocol), KNOWN)
+    session.handle(Opened(), 0.0)
+    session.handle(Received([ConnAckPacket(session_present=protocol > 3)]), 1.0)
+    patterns = [f.pattern for request in session._requests.values() for f in getattr(request, "filters", ())]
+    assert (patterns, session.resumed) == (asked, True)
 
 
 def test_a_connection_only_to_see_the_version_ends_at_connack() -> None:

@@ -72,7 +72,9 @@ def test_a_refusal_by_word_is_final() -> None:
     assert judged(versions, REFUSED) == [4]
     assert not versions.guessed
     judged(versions, REFUSED)
-    assert versions.judge(REFUSED, CONFIG).fatal
+    told = versions.judge(REFUSED, CONFIG)
+    assert told.fatal
+    assert "Set it." in str(told.error), "as the broker's reason has it"
 
 
 def test_a_setting_that_only_version_5_can_say_is_named_instead_of_lost() -> None:
@@ -82,6 +84,7 @@ def test_a_setting_that_only_version_5_can_say_is_named_instead_of_lost() -> Non
     assert "MQTT 3.1.1 can't be used: a shared subscription ($share) needs MQTT 5" in str(silent.error)
     assert not silent.fatal
     assert "MQTT 3.1.1 can't be used: a shared subscription ($share) needs MQTT 5" in str(refused.error)
+    assert "Change that setting" in str(refused.error)
     assert refused.fatal
 
 
