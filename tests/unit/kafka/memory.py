@@ -276,9 +276,10 @@ class MemoryProducer:
             self.queue = []
         return len(self.queue)
 
-    def purge(self, **_: bool) -> None:
+    def purge(self, *, in_queue: bool, in_flight: bool, blocking: bool) -> None:
         self.kafka.asked("purge")
-        self.queue = []
+        if in_queue:
+            self.queue = []
 
 
 class MemoryConsumer:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError as ClientError
 
@@ -48,6 +50,22 @@ def test_nothing_is_sent_to_a_topic_that_is_missing(memory: MemoryKafka, guarant
         sink(guarantee).deliver(Task(0), numbers(1))
     assert "produce" not in memory.calls
     assert memory.calls[-2:] == ["purge", "flush"], "the producer is not used again"
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_each_row_goes_to_the_topic_that_it_names(memory: MemoryKafka, guarantee: str) -> None:
+    memory.topics |= {"u": 1}
+    of = replace(kafka.settings(guarantee=guarantee), topic=None)
+    one = delivery_for(of, kafka.columns(of, "topic"))
+    batch = pa.record_batch({"topic": ["u", "t", "u"], "value": pa.array([b"1", b"2", b"3"])})
+    assert one.deliver(Task(0), [batch]).rows == 3
+    assert (memory.committed("t"), memory.committed("u")) == ([b"2"], [b"1", b"3"])
+
+
+def test_a_task_without_rows_looks_for_its_topic_too(memory: MemoryKafka) -> None:
+    memory.topics.clear()
+    with pytest.raises(KafkaError, match="TL-K04"):
+        sink("at_least_once").deliver(Task(0), [])
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
