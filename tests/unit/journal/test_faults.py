@@ -137,6 +137,26 @@ def test_rows_are_written_behind_what_is_durable(tmp_path: Path) -> None:
         assert disk.calls == ["write", "sync_data", "write", "sync_data"]
 
 
+def test_what_is_counted_while_a_frame_is_written_is_in_the_next(tmp_path: Path) -> None:
+    """The frame has the total of before [I11]."""
+
+    class Counting(FaultyDisk):
+        def sync_data(self, descriptor: int) -> None:
+            super().sync_data(descriptor)
+            if len(more):
+                journal.count(received=more.pop())
+
+    more: list[int] = []
+    journal = opened(tmp_path, ROOMY, Counting())
+    journal.count(received=1)
+    more.append(10)
+    fill(journal, 1)
+    fill(journal, 1)
+    crash(journal)
+    with opened(tmp_path) as journal:
+        assert journal.ledger == {"received": 11}
+
+
 @pytest.mark.parametrize("call", ["sync_data", "write"])
 def test_after_a_failure_the_object_is_dead(tmp_path: Path, call: str) -> None:
     disk = FaultyDisk()

@@ -161,6 +161,20 @@ def test_a_refused_append_leaves_the_files_as_they_are(tmp_path: Path) -> None:
         assert {path: path.stat().st_size for path in segments(tmp_path)} == files
 
 
+def test_rows_that_are_kept_for_another_look_give_way_to_new_ones(tmp_path: Path) -> None:
+    """Though others wait: what is committed is worth less than what comes."""
+    limits = Limits(min_free_bytes=0, max_bytes=32_000, retain_bytes=32_000)
+    with opened(tmp_path, limits) as journal:
+        journal.commit("spark", 0)
+        while journal.bytes_on_disk < 28_000:
+            fill(journal, 5, group=5)
+        journal.commit("spark", journal.end - 1)
+        assert journal.first == 0
+        fill(journal, 1, size=8_000)
+        assert journal.first > 0
+        served(journal)
+
+
 def test_a_frame_below_the_limit_keeps_it_where_all_is_committed(tmp_path: Path) -> None:
     """What is in the way lies in the file that is written to, which is never removed."""
     with opened(tmp_path, Limits(min_free_bytes=0, max_bytes=40_000)) as journal:

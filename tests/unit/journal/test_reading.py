@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.journal.support import ROOMY, SCHEMA, Unsynced, opened, store_of
 from towline.journal import Journal, Limits
-from towline.journal.reading import BATCH_BYTES, RowSlice, combined, cut
+from towline.journal.reading import BATCH_BYTES, RowSlice, combined, cut, largest_frame
 from towline.journal.segment import STRIDE
 
 if TYPE_CHECKING:
@@ -109,6 +109,14 @@ def test_a_large_frame_is_sliced_where_it_lies(tmp_path: Path) -> None:
         batches = list(journal.read(0, 50, batch_bytes=300_000))
         assert pa.total_allocated_bytes() == before
         assert [batch.num_rows for batch in batches] == [2] * 25
+
+
+@given(st.one_of(st.none(), st.integers(1 << 20, 1 << 40)))
+def test_a_frame_finds_room_below_any_limit(limit: int | None) -> None:
+    """What is appended at a time is a part of the limit, and no more than readers hold."""
+    most = largest_frame(limit)
+    assert (1 << 16) <= most <= BATCH_BYTES
+    assert limit is None or 16 * most <= limit
 
 
 def test_small_frames_are_joined_up_to_the_bounds() -> None:

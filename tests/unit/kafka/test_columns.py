@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.columns import ACCEPTED, ORIGIN, Columns, header_lists
+from towline.kafka.columns import A_HEADER, ACCEPTED, ORIGIN, Columns, header_lists
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES = {name: kinds[0] for name, kinds in ACCEPTED.items()}
@@ -149,6 +149,27 @@ def test_columns_that_do_not_fit(schema: dict[str, str], topic: str | None, says
         Columns.bind(schema, topic, include_headers=True)
     assert caught.value.code == "TL-C48"
     assert says in str(caught.value)
+
+
+cells = st.none() | st.binary(max_size=30)
+
+
+@given(st.lists(st.tuples(cells, cells, st.none() | st.lists(header, max_size=5)), min_size=1, max_size=8))
+def test_the_largest_record_is_never_underrated(rows: list[tuple[Any, Any, Any]]) -> None:
+    """Else one that Kafka refuses passes the quick look, and costs its whole batch."""
+    keys, values, lists = zip(*rows, strict=True)
+    columns = {
+        "key": pa.array(keys, pa.binary()),
+        "value": pa.array(values, pa.binary()),
+        "headers": headers_of([*lists]),
+    }
+    records = produced(bound("key", "value", "headers"), **columns)
+    sizes = [
+        len(key or b"") + len(value or b"") + sum(A_HEADER + len(n.encode()) + len(v or b"") for n, v in record[7])
+        for record in records
+        for value, key in [record[1:3]]
+    ]
+    assert bound("key", "value", "headers").largest(pa.record_batch(columns)) >= max(sizes)
 
 
 A, SITE, M = ("a", b"1"), ("site", b"x"), ("m", b"2")
