@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mqtt5 import DisconnectPacket, DisconnectReasonCode, PubAckPacket, PubAckReasonCode
+from mqtt5 import DisconnectPacket, DisconnectReasonCode, PubAckPacket, PubAckReasonCode, PubCompPacket
 
 from tests.unit.delivery.test_outbound import Line
 from tests.unit.journal.support import FillingDisk
@@ -20,6 +20,7 @@ from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
 from towline.mqtt import suspects
 from towline.mqtt.events import Flying, Lost, Received
+from towline.mqtt.outbound import Phase
 from towline.schema import OUTBOX_SCHEMA
 
 #: Microseconds since 1970, and seconds of the clock that never goes back.
@@ -290,3 +291,30 @@ def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
     rest = iter(messages.following_repeat, None)
     assert [message.number for message in rest] == [7, 8, 9, 11]
     outbox.close()
+
+
+@pytest.mark.parametrize(("qos", "pubrel"), [(1, False), (2, True)])
+def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, qos: int, pubrel: bool) -> None:
+    """Sent a second time while the first was enough: the broker may hold it under its id [MQTT-4.3.3-6]."""
+
+    def line() -> Line:
+        return Line(tmp_path, 0, segment_bytes=4096, mark=lambda *_: [])
+
+    before = line()
+    for number in range(4):
+        payload = b"%d" % number + b" " * 2000
+        before.outbox.append(arrived(rows_of([{"topic": "d", "payload": payload, "qos": qos}]), 0))
+    before.connect()
+    before.answer()
+    before.downlink.send_again([(0, 1)], lambda _: True)
+    before.downlink.turn()
+    before.downlink.flush()
+    ((packet_id, flight),) = before.outbox.flights.items()
+    assert (flight.number, [int(packet.payload) for packet in before.sent]) == (0, [0])
+    assert before.outbox.journal.first > 0
+    before.outbox.journal.close()
+    after = line()
+    assert after.connect() == []
+    assert after.session.outbound.in_flight == ({packet_id: (0, Phase.RELEASED)} if pubrel else {})
+    after.handle(Received([PubCompPacket(packet_id)]))
+    assert after.outbox.flights == {}

@@ -54,11 +54,11 @@ class Line:
         *,
         exactly_once: bool = False,
         disk: Disk | None = None,
+        segment_bytes: int = 1 << 20,
         **more: Any,
     ) -> None:
-        self.outbox = Outbox.open(
-            directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0), disk=disk
-        )
+        limits = Limits(min_free_bytes=0, segment_bytes=segment_bytes)
+        self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits, disk=disk)
         if messages:
             rows = rows_of([{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)])
             self.outbox.append(arrived(rows, 0))
