@@ -28,6 +28,11 @@ def test_filters_that_are_well_formed(good: str) -> None:
     assert filter_problem(good) is None
 
 
+def test_a_filter_has_no_u0000() -> None:
+    """[MQTT-1.5.4-2]."""
+    assert filter_problem("a/\0") is not None
+
+
 @pytest.mark.parametrize("bad", ["a#", "a/#/b", "#/a", "##", "a/b#", "+#"])
 def test_a_multi_level_wildcard_stands_alone_and_last(bad: str) -> None:
     """[MQTT-4.7.1-1], [MQTT-4.7.1-2 of 3.1.1]."""

@@ -589,6 +589,8 @@ class Method:
         self.sound = sound
 
     def start(self) -> bytes:
+        if not self.sound:
+            raise ValueError("no credentials")
         return b"first"
 
     def challenge(self, data: bytes) -> bytes:
@@ -629,9 +631,20 @@ def test_a_broker_is_trusted_with_its_proof_alone(proof: bytes | None) -> None:
 
 
 def test_a_challenge_that_fails_or_that_nobody_asked_for_ends_the_connection() -> None:
-    close = only(receive(authenticating(Method(sound=False)), challenge()), Close)
+    method = Method()
+    session = authenticating(method)
+    method.sound = False
+    close = only(receive(session, challenge()), Close)
     assert close.fatal
     assert "TL-M28" in str(close.error)
     close = only(receive(authenticating(None), challenge()), Close)
     assert isinstance(close.error, ProtocolViolation)
     assert not close.fatal
+
+
+def test_without_the_authenticator_s_first_data_no_connect_leaves() -> None:
+    session = Session(replace(CONFIG, authenticator=Method(sound=False)), KNOWN)
+    actions = session.handle(Opened(), 0.0)
+    close = only(actions, Close)
+    assert (close.fatal, sent(actions), session.state) == (True, [], SessionState.OFFLINE)
+    assert "no credentials" in str(close.error)
