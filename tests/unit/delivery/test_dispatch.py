@@ -149,7 +149,8 @@ def test_while_all_is_handed_over_that_may_be_nothing_is_due() -> None:
     assert list(plan.ready(6.0, 10)) == [0]
     plan.hand_over(0, "a", 1)
     plan.answered(1, 0, 6.0)
-    assert plan.due() is None, "it is being tried again"
+    assert plan.admit(3, "a") is Fate.WAIT
+    assert plan.due() is None, "the first is being tried again, and the next waits for its answer"
 
 
 def test_what_is_ready_waits_again_behind_one_of_its_topic_that_was_put_off_meanwhile() -> None:
