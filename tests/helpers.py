@@ -12,6 +12,7 @@ from functools import cache
 from typing import NoReturn, TypeVar
 
 import mqtt5
+import psutil
 import pytest
 from confluent_kafka import Producer
 
@@ -39,6 +40,18 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+def wait_for_end(processes: Iterable[psutil.Process], timeout: float = 60.0) -> None:
+    """Wait until all have ended; one that nobody reaps has ended too, which `psutil.wait_procs` does not say."""
+
+    def ended(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return True
+
+    for process in processes:
+        wait_until(lambda process=process: ended(process), timeout, f"the end of {process}")  # type: ignore[misc]
 
 
 def wait_until(condition: Callable[[], T | None], timeout: float = 60.0, what: str = "") -> T:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.conftest import NewTopic
-from tests.helpers import produce_all, wait_until
+from tests.helpers import produce_all, wait_for_end, wait_until
 from tests.integration.bridge.running import PATIENCE, in_kafka
 from towline.checkpoint import Checkpoint
 from towline_prove.devstack import Kafka
@@ -33,7 +33,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     for one in family:
         one.kill()
     process.wait()
-    psutil.wait_procs(family, timeout=60)
+    wait_for_end(family)
 
 
 def test_every_alarm_once_across_kill_9(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
-from tests.helpers import wait_until
+from tests.helpers import wait_for_end, wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.bridge.test_delivery_semantics import begun, nothing_waits, online
 from towline_prove.devstack import Kafka, Mosquitto
@@ -91,7 +91,7 @@ def lose(bridge: Running) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             os.kill(one.pid, signal.SIGKILL)
     bridge.process.wait(PATIENCE)
-    psutil.wait_procs(family, PATIENCE)
+    wait_for_end(family, PATIENCE)
 
 
 def moved(bridge: Running, to: str) -> None:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import towline
-from tests.helpers import wait_until
+from tests.helpers import wait_for_end, wait_until
 from tests.integration.spark.collecting import Collected
 from tests.unit.gateway.serving import Served, rows, served
 from towline.schema import ROW_SCHEMA
@@ -333,7 +333,7 @@ def test_kill_9_of_the_driver_in_a_batch(spark: SparkSession, server: Served, st
         tree = psutil.Process(driver.pid).children(recursive=True)
         (jvm,) = [process for process in tree if process.name() == "java"]
         jvm.kill()
-        psutil.wait_procs(tree, timeout=120)
+        wait_for_end(tree, 120)
     finally:
         driver.kill()
         driver.wait()
