@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.sqlcheck import judge, says_sql
-from towline.bridge.runtime.driver import mistakes_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -92,10 +91,9 @@ def test_right_sql_passes(spark: SparkSession, tmp_path: Path) -> None:
 def test_an_error_that_pyspark_has_no_class_for_is_its_lines_own(spark: SparkSession, tmp_path: Path) -> None:
     """A lambda where no function takes it: Spark ends with an error within its analyzer."""
     bridge = read(f'{GOOD}where = "x -> x"\n{DOWNLINK}where = "kee IS NULL"\n', tmp_path)
-    up, down = (mistakes_in(bridge, line, spark) for line in bridge.lines)
-    what = "Spark has no answer to an expression of it (UnresolvedException)"
-    assert [str(one) for one in up] == [f'uplink "telemetry": {what}. Correct its SQL.   [TL-C74]']
-    assert [one.code for one in down] == ["TL-C74"]
+    wrong = {name: [error.what for error in mistakes.found()] for name, mistakes in judge(bridge, spark).items()}
+    assert wrong["telemetry"] == ["where: Spark has no answer to it (UnresolvedException)"]
+    assert wrong.keys() == {"telemetry", "commands"}
 
 
 def test_without_spark_nothing_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,8 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dic
         spark: A session of the bridge.
         shown: The file as the user wrote it; its whole path by default.
     """
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - towline check does without Spark
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - towline check does without Spark
+    from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.logger import PySparkLogger  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom
 
@@ -58,11 +59,14 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dic
                     before = frame.withColumn("fault", F.lit("")) if path[0] == "failure_notice" else frame
                     kind = _KINDS.get(str(path[0]), "STRING")
                     before.where(found if path[-1] == "where" else found.cast(kind).isNotNull())
-            except PySparkException as error:
+            except (PySparkException, Py4JJavaError) as error:
+                # PySpark has no class for some errors of the analyzer; their text may quote a variable's value [I12].
+                java = error.java_exception.getClass().getSimpleName() if isinstance(error, Py4JJavaError) else None
+                said_by_spark = str(error) if java is None else f"Spark has no answer to it ({java})"
                 place = (line.kind, document.number(line.kind, line.name) or 0, *table, *path)
                 subject = f'{line.kind} "{line.name}"' + (f" route {int(table[1]) + 1}" if table else "")
                 key = ".".join(map(str, path)).removesuffix(".sql")
-                what = f"{key}: {_MARKS.sub('', ' '.join(str(error).split()))[:300]}"
+                what = f"{key}: {_MARKS.sub('', ' '.join(said_by_spark.split()))[:300]}"
                 wrong.setdefault(line.name, discreet(document)).add("TL-C74", place, subject, what, "Correct it.")
                 if path[0] == "fields":
                     break  # what is made of a mistake is not another one

@@ -21,10 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
-from py4j.protocol import Py4JJavaError
 from pydantic import TypeAdapter
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import JStreamingQueryListener
 
 from towline.bridge.config import sqlcheck
@@ -35,10 +33,10 @@ from towline.bridge.runtime.placing import look_at_executors, look_at_master
 from towline.bridge.runtime.runner import LineRunner
 from towline.bridge.runtime.session import session
 from towline.bridge.uplink.query import UplinkQuery
-from towline.errors import ConfigError, SetupError, TowlineError
+from towline.errors import SetupError, TowlineError
 from towline.logfile import LogStream
 
-__all__ = ["Driver", "Reports", "main", "mistakes_in", "query_of", "step_all"]
+__all__ = ["Driver", "Reports", "main", "query_of", "step_all"]
 
 #: Longest wait for a batch to end after ``stop``, in seconds; what it wrote comes again after the next start.
 STOP_S: Final = 60.0
@@ -73,17 +71,6 @@ _LINE: Final[TypeAdapter[Line | DownLine]] = TypeAdapter(Line | DownLine)
 def query_of(bridge: Bridge, line: Line | DownLine) -> UplinkQuery | DownlinkQuery:
     """The query of a line, by its direction."""
     return UplinkQuery(bridge, line) if isinstance(line, Line) else DownlinkQuery(bridge, line)
-
-
-def mistakes_in(bridge: Bridge, line: Line | DownLine, spark: SparkSession) -> list[ConfigError]:
-    """What is wrong with the SQL of a line; an error of Spark's own is this line's fault, and no other's."""
-    try:
-        wrong = sqlcheck.judge(bridge.model_copy(update={"lines": (line,)}), spark)
-        return [error for one in wrong.values() for error in one.found()]
-    except Py4JJavaError as error:  # what PySpark has no class for; its text may quote a variable's value [I12]
-        kind = error.java_exception.getClass().getSimpleName()
-        what = f"Spark has no answer to an expression of it ({kind})"
-        return [ConfigError("TL-C74", f'{line.kind} "{line.name}"', what, "Correct its SQL.")]
 
 
 def step_all(runners: Sequence[LineRunner], at_once: int = os.cpu_count() or 1) -> None:
@@ -149,9 +136,8 @@ class Driver:
         }
         look_at_master(bridge.spark.master)
         self.spark = session(bridge)
-        for line in bridge.lines:
-            if mistakes := mistakes_in(bridge, line, self.spark):
-                self._give_up(line.name, mistakes)
+        for name, mistakes in sqlcheck.judge(bridge, self.spark).items():
+            self._give_up(name, mistakes.found())
         self._look_at_executors()
         self.say("ready", seconds=time.monotonic() - began, spark=self.spark.version, pid=os.getpid())
 
@@ -208,7 +194,8 @@ class Driver:
 
     def _judge(self, of: str, lines: Sequence[Line | DownLine]) -> None:
         """Report the mistakes in the SQL of lines as they are to be."""
-        errors = [error for line in lines for error in mistakes_in(self.bridge, line, self.spark)]
+        wrong = sqlcheck.judge(self.bridge.model_copy(update={"lines": tuple(lines)}), self.spark)
+        errors = [error for one in wrong.values() for error in one.found()]
         self.say("judged", of=of, mistakes=[(one.code, one.where, one.what, one.do) for one in errors])
 
     def _take(self, line: Line | DownLine) -> None:
