@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NoReturn, TypeVar
 
 import mqtt5
@@ -24,6 +24,7 @@ from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.stubs import Stub
+from towline.processes import started
 
 __all__ = [
     "commit",
@@ -44,14 +45,9 @@ T = TypeVar("T")
 
 def wait_for_end(processes: Iterable[psutil.Process], timeout: float = 60.0) -> None:
     """Wait until all have ended; one that nobody reaps has ended too, which `psutil.wait_procs` does not say."""
-
-    def ended(process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-        return True
-
     for process in processes:
-        wait_until(lambda process=process: ended(process), timeout, f"the end of {process}")  # type: ignore[misc]
+        ended = partial(lambda one: not one.is_running() or started(one.pid) is None, process)
+        wait_until(ended, timeout, f"the end of {process}")
 
 
 def wait_until(condition: Callable[[], T | None], timeout: float = 60.0, what: str = "") -> T:

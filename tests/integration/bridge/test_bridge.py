@@ -9,10 +9,9 @@ import psutil
 import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
-from tests.helpers import wait_until
+from tests.helpers import wait_for_end, wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline_prove.devstack import Kafka, Mosquitto, free_port
-from towline_prove.devstack.process import Process
 
 pytestmark = pytest.mark.spark
 
@@ -60,12 +59,11 @@ def test_messages_arrive_whatever_is_killed(
     publish(broker, 0, 1, topic="t/d/large", text="x" * 1_100_000)
     wait_until(lambda: (a := bridge.account())["received"] >= 1008 and not a["waiting"], PATIENCE, "a dead letter")
 
-    children = [Process.of(one.pid) for one in psutil.Process(bridge.process.pid).children(recursive=True)]
+    children = psutil.Process(bridge.process.pid).children(recursive=True)
     assert children
     bridge.process.kill()
     bridge.process.wait()
-    # One that nobody has reaped has ended too.
-    wait_until(lambda: not any(one.alive for one in children), PATIENCE, "the end of the bridge's children")
+    wait_for_end(children, PATIENCE)
     (bridge.directory / "state" / "bridge.json").unlink()  # killed before it had told of a batch
     publish(broker, 1000, 500)
     (bridge.directory / "out").write_text("")
