@@ -32,6 +32,10 @@ class ProcessMark:
         """Mark a process of this machine; ``started`` is 0 when it is not there."""
         return cls(pid, started(pid) or 0, socket.gethostname())
 
+    def runs_here(self) -> bool:
+        """Whether the process runs on this machine; another one with its pid, or one on another host, is not it."""
+        return self == ProcessMark.of(self.pid)
+
     def gone(self) -> bool:
         """Whether the process has certainly ended; of a process on another host nothing is certain."""
         return self.host == socket.gethostname() and started(self.pid) != self.started

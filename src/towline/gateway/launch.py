@@ -98,7 +98,7 @@ def end_running(state_dir: Path) -> None:
     deadline = time.monotonic() + START_S
     with _alone(state_dir.absolute(), deadline):
         endpoint = GatewayEndpoint.read(state_dir)
-        if endpoint is not None and ProcessMark.of(endpoint.pid) == endpoint.process:  # not the pid of another machine
+        if endpoint is not None and endpoint.process.runs_here():
             _end(endpoint.process, deadline)
 
 

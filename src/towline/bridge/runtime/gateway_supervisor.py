@@ -28,7 +28,6 @@ from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import ensure
 from towline.guarantee import AckAfter
-from towline.processes import ProcessMark
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine
@@ -88,7 +87,7 @@ class GatewaySupervisor(ChildSupervisor):
     def end(self, *, at_once: bool = False) -> None:
         """Ask a gateway that is ours to end: it acknowledges what is safe and leaves its session alive."""
         endpoint = GatewayEndpoint.read(self.line.gateway.state_dir)
-        if endpoint is None or endpoint.owner_pid != os.getpid() or ProcessMark.of(endpoint.pid) != endpoint.process:
+        if endpoint is None or endpoint.owner_pid != os.getpid() or not endpoint.process.runs_here():
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(endpoint.pid, signal.SIGTERM)
