@@ -22,6 +22,7 @@ from towline.bridge.config.model import BATCH_BYTES, Bridge, Line
 from towline.doctor.case import PROBE, Case, LineLoad
 from towline.doctor.table import Answer, Check, Standing, fact, named, sized, span
 from towline.errors import SetupError
+from towline.guarantee import AckAfter
 from towline.sizing import journal_bytes_s
 
 __all__ = ["CHECKS", "FileSystem", "Spot", "ThisMachine", "file_system", "host_memory", "syncs"]
@@ -86,13 +87,22 @@ class FileSystem:
 
 @dataclass(frozen=True)
 class Spot:
-    """What a line has on this machine: its state directory, bytes of its journal at most and left free, its load."""
+    """What a line has on this machine.
+
+    Attributes:
+        line: Its name.
+        directory: Its state directory.
+        max_bytes, min_free: Bytes of its journal at most, and left free on the disk.
+        load: What comes in.
+        grows: Its journal takes what comes while Kafka is away; with ``ack_after = "kafka"`` the broker's queue does.
+    """
 
     line: str
     directory: Path
     max_bytes: int | None = None
     min_free: int = 0
     load: LineLoad | None = None
+    grows: bool = True
 
     @property
     def written_s(self) -> float:
@@ -205,7 +215,8 @@ def _spots(case: Case) -> Iterator[Spot]:
         for one in line.each_gateway or (line.gateway,):
             if isinstance(line, Line):
                 limits, load = one.journal, case.loads.get(line.name)
-                yield Spot(line.name, one.state_dir, limits.max_bytes, limits.min_free_bytes, load)
+                grows = one.acks is not AckAfter.KAFKA
+                yield Spot(line.name, one.state_dir, limits.max_bytes, limits.min_free_bytes, load, grows)
             elif (outbox := one.outbox) is not None:
                 yield Spot(line.name, one.state_dir, outbox.max_bytes, outbox.min_free_bytes)
 
@@ -255,6 +266,10 @@ def _room_of(spots: Sequence[Spot], seen: FileSystem) -> Answer:
         return Answer(WARNS if seen.inodes else BROKEN, because, "no file can be made there", mend)
     if usable <= 0:
         return Answer(BROKEN, fact_, f"now: {stops}", "Make room, or lower min_free_bytes.")
+    if held := named(spot.line for spot in spots if not spot.grows):
+        fact_ += f'; what comes to {held} waits in the broker (ack_after = "kafka")'
+    if not (spots := [spot for spot in spots if spot.grows]):
+        return Answer(LIMITED, fact_, "Kafka is away: intake stops, and the broker's queue has to hold (TL-D05)")
     limited = [spot for spot in spots if spot.max_bytes is not None]
     fact_ += "".join(f"; max_bytes = {spot.max_bytes:,} of {spot.line}" for spot in limited)
     written = sum(spot.written_s for spot in spots)

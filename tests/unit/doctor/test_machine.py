@@ -7,6 +7,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,23 @@ def test_room_warns_exactly_when_it_is_over_within_the_hour(
 )
 def test_room_without_a_rate(tmp_path: Path, spot: Spot, changes: dict[str, Any], verdict: Standing) -> None:
     assert room(tmp_path, spot, **changes).verdict is verdict
+
+
+def test_room_is_no_time_without_kafka_for_a_line_that_the_broker_holds(tmp_path: Path) -> None:
+    def acked_late(text: str) -> str:
+        return text.replace('"exactly_once"', '"at_least_once"\nack_after = "kafka"')
+
+    spots = [spot for spot in machine._spots(bridge_case(tmp_path, "b", "k:9092", acked_late)) if spot.line == "up"]
+    alone = machine._room_of([replace(spot, load=LOAD) for spot in spots], FileSystem(**{**SOUND, "free": 10**9}))
+    assert alone.verdict is LIMITED
+    assert alone.until == "Kafka is away: intake stops, and the broker's queue has to hold (TL-D05)"
+    beside = machine._room_of(
+        [*spots, Spot("other", HERE, load=LOAD)], FileSystem(**{**SOUND, "free": 29 * 10**9 + spots[0].min_free})
+    )
+    assert "what comes to up waits in the broker" in beside.because
+    assert beside.until.startswith(f"Kafka is away for {span(29e9 / journal_bytes_s(2_000, 400_000))}")
+    full = machine._room_of(spots, FileSystem(**{**SOUND, "free": 0}))
+    assert full.verdict is BROKEN
 
 
 @pytest.mark.parametrize(
