@@ -173,7 +173,8 @@ def places_of(parsed: SinkOptions) -> tuple[GatewayPlace, ...]:
     if not place.settings:
         return (place,)
     directory = Path(place.state_dir)
-    known = {int(one.name.rpartition("-")[2]) for one in directory.glob("[0-9]*-of-[0-9]*")}
+    named = (re.fullmatch(r"\d+-of-(\d+)", one.name) for one in directory.glob("*-of-*"))
+    known = {int(match[1]) for match in named if match}
     if other := ({1} if (directory / "outbox").exists() else known) - {clients}:
         what = f"the state directory {directory} has {other.pop()}, and a batch that is run again meets what each has"
         do = "Set it back; for another number take a new stateDir and a new checkpoint, when all is delivered."

@@ -24,6 +24,7 @@ def test_each_has_a_directory_an_id_and_a_number(tmp_path: Path) -> None:
         (number, "file:/ck") for number in range(3)
     ]
     (tmp_path / "s" / "1-of-3").mkdir(parents=True)
+    (tmp_path / "s" / "1-of-3.bak").mkdir()  # somebody's copy
     assert places_of(parse_sink_options(options, "file:/ck")) == places
     for wrong in ("1", "2"):
         with pytest.raises(ConfigError, match=r"has 3, .*TL-C28"):
