@@ -35,6 +35,7 @@ class Relay:
         for thread in self._threads:
             thread.join(60)
         self._server.close()
+        assert not any(thread.is_alive() for thread in self._threads)
 
     @property
     def address(self) -> str:
@@ -110,7 +111,7 @@ class HttpProxy(Relay):
     def meet(self, client: socket.socket) -> socket.socket | None:
         request = b""
         while not request.endswith(b"\r\n\r\n"):
-            request += client.recv(1)
+            request += _exactly(client, 1)
         lines = request.decode().split("\r\n")
         self.requests.append(lines[0])
         wanted = f"Proxy-Authorization: Basic {base64.b64encode((self.login or '').encode()).decode()}"
