@@ -49,7 +49,9 @@ def dropped_by(broker: Mosquitto) -> int:
                     assert isinstance(payload, bytes)
                     return int(payload)
                 continue
-            rest += sock.recv(4096)
+            if not (more := sock.recv(4096)):
+                raise ConnectionError("the broker ended the connection before it said what it dropped")
+            rest += more
 
 
 class Rig:

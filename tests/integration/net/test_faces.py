@@ -20,7 +20,7 @@ from tests.integration.gateway.conftest import NewGateway
 from tests.integration.net.authenticators import scram
 from tests.integration.net.scripted import Scripted
 from tests.integration.net.test_authentication import PASSWORD, honest
-from tests.integration.net.ways import Relay
+from tests.integration.net.ways import Relay, exactly
 from towline import Client, ClientSettings, Publisher
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.ports import free_port
@@ -48,7 +48,7 @@ class Overheard(Relay):
 
     def meet(self, client: socket.socket) -> socket.socket | None:
         while not self.said.endswith(b"\r\n\r\n"):
-            self.said += client.recv(1)
+            self.said += exactly(client, 1)
         broker = super().meet(client)
         assert broker is not None
         broker.sendall(self.said)

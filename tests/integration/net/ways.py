@@ -111,7 +111,7 @@ class HttpProxy(Relay):
     def meet(self, client: socket.socket) -> socket.socket | None:
         request = b""
         while not request.endswith(b"\r\n\r\n"):
-            request += _exactly(client, 1)
+            request += exactly(client, 1)
         lines = request.decode().split("\r\n")
         self.requests.append(lines[0])
         wanted = f"Proxy-Authorization: Basic {base64.b64encode((self.login or '').encode()).decode()}"
@@ -129,8 +129,8 @@ class SocksProxy(HttpProxy):
     """A SOCKS5 proxy (RFC 1928, RFC 1929) that knows CONNECT only."""
 
     def meet(self, client: socket.socket) -> socket.socket | None:
-        _version, count = _exactly(client, 2)
-        offered = _exactly(client, count)
+        _version, count = exactly(client, 2)
+        offered = exactly(client, count)
         method = 2 if self.login else 0
         if method not in offered:
             client.sendall(b"\x05\xff")
@@ -141,17 +141,17 @@ class SocksProxy(HttpProxy):
         return self._lead(client)
 
     def _logged_in(self, client: socket.socket) -> bool:
-        user = _exactly(client, _exactly(client, 2)[1]).decode()
-        password = _exactly(client, _exactly(client, 1)[0]).decode()
+        user = exactly(client, exactly(client, 2)[1]).decode()
+        password = exactly(client, exactly(client, 1)[0]).decode()
         right = f"{user}:{password}" == self.login
         client.sendall(bytes([1, 0 if right else 1]))
         return right
 
     def _lead(self, client: socket.socket) -> socket.socket | None:
-        _version, _command, _reserved, kind = _exactly(client, 4)
-        size = {1: 4, 4: 16}.get(kind) or _exactly(client, 1)[0]
-        address = _exactly(client, size)
-        port = struct.unpack("!H", _exactly(client, 2))[0]
+        _version, _command, _reserved, kind = exactly(client, 4)
+        size = {1: 4, 4: 16}.get(kind) or exactly(client, 1)[0]
+        address = exactly(client, size)
+        port = struct.unpack("!H", exactly(client, 2))[0]
         family = {1: socket.AF_INET, 4: socket.AF_INET6}.get(kind)
         host = socket.inet_ntop(family, address) if family else address.decode()
         self.requests.append(f"{host}:{port}")
@@ -164,7 +164,8 @@ class SocksProxy(HttpProxy):
         return broker
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def exactly(sock: socket.socket, count: int) -> bytes:
+    """So many bytes; ConnectionError where the stream ends before."""
     data = b""
     while len(data) < count:
         more = sock.recv(count - len(data))
