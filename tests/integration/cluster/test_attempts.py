@@ -37,6 +37,8 @@ ui = true
 [spark.conf]
 "spark.executor.memory" = "512m"
 "spark.ui.port" = {ui}
+# Batches take two stages or three, many a second: each is still there when it is counted how often it was run.
+"spark.ui.retainedStages" = 1000000
 # One that is not heard of for 12 s counts as lost; Spark's own values are 120 s, and 60 s between two looks.
 "spark.network.timeout" = "12s"
 "spark.network.timeoutInterval" = "1s"
@@ -58,6 +60,8 @@ ROUTE = '{{ from = "{hall}/{{device}}/#", topic = "{name}", key = "{{device}}" }
 LOADS = {"exactly_once": {"exactly_once-2": 2}, "at_most_once": {"at_most_once-0": 0}}
 #: Seconds for which a task that needs Kafka stands still, while one that does not is done.
 STILL_S = 2.0
+#: Executors that die at most until a stage is run again.
+MOST_DEATHS = 12
 
 
 class Attempts:
@@ -190,6 +194,11 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
             woken = one.sleeps_within_a_task("exactly_once")
             record_property("woken", woken)
             assert woken, "all that slept was killed before it could be woken"
+            deaths = 2  # a stage is run again only where what is gone had the rows that the shuffle wants
+            while one.runs_of_a_stage() == 1 and deaths < MOST_DEATHS:
+                one.dies_within_a_task("exactly_once")
+                deaths += 1
+            record_property("deaths", deaths)
             assert one.runs_of_a_stage() > 1
             assert "[TL-" not in one.bridge.out, "the line has not noticed"
             assert one.bridge.interrupt() == 0

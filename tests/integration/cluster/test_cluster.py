@@ -54,6 +54,11 @@ class Lives:
         account = self.line()["account"] or {"received": 0, "waiting": 0}
         return int(account["received"]) - int(account["waiting"])
 
+    def waiting(self, hall: str) -> int:
+        """How many messages a gateway holds that no batch has committed."""
+        status = gateway_status(self.place / hall / hall)
+        return -1 if status is None else int(status["waiting"])
+
     def goes_on(self, after: str, more: int = 50) -> None:
         """Wait until further messages are in Kafka."""
         least = self.in_kafka() + more

@@ -60,10 +60,9 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
             lives.goes_on("the other worker's executor")
 
             page.run("kill -9 $(jobs -p %1)")
-            lives.goes_on("a gateway, which is gone")
-            page.run(first)
+            page.run(f"{first}\nGATEWAY=$!")
             lives.comes_online("hall-1")
-            lives.goes_on("a gateway, which is back")
+            lives.goes_on("a gateway, for which a batch may wait that was begun with its messages")
 
             page.run("towline devstack kill kafka-2 --dir stack")
             lives.goes_on("a broker of Kafka")
@@ -73,6 +72,13 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
             lives.goes_on("the master, which is gone")
             page.run("towline devstack restart spark-master --dir stack")
             lives.goes_on("the master, which is back")
+
+            loads[0].end()
+            wait_until(lambda: lives.waiting("hall-1") == 0, PATIENCE, "no batch that needs a gateway")
+            page.run("kill -9 $GATEWAY")
+            lives.goes_on("a gateway, which is gone")
+            page.run(first)
+            lives.comes_online("hall-1")
 
             for load in loads:
                 load.end()

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import NewTopic
-from tests.helpers import wait_until
 from tests.integration.kafka.writing import account, committed
 from towline_prove.devstack import Kafka
+from towline_prove.reader import Tail
 
 pytestmark = [pytest.mark.long, pytest.mark.faults, pytest.mark.spark]
 
@@ -33,13 +34,14 @@ def test_killed_at_random_moments(
     record_property("kills", KILLS)
     command = [sys.executable, "-m", "tests.integration.kafka.streaming", kafka.bootstrap, name, str(tmp_path / "ck")]
     for _ in range(KILLS):
-        before = len(committed(kafka, name))
         with (tmp_path / "log").open("wb") as log:
             application = subprocess.Popen(
                 command, cwd=Path(__file__).parents[3], stdout=log, stderr=log, start_new_session=True
             )
         try:
-            wait_until(lambda: len(committed(kafka, name)) > before + 400, 300, "batches of this life")  # noqa: B023
+            with closing(Tail(kafka.bootstrap, name, from_now=True)) as tail:
+                arrived = tail.until(lambda arrived: len(arrived) > 400, seconds=300)
+            assert len(arrived) > 400, "too few batches of this life"
             time.sleep(dice.uniform(0, 1))  # the kill falls anywhere within a batch
         finally:
             os.killpg(application.pid, signal.SIGKILL)
