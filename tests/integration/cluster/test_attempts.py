@@ -135,7 +135,7 @@ class Attempts:
 
         def caught() -> bool:
             self.kafka.pause()
-            if line in self._standing_here():
+            if self._stands_here(line):
                 return True
             self.kafka.resume()
             self.goes_on(line, 1)
@@ -145,17 +145,17 @@ class Attempts:
         (executor,) = executors_of(self.cluster.workers[0])
         return executor
 
-    def _standing_here(self) -> set[str]:
-        """As `_tasks_here`, once what needs no Kafka has ended."""
-        seen, since = self._tasks_here(), time.monotonic()
+    def _stands_here(self, line: str) -> bool:
+        """Whether a task of a line runs on the first worker, once what needs no Kafka has ended."""
+        seen, since = line in self._tasks_here(), time.monotonic()
 
-        def stands() -> bool:
+        def settled() -> bool:
             nonlocal seen, since
-            if (now := self._tasks_here()) != seen:
+            if (now := line in self._tasks_here()) is not seen:
                 seen, since = now, time.monotonic()
             return time.monotonic() - since >= STILL_S
 
-        wait_until(stands, PATIENCE, "no task that begins or ends")
+        wait_until(settled, PATIENCE, f"no task of {line} that begins or ends")
         return seen
 
     def _tasks_here(self) -> set[str]:
