@@ -87,21 +87,14 @@ class FileSystem:
 
 @dataclass(frozen=True)
 class Spot:
-    """What a line has on this machine.
-
-    Attributes:
-        line: Its name.
-        directory: Its state directory.
-        max_bytes, min_free: Bytes of its journal at most, and left free on the disk.
-        load: What comes in.
-        grows: Its journal takes what comes while Kafka is away; with ``ack_after = "kafka"`` the broker's queue does.
-    """
+    """What a line has on this machine: its state directory, bytes of its journal at most and left free, its load."""
 
     line: str
     directory: Path
     max_bytes: int | None = None
     min_free: int = 0
     load: LineLoad | None = None
+    #: Its journal takes what comes while Kafka is away; with ``ack_after = "kafka"`` the broker's queue does.
     grows: bool = True
 
     @property
@@ -213,12 +206,10 @@ def _spots(case: Case) -> Iterator[Spot]:
     """What the lines of a bridge have on this machine."""
     for line in case.bridge.lines:
         for one in line.each_gateway or (line.gateway,):
-            if isinstance(line, Line):
-                limits, load = one.journal, case.loads.get(line.name)
+            load, limits = (case.loads.get(line.name), one.journal) if isinstance(line, Line) else (None, one.outbox)
+            if limits is not None:
                 grows = one.acks is not AckAfter.KAFKA
                 yield Spot(line.name, one.state_dir, limits.max_bytes, limits.min_free_bytes, load, grows)
-            elif (outbox := one.outbox) is not None:
-                yield Spot(line.name, one.state_dir, outbox.max_bytes, outbox.min_free_bytes)
 
 
 def _sound(machine: ThisMachine) -> Iterator[Answer]:

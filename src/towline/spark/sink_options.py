@@ -173,9 +173,9 @@ def places_of(parsed: SinkOptions) -> tuple[GatewayPlace, ...]:
     if not place.settings:
         return (place,)
     directory = Path(place.state_dir)
-    named = (re.fullmatch(r"\d+-of-(\d+)", one.name) for one in directory.glob("*-of-*"))
-    known = {int(match[1]) for match in named if match}
-    if other := ({1} if (directory / "outbox").exists() else known) - {clients}:
+    matches = (re.fullmatch(r"\d+-of-(\d+)", entry.name) for entry in directory.glob("*-of-*"))
+    totals = {int(match[1]) for match in matches if match}
+    if other := ({1} if (directory / "outbox").exists() else totals) - {clients}:
         what = f"the state directory {directory} has {other.pop()}, and a batch that is run again meets what each has"
         do = "Set it back; for another number take a new stateDir and a new checkpoint, when all is delivered."
         raise ConfigError("TL-C28", f'{WHERE} option "clients" = "{clients}"', what, do)
