@@ -68,8 +68,6 @@ def _read(pieces: list[bytes], version: int, limit: int = _MAX_PACKET) -> tuple[
 def _check_writing(packet: Any, version: int) -> None:
     from towline.mqtt.codec import encode  # noqa: PLC0415
 
-    if getattr(packet, "response_topic", None) == "":
-        return  # taken, because a connection must not end for it, and never said [MQTT-4.7.3-1]
     data = encode(packet, version)
     again, held = _read([data], version)
     assert again is not None, f"we refuse what we wrote: {data.hex(' ')}"

@@ -32,7 +32,7 @@ from mqtt5 import (
 )
 
 from towline.mqtt import codec3, fence
-from towline.mqtt.fence import MAX_PROPERTIES
+from towline.mqtt.fence import MAX_PROPERTIES, SHAPE_KEY, MalformedPacket
 from towline.mqtt.plain import PlainReader, PlainRun, PlainRuns
 from towline.mqtt.stubs import Published, Skipping, Stub, crowded
 
@@ -57,9 +57,10 @@ LEVEL_5: Final = 5
 _PUBLISH_NIBBLE: Final = 3
 #: Longest variable byte integer [MQTT-1.5.5-1].
 _MAX_LENGTH_BYTES: Final = 4
-#: A packet up to this size other than PUBLISH has no room for a property with a string: type, length, reason code, the
-#: properties' length, a property's identifier and the two bytes of its string's length make seven.
-_NO_STRINGS_BYTES: Final = 6
+#: A packet up to this size other than PUBLISH has no field that is text, or could end behind its packet.
+_NO_FIELDS_BYTES: Final = 4
+#: A Property Length that is none: of more than one byte, or of a packet of which is not known where it stands.
+_UNKNOWN: Final = 0x80
 #: CONNACK of a server that speaks only 3.x: the one packet of 3.x it may answer to a CONNECT of version 5.
 _OLDER_PROTOCOL: Final = b"\x20\x02\x00\x01"
 #: PUBLISHes of a chunk larger than this are read without a look at their UTF-8 first, which would cost half as much
@@ -68,19 +69,6 @@ _TRUSTED_CHUNK_BYTES: Final = 16 << 10
 #: A PUBLISH may be crowded with properties, or larger than the limit, if the second byte of its remaining length, which
 #: counts 128s, is at least this: an identifier takes 2 bytes, so a shorter packet holds no more than is allowed.
 _CROWDED_128S: Final = 2 * MAX_PROPERTIES // 128
-
-
-class MalformedPacket(ValueError):
-    """Bytes that are no MQTT packet.
-
-    Attributes:
-        reason: Reason code for our DISCONNECT: 0x81 malformed, 0x82 protocol error, 0x90 topic name invalid,
-            0x95 packet too large, 0x97 too many properties.
-    """
-
-    def __init__(self, what: str, reason: int = 0x81) -> None:
-        super().__init__(what)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +169,10 @@ class Decoder:
         """
         try:
             return self._feed(data)
-        except fence.InvalidTopic as error:
-            raise MalformedPacket(str(error), 0x90) from error
-        except fence.TooManyProperties as error:
-            raise MalformedPacket(str(error), 0x97) from error
         except MalformedPacket:
             raise
         except ValueError as error:
-            raise MalformedPacket(str(error)) from error
+            raise MalformedPacket(str(error), fence.reason_of(str(error))) from error
         except BaseException as error:
             if not fence.is_panic(error):
                 raise
@@ -226,14 +210,16 @@ class Decoder:
             raise MalformedPacket(f"a packet of {size:,} bytes, more than max_packet_bytes = {self._max:,}", 0x95)
         return Skipping(header, size, left, properties=self._version == LEVEL_5)
 
-    def _walk5(self, buffer: bytes, items: list[Item]) -> int:
+    def _walk5(self, buffer: bytes, items: list[Item]) -> int:  # noqa: C901, PLR0915  # a call would cost a tenth
         view = memoryview(buffer)
         position, size, read, large = 0, len(buffer), mqtt5.read, self._large_128s
         careful = size <= _TRUSTED_CHUNK_BYTES or Decoder._distrust
+        # ASCII within the Property Length says nothing of a value that ends behind it.
+        quick = 1 if Decoder._distrust else _UNKNOWN
         plain = self._plain
         run: list[Published] = []
         headers = bytearray()
-        topics: set[bytes] = set()
+        shapes: dict[bytes, tuple[int, int, int]] = {}
         try:
             while position < size:
                 header = buffer[position]
@@ -244,7 +230,7 @@ class Decoder:
                     if answered:
                         position += answered
                         continue
-                    packet, length = self._other5(buffer, view, position)
+                    packet, length = self._other5(buffer, position)
                     items.append(packet)
                     position += length
                     continue
@@ -262,10 +248,24 @@ class Decoder:
                         headers.append(header)
                         position += len(stub.correlation_data or b"")
                         continue
-                if careful and not fence.publish_is_sound(buffer, position, topics):
+                key = buffer[position : position + SHAPE_KEY]
+                shape = shapes.get(key)
+                if shape is None:
+                    shape = shapes[key] = fence.publish_shape(key)
+                begin, end, at = shape
+                properties = buffer[position + at] if at else _UNKNOWN
+                if careful and not (
+                    buffer[position + begin : position + end].isascii()
+                    and properties < quick
+                    and buffer[(behind := position + at + 1) : behind + properties].isascii()
+                ):
                     fence.check_fields(self._whole(buffer, position))
                 packet, length = read(view[position:])
-                run.append(packet)  # type: ignore[arg-type]  # the nibble says PUBLISH
+                if properties:
+                    payload = len(packet.payload)  # type: ignore[union-attr]  # the nibble says PUBLISH
+                    if properties >= _UNKNOWN or at + 1 + properties + payload != length:
+                        fence.check_payload(buffer[position : position + length], payload)
+                run.append(packet)  # type: ignore[arg-type]
                 headers.append(header)
                 position += length
         except IndexError:
@@ -273,14 +273,14 @@ class Decoder:
         _close_run(items, run, headers)
         return position
 
-    def _other5(self, buffer: bytes, view: memoryview, position: int) -> tuple[Packet, int]:
+    def _other5(self, buffer: bytes, position: int) -> tuple[Packet, int]:
         """Read a packet that is no PUBLISH; rare enough to look at every field."""
         data = self._whole(buffer, position)
         if data == _OLDER_PROTOCOL:
             return ConnAckPacket(reason_code=ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION), len(data)
-        if len(data) > _NO_STRINGS_BYTES:
+        if len(data) > _NO_FIELDS_BYTES:
             fence.check_fields(data)
-        packet, length = mqtt5.read(view[position:])
+        packet, length = mqtt5.read(memoryview(data))
         fence.check_packet(packet)
         return packet, length
 
@@ -298,13 +298,13 @@ class Decoder:
         return crowded(buffer[position:end], start)
 
     def _whole(self, buffer: bytes, position: int) -> bytes:
-        """The packet at `position`, empty when its length is no length.
+        """The packet at `position`.
 
         Raises:
             IndexError: It is still arriving, or too large to be waited for.
         """
         size, _ = self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])
-        if position + size > len(buffer) or size > self._max:
+        if not size or position + size > len(buffer) or size > self._max:
             raise IndexError("Not enough bytes")
         return buffer[position : position + size]
 
@@ -350,6 +350,8 @@ class Decoder:
                 if not byte and index:
                     raise MalformedPacket("a variable byte integer longer than needed [MQTT-1.5.5-1]")
                 return 2 + index + length, 2 + index
+        if len(rest) > _MAX_LENGTH_BYTES:
+            raise MalformedPacket("a variable byte integer longer than four bytes [MQTT-1.5.5-1]")
         return 0, 0
 
 

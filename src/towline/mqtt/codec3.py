@@ -37,7 +37,7 @@ from mqtt5 import (
     Will,
 )
 
-from towline.mqtt.fence import MAX_REMAINING_LENGTH, InvalidTopic
+from towline.mqtt.fence import MAX_REMAINING_LENGTH, MalformedPacket
 
 __all__ = ["LEVEL_31", "LEVEL_311", "read", "read_publishes", "write"]
 
@@ -145,8 +145,7 @@ def read_publishes(  # noqa: C901, PLR0912  # one loop without calls: each costs
         Where the first byte lies that was not read: the end, an incomplete packet, one too large, or another type.
 
     Raises:
-        InvalidTopic: A wildcard in a topic name [MQTT-3.3.2-2].
-        ValueError: The bytes can't be a packet.
+        ValueError: The bytes can't be a packet; `MalformedPacket` for a wildcard in a topic name [MQTT-3.3.2-2].
     """
     size = len(buffer)
     unpack, flags_of = WORD.unpack_from, PUBLISH_FLAGS
@@ -209,7 +208,7 @@ def _topic_name(raw: bytes) -> str:
         raise ValueError("topic is empty [MQTT-4.7.3-1]")
     topic = no_null(_text(raw))
     if "#" in topic or "+" in topic:
-        raise InvalidTopic("a topic name with a wildcard [MQTT-3.3.2-2]")
+        raise MalformedPacket("a topic name with a wildcard [MQTT-3.3.2-2]", 0x90)
     return topic
 
 

@@ -3,18 +3,18 @@
 Three kinds of check, because the codec is written in Rust:
 
 - before it writes: a packet longer than MQTT can say makes it panic;
-- before it reads: ill-formed UTF-8 makes it panic, which prints on stderr whatever the caller does. `check_fields`
-  walks the fields of a packet and costs more than decoding it, so `publish_is_sound` is the quick form for the one
-  packet type that comes by the thousand;
+- before it reads: ill-formed UTF-8 makes it panic, which prints on stderr whatever the caller does, and a value that
+  ends behind its Property Length takes what stands there. `check_fields` walks the fields of a packet, each within the
+  length it was given, and costs more than decoding it; so the decoder looks at PUBLISH, which comes by the thousand,
+  by its `publish_shape`: nothing but ASCII, and a payload that begins where the lengths say (`check_payload`);
 - after it has read: packet id 0, DUP at QoS 0, U+0000 and wildcards, checked by the column, a few ns a packet.
 
-All functions raise `ValueError` with the statement that was broken; a topic name that is invalid has a reason code of
-its own and is told apart by `InvalidTopic`.
+All functions raise `MalformedPacket`, with the statement that was broken and the reason code for our DISCONNECT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import mqtt5
@@ -26,25 +26,30 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_PROPERTIES",
     "MAX_REMAINING_LENGTH",
-    "InvalidTopic",
+    "SHAPE_KEY",
+    "MalformedPacket",
     "PacketTooLarge",
-    "TooManyProperties",
     "check_fields",
     "check_packet",
+    "check_payload",
     "check_run",
     "check_size",
     "check_written",
     "is_panic",
-    "publish_is_sound",
+    "publish_shape",
+    "reason_of",
 ]
 
 #: Most user properties of a packet, and most subscription identifiers. One is 5 bytes on the wire at least and some
 #: 280 as objects: 1,000 are 280 kB, and 64 MiB of them would be 3.6 GB. HTTP servers stop at 100 header fields
 #: (Apache httpd LimitRequestFields, Tomcat maxHeaderCount).
 MAX_PROPERTIES: Final = 1_000
-#: Bytes of the value of each property that is neither text nor binary [MQTT 5 section 2.2.2.2].
+#: First bytes of a PUBLISH that say where its Property Length is: remaining length of up to two bytes, topic length.
+SHAPE_KEY: Final = 5
+#: Properties of one byte that is 0 or 1: any other value is a protocol error [MQTT 5 section 3.2.2.3].
+_BITS: Final = frozenset({0x01, 0x17, 0x19, 0x24, 0x25, 0x28, 0x29, 0x2A})
+#: Bytes of the value of each other property that is neither text nor binary [MQTT 5 section 2.2.2.2].
 _FIXED: Final = {
-    **dict.fromkeys((0x01, 0x17, 0x19, 0x25, 0x28, 0x29, 0x2A), 1),
     **dict.fromkeys((0x13, 0x21, 0x22, 0x23), 2),
     **dict.fromkeys((0x02, 0x11, 0x18, 0x27), 4),
 }
@@ -52,7 +57,6 @@ _TEXT: Final = frozenset({0x03, 0x08, 0x12, 0x15, 0x1A, 0x1C, 0x1F})
 _BINARY: Final = frozenset({0x09, 0x16})
 _SUBSCRIPTION_ID: Final = 0x0B
 _MAX_LENGTH_BYTES: Final = 4
-_MAXIMUM_QOS: Final = 0x24
 _USER_PROPERTY: Final = 0x26
 #: Four bytes of seven bits each [MQTT-1.5.5-1].
 MAX_REMAINING_LENGTH: Final = 268_435_455
@@ -64,21 +68,36 @@ _SURELY_FITS: Final = MAX_REMAINING_LENGTH - _FEW_STRINGS
 _NULL: Final = "a string with U+0000 [MQTT-1.5.4-2]"
 _ILL_FORMED: Final = "ill-formed UTF-8 [MQTT-1.5.4-1]"
 _DUP: Final = "DUP at QoS 0 [MQTT-3.3.1-2]"
+_BEYOND: Final = "a field that ends behind the length given for it [MQTT 5 sections 2.1.4, 2.2.2]"
 _ID_ZERO: Final = "packet id 0 [MQTT-2.2.1-3, -4]"
 #: First bytes of a PUBLISH with DUP and QoS 0.
 _DUP_AT_QOS_0: Final = (b"\x38", b"\x39")
 
 
-class InvalidTopic(ValueError):
-    """A topic name with a wildcard [MQTT-3.3.2-2, -14]."""
+class MalformedPacket(ValueError):
+    """Bytes that are no MQTT packet, or one that the standard forbids.
+
+    Attributes:
+        reason: Reason code for our DISCONNECT: 0x81 malformed, 0x82 protocol error, 0x90 topic name invalid,
+            0x94 topic alias invalid, 0x95 packet too large, 0x97 too many properties.
+    """
+
+    def __init__(self, what: str, reason: int = 0x81) -> None:
+        super().__init__(what)
+        self.reason = reason
 
 
 class PacketTooLarge(ValueError):
     """A packet longer than MQTT has a length for [MQTT-1.5.5-1]."""
 
 
-class TooManyProperties(ValueError):
-    """A packet other than PUBLISH whose user properties would cost too much to decode."""
+#: What the codec says of a packet that it could read, and MQTT 5 forbids → reason code.
+_SAID: Final = (("Duplicate value", 0x82), ("Topic alias must be != 0", 0x94), ("must be != 0", 0x82))
+
+
+def reason_of(said: str) -> int:
+    """The reason code for a packet that the codec refused with these words."""
+    return next((reason for words, reason in _SAID if words in said), 0x81)
 
 
 def is_panic(error: BaseException) -> bool:
@@ -90,67 +109,67 @@ def is_panic(error: BaseException) -> bool:
 
 
 def check_fields(packet: bytes) -> None:
-    """Refuse ill-formed UTF-8 and U+0000 in any string of one whole packet, and a Maximum QoS other than 0 and 1.
+    """Walk the fields of one whole packet: no field ends behind its packet or block of properties, text is sound.
 
-    Whatever else is wrong with the packet ends the walk silently: the codec refuses it at the same place.
+    What is no packet, and bytes behind its last field, the codec refuses.
 
     Raises:
-        TooManyProperties: More than `MAX_PROPERTIES`, which the codec would make objects of.
-        ValueError: A field breaks [MQTT-1.5.4-1], [MQTT-1.5.4-2] or MQTT 5 section 3.2.2.3.4.
+        MalformedPacket: A field breaks its length, [MQTT-1.5.4-1], [MQTT-1.5.4-2] or a rule for its value (0x82); or
+            more than `MAX_PROPERTIES` (0x97), which the codec would make objects of.
     """
-    try:
-        for raw in _strings(packet):
-            if b"\0" in raw:
-                raise ValueError(_NULL)
-            str(raw, "utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(_ILL_FORMED) from None
-    except IndexError:
-        return
+    layout = _LAYOUT.get(packet[0] >> 4)
+    if layout is not None:
+        layout(_Walk(packet), packet[0])
 
 
-def publish_is_sound(buffer: bytes, position: int, known: set[bytes]) -> bool:
-    """Whether the PUBLISH at `position` surely holds no ill-formed UTF-8; False means: look closer with `check_fields`.
+def publish_shape(key: bytes) -> tuple[int, int, int]:
+    """Where the topic begins and ends, and where the Property Length stands, from the packet's first byte on.
 
     Args:
-        buffer: Received bytes; the packet need not be there as a whole.
-        position: Where it begins.
-        known: Topics seen to be sound; grows.
+        key: The first `SHAPE_KEY` bytes of a PUBLISH.
+
+    Returns:
+        Zeros where they don't say it, or it would stand behind the packet.
     """
-    at = position + 1
-    try:
-        while buffer[at] > 127:  # the remaining length itself is not needed
-            if at - position == _MAX_LENGTH_BYTES:
-                return False
-            at += 1
-        at += 1
-        end = at + 2 + (buffer[at] << 8 | buffer[at + 1])
-        topic = buffer[at + 2 : end]
-        if topic not in known:
-            if not topic.isascii():
-                return False
-            known.add(topic)
-        end += 2 if buffer[position] & 6 else 0
-        properties = buffer[end]
-    except IndexError:
-        return False  # not there as a whole, or too short for what it claims to be
-    return not properties or (properties < 128 and buffer[end + 1 : end + 1 + properties].isascii())
+    if len(key) < SHAPE_KEY or (key[1] > 127 and key[2] > 127):
+        return 0, 0, 0
+    length, at = (key[1], 2) if key[1] < 128 else (key[1] & 127 | key[2] << 7, 3)
+    end = at + 2 + (key[at] << 8 | key[at + 1])
+    place = end + (2 if key[0] & 6 else 0)
+    return (at + 2, end, place) if place < at + length else (0, 0, 0)
+
+
+def check_payload(packet: bytes, payload: int) -> None:
+    """Refuse a PUBLISH whose payload, of so many bytes, did not begin where its Property Length says.
+
+    Raises:
+        MalformedPacket: The value of a property ended behind it.
+    """
+    walk = _Walk(packet)
+    walk.binary()
+    walk.skip(2 if packet[0] & 6 else 0)
+    walk.skip(walk.integer())
+    if walk.end - walk.at != payload:
+        raise MalformedPacket(_BEYOND)
 
 
 class _Walk:
-    """Reads fields from left to right; the end of the packet is an `IndexError`."""
+    """Reads fields from left to right, none behind `end`: that of the packet, or of the properties being read."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = 1
+        self.at, self.end = 1, len(data)
         self.integer()  # the remaining length
 
-    def byte(self) -> int:
-        self.at += 1
-        return self.data[self.at - 1]
-
-    def skip(self, count: int) -> None:
+    def skip(self, count: int) -> int:
+        """Step over bytes, and return where they begin."""
         self.at += count
+        if self.at > self.end:
+            raise MalformedPacket(_BEYOND)
+        return self.at - count
+
+    def byte(self) -> int:
+        return self.data[self.skip(1)]
 
     def integer(self) -> int:
         value = shift = 0
@@ -162,95 +181,92 @@ class _Walk:
                 return value
 
     def binary(self) -> bytes:
-        length = self.byte() << 8 | self.byte()
-        self.at += length
-        if self.at > len(self.data):
-            raise IndexError
-        return self.data[self.at - length : self.at]
+        at = self.skip(2)
+        return self.data[self.skip(self.data[at] << 8 | self.data[at + 1]) : self.at]
 
-    @property
-    def more(self) -> bool:
-        return self.at < len(self.data)
+    def text(self) -> None:
+        raw = self.binary()
+        if b"\0" in raw:
+            raise MalformedPacket(_NULL)
+        try:
+            str(raw, "utf-8")
+        except UnicodeDecodeError:
+            raise MalformedPacket(_ILL_FORMED) from None
 
-
-def _strings(packet: bytes) -> Iterator[bytes]:
-    walk = _Walk(packet)
-    yield from _LAYOUT.get(packet[0] >> 4, _no_strings)(walk, packet[0])
-
-
-def _properties(walk: _Walk) -> Iterator[bytes]:
-    length = walk.integer()
-    end = walk.at + length
-    users = 0
-    while walk.at < end:
-        kind = walk.integer()
-        if kind in _TEXT:
-            yield walk.binary()
-        elif kind == _USER_PROPERTY:
-            users += 1
-            if users > MAX_PROPERTIES:
-                raise TooManyProperties(f"a packet with more than {MAX_PROPERTIES:,} user properties")
-            yield walk.binary()
-            yield walk.binary()
-        elif kind in _BINARY:
-            walk.binary()
-        elif kind == _SUBSCRIPTION_ID:
-            walk.integer()
-        elif kind == _MAXIMUM_QOS:
-            if walk.byte() > 1:
-                raise ValueError("Maximum QoS is neither 0 nor 1 [MQTT 5 section 3.2.2.3.4]")
-        elif kind in _FIXED:
-            walk.skip(_FIXED[kind])
-        else:
-            raise IndexError  # unknown: the codec stops here too
+    def properties(self) -> None:
+        length = self.integer()
+        after, self.end = self.end, self.skip(length) + length
+        self.at -= length
+        users = 0
+        while self.at < self.end:
+            kind = self.integer()
+            if kind == _USER_PROPERTY:
+                users += 1
+                if users > MAX_PROPERTIES:
+                    raise MalformedPacket(f"a packet with more than {MAX_PROPERTIES:,} user properties", 0x97)
+                self.text()
+                self.text()
+            elif kind in _TEXT:
+                self.text()
+            elif kind in _BINARY:
+                self.binary()
+            elif kind == _SUBSCRIPTION_ID:
+                self.integer()
+            elif kind in _BITS:
+                if self.byte() > 1:
+                    raise MalformedPacket(f"property {kind:#04x} is neither 0 nor 1 [MQTT 5 section 2.2.2.2]", 0x82)
+            elif kind in _FIXED:
+                self.skip(_FIXED[kind])
+            else:
+                raise MalformedPacket(f"property {kind:#04x} is none of MQTT 5 [MQTT 5 section 2.2.2.2]")
+        self.end = after
 
 
-def _publish(walk: _Walk, header: int) -> Iterator[bytes]:
-    yield walk.binary()
+def _publish(walk: _Walk, header: int) -> None:
+    walk.text()
     walk.skip(2 if header & 6 else 0)
-    yield from _properties(walk)
+    walk.properties()
 
 
-def _properties_after(count: int) -> Callable[[_Walk, int], Iterator[bytes]]:
-    def layout(walk: _Walk, _header: int) -> Iterator[bytes]:
-        walk.skip(count)
-        yield from _properties(walk)
+def _properties_after(count: int) -> Callable[[_Walk, int], None]:
+    """Fields of so many bytes, of which the last may be missing where no properties follow [MQTT 5 section 3.4.2.1]."""
+
+    def layout(walk: _Walk, _header: int) -> None:
+        walk.skip(min(count, walk.end - walk.at))
+        if walk.at < walk.end:
+            walk.properties()
 
     return layout
 
 
-def _filters(options: int) -> Callable[[_Walk, int], Iterator[bytes]]:
-    def layout(walk: _Walk, _header: int) -> Iterator[bytes]:
+def _filters(options: int) -> Callable[[_Walk, int], None]:
+    def layout(walk: _Walk, _header: int) -> None:
         walk.skip(2)
-        yield from _properties(walk)
-        while walk.more:
-            yield walk.binary()
+        walk.properties()
+        while walk.at < walk.end:
+            walk.text()
             walk.skip(options)
 
     return layout
 
 
-def _connect(walk: _Walk, _header: int) -> Iterator[bytes]:
-    yield walk.binary()
+def _connect(walk: _Walk, _header: int) -> None:
+    walk.text()
     walk.skip(1)
     flags = walk.byte()
     walk.skip(2)
-    yield from _properties(walk)
-    yield walk.binary()
+    walk.properties()
+    walk.text()
     if flags & 4:
-        yield from _properties(walk)
-        yield walk.binary()
+        walk.properties()
+        walk.text()
         walk.binary()
     if flags & 0x80:
-        yield walk.binary()
+        walk.text()
 
 
-def _no_strings(_walk: _Walk, _header: int) -> Iterator[bytes]:
-    return iter(())
-
-
-#: Packet type → its strings in order [MQTT 5 chapter 3].
-_LAYOUT: Final[dict[int, Callable[[_Walk, int], Iterator[bytes]]]] = {
+#: Packet type → the walk over its fields [MQTT 5 chapter 3].
+_LAYOUT: Final[dict[int, Callable[[_Walk, int], None]]] = {
     1: _connect,
     2: _properties_after(2),
     3: _publish,
@@ -312,28 +328,34 @@ def _at_most(packet: mqtt5.Packet) -> int:
 
 
 def check_packet(packet: mqtt5.Packet) -> None:
-    """Refuse what the codec lets pass in packets other than PUBLISH.
+    """Refuse what the codec lets pass in packets other than PUBLISH: packet id 0 [MQTT-2.2.1-3, -4].
 
     Raises:
-        ValueError: Packet id 0 [MQTT-2.2.1-3, -4].
+        MalformedPacket: It has one.
     """
     if getattr(packet, "packet_id", 1) == 0:
-        raise ValueError(_ID_ZERO)
+        raise MalformedPacket(_ID_ZERO)
 
 
 def check_run(run: Sequence[Published], headers: bytes) -> None:
     """Refuse what the codec lets pass in PUBLISH packets.
 
     Raises:
-        InvalidTopic: A wildcard in a topic name or response topic [MQTT-3.3.2-2, -14].
-        ValueError: Packet id 0, DUP at QoS 0 or U+0000.
+        MalformedPacket: A wildcard in a topic name or response topic [MQTT-3.3.2-2, -14], a response topic without a
+            character [MQTT-4.7.3-1] (0x90); a Payload Format Indicator beyond 1 (0x82); packet id 0, DUP at QoS 0 or
+            U+0000.
     """
     if any(header in headers for header in _DUP_AT_QOS_0):
-        raise ValueError(_DUP)
+        raise MalformedPacket(_DUP)
     if 0 in [packet.packet_id for packet in run]:
-        raise ValueError(_ID_ZERO)
+        raise MalformedPacket(_ID_ZERO)
     _check_topics([packet.topic for packet in run])
-    _check_topics(filter(None, [packet.response_topic for packet in run]))
+    responses = [packet.response_topic for packet in run]
+    if "" in responses:
+        raise MalformedPacket("a response topic without a character [MQTT-4.7.3-1]", 0x90)
+    _check_topics(filter(None, responses))
+    if max([packet.payload_format_indicator for packet in run]) > 1:
+        raise MalformedPacket("a Payload Format Indicator other than 0 and 1 [MQTT 5 section 3.3.2.3.2]", 0x82)
     texts = list(filter(None, [packet.content_type for packet in run]))
     for pairs in filter(None, [packet.user_properties for packet in run]):
         for pair in pairs:
@@ -349,20 +371,18 @@ def check_written(packet: mqtt5.Packet, data: bytes) -> None:
         data: Its bytes.
 
     Raises:
-        ValueError: As `check_run`, `check_packet` and `check_fields`.
+        MalformedPacket: As `check_run`, `check_packet` and `check_fields`.
     """
     if not isinstance(packet, PublishPacket):
         check_packet(packet)
         check_fields(data)
     elif packet.user_properties or packet.response_topic is not None or packet.content_type:
-        if packet.response_topic == "":
-            raise InvalidTopic("an empty response topic [MQTT-4.7.3-1]")
         check_run([packet], data[:1])
     else:  # the same for what most messages have
         if data[:1] in _DUP_AT_QOS_0:
-            raise ValueError(_DUP)
+            raise MalformedPacket(_DUP)
         if packet.packet_id == 0:
-            raise ValueError(_ID_ZERO)
+            raise MalformedPacket(_ID_ZERO)
         _check_null(packet.topic)  # wildcards are refused when the packet is built
 
 
@@ -370,9 +390,9 @@ def _check_topics(topics: Iterable[str]) -> None:
     joined = "".join(topics)
     _check_null(joined)
     if "#" in joined or "+" in joined:
-        raise InvalidTopic("a topic name with a wildcard [MQTT-3.3.2-2]")
+        raise MalformedPacket("a topic name with a wildcard [MQTT-3.3.2-2]", 0x90)
 
 
 def _check_null(joined: str) -> None:
     if "\0" in joined:
-        raise ValueError(_NULL)
+        raise MalformedPacket(_NULL)

@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
-from mqtt5 import ConnAckPacket, ConnectPacket, PingReqPacket
+from mqtt5 import ConnAckPacket, ConnectPacket, DisconnectPacket, PingReqPacket
 
 from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.ways import Relay
+from towline.mqtt.codec import Decoder, MalformedPacket
 from towline.net.client import Client
 from towline_prove.devstack import Mosquitto
 
@@ -53,6 +54,30 @@ def test_a_first_broker_that_stays_away_does_not_hold_up_the_second(
     second.restart()
     status = gateway.until(state="online", broker=second.uri, connects=3)
     assert status["held_back"] is None
+
+
+def test_mosquitto_hands_on_nothing_that_we_would_end_a_connection_for(mosquitto: Mosquitto) -> None:
+    """So no device stops a line by it: each of these is refused where it is published (docs/guarantees.md) [I13]."""
+    broken = {
+        "Payload Format Indicator 2": b"\1\2",
+        "a response topic without a character": b"\x08\0\0",
+        "a response topic with a wildcard": b"\x08\0\1#",
+        "U+0000": b"\x26\0\1\0\0\1a",
+        "ill-formed UTF-8": b"\x26\0\1\xff\0\1a",
+        "a property twice": b"\3\0\1a\3\0\1b",
+        "a value that ends in the payload": b"\2\0",
+    }
+    for name, properties in broken.items():
+        body = b"\0\1t\0\7" + bytes((len(properties),)) + properties + b"payload"
+        with pytest.raises(MalformedPacket):
+            Decoder().feed(bytes((0x32, len(body))) + body)
+        with socket.create_connection(("127.0.0.1", mosquitto.port), 10) as device:
+            line = Line(device)
+            line.send(ConnectPacket("device"))
+            line.expect(ConnAckPacket)
+            device.sendall(bytes((0x32, len(body))) + body)
+            answer = line.receive()
+            assert answer is None or isinstance(answer, DisconnectPacket), f"{name}: {answer}"
 
 
 def takes_us_in_and_hangs_up(line: Line) -> None:

@@ -65,7 +65,7 @@ PROPERTIES: dict[str, list[Any]] = {
     "retain": [False, True],
     "payload_format_indicator": [0, 1],
     "content_type": [None, "", "a"],
-    "response_topic": [None, "", "a"],
+    "response_topic": [None, "b", "a"],
     "correlation_data": [None, b"", b"a"],
     "user_properties": [[], [("a", "b")], [("b", "a")], [("a", "b"), ("a", "b")], [("ab", "")], [("", "ab")]],
 }

@@ -72,7 +72,7 @@ def test_what_we_write_is_what_the_standard_says(packet: Packet, text: str) -> N
         (PublishPacket("a", b"", duplicate=True, content_type="t"), "DUP"),
         (PublishPacket("a", b"", qos=QoS(1), packet_id=0), "packet id 0"),  # [MQTT-2.2.1-3]
         (PublishPacket("a", b"", qos=QoS(1), packet_id=0, response_topic="r"), "packet id 0"),
-        (PublishPacket("a", b"", response_topic=""), "empty response topic"),  # [MQTT-4.7.3-1]
+        (PublishPacket("a", b"", response_topic=""), "response topic without a character"),  # [MQTT-4.7.3-1]
         (ConnectPacket("a\0"), "U\\+0000"),
         (ConnectPacket("a", username="\0"), "U\\+0000"),
         (ConnectPacket("a", will=Will("\0")), "U\\+0000"),
