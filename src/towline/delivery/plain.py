@@ -47,6 +47,11 @@ class ArrowColumns:
     topic: Any
     payload: Any
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take."""
+        return int(self.topic.nbytes + self.payload.nbytes)
+
     def topics(self) -> list[str]:
         """The topic of each."""
         encoded = self.topic.dictionary_encode()  # a text for each topic, not for each message

@@ -11,6 +11,14 @@ of four bytes that wait here until the watermark passes their number, and leave 
     held        PUBREL                             free the id; PUBCOMP when that is durable [MQTT-4.3.3-11]
     free        PUBREL                             PUBCOMP with 0x92 at once                 [MQTT-4.3.3-11]
 
+QoS 1 has such a table only while an acknowledgement is owed. MQTT 5 sends nothing again within a connection
+[MQTT-4.4.0-1]; brokers of 3.1.1 may, and EMQX 4 and VerneMQ do after some seconds without PUBACK:
+
+    packet id   event                              does
+    owed        PUBLISH, DUP, the same content     store nothing; the one PUBACK stays owed  [I3]
+    owed        PUBLISH, else                      the broker's fault: store as new
+    not owed    PUBLISH                            store as new, whatever DUP says           [MQTT-4.3.2-5]
+
 The content is what the publisher sent, as a digest: topic, payload, RETAIN and properties, in order. Left out is what
 may differ when the same message comes again:
 
@@ -19,7 +27,7 @@ may differ when the same message comes again:
     topic alias                belongs to a connection; the topic it stands for counts [MQTT-3.3.2-7]
     message expiry interval    a server sends what is left of it [MQTT-3.3.2-6]
     subscription identifiers   are the subscription's, which may have changed meanwhile
-    QoS                        is 2 for every id that is held
+    QoS                        is the table's
 
 A message and its id are stored in one step, and so is an id that is freed: both travel in the same `Deliver` [I3].
 
@@ -38,7 +46,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, chain, compress
+from itertools import accumulate, chain, compress, takewhile
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -55,6 +63,10 @@ __all__ = ["NOTHING", "AliasError", "Inbound", "Screen", "Screening"]
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
 _PUBCOMP_WORD: Final = 0x70020000
+#: First byte of a PUBLISH → 1 with QoS 1 and DUP.
+_QOS_1_AGAIN: Final = bytes(byte & 0b1110 == 0b1010 for byte in range(256))
+#: Bytes of messages that are kept for their digests while they wait: ``ack_after = kafka``, or for a client's user.
+_MOST_KEPT: Final = 16 << 20
 #: `Held._make` in half the time.
 _HELD: Final = partial(tuple.__new__, Held)
 #: What the publisher sent beside topic and payload, and the values of a message without any of it.
@@ -93,6 +105,28 @@ class AliasError(ValueError):
 
 
 @dataclass(slots=True)
+class _Contents:
+    """What tells messages from others with their packet ids, as long as their acknowledgements are owed.
+
+    Digests are taken where one may have come again, or where the messages would keep too much in memory meanwhile.
+    """
+
+    #: Number of the first message.
+    first: int
+    take: Callable[[], Sequence[int]]
+    #: Bytes that are kept for it; 0 once the digests are taken.
+    kept: int
+    taken: Sequence[int] | None = None
+
+    @property
+    def digests(self) -> Sequence[int]:
+        """One for each message that is stored."""
+        if self.taken is None:
+            self.taken, self.take, self.kept = array("I", self.take()), list, 0
+        return self.taken
+
+
+@dataclass(slots=True)
 class _Pending:
     """Acknowledgements owed for one chunk."""
 
@@ -100,6 +134,7 @@ class _Pending:
     words: array[int]
     #: The word leaves when `settled` is above its number; never descending, as long as `words`.
     numbers: Sequence[int]
+    contents: _Contents
 
 
 @dataclass(slots=True)
@@ -163,8 +198,7 @@ class Inbound:
         #: QoS 2 packet ids that came with a new message before their release: the broker's fault. The driver
         #: takes both counts away as it carries them into its ledger.
         self.reused_ids = 0
-        #: Messages that were not stored: what the owner left out, and QoS 2 messages that came again. Taken away as the
-        #: counts above.
+        #: Messages that were not stored: what the owner left out, and what came again. Taken away as the counts above.
         self.repeats = 0
         #: QoS > 0 messages of this connection that are not acknowledged.
         self.unacknowledged = 0
@@ -178,6 +212,8 @@ class Inbound:
         self._aliases: dict[int, str] = {}
         #: In order of arrival; empty while offline.
         self._pending: deque[_Pending] = deque()
+        #: Bytes that their contents keep.
+        self._kept = 0
         #: PUBCOMPs by the ticket of the `Deliver` that makes their release durable.
         self._completions: deque[tuple[int, bytes]] = deque()
         self._ticket = 0
@@ -193,7 +229,7 @@ class Inbound:
         topics: Sequence[str] = self._topics(run)
         left_out, tags = self.screen(run.packets, topics) if self.screen is not None else _UNSCREENED
         ids = [packet.packet_id or 0 for packet in run.packets]
-        if b"\x02" in qos and not self._all_new(qos, ids):
+        if (b"\x02" in qos and not self._all_new(qos, ids)) or self._owes_again(run.headers, ids):
             self._one_by_one(run, qos, topics, tags, left_out)
             return
         if left_out:
@@ -201,12 +237,12 @@ class Inbound:
             run, topics, tags = run.only(stored), list(compress(topics, stored)), list(compress(tags, stored))
         self._part_with_plain()
         self._chunk.add(run, topics, tags)
-        self._take(qos, ids, partial(_digests, run, topics), left_out)
+        self._take(qos, ids, _Contents(self.next_number, partial(_digests, run, topics), _MOST_KEPT + 1), left_out)
 
     def plain(self, run: PlainRun) -> None:
         """Take in messages without properties."""
         qos, ids = run.headers.translate(QOS_OF), run.packet_ids
-        if b"\x02" in qos and not self._all_new(qos, ids):
+        if (b"\x02" in qos and not self._all_new(qos, ids)) or self._owes_again(run.headers, ids):
             packets, topics = PublishRun(run.packets, run.headers), run.columns.topics()
             self._one_by_one(packets, qos, topics, self._untagged(len(run)))
             return
@@ -214,7 +250,7 @@ class Inbound:
             self._chunk.add(PublishRun(run.packets, run.headers), run.columns.topics(), self._untagged(len(run)))
         else:
             self._chunk.plain.append(run)
-        self._take(qos, ids, partial(_plain_digests, run))
+        self._take(qos, ids, _Contents(self.next_number, partial(_plain_digests, run), run.columns.nbytes))
 
     def _part_with_plain(self) -> None:
         """Have every message of the chunk as an object, because one that comes needs it."""
@@ -267,13 +303,19 @@ class Inbound:
             self.unacknowledged -= ready
             self.acknowledged += ready
             if ready == len(first.words):
-                self._pending.popleft()
+                self._kept -= self._pending.popleft().contents.kept
             else:
                 first.words, first.numbers = first.words[ready:], first.numbers[ready:]
         return b"".join(acks)
 
     def stored(self, ticket: int) -> bytes:
         """The `Deliver` with this ticket is durable: return the PUBCOMPs that may leave."""
+        if self._kept > _MOST_KEPT:
+            new = list(takewhile(lambda pending: pending.contents.taken is None, reversed(self._pending)))
+            for pending in sorted(new, key=lambda pending: pending.contents.kept, reverse=True):
+                if self._kept > _MOST_KEPT:
+                    self._kept -= pending.contents.kept
+                    _ = pending.contents.digests
         ready: list[bytes] = []
         while self._completions and self._completions[0][0] <= ticket:
             ready.append(self._completions.popleft()[1])
@@ -282,6 +324,7 @@ class Inbound:
     def disconnect(self) -> None:
         """Forget what ends with the connection: acknowledgements owed, aliases; the broker sends again."""
         self._pending.clear()
+        self._kept = 0
         self._completions.clear()
         self._aliases.clear()
         self.unacknowledged = 0
@@ -310,15 +353,33 @@ class Inbound:
         """Whether these are QoS 2 messages whose ids are all free: the case that has to be fast."""
         return qos.count(2) == len(ids) == len(set(ids)) and self.held.keys().isdisjoint(ids)
 
-    def _take(
-        self, qos: bytes, ids: Sequence[int], digests: Callable[[], list[int]], left_out: bytes = NOTHING
-    ) -> None:
+    def _owes_again(self, headers: bytes, ids: Sequence[int]) -> bool:
+        """Whether one of these QoS 1 messages with DUP has the id of one before it that is not acknowledged."""
+        again = headers.translate(_QOS_1_AGAIN)
+        if 1 not in again:
+            return False
+        words = {_ACK_WORD[1] | packet_id for packet_id in compress(ids, again)}
+        numbered = list(filter(None, ids))
+        return len(set(numbered)) < len(numbered) or any(not words.isdisjoint(p.words) for p in self._pending)
+
+    def _owed(self) -> dict[int, int]:
+        """Packet id → digest of the content of each QoS 1 message that is not acknowledged."""
+        owed: dict[int, int] = {}
+        for pending in self._pending:
+            digests, first = pending.contents.digests, pending.contents.first
+            for word, number in zip(pending.words, pending.numbers, strict=True):
+                if word >> 16 == _ACK_WORD[1] >> 16 and number >= first:
+                    owed[word & 0xFFFF] = digests[number - first]
+        self._kept = 0
+        return owed
+
+    def _take(self, qos: bytes, ids: Sequence[int], contents: _Contents, left_out: bytes = NOTHING) -> None:
         """Number messages that are all new, hold the ids of QoS 2, and owe their acknowledgements.
 
         Args:
             qos: Of each.
             ids: Their packet ids.
-            digests: Of those that are stored.
+            contents: Of those that are stored.
             left_out: As `Screening` has it.
         """
         first = self.next_number
@@ -330,7 +391,7 @@ class Inbound:
             self.repeats += len(ids) - len(stored)
         self.next_number += len(stored)
         if b"\x02" in qos:
-            every = zip(range(first, self.next_number), digests(), strict=True)
+            every = zip(range(first, self.next_number), contents.digests, strict=True)
             new = dict(zip(stored, map(_HELD, every), strict=True))
             if left_out:
                 self.held.update(dict.fromkeys(ids, _LEFT_OUT))
@@ -338,10 +399,10 @@ class Inbound:
             self._chunk.held.update(new)
         word = _ACK_WORD[2 if b"\x02" in qos else 1]
         if b"\x00" not in qos:
-            self._owe([word | packet_id for packet_id in ids], numbers)
+            self._owe([word | packet_id for packet_id in ids], numbers, contents)
         else:
             owed = [(word | packet_id, number) for packet_id, number in zip(ids, numbers, strict=True) if packet_id]
-            self._owe([one for one, _ in owed], [number for _, number in owed])
+            self._owe([one for one, _ in owed], [number for _, number in owed], contents)
 
     def _one_by_one(
         self, run: PublishRun, qos: bytes, topics: Sequence[str], tags: Sequence[Any], left_out: bytes = NOTHING
@@ -350,11 +411,17 @@ class Inbound:
         self._part_with_plain()
         chunk = self._chunk
         digests = _digests(run, topics)
+        owed = self._owed() if 1 in run.headers.translate(_QOS_1_AGAIN) else {}
+        first, stored = self.next_number, list[int]()
         words: list[int] = []
         numbers: list[int] = []
         for index, level in enumerate(qos):
             packet_id = run.packets[index].packet_id or 0
-            if left_out and left_out[index]:
+            left = bool(left_out and left_out[index])
+            if _QOS_1_AGAIN[run.headers[index]] and packet_id in owed and (left or owed[packet_id] == digests[index]):
+                self.repeats += 1
+                continue
+            if left:
                 repeated = True
                 self.repeats += 1
                 if level == 2:
@@ -367,11 +434,14 @@ class Inbound:
                 chunk.topics.append(topics[index])
                 chunk.tags += tags[index : index + 1]
                 self.next_number += 1
+                stored.append(digests[index])
+            if level == 1:
+                owed[packet_id] = digests[index]
             if level:
                 words.append(_ACK_WORD[level] | packet_id)
                 # A repeat waits for everything that came before it.
                 numbers.append(self.next_number - 1)
-        self._owe(words, numbers)
+        self._owe(words, numbers, _Contents(first, lambda: stored, 0))
 
     def _is_repeat(self, packet_id: int, digest: int) -> bool:
         """Whether a QoS 2 message is held already; if not, hold it under the number it is about to get."""
@@ -386,10 +456,11 @@ class Inbound:
         self.held[packet_id] = self._chunk.held[packet_id] = Held(self.next_number, digest)
         return False
 
-    def _owe(self, words: Sequence[int], numbers: Sequence[int]) -> None:
+    def _owe(self, words: Sequence[int], numbers: Sequence[int], contents: _Contents) -> None:
         if not words:
             return
-        self._pending.append(_Pending(array("I", words), numbers))
+        self._pending.append(_Pending(array("I", words), numbers, contents))
+        self._kept += contents.kept
         self.unacknowledged += len(words)
         if self.unacknowledged > self._receive_maximum:
             self.overruns += 1

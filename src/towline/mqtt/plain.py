@@ -39,6 +39,10 @@ _LONGEST_PAUSE: Final = 10
 class MessageColumns(Protocol):
     """Topics and payloads of a run, in whatever form its reader likes."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take."""
+
     def topics(self) -> Sequence[str]:
         """The topic of each."""
 

@@ -9,7 +9,15 @@ import threading
 from typing import Any
 
 import pytest
-from mqtt5 import PublishPacket, PubRecPacket, QoS, SubscribePacket
+from mqtt5 import (
+    DisconnectPacket,
+    DisconnectReasonCode,
+    PubAckPacket,
+    PublishPacket,
+    PubRecPacket,
+    QoS,
+    SubscribePacket,
+)
 
 from tests.conftest import NewMosquitto
 from tests.integration.gateway.conftest import NewGateway
@@ -170,3 +178,39 @@ def test_a_filter_added_while_the_broker_was_another_one_is_asked_for_on_the_way
         client.publish("u", b"1").wait(60)
     gateway.until(journaled=1)
     gateway.stop()
+
+
+def test_a_repeat_is_stored_once_and_a_damaged_message_never(new_gateway: NewGateway) -> None:
+    """What a gateway makes of a broker that sends again by a timer, and of a line that damages a packet [I3]."""
+    payload = b'{"temperature":21.5}'
+    # Property Length 2, and a Message Expiry Interval of four bytes: three of the payload are its own.
+    damaged = b"\x34\x1d\x00\x03t/3\x00\x07\x02\x02" + payload
+
+    def again(line: Line) -> None:
+        line.welcome()
+        line.subscribed()
+        first, second = (PublishPacket(f"t/{i}", b"%d" % i, qos=QoS.AT_LEAST_ONCE, packet_id=i) for i in (1, 2))
+        repeat = PublishPacket("t/1", b"1", qos=QoS.AT_LEAST_ONCE, packet_id=1, duplicate=True)
+        line.send(first, repeat, second, repeat)
+        assert [line.expect(PubAckPacket).packet_id for _ in range(2)] == [1, 2]
+        line.sock.sendall(damaged)
+        assert line.expect(DisconnectPacket).reason_code == DisconnectReasonCode.MALFORMED_PACKET
+        assert line.closed()
+
+    def sound(line: Line) -> None:
+        line.welcome(session_present=True)
+        line.send(PublishPacket("t/3", payload, qos=QoS.EXACTLY_ONCE, packet_id=7, duplicate=True))
+        line.expect(PubRecPacket)
+        assert line.closed()
+
+    with Scripted(again, sound) as server:
+        gateway = new_gateway(server.uri, guarantee="exactly_once", subscriptions=QOS_2)
+        gateway.start()
+        gateway.until(journaled=3, deduplicated=2)
+        gateway.stop()
+    assert [(row["topic"], row["payload"]) for row in gateway.rows()] == [
+        ("t/1", b"1"),
+        ("t/2", b"2"),
+        ("t/3", payload),
+    ]
+    assert "TL-M30" in gateway.log.read_text()

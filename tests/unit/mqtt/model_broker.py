@@ -303,6 +303,19 @@ class ModelBroker:
             self._pubrel(packet_id, message)
         return min(limit, len(waiting))
 
+    def retry(self) -> int:
+        """Write again what waits for PUBACK, as EMQX 4 and VerneMQ do when a timer runs out; return how many there are.
+
+        They wait for one PUBACK each, as before.
+        """
+        waiting = [
+            (i, m) for i, m in self.in_flight.items() if m.qos == 1 and m.phase is Phase.SENT and i in self._c.open
+        ]
+        for packet_id, message in waiting:
+            again = PublishPacket(TOPIC, b"%d" % message.serial, qos=QoS(1), packet_id=packet_id, duplicate=True)
+            self._write(again)
+        return len(waiting)
+
     def _resend_next(self, c: _Connection) -> bool:
         packet_id, message = c.again[0]
         if self.in_flight.get(packet_id) is not message:

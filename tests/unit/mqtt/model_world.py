@@ -190,6 +190,20 @@ class World:
             if data:
                 driver.read(data)
 
+    def retry(self) -> None:
+        """The broker sends again what it has no PUBACK for; while we owe it, it is the same message [I3]."""
+        self.exchange()
+        driver = self._driver
+        driver.adjust_reading()
+        connection = self.broker.connection
+        if self.plan.acks is not Acks.KAFKA or not (
+            driver.connected and driver.reading and self.line_up and connection
+        ):
+            return
+        rows, repeats, copies = len(self.rows), driver.session.inbound.repeats, self.broker.retry()
+        self.read(1 << 20)
+        assert (len(self.rows), driver.session.inbound.repeats) == (rows, repeats + copies), "repeats of QoS 1 [I3]"
+
     def carry(self, count: int) -> None:
         """The broker reads what came."""
         if self.line_up:
@@ -411,6 +425,7 @@ STEPS: Final[tuple[tuple[int, str, tuple[tuple[Any, ...], ...]], ...]] = (
     (6, "read", ((1, 2, 3, 5, 8, 13, 30, 100),)),
     (6, "carry", ((1, 2, 4, 5, 8, 40, 100),)),
     (8, "exchange", ()),
+    (2, "retry", ()),
     (2, "cut", ((0, 1, 4, 6, 8, 100),)),
     (1, "crash", ((0, 4, 9, 100), (0.0, 0.5, 1.0))),
     (2, "arm", (tuple(range(25)),)),

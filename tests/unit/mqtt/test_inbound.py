@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import permutations, product
 from typing import Any
 
 import pytest
 from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket, QoS
 
+from towline.delivery.plain import plain_run
+from towline.mqtt import inbound as module
 from towline.mqtt.codec import Decoder, PublishRun
 from towline.mqtt.events import Deliver, Held
 from towline.mqtt.inbound import AliasError, Inbound, Screening
+from towline.mqtt.plain import PlainRun
 from towline.mqtt.stubs import Published
 
 
@@ -20,10 +24,13 @@ def publish(packet_id: int, payload: bytes = b"x", *, qos: int = 2, dup: bool = 
     return PublishPacket(topic, payload, qos=QoS(qos), packet_id=identified, duplicate=dup).write()
 
 
-def take(inbound: Inbound, *packets: bytes) -> Deliver | None:
-    for item in Decoder().feed(b"".join(packets)):
-        assert isinstance(item, PublishRun)
-        inbound.publishes(item)
+def take(inbound: Inbound, *packets: bytes, plain: bool = False) -> Deliver | None:
+    for item in Decoder(plain=partial(plain_run, worth=1) if plain else None).feed(b"".join(packets)):
+        if isinstance(item, PlainRun):
+            inbound.plain(item)
+        else:
+            assert isinstance(item, PublishRun)
+            inbound.publishes(item)
     return inbound.hand_over()
 
 
@@ -292,3 +299,104 @@ def test_another_message_under_the_id_of_one_that_was_left_out_has_nothing_to_fr
     delivery = take(inbound, publish(7, b"new"), publish(7, b"new"))
     assert delivery is not None
     assert (delivery.released, delivery.held[7].number, inbound.repeats, inbound.reused_ids) == ((), 5, 2, 0)
+
+
+# QoS 1 that comes again within a connection --------------------------------------------------------------------------
+
+
+def puback(*packet_ids: int) -> bytes:
+    return b"".join(b"\x40\x02" + i.to_bytes(2) for i in packet_ids)
+
+
+def again(packet_id: int, payload: bytes = b"x", **others: Any) -> bytes:
+    return publish(packet_id, payload, qos=1, dup=True, **others)
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["before the disk", "after it"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_qos_1_that_comes_again_while_its_puback_is_owed_is_not_stored_again(plain: bool, on_disk: bool) -> None:
+    """[I3]: one PUBACK; a second one would reach the broker when the id is another message's."""
+    inbound = Inbound()
+    first = take(inbound, publish(7, qos=1), publish(8, qos=1), publish(9, b"9", qos=0), plain=plain)
+    assert first is not None
+    if on_disk:  # ack_after = "kafka" waits for more
+        inbound.stored(first.ticket)
+    assert take(inbound, again(7), again(8), again(7), plain=plain) is None
+    assert (inbound.repeats, inbound.unacknowledged) == (3, 2)
+    assert stored(inbound, first) == puback(7, 8)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_repeat_in_one_chunk_with_its_message_is_one(plain: bool) -> None:
+    inbound = Inbound()
+    delivery = take(inbound, publish(7, qos=1), publish(8, qos=2), again(7), publish(9, qos=0), again(7), plain=plain)
+    assert delivery is not None
+    assert [packet.packet_id for packet in delivery.messages.packets] == [7, 8, None]
+    assert stored(inbound, delivery) == puback(7) + pubrec(8)
+    assert inbound.repeats == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        publish(7, qos=1),  # no DUP: aedes never sets it, and nobody can tell
+        again(7, b"other"),
+        again(7, topic="other"),
+        again(8),
+        publish(7, qos=2, dup=True),
+        PublishPacket("t", b"x", qos=QoS(1), packet_id=7, duplicate=True, content_type="a").write(),
+        PublishPacket("t", b"x", qos=QoS(1), packet_id=7, duplicate=True, retain=True).write(),
+    ],
+    ids=["no DUP", "payload", "topic", "id", "QoS", "property", "RETAIN"],
+)
+def test_another_message_is_never_taken_for_a_repeat_of_qos_1(other: bytes) -> None:
+    inbound = Inbound()
+    take(inbound, publish(7, qos=1))
+    delivery = take(inbound, other)
+    assert delivery is not None
+    assert len(delivery.messages) == 1
+    assert inbound.repeats == 0
+
+
+def test_qos_1_is_new_after_its_puback_and_in_another_connection() -> None:
+    """[MQTT-4.3.2-5], whatever DUP says: what crosses our PUBACK is doubled."""
+    inbound = Inbound()
+    assert stored(inbound, take(inbound, publish(7, qos=1))) == puback(7)
+    assert stored(inbound, take(inbound, again(7))) == puback(7)
+    take(inbound, publish(8, qos=1))
+    inbound.disconnect()
+    assert stored(inbound, take(inbound, again(8))) == puback(8)
+    assert (inbound.next_number, inbound.repeats) == (4, 0)
+
+
+def test_the_last_content_of_an_id_that_a_broker_reused_is_the_one_that_counts() -> None:
+    inbound = Inbound()
+    first = take(inbound, publish(7, b"a", qos=1), again(7, b"b"), again(7, b"b"), again(7, b"a"))
+    assert first is not None
+    assert [packet.payload for packet in first.messages.packets] == [b"a", b"b", b"a"]
+    assert stored(inbound, first) == puback(7, 7, 7)
+
+
+def test_a_repeat_that_the_screen_leaves_out_has_one_puback_too() -> None:
+    inbound = Inbound()
+    inbound.screen = lambda packets, _topics: Screening(bytes(p.packet_id == 7 for p in packets), [None] * len(packets))
+    first = take(inbound, publish(6, qos=1), publish(7, qos=1), again(7))
+    assert take(inbound, again(6), publish(9, qos=1)) is not None
+    assert first is not None
+    assert inbound.settle(1) == puback(6, 7)
+    assert (inbound.next_number, inbound.repeats) == (2, 3)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_what_waits_long_for_its_puback_is_not_kept_in_memory(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four bytes a message are, once it is stored: a window may have 65,535 messages of any size."""
+    monkeypatch.setattr(module, "_MOST_KEPT", 5_000)
+    inbound = Inbound()
+    for first in range(1, 100, 3):
+        delivery = take(inbound, *(publish(i, bytes(1000), qos=1) for i in range(first, first + 3)), plain=plain)
+        assert delivery is not None
+        inbound.stored(delivery.ticket)
+        assert inbound._kept == sum(pending.contents.kept for pending in inbound._pending) <= 5_000
+    assert take(inbound, *(again(i, bytes(1000)) for i in range(1, 100)), plain=plain) is None
+    assert inbound._kept == 0
+    assert inbound.settle(99) == puback(*range(1, 100))

@@ -341,3 +341,19 @@ def test_acks_after_the_commit_are_acks_after_the_commit() -> None:
         world.finish()
     finally:
         world.close()
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_what_comes_again_while_its_puback_is_owed_is_one_message_with_one_puback(version: int) -> None:
+    world = World(Plan(Habits(version=version), acks=Acks.KAFKA))
+    try:
+        for step in (*ONLINE, ("offer", 1, 2), ("exchange",), ("offer", 1, 0), ("retry",), ("retry",)):
+            world.do(step)
+        assert len(world.rows) == 4
+        assert world._driver.session.inbound.repeats == 2 * 2
+        for step in (("commit", 0.3), ("offer", 1), ("retry",), ("commit", 1.0), ("exchange",), ("retry",)):
+            world.do(step)
+        world.finish()
+        assert sorted(world.rows) == list(range(5))
+    finally:
+        world.close()

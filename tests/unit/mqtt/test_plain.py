@@ -33,6 +33,10 @@ class Lists:
     names: list[str]
     contents: list[bytes]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.contents))
+
     def topics(self) -> list[str]:
         return self.names
 

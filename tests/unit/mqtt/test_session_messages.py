@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import mqtt5
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mqtt5 import (
     ConnAckPacket,
     PubAckPacket,
@@ -22,8 +25,9 @@ from tests.unit.mqtt.sessions import (
     receive,
     sent,
 )
+from towline.delivery.plain import plain_run
 from towline.errors import ProtocolViolation
-from towline.mqtt.codec import Item
+from towline.mqtt.codec import Decoder, Item, encode
 from towline.mqtt.events import (
     Acknowledged,
     Close,
@@ -36,6 +40,7 @@ from towline.mqtt.events import (
     SessionConfig,
     SessionRecord,
     Settled,
+    Stored,
 )
 from towline.mqtt.session import Session
 
@@ -48,6 +53,50 @@ def test_nothing_is_acknowledged_before_it_is_settled() -> None:
     assert only(actions, Deliver).first == 100
     assert sent(actions) == []
     assert session.inbound.unacknowledged == 2
+
+
+#: A new message, one that comes again, another with an id that is owed (the broker's fault), each with its packet id; a
+#: read; and so many messages that are safe.
+_STEPS = st.lists(
+    st.tuples(st.sampled_from(["new", "again", "other", "read", "stored", "settle"]), st.integers(1, 3)),
+    min_size=20,
+    max_size=40,
+)
+
+
+@settings(max_examples=3 * settings().max_examples)
+@given(_STEPS, st.booleans())
+def test_qos_1_is_stored_once_and_acknowledged_once_while_its_puback_is_owed(
+    steps: list[tuple[str, int]], plain: bool
+) -> None:
+    """[I3], in whatever order messages, repeats and acknowledgements come; nothing else is left out."""
+    session, decoder = online(), Decoder(plain=partial(plain_run, worth=1) if plain else None)
+    wanted: list[tuple[int, bytes]] = []  # packet id and payload of each row
+    stored: list[tuple[int, bytes]] = []
+    acks: list[int] = []
+    unread, tickets, settled = b"", [0], 0
+    for serial, (kind, value) in enumerate([*steps, ("settle", 99)]):
+        owed = dict(wanted[settled:])
+        if kind in {"new", "again", "other"} and (value in owed) == (kind != "new"):
+            payload = owed[value] if kind == "again" else b"%d" % serial
+            again = kind != "new" or serial % 5 == 0  # DUP alone says nothing
+            unread += encode(PublishPacket("a/1", payload, qos=QoS(1), packet_id=value, duplicate=again))
+            wanted += [(value, payload)] if kind != "again" else []
+        elif kind == "stored":
+            session.handle(Stored(tickets[-1]), 1.0)
+        elif kind in {"read", "settle"}:  # what is unread then would cross our PUBACKs
+            for action in session.handle(Received(decoder.feed(unread)), 1.0):
+                if isinstance(action, Deliver):
+                    assert action.first == len(stored)
+                    stored += [(p.packet_id or 0, p.payload or b"") for p in action.messages.packets]
+                    tickets.append(action.ticket)
+            assert stored == wanted
+            unread = b""
+        if kind == "settle":
+            settled = min(settled + value, len(wanted))
+            acks += [p.packet_id for p in sent(session.handle(Settled(settled), 1.0)) if isinstance(p, PubAckPacket)]
+            assert acks == [packet_id for packet_id, _ in wanted[:settled]]
+        session.validate()
 
 
 def test_acks_leave_in_receive_order_up_to_the_watermark() -> None:

@@ -240,6 +240,18 @@ def test_a_held_stub_is_told_from_another() -> None:
     assert inbound.settle(9) == b"\x50\x02\x00\x07" * 3
 
 
+def test_a_stub_of_qos_1_that_comes_again_while_its_puback_is_owed_is_a_repeat() -> None:
+    inbound, decoder = Inbound(), Decoder(LIMIT)
+    for payload, duplicate in ((PAYLOAD, False), (PAYLOAD, True), (PAYLOAD[::-1], True)):
+        for item in decoder.feed(publish(7, payload, qos=1, duplicate=duplicate).write()):
+            assert isinstance(item, PublishRun)
+            inbound.publishes(item)
+    delivery = inbound.hand_over()
+    assert delivery is not None
+    assert (len(delivery.messages), inbound.repeats) == (2, 1)
+    assert inbound.settle(9) == b"\x40\x02\x00\x07" * 2
+
+
 @pytest.mark.parametrize("limit", [LIMIT, 1 << 20])
 def test_a_stub_that_comes_again_in_other_words_is_a_repeat(limit: int) -> None:
     """Alias, expiry, and subscription identifiers may differ, and so may the size, and the limit may be another now."""
