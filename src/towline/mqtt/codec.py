@@ -22,7 +22,6 @@ from typing import ClassVar, Final, TypeAlias
 
 import mqtt5
 from mqtt5 import (
-    ConnAckPacket,
     ConnAckReasonCode,
     PubAckPacket,
     PubCompPacket,
@@ -61,8 +60,10 @@ _MAX_LENGTH_BYTES: Final = 4
 _NO_FIELDS_BYTES: Final = 4
 #: A Property Length that is none: of more than one byte, or of a packet of which is not known where it stands.
 _UNKNOWN: Final = 0x80
-#: CONNACK of a server that speaks only 3.x: the one packet of 3.x it may answer to a CONNECT of version 5.
-_OLDER_PROTOCOL: Final = b"\x20\x02\x00\x01"
+#: First byte of CONNACK, its remaining length in 3.x, and where its code stands.
+_CONNACK, _CONNACK_3_LENGTH, _CODE_AT = 0x20, 2, 3
+#: Reason codes of a "no" begin here; the return codes of 3.x are all below.
+_REFUSALS: Final = 0x80
 #: PUBLISHes of a chunk larger than this are read without a look at their UTF-8 first, which would cost half as much
 #: as reading them; after one panic there is no more trust in this process.
 _TRUSTED_CHUNK_BYTES: Final = 16 << 10
@@ -276,13 +277,12 @@ class Decoder:
     def _other5(self, buffer: bytes, position: int) -> tuple[Packet, int]:
         """Read a packet that is no PUBLISH; rare enough to look at every field."""
         data = self._whole(buffer, position)
-        if data == _OLDER_PROTOCOL:
-            return ConnAckPacket(reason_code=ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION), len(data)
-        if len(data) > _NO_FIELDS_BYTES:
-            fence.check_fields(data)
-        packet, length = mqtt5.read(memoryview(data))
+        said = _in_version_5(data) if buffer[position] == _CONNACK else data
+        if len(said) > _NO_FIELDS_BYTES:
+            fence.check_fields(said)
+        packet, _ = mqtt5.read(memoryview(said))
         fence.check_packet(packet)
-        return packet, length
+        return packet, len(data)
 
     def _crowded(self, buffer: bytes, position: int, header: int) -> Stub | None:
         """The stub of the PUBLISH at `position`, None if it may be decoded; IndexError as `_whole`."""
@@ -334,7 +334,10 @@ class Decoder:
             if self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])[0] > self._max:
                 return position
             try:
-                packet, length = codec3.read(view[position:], self._version)
+                if _refuses_in_5(buffer, position):
+                    packet, length = self._other5(buffer, position)
+                else:
+                    packet, length = codec3.read(view[position:], self._version)
             except IndexError:
                 return position  # the last packet is still arriving
             items.append(packet)
@@ -376,6 +379,30 @@ def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
         raise ValueError(f"the codec can't write this {type(packet).__name__}") from None
     fence.check_written(packet, data)
     return data
+
+
+def _in_version_5(connack: bytes) -> bytes:
+    """A CONNACK as MQTT 5 says it, of a server that says it in the words of another version than CONNECT had.
+
+    One of two bytes is of a server that does not know MQTT 5: what it says of us it may have read where MQTT 5 says
+    something else, so it is taken for 0x84. Others answer in the form of the CONNECT with a return code of 3.x:
+    Moquette does [MQTT 3.1.1 table 3.1].
+    """
+    if len(connack) <= _CODE_AT:
+        return connack
+    code = connack[_CODE_AT]
+    if connack[1] == _CONNACK_3_LENGTH:
+        older = int(ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
+        return bytes((_CONNACK, 3, 0, code if code >= _REFUSALS else older, 0))
+    if 0 < code < len(codec3.CONNACK_CODES):
+        return connack[:_CODE_AT] + bytes((int(codec3.CONNACK_CODES[code]),)) + connack[_CODE_AT + 1 :]
+    return connack
+
+
+def _refuses_in_5(buffer: bytes, position: int) -> bool:
+    """Whether a CONNACK begins here whose code only MQTT 5 has: its servers may answer 3.x so [MQTT-3.1.2-2]."""
+    at = position + _CODE_AT
+    return buffer[position] == _CONNACK and buffer[position + 1] >= _CONNACK_3_LENGTH and buffer[at] >= _REFUSALS
 
 
 def _answers(buffer: bytes, position: int, items: list[Item]) -> int:

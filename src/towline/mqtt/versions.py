@@ -98,10 +98,14 @@ class Versions:
         """The error, with what was tried and what could not be."""
         error = action.error
         assert error is not None
-        if not self._unanswered:  # the broker says that it knows none of them
-            advice = "Change that setting, or use a broker that speaks MQTT 5." if problem else error.do
-            return replace(action, error=Refused(error.code, error.where, error.what + problem, advice))
         names = [NAMES[level] for level in self._levels if level >= self.level]
+        if not self._unanswered:  # the broker says that it knows none of them
+            advice = (
+                'Set protocol = "5", or "auto" to let the gateway find out.' if self.level < max(NAMES) else error.do
+            )
+            advice = f"It takes none of {', '.join(names)}: ask which it speaks." if len(names) > 1 else advice
+            advice = "Change that setting, or use a broker that speaks MQTT 5." if problem else advice
+            return replace(action, error=Refused(error.code, error.where, error.what + problem, advice))
         tried = f"{', '.join(names)}{' were tried' if len(names) > 1 else ''}"
         advice = "Is this port an MQTT listener?"
         if len(self._levels) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ from towline.doctor.examination import ask_brokers
 from towline.doctor.table import Finding, Standing
 from towline_prove.devstack import Mosquitto
 
-__all__ = ["KEEPING", "examined", "lets_more_in", "wrong"]
+__all__ = ["KEEPING", "examined", "knows_only_3_1_1", "lets_more_in", "wrong"]
 
 #: Mosquitto as it keeps what it acknowledges.
 KEEPING = {
@@ -41,6 +42,25 @@ def examined(
 def wrong(found: list[Finding]) -> set[tuple[str, Standing]]:
     """The rows that do not leave a shell with 0."""
     return {(one.code, one.verdict) for one in found if one.verdict not in {Standing.HOLDS, Standing.LIMITED}}
+
+
+class _Refuses(socketserver.BaseRequestHandler):
+    """What Moquette 0.17 says to a CONNECT of MQTT 5 (taken from it): return code 1 of 3.1.1 in the form of 5."""
+
+    def handle(self) -> None:
+        self.request.recv(1000)
+        self.request.sendall(b"\x20\x03\x00\x01\x00")
+
+
+@contextlib.contextmanager
+def knows_only_3_1_1() -> Iterator[int]:
+    """The port of a broker that takes no CONNECT of MQTT 5."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Refuses) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join(60)
 
 
 @contextlib.contextmanager

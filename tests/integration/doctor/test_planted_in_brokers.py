@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import lacking
-from tests.integration.doctor.brokers import KEEPING, examined, lets_more_in, wrong
+from tests.integration.doctor.brokers import KEEPING, examined, knows_only_3_1_1, lets_more_in, wrong
 from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
 from towline.doctor.table import Finding, Standing, exit_code
@@ -77,6 +77,7 @@ PLANTED = {
     "small-packets": Planted("TL-D17", {"max_packet_size": "9000"}, WARNS, "more than 9,000 bytes", DOWN),
     "tls-port": Planted("TL-D02", {"certfile": ""}, BROKEN, "Write mqtts://127.0.0.1:", unknown=UNMET),
     "wrong-password": Planted("TL-D02", {"password_file": ""}, BROKEN, "not authorized", unknown=UNMET),
+    "knows-only-3-1-1": Planted("TL-D02", {"port": "3.1.1"}, BROKEN, 'protocol = "3.1.1"', unknown=UNMET),
     "nobody-there": Planted("TL-D02", {"port": "nobody"}, BROKEN, "TL-M01", unknown=UNMET),
     "broken-window": Planted("TL-D12", {"port": "more"}, BROKEN, "20 came unacknowledged", UP_2),
 }
@@ -119,6 +120,8 @@ def _answer(directory: Path, case: Planted) -> list[Finding]:
         uri = broker.uri.replace("mqtts:", "mqtt:")
         if where == "nobody":
             broker.stop()
+        elif where == "3.1.1":
+            uri = f"mqtt://{LOOPBACK}:{running.enter_context(knows_only_3_1_1())}"
         elif where == "more":
             port = running.enter_context(lets_more_in(broker.port, 10, 20))
             uri = f"mqtt://{LOOPBACK}:{port}"

@@ -38,10 +38,12 @@ def test_older_protocols_keep_the_same_promise(
 class _OldBroker(socketserver.BaseRequestHandler):
     """Says to a version 5 CONNECT what a 3.1.1 broker says, and nothing to any other."""
 
+    refusal = b"\x20\x02\x00\x01"
+
     def handle(self) -> None:
         connect = self.request.recv(1000)
         if connect[8] == 5:
-            self.request.sendall(b"\x20\x02\x00\x01")
+            self.request.sendall(self.refusal)
             return
         assert connect[8] == 4
         self.request.sendall(b"\x20\x02\x00\x00")
@@ -50,9 +52,15 @@ class _OldBroker(socketserver.BaseRequestHandler):
         self.request.recv(1000)
 
 
-@pytest.fixture
-def old_broker() -> Iterator[str]:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _OldBroker) as server:
+class _Moquette(_OldBroker):
+    """Moquette 0.17, taken from it: a return code of 3.1.1 in the form of the CONNECT."""
+
+    refusal = b"\x20\x03\x00\x01\x00"
+
+
+@pytest.fixture(params=[_OldBroker, _Moquette])
+def old_broker(request: pytest.FixtureRequest) -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), request.param) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

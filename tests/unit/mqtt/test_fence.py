@@ -24,6 +24,7 @@ from mqtt5 import (
     Will,
 )
 
+from tests.unit.mqtt import strict
 from towline.mqtt import fence
 from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun
 from towline.mqtt.plain import PlainRun
@@ -152,10 +153,56 @@ def test_a_topic_alias_without_a_topic_passes() -> None:
     assert (item.packets[0].topic, item.packets[0].topic_alias) == ("", 3)
 
 
-def test_a_server_that_speaks_only_an_older_protocol_is_understood() -> None:
-    """It answers CONNECT of version 5 with a CONNACK of 3.1.1 and return code 1 [MQTT-3.1.2-2 of 3.1.1]."""
-    (packet,) = Decoder().feed(b"\x20\x02\x00\x01")
+@pytest.mark.parametrize("session_present", [0, 1])
+@pytest.mark.parametrize("code", range(6))
+def test_a_server_that_answers_in_3_x_does_not_speak_5(code: int, session_present: int) -> None:
+    """[MQTT-3.1.2-2 of 3.1.1]. Whatever it says, it has read our CONNECT as one of 3.x."""
+    (packet,) = Decoder().feed(bytes((0x20, 2, session_present, code)))
     assert packet == ConnAckPacket(reason_code=ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
+
+
+#: Return code of 3.x → what it means [MQTT 3.1.1 table 3.1].
+MEANT = {
+    1: ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
+    2: ConnAckReasonCode.CLIENT_ID_NOT_VALID,
+    3: ConnAckReasonCode.SERVER_UNAVAILABLE,
+    4: ConnAckReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    5: ConnAckReasonCode.NOT_AUTHORIZED,
+}
+
+
+@pytest.mark.parametrize("rest", [b"\0", b"\x04\x1f\0\1a"], ids=["no properties", "a reason string"])
+@pytest.mark.parametrize("code", MEANT)
+def test_a_refusal_of_3_x_in_the_form_of_5_is_understood(code: int, rest: bytes) -> None:
+    """Moquette 0.17 answers ``20 03 00 01 00`` to any CONNECT of version 5 (taken from it)."""
+    packet, _ = Decoder().feed(bytes((0x20, 2 + len(rest), 0, code)) + rest + b"\xd0\0")
+    assert isinstance(packet, ConnAckPacket)
+    assert (packet.reason_code, packet.reason_str) == (MEANT[code], "a" if rest != b"\0" else None)
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("form", ["20 02 00 {:02X}", "20 03 00 {:02X} 00", "20 07 00 {:02X} 04 1F 0001 61"])
+@pytest.mark.parametrize("code", sorted(strict.REASONS[2] - {0}), ids=hex)
+def test_a_refusal_of_5_is_understood_in_each_form_and_version(
+    code: ConnAckReasonCode, form: str, version: int
+) -> None:
+    """MQTT 5 section 3.1.2.2: a server that speaks only version 5 answers 3.x with 0x84, as it knows to say it."""
+    data = bytes.fromhex(form.format(code))
+    (packet,) = Decoder(version=version).feed(data)
+    assert isinstance(packet, ConnAckPacket)
+    assert int(packet.reason_code) == code
+    decoder, found = Decoder(version=version), list[object]()
+    for index in range(len(data)):
+        found += decoder.feed(data[index : index + 1])
+    assert found == [packet]
+
+
+@pytest.mark.parametrize(
+    "data", ["20 01 00", "20 03 00 00 00", "20 03 00 06 00", "20 02 00 06", "20 02 00 7F", "20 02 00 C0"]
+)
+def test_what_no_version_says_is_refused_in_3_x(data: str) -> None:
+    with pytest.raises(MalformedPacket):
+        Decoder(version=4).feed(bytes.fromhex(data) + b"\xd0\0")
 
 
 @given(st.binary(max_size=60), st.integers(0, 15))

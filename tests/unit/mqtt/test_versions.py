@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from towline.errors import Refused, Unreachable
 from towline.mqtt.events import Close, Filter, SessionConfig
 from towline.mqtt.versions import LEVELS, Versions
@@ -74,7 +76,17 @@ def test_a_refusal_by_word_is_final() -> None:
     judged(versions, REFUSED)
     told = versions.judge(REFUSED, CONFIG)
     assert told.fatal
-    assert "Set it." in str(told.error), "as the broker's reason has it"
+    assert "It takes none of MQTT 5, MQTT 3.1.1, MQTT 3.1" in str(told.error)
+
+
+@pytest.mark.parametrize(
+    ("setting", "advice"), [("5", "Set it."), ("3.1.1", 'protocol = "5", or "auto"'), ("3.1", '"5"')]
+)
+def test_a_refusal_of_the_one_version_given_names_the_others(setting: str, advice: str) -> None:
+    """MQTT 5 section 3.1.2.2: a server of version 5 alone says 0x84 to 3.1.1, too."""
+    told = Versions(LEVELS[setting]).judge(REFUSED, CONFIG)
+    assert told.fatal
+    assert advice in str(told.error)
 
 
 def test_a_setting_that_only_version_5_can_say_is_named_instead_of_lost() -> None:
