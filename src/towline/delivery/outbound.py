@@ -35,7 +35,7 @@ from towline.journal.outbox import PUBLISHED, RELEASED, SENT
 from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany, Token
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import Phase
-from towline.mqtt.reasons import QOS_NOT_SUPPORTED, reason_words
+from towline.mqtt.reasons import NO_SUBSCRIBERS, QOS_NOT_SUPPORTED, reason_words
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.suspects import STRIKES, Culprits
 
@@ -56,6 +56,8 @@ _MOST_UNSENT: Final = 1 << 20
 #: What is done reaches the disk after this many messages, or this many seconds.
 _FLUSH_MESSAGES: Final = 5_000
 _FLUSH_S: Final = 0.2
+#: Counter of the ledger: taken by the broker, which has nobody to give them to.
+UNMATCHED: Final = "unmatched"
 #: Pause before a full disk is asked again, in seconds.
 _ROOM_RETRY: Final = 0.5
 
@@ -81,7 +83,8 @@ class Downlink:
         log: Takes ``warning(event, **facts)``, as structlog's loggers do.
         refused_dir: Directory for what the broker refused.
         max_age_s: Messages that came this many seconds ago are not sent any more; None for no such limit.
-        on_outcome: Called with the number of each message that is done and what became of it, before the disk knows.
+        on_outcome: Called with the number of each message that is done, what became of it, and the reason code of the
+            broker that took it, before the disk knows.
         on_progress: Called when messages were done since the last time.
         mark: Number and content → user properties to be added to the message, for an owner that sends messages again.
         exactly_once: What is sent with QoS 2 must not be taken as less: then nothing more is sent (TL-M44).
@@ -95,7 +98,7 @@ class Downlink:
         log: Any,
         refused_dir: Path,
         max_age_s: float | None = None,
-        on_outcome: Callable[[int, Outcome], None] | None = None,
+        on_outcome: Callable[[int, Outcome, int], None] | None = None,
         on_progress: Callable[[], None] = lambda: None,
         mark: Marking | None = None,
         exactly_once: bool = False,
@@ -185,7 +188,8 @@ class Downlink:
             phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
             left = _left(message, time.monotonic(), time.time_ns() // 1000)
         given_up = packet if isinstance(packet, int) else 0
-        session.outbound.restore(packet_id, number, _UNNAMED if isinstance(packet, int) else packet, phase, left)
+        content = _UNNAMED if isinstance(packet, int) else packet
+        session.outbound.restore(packet_id, number, content, phase, left, flight.reason)
         self._dispatch.hand_over(number, topic, size)
         if given_up:
             session.outbound.give_up(number, given_up)
@@ -313,6 +317,7 @@ class Downlink:
             "resent_after_lost_session": ledger.get("resent_after_lost_session", 0),
             "unsure_after_lost_session": ledger.get("unsure_after_lost_session", 0),
             "degraded": ledger.get("degraded", 0),
+            UNMATCHED: ledger.get(UNMATCHED, 0),
             "window": self._session.outbound.window if self._session else 0,
             "window_open": self._session.outbound.open_count if self._session else 0,
             "writers": len(self._outbox.last_batches),
@@ -394,9 +399,10 @@ class Downlink:
             self._outbox.finish((), freed)
             self._refusals[number] = action.reason
         elif not sent_before:
-            doubt = "unsure_after_lost_session" if action.unsure else "degraded" if action.degraded else None
+            doubts = {"unsure_after_lost_session": action.unsure, "degraded": action.degraded and not action.unsure}
+            doubts[UNMATCHED] = action.reason == NO_SUBSCRIBERS
             self._largest = max(self._largest, size)
-            self._done(number, Outcome.DELIVERED, freed, doubt)
+            self._done(number, Outcome.DELIVERED, freed, [name for name, holds in doubts.items() if holds])
 
     def _break_off(self, action: Acknowledged) -> None:
         """Send nothing more: the broker would double what it takes, and has no way to keep what was promised."""
@@ -413,9 +419,9 @@ class Downlink:
         self._log.warning("the promise can't hold", reason=self.held_back, number=action.token, code=self.broken.code)
 
     def _done(
-        self, number: int, outcome: Outcome, freed: Any = (), doubt: str | None = None, *, answered: bool = True
+        self, number: int, outcome: Outcome, freed: Any = (), doubts: Sequence[str] = (), *, answered: bool = True
     ) -> None:
-        """Note what became of a message; `doubt` counts a delivery that is not as good as it was to be.
+        """Note what became of a message; `doubts` count a delivery that is not as good as it was to be.
 
         `answered`: the broker said so; else it left, with QoS 0.
         """
@@ -426,10 +432,10 @@ class Downlink:
             counted = []
         else:
             counted = [ACKNOWLEDGED if answered else LEFT]
-        self._outbox.finish((number,), freed, outcomes=[*counted, *([doubt] if doubt else [])])
+        self._outbox.finish((number,), freed, outcomes=[*counted, *doubts])
         self._noted()
         if self._on_outcome is not None and not (before and outcome is Outcome.DELIVERED):
-            self._on_outcome(number, outcome)
+            self._on_outcome(number, outcome, NO_SUBSCRIBERS if UNMATCHED in doubts else 0)
 
     def _noted(self) -> None:
         """Something is done: the disk learns of it soon, and whoever waits for it."""
@@ -450,7 +456,7 @@ class Downlink:
                 self._outbox.fly(flights, durable=False)
             return
         flights |= _flights(action.assigned, PUBLISHED)
-        flights |= {packet_id: Flight(in_flight[packet_id][0], RELEASED) for packet_id in action.released}
+        flights |= {i: Flight(in_flight[i][0], RELEASED, reason) for i, reason in action.released.items()}
         self._outbox.fly(flights)
 
     def _keep_refused(self, now: float) -> None:

@@ -68,10 +68,12 @@ class Flight(NamedTuple):
     Attributes:
         number: The row.
         phase: `PUBLISHED`, `RELEASED` or `SENT`.
+        reason: What PUBREC said, below 0x80; 0 before it.
     """
 
     number: int
     phase: int
+    reason: int = 0
 
 
 class Outbox:
@@ -329,14 +331,14 @@ class Outbox:
 
     @property
     def in_flight(self) -> Mapping[int, tuple[int, int]]:
-        """Packet id → number of the row and its phase, as the disk has them, freed ones too."""
+        """Packet id → number of the row, and phase + 256 × reason, as the disk has them, freed ones too."""
         return self.journal.held
 
     @property
     def flights(self) -> dict[int, Flight]:
         """Packet ids in use, as they are on disk, in the order of their rows."""
         in_order = sorted(self.in_flight.items(), key=lambda entry: entry[1][0])
-        return {packet_id: Flight(*entry) for packet_id, entry in in_order if packet_id not in self._freed}
+        return {i: Flight(number, said & 255, said >> 8) for i, (number, said) in in_order if i not in self._freed}
 
     def read(self, start: int, end: int, *, batch_rows: int = 1000, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
         """Return the rows from `start` to `end`, as `Journal.read` does."""
@@ -353,7 +355,7 @@ class Outbox:
             JournalFull: TL-J02, the disk took no more: none of the packets may leave, but those of QoS 1.
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
-        phases = {packet_id: (flight.number, flight.phase) for packet_id, flight in flights.items()}
+        phases = {i: (flight.number, flight.phase | flight.reason << 8) for i, flight in flights.items()}
         if not durable and self._freed.isdisjoint(phases):
             self.journal.append(self.journal.no_rows, held=phases, durable=False)
             return

@@ -449,14 +449,15 @@ class Flying:
     Attributes:
         forgotten: Packet ids that name nothing any more: the session they belonged to is gone.
         assigned: Packet id → token of each QoS 2 message that is about to be published.
-        released: Packet ids whose PUBREL is about to leave: their messages are never published again [MQTT-4.3.3-6].
+        released: Packet ids whose PUBREL is about to leave → what PUBREC said: their messages are never published again
+            [MQTT-4.3.3-6], and PUBCOMP says nothing of them.
         noted: As `assigned`, of QoS 1. The disk need not be waited for: what it forgets is sent as new, which costs a
             repeat at most, and the same packet id where the broker would wait for it [MQTT-4.4.0-1].
     """
 
     forgotten: tuple[int, ...]
     assigned: Mapping[int, Token]
-    released: tuple[int, ...]
+    released: Mapping[int, int]
     noted: Mapping[int, Token] = field(default_factory=dict)
 
 

@@ -63,8 +63,9 @@ class _Message:
     sent: bool = False
     #: When its message expiry interval ends, None to send the message's own.
     expires_at: float | None = None
-    #: Reason code of a QoS 2 message that is given up: only its packet id is still to be freed.
-    given_up: int = 0
+    #: Of QoS 2, once released: what PUBREC said, or why it was given up and only its packet id is still to be freed.
+    reason: int = 0
+    given_up: bool = False
 
     def interval(self, now: float) -> int | None:
         """The message expiry interval to send: what is left, and a last second once it is under way."""
@@ -107,8 +108,8 @@ class Outbound:
         self._finished_elsewhere: list[Acknowledged] = []
         #: PUBRELs that answer what came, in its order [MQTT-4.6.0-4].
         self._replies: list[PubRelPacket] = []
-        #: With `durable`: ids released, and ids of a session now gone, that no `Flying` has told yet.
-        self._untold: list[int] = []
+        #: With `durable`: ids released with their reason, and ids of a session now gone, that no `Flying` has told yet.
+        self._untold: dict[int, int] = {}
         self._forgotten: list[int] = []
         self._last_id = 0
         #: Messages that may be without an answer at once, whatever the server allows; None for no limit of ours.
@@ -172,7 +173,7 @@ class Outbound:
             return
         fresh = [m for m in self._unfinished.values() if m.phase is Phase.PUBLISHED]
         self._finished_elsewhere += [
-            Acknowledged(m.token, m.given_up, packet_id=packet_id, unsure=not m.given_up)
+            Acknowledged(m.token, m.reason, packet_id=packet_id, unsure=not m.given_up)
             for packet_id, m in self._unfinished.items()
             if m.phase is Phase.RELEASED
         ]
@@ -196,10 +197,17 @@ class Outbound:
         self._queue.append(_Message(token, content, expires_at=expires_at))
 
     def restore(
-        self, packet_id: int, token: Token, content: OutboundMessage, phase: Phase, expires_at: float | None = None
+        self,
+        packet_id: int,
+        token: Token,
+        content: OutboundMessage,
+        phase: Phase,
+        expires_at: float | None = None,
+        reason: int = 0,
     ) -> None:
-        """Take up a message that an earlier life had in flight; in the order of their first PUBLISH."""
-        self._unfinished[packet_id] = _Message(token, content, phase, sent=True, expires_at=expires_at)
+        """Take up a message that an earlier life had in flight, with PUBREC's reason; in the order of their PUBLISH."""
+        message = _Message(token, content, phase, sent=True, expires_at=expires_at, reason=reason)
+        self._unfinished[packet_id] = message
         self._last_id = max(self._last_id, packet_id)
 
     def give_up(self, token: Token, reason: int) -> None:
@@ -216,11 +224,11 @@ class Outbound:
     def _give_up(self, packet_id: int, message: _Message, reason: int) -> None:
         owned = message.phase is Phase.RELEASED and not message.given_up
         if message.content.qos == QoS.EXACTLY_ONCE and message.phase is Phase.PUBLISHED:
-            message.given_up, message.phase = reason, Phase.RELEASED
+            message.reason, message.given_up, message.phase = reason, True, Phase.RELEASED
             return
         del self._unfinished[packet_id]
         self._open.discard(packet_id)
-        answer = 0 if owned else reason
+        answer = message.reason if owned else reason
         self._finished_elsewhere.append(Acknowledged(message.token, answer, packet_id=packet_id, unsure=owned))
 
     def withdraw(self) -> list[Token]:
@@ -246,8 +254,8 @@ class Outbound:
         noted: dict[int, Token] = {}
         done = self._send_queued(out, (noted, assigned), now)
         if self._durable and (assigned or noted or self._untold or self._forgotten):
-            yield Flying(tuple(self._forgotten), assigned, tuple(self._untold), noted)
-            self._forgotten, self._untold = [], []
+            yield Flying(tuple(self._forgotten), assigned, self._untold, noted)
+            self._forgotten, self._untold = [], {}
         if out:
             self.sent_at = now
             yield Send(b"".join(out))
@@ -395,8 +403,9 @@ class Outbound:
         self._open.discard(packet.packet_id)
         degraded = message.content.qos == QoS.EXACTLY_ONCE and isinstance(packet, PubAckPacket)
         self._failed |= degraded and self._exactly
-        # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already.
-        reason = message.given_up if message.phase is Phase.RELEASED else int(packet.reason_code)
+        # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already, and
+        # what became of the message PUBREC has said.
+        reason = message.reason if message.phase is Phase.RELEASED else int(packet.reason_code)
         yield Acknowledged(message.token, reason, degraded=degraded, packet_id=packet.packet_id)
         if reason == QUOTA_EXCEEDED and self.in_order:
             yield from self._put_off(message.content)
@@ -417,8 +426,10 @@ class Outbound:
         if int(packet.reason_code) >= 0x80:
             yield from self._finish(packet, message)  # a negative answer is final [MQTT-4.4.0-2]
             return
-        if self._durable and message.phase is Phase.PUBLISHED:
-            self._untold.append(packet.packet_id)
+        if message.phase is Phase.PUBLISHED:
+            message.reason = int(packet.reason_code)
+            if self._durable:
+                self._untold[packet.packet_id] = message.reason
         message.phase = Phase.RELEASED
         self._replies.append(PubRelPacket(packet.packet_id))
 

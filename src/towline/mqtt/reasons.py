@@ -10,6 +10,7 @@ __all__ = [
     "CUT",
     "ID_IN_USE",
     "MOVED",
+    "NO_SUBSCRIBERS",
     "QOS_NOT_SUPPORTED",
     "QUOTA_EXCEEDED",
     "SUBSCRIBE_ADVICE",
@@ -18,6 +19,8 @@ __all__ = [
     "shown",
 ]
 
+#: The server took the message, and nobody is subscribed to its topic [MQTT 5 section 3.4.2.1].
+NO_SUBSCRIBERS: Final = 0x10
 #: About the packet id of the request, not about what it asks for [MQTT 5 section 3.9.3].
 ID_IN_USE: Final = 0x91
 #: The server may take the message later [MQTT 5 section 3.4.2.1].

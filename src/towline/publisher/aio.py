@@ -49,7 +49,8 @@ class AsyncReceipt:
 
     Attributes:
         on_disk: Awaitable: durable; its result is the message's number in the outbox.
-        at_broker: Awaitable: the broker has it; fails when it was refused for good, or expired.
+        at_broker: Awaitable: the broker has it; its result is the reason code, as `Receipt` says. Fails when it was
+            refused for good, or expired.
         end_to_end: Awaitable: it is in Kafka; for a publisher with receipts.
     """
 

@@ -64,14 +64,14 @@ class OutboxDelivery:
         self._on_outcome = on_outcome
         self._log = Log()
         #: outcomes of this turn, reported together
-        self._outcomes: list[tuple[int, Outcome]] = []
+        self._outcomes: list[tuple[int, Outcome, int]] = []
         self._downlink = Downlink(
             outbox,
             handle=self._handle,
             log=self._log,
             refused_dir=life.directory / "refused",
             max_age_s=max_age_s,
-            on_outcome=lambda number, outcome: self._outcomes.append((number, outcome)),
+            on_outcome=lambda *outcome: self._outcomes.append(outcome),
             on_progress=self._progress,
             mark=awaited.mark if awaited is not None else None,
         )
@@ -171,9 +171,9 @@ class OutboxDelivery:
         outcomes, self._outcomes = self._outcomes, []
         with settling(self._life) as callbacks:
             callbacks.extend(self._stages.done(outcomes))
-        for number, outcome in outcomes:
+        for number, outcome, _ in outcomes:
             self._report(number, outcome.value)
-        if self._awaited is not None and any(outcome is not Outcome.DELIVERED for _, outcome in outcomes):
+        if self._awaited is not None and any(outcome is not Outcome.DELIVERED for _, outcome, _ in outcomes):
             keep(self._outbox, self._awaited, self._downlink.oldest)
 
     def _report(self, number: int, outcome: str) -> None:

@@ -212,8 +212,9 @@ class Receipt:
     Attributes:
         topic: Where it goes.
         on_disk: Done when it is durable; its result is the message's number in the outbox.
-        at_broker: Done when the broker has it (QoS 0: when it was sent). Fails when the broker refused it for good, or
-            when it expired.
+        at_broker: Done when the broker has it (QoS 0: when it was sent), with its reason code: 0, or 16 where nobody is
+            subscribed to the topic and the broker says so (MQTT 5, QoS 1 and 2). Fails when the broker refused it for
+            good, or when it expired.
         end_to_end: Done when the gateway has said that it is in Kafka, committed: where its route leads, in the
             dead-letter topic, or left out by a ``where``. Fails when the message expires or is refused before that,
             and at once for a publisher without receipts.
@@ -224,7 +225,7 @@ class Receipt:
     def __init__(self, topic: str, life: Lifecycle, end_to_end: Completion[None] | None) -> None:
         self.topic = topic
         self.on_disk: Completion[int] = Completion(life)
-        self.at_broker: Completion[None] = Completion(life)
+        self.at_broker: Completion[int] = Completion(life)
         self.end_to_end: Completion[None] = end_to_end or Completion(life)
 
     @property
@@ -277,7 +278,7 @@ def guarded(call: Callable[[], object]) -> None:
         logging.getLogger(LOG).exception("a callback failed")
 
 
-_ByNumber: TypeAlias = MutableMapping[int, Completion[None]]
+_ByNumber: TypeAlias = MutableMapping[int, Completion[T]]
 
 
 class Stages:
@@ -297,13 +298,13 @@ class Stages:
         self._where = where
         self._awaited = awaited
         #: number of a message → its stage at the broker, as long as somebody holds it or has a callback on it
-        self._at_broker: _ByNumber = weakref.WeakValueDictionary()
+        self._at_broker: _ByNumber[int] = weakref.WeakValueDictionary()
         #: the same for their receipts
-        self._end_to_end: _ByNumber = weakref.WeakValueDictionary()
+        self._end_to_end: _ByNumber[None] = weakref.WeakValueDictionary()
         #: every message below has been entered in `_at_broker`
         self._entered = end
         #: outcomes of messages that the mqtt thread had done before they were entered
-        self._early: dict[int, Outcome] = {}
+        self._early: dict[int, tuple[Outcome, int]] = {}
         self.no_end: Completion[None] | None = None
         if awaited is None:
             self.no_end = Completion(life)
@@ -322,33 +323,33 @@ class Stages:
                 if number in self._awaited.settled:  # the mqtt thread was faster
                     callbacks += _settle(self._end_to_end, number)
             if (early := self._early.pop(number, None)) is not None:
-                callbacks += self._done(number, early)
+                callbacks += self._done(number, *early)
         self._entered = first + len(group)
         return callbacks
 
-    def done(self, outcomes: Iterable[tuple[int, Outcome]]) -> list[Callback]:
-        """Messages are not sent any more."""
+    def done(self, outcomes: Iterable[tuple[int, Outcome, int]]) -> list[Callback]:
+        """Messages are not sent any more; with the broker's reason codes."""
         callbacks: list[Callback] = []
-        for number, outcome in outcomes:
+        for number, outcome, reason in outcomes:
             if number >= self._entered:
-                self._early[number] = outcome
+                self._early[number] = (outcome, reason)
             else:
-                callbacks += self._done(number, outcome)
+                callbacks += self._done(number, outcome, reason)
         return callbacks
 
-    def _done(self, number: int, outcome: Outcome) -> list[Callback]:
+    def _done(self, number: int, outcome: Outcome, reason: int) -> list[Callback]:
         if outcome is Outcome.DELIVERED:
-            return _settle(self._at_broker, number)
+            return _settle(self._at_broker, number, reason)
         if outcome is Outcome.EXPIRED:
             failure = PublisherError("TL-O05", self._where, f"message {number} expired before it was sent")
         else:
             what, do = f"the broker refused message {number}", "It is kept aside; see the log."
             failure = PublisherError("TL-O04", self._where, what, do)
-        callbacks = _settle(self._at_broker, number, failure)
+        callbacks = _settle(self._at_broker, number, failure=failure)
         if self._awaited is not None and number not in self._awaited.settled:
             self._awaited.give_up(number)
             what = f"message {number} was {outcome.value} before its receipt came; whether it arrived is not known"
-            callbacks += _settle(self._end_to_end, number, PublisherError("TL-O06", self._where, what))
+            callbacks += _settle(self._end_to_end, number, failure=PublisherError("TL-O06", self._where, what))
         return callbacks
 
     def arrived(self, numbers: range) -> list[Callback]:
@@ -359,14 +360,16 @@ class Stages:
 
     def abandon(self, failure: BaseException) -> list[Callback]:
         """Nothing comes of what is still waited for."""
-        stages = (self._at_broker, self._end_to_end)
-        return [call for held in stages for number in list(held) for call in _settle(held, number, failure)]
+        stages: tuple[_ByNumber[Any], ...] = (self._at_broker, self._end_to_end)
+        return [call for held in stages for number in list(held) for call in _settle(held, number, failure=failure)]
 
 
-def _settle(stages: _ByNumber, number: int, failure: BaseException | None = None) -> list[Callback]:
+def _settle(
+    stages: _ByNumber[T], number: int, value: T | None = None, *, failure: BaseException | None = None
+) -> list[Callback]:
     """Settle the stage of a message, if anybody holds it."""
     stage = stages.pop(number, None)
-    return [] if stage is None else stage.settle(failure=failure)
+    return [] if stage is None else stage.settle(value, failure)
 
 
 @contextlib.contextmanager

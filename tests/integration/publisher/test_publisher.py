@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mqtt5 import PubCompPacket, PublishPacket, PubRecPacket, PubRecReasonCode, PubRelPacket
 
 from tests.conftest import NewMosquitto
 from tests.engines.strace import Injection, fired, wrapped
 from tests.helpers import wait_until
+from tests.integration.net.scripted import Line, Scripted
 from towline import AsyncPublisher, ClientSettings, Publisher
 from towline.cli import main
 from towline.errors import ConfigError, JournalLocked, PublisherError
@@ -69,6 +71,7 @@ def in_order(numbers: list[int]) -> bool:
 
 def test_a_receipt_tells_disk_and_broker(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
     told: list[tuple[int, str]] = []
+    reasons: list[int] = []
     called = threading.Event()
     with Publisher(broker.uri, state_dir=tmp_path / "p", on_outcome=lambda n, o: told.append((n, o))) as publisher:
         receipt = publisher.publish("d/1", "1", qos=2, user_properties=[("a", "1")])
@@ -76,16 +79,48 @@ def test_a_receipt_tells_disk_and_broker(broker: Mosquitto, heard: list[int], tm
         assert receipt.number == 0
         receipt.at_broker.add_done_callback(lambda _stage: called.set())
         receipt.at_broker.result(60)
-        publisher.publish("d/1", "2", qos=0).at_broker.add_done_callback(lambda stage: stage.result())
+        publisher.publish("d/1", "2", qos=0).at_broker.add_done_callback(lambda stage: reasons.append(stage.result()))
         assert publisher.flush(10) == 0
         assert called.wait(60)
         status = publisher.status()
         assert (status["accepted"], status["delivered"]) == (2, 2)
         assert publisher.epoch == 1
     wait_until(lambda: heard == [1, 2], what="both")
-    assert told == [(0, "delivered"), (1, "delivered")]
+    assert (told, reasons) == ([(0, "delivered"), (1, "delivered")], [0])
     with pytest.raises(PublisherError, match="TL-O02"):
         publisher.publish("d/1", "3")
+
+
+def test_that_nobody_is_subscribed_is_told(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """Mosquitto's PUBACK says 0x10; to QoS 2 it says 0, as it looks for subscribers after PUBREC only."""
+    with Client(mosquitto.uri, client_id="c") as client:
+        assert [client.publish("nobody", b"", qos=qos).wait(60).reason for qos in (1, 2)] == [0x10, 0]
+    with Publisher(mosquitto.uri, client_id="p", state_dir=tmp_path / "p") as publisher:
+        receipts = [publisher.publish("nobody", b"", qos=qos) for qos in (1, 2)]
+        assert [receipt.at_broker.result(60) for receipt in receipts] == [0x10, 0]
+        assert publisher.status()["unmatched"] == 1
+
+
+def test_that_nobody_is_subscribed_is_told_of_qos_2_too_when_pubcomp_comes_later(tmp_path: Path) -> None:
+    """Where a server says so in PUBREC; here the connection ends before PUBCOMP."""
+
+    def received(line: Line) -> None:
+        line.welcome()
+        packet_id = line.expect(PublishPacket).packet_id or 0
+        line.send(PubRecPacket(packet_id, reason_code=PubRecReasonCode.NO_MATCHING_SUBSCRIBERS))
+        line.expect(PubRelPacket)
+
+    def completed(line: Line) -> None:
+        line.welcome(session_present=True)
+        line.send(PubCompPacket(line.expect(PubRelPacket).packet_id))
+        assert line.closed()
+
+    with Scripted(received, completed, received, completed) as server:
+        with Client(server.uri, client_id="c") as client:
+            assert client.publish("nobody", b"", qos=2).wait(60).reason == 0x10
+        with Publisher(server.uri, client_id="p", state_dir=tmp_path / "p") as publisher:
+            assert publisher.publish("nobody", b"", qos=2).at_broker.result(60) == 0x10
+            assert publisher.status()["unmatched"] == 1
 
 
 def test_eight_threads_share_one_outbox(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:

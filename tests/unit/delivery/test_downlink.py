@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mqtt5 import DisconnectPacket, DisconnectReasonCode, PubAckPacket, PubAckReasonCode, PubCompPacket
+from mqtt5 import (
+    DisconnectPacket,
+    DisconnectReasonCode,
+    PubAckPacket,
+    PubAckReasonCode,
+    PubCompPacket,
+    PubRecPacket,
+    PubRecReasonCode,
+)
 
 from tests.unit.delivery.test_outbound import Line
 from tests.unit.journal.support import FillingDisk
@@ -85,11 +93,11 @@ def test_an_expiry_counts_from_the_arrival_and_what_is_left_of_it_leaves(tmp_pat
 def test_the_line_s_own_limit_holds_beside_a_message_s(
     tmp_path: Path, clock: Clock, age_s: int, left: list[int]
 ) -> None:
-    outcomes: list[tuple[int, Outcome]] = []
+    outcomes: list[tuple[int, Outcome, int]] = []
     line = Line(tmp_path, 0, max_age_s=30, on_outcome=lambda *outcome: outcomes.append(outcome))
     arrive(line, None, 60, 30, 20, age_s=age_s)
     assert line.connect() == left
-    assert outcomes == [(number, Outcome.EXPIRED) for number in range(4) if number not in left]
+    assert outcomes == [(number, Outcome.EXPIRED, 0) for number in range(4) if number not in left]
 
 
 def test_what_expires_while_it_is_put_off_lets_the_next_go(tmp_path: Path, clock: Clock) -> None:
@@ -228,7 +236,7 @@ def test_without_room_qos_1_leaves_and_qos_2_does_not(tmp_path: Path) -> None:
     disk.full = True
     assert line.connect() == [0]
     with pytest.raises(JournalFull):
-        line.downlink.perform(Flying((), {2: 0}, ()))
+        line.downlink.perform(Flying((), {2: 0}, {}))
     assert list(line.outbox.flights) == []
 
 
@@ -318,3 +326,29 @@ def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, 
     assert after.session.outbound.in_flight == ({packet_id: (0, Phase.RELEASED)} if pubrel else {})
     after.handle(Received([PubCompPacket(packet_id)]))
     assert after.outbox.flights == {}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_nobody_is_subscribed_to_is_counted_over_a_restart_too(tmp_path: Path, qos: int, killed: bool) -> None:
+    """Of QoS 2 PUBREC says it, and PUBCOMP, which may come to another process, does not."""
+    outcomes: list[tuple[int, Outcome, int]] = []
+    line = Line(tmp_path, 2, qos=qos, on_outcome=lambda *outcome: outcomes.append(outcome))
+    line.connect()
+    first, second = (packet.packet_id or 0 for packet in line.sent)
+    if qos == 1:
+        line.handle(Received([PubAckPacket(first, reason_code=PubAckReasonCode.NO_MATCHING_SUBSCRIBERS)]))
+        line.handle(Received([PubAckPacket(second)]))
+    else:
+        nobody = PubRecPacket(first, reason_code=PubRecReasonCode.NO_MATCHING_SUBSCRIBERS)
+        line.handle(Received([nobody, PubRecPacket(second)]))
+    if killed:
+        line.downlink.flush()  # of QoS 1, which is done
+        line.outbox.journal.close()
+        line = Line(tmp_path, 0, on_outcome=lambda *outcome: outcomes.append(outcome))
+        line.connect()
+    if qos == 2:
+        line.handle(Received([PubCompPacket(first), PubCompPacket(second)]))
+    status = line.downlink.status()
+    assert (status["delivered"], status["acknowledged"], status["unmatched"]) == (2, 2, 1)
+    assert outcomes == [(0, Outcome.DELIVERED, 0x10), (1, Outcome.DELIVERED, 0)]

@@ -11,7 +11,7 @@ import pytest
 from mqtt5 import ConnAckPacket
 
 from tests.helpers import wait_until
-from towline.delivery.outbound import Downlink, Outcome
+from towline.delivery.outbound import Downlink
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
@@ -177,13 +177,13 @@ def test_a_full_outbox_stops_a_replay_and_nothing_is_lost(tmp_path: Path) -> Non
 def test_without_room_aside_everything_waits_and_nothing_is_done(tmp_path: Path) -> None:
     outbox, log = outbox_at(tmp_path), Log()
     events: list[Event] = []
-    outcomes: list[tuple[int, Outcome]] = []
+    outcomes: list[int] = []
     downlink = Downlink(
         outbox,
         handle=events.append,
         log=log,
         refused_dir=tmp_path / "refused",
-        on_outcome=lambda number, outcome: outcomes.append((number, outcome)),
+        on_outcome=lambda number, *_: outcomes.append(number),
     )
     downlink.refused = RefusedMessages(tmp_path / "refused", outbox, _SMALL)
     downlink.attach(online())
@@ -204,7 +204,7 @@ def test_without_room_aside_everything_waits_and_nothing_is_done(tmp_path: Path)
     downlink.refused.drop(99)
     until(downlink, lambda: downlink.status()["refused"] == 100)
     assert downlink.held_back is None
-    assert [number for number, _ in outcomes] == list(range(100))
+    assert outcomes == list(range(100))
     downlink.close()
     outbox.close()
 

@@ -8,6 +8,7 @@ from mqtt5 import (
     PubAckPacket,
     PubAckReasonCode,
     PubCompPacket,
+    PubCompReasonCode,
     PublishPacket,
     PubRecPacket,
     PubRecReasonCode,
@@ -241,18 +242,18 @@ def test_what_is_about_to_leave_is_told_first_where_ids_are_durable() -> None:
     for token in (7, 8):
         outbound.publish(token, OutboundMessage("t", qos=2))
     flying, publishes = list(outbound.actions())
-    assert flying == Flying((), {1: 7, 2: 8}, ())
+    assert flying == Flying((), {1: 7, 2: 8}, {})
     assert isinstance(publishes, Send)
     for packet_id in (1, 2):
         assert list(outbound.take(PubRecPacket(packet_id))) == []
     flying, pubrels = list(outbound.actions())
-    assert flying == Flying((), {}, (1, 2))
+    assert flying == Flying((), {}, {1: 0, 2: 0})
     assert [type(p) for p in sent([pubrels])] == [PubRelPacket, PubRelPacket]
     outbound.disconnected()
     outbound.connected(ConnAckPacket(), 10, resumed=False)
     lost = list(outbound.actions())
     assert [(a.token, a.unsure) for a in lost if isinstance(a, Acknowledged)] == [(7, True), (8, True)]
-    assert lost[-1] == Flying((1, 2), {}, ())
+    assert lost[-1] == Flying((1, 2), {}, {})
 
 
 def test_what_an_earlier_life_had_in_flight_goes_on_under_its_id() -> None:
@@ -458,7 +459,30 @@ def test_qos_1_is_noted_beside_qos_2_where_ids_are_durable() -> None:
     for token, qos in ((7, 2), (8, 1), (9, 0)):
         outbound.publish(token, OutboundMessage("t", qos=qos))
     flying, publishes, acknowledged = list(outbound.actions())
-    assert (flying, acknowledged) == (Flying((), {1: 7}, (), {2: 8}), Acknowledged(9, 0))
+    assert (flying, acknowledged) == (Flying((), {1: 7}, {}, {2: 8}), Acknowledged(9, 0))
     assert len(sent([publishes])) == 3
     outbound.publish(10, OutboundMessage("t", qos=0))
     assert not [action for action in outbound.actions() if isinstance(action, Flying)]
+
+
+NOBODY = PubRecReasonCode.NO_MATCHING_SUBSCRIBERS
+
+
+@pytest.mark.parametrize("lost", ["nothing", "connection", "session", "process"])
+def test_what_pubrec_said_of_a_message_is_what_became_of_it(lost: str) -> None:
+    """PUBCOMP says nothing of it [MQTT 5 section 3.7.2.1]: 0x10, nobody is subscribed, is known for QoS 2, too."""
+    outbound = Outbound(encode, durable=True)
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    packet_id = first_id(publish(outbound, 7))
+    actions = answer(outbound, PubRecPacket(packet_id, reason_code=NOBODY))
+    assert [a.released for a in actions if isinstance(a, Flying)] == [{packet_id: 0x10}]
+    if lost == "process":
+        outbound = Outbound(encode, durable=True)
+        outbound.restore(packet_id, 7, OutboundMessage("t/7", b"x", qos=2), Phase.RELEASED, reason=0x10)
+    outbound.disconnected()
+    outbound.connected(ConnAckPacket(session_present=lost != "session"), 10, resumed=lost != "session")
+    actions = list(outbound.actions())
+    if lost != "session":
+        answer(outbound, PubRecPacket(packet_id))  # asked twice, it may see another answer; the first one counts
+        actions = answer(outbound, PubCompPacket(packet_id, reason_code=PubCompReasonCode.PACKET_ID_NOT_FOUND))
+    assert done(actions) == [(7, 0x10, False)]
