@@ -264,6 +264,11 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
     kept = refused.page(0)["rows"]
     refused.close()
     assert sorted((row["number"], row["reason"]) for row in kept) == [(5, 0x87), (6, 0x87), (9, 0x90)]
+    older = new_gateway(broker, name="older", subscriptions=[], outbox={}, protocol="3.1.1")
+    client = older.start()
+    assert client.sent(client.send("q/0", 0, [rows_of(messages[5:7])], MESSAGE_SCHEMA).end, timeout_s=60)
+    account = outbox(older)
+    assert (account["delivered"], account["refused"]) == (2, 0), "3.1.1 has no word for it: docs/guarantees.md"
 
 
 def test_a_full_outbox_refuses_and_takes_again(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:

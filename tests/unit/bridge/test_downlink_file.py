@@ -49,6 +49,15 @@ def test_a_small_table_gets_safe_defaults(tmp_path: Path) -> None:
     assert (line.section.starting_offsets, line.section.on_data_loss) == ("earliest", "stop")
 
 
+@pytest.mark.parametrize(("protocol", "told"), [("5", False), ("auto", True), ("3.1.1", True), ("3.1", True)])
+def test_that_3_x_does_not_say_what_was_dropped_is_told(tmp_path: Path, protocol: str, told: bool) -> None:
+    text = GOOD.replace("mqtt = {", f'mqtt = {{ protocol = "{protocol}",')
+    for guarantee in ("at_most_once", "at_least_once"):
+        warnings = plan_of(read(f'{text}guarantee = "{guarantee}"\n', tmp_path))["warnings"]
+        found = [warning for warning in warnings if "MQTT 3.x has no negative answers" in warning]
+        assert bool(found) is (told and guarantee == "at_least_once")
+
+
 def test_its_gateway_knows_the_checkpoint_and_runs_on_with_an_older_one(tmp_path: Path) -> None:
     """An older copy of the outbox is found before anything is sent; where the checkpoint is makes no other gateway."""
     line = read(GOOD.replace("[[downlink]]", '[[downlink]]\noutbox = { max_bytes = "2 GB" }'), tmp_path).lines[0]

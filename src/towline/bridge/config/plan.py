@@ -274,6 +274,11 @@ def _downlink_warnings(line: DownLine) -> list[str]:
         texts.append("isolation_level = read_uncommitted: what a transaction aborts is delivered too.")
     if line.section.on_data_loss == "go_on":
         texts.append("on_data_loss = go_on: what Kafka deletes before it was read is lost without an error.")
+    if line.qos and line.gateway.protocol != "5":
+        where = "where the broker speaks no MQTT 5, " if line.gateway.protocol == "auto" else ""
+        texts.append(
+            f"{where}MQTT 3.x has no negative answers: what the broker drops, as by its ACL, counts as delivered."
+        )
     if line.parallelism > 1 and line.guarantee is Guarantee.EXACTLY_ONCE and line.section.transform:
         texts.append("the transform has to be deterministic: a batch that a crash interrupted goes through it again.")
     return texts
