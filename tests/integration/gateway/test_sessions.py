@@ -214,3 +214,33 @@ def test_a_repeat_is_stored_once_and_a_damaged_message_never(new_gateway: NewGat
         ("t/3", payload),
     ]
     assert "TL-M30" in gateway.log.read_text()
+
+
+def test_a_repeat_while_kafka_is_waited_for_is_stored_once_and_acknowledged_once(new_gateway: NewGateway) -> None:
+    """With ``ack_after = kafka`` a PUBACK is owed for longer than a broker's timer [I3]."""
+    started, committed = threading.Event(), threading.Event()
+    first, repeat = (PublishPacket("t", b"1", qos=QoS(1), packet_id=1, duplicate=again) for again in (False, True))
+
+    def again(line: Line) -> None:
+        line.welcome()
+        line.subscribed()
+        assert started.wait(60)
+        line.send(first)
+        gateway.until(journaled=1)
+        line.send(repeat)
+        gateway.until(deduplicated=1)
+        line.send(repeat, PublishPacket("t", b"2", qos=QoS(1), packet_id=2))
+        assert committed.wait(60)
+        assert [line.expect(PubAckPacket).packet_id for _ in range(2)] == [1, 2]
+        line.send(PublishPacket("t", b"3", qos=QoS(1), packet_id=1))  # the id is free, and no PUBACK on its way
+        assert line.closed()
+
+    with Scripted(again) as server:
+        gateway = new_gateway(server.uri, ack_after="kafka")
+        gateway.start()
+        started.set()
+        gateway.until(journaled=2, deduplicated=2)
+        gateway.commit()
+        committed.set()
+        gateway.until(journaled=3, deduplicated=2)
+        gateway.stop()
