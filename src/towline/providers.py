@@ -45,7 +45,7 @@ def credential(name: str, where: str, read: Callable[[Any], T], form: str, *argu
     Args:
         name: ``module:function``.
         where: Whom an error is about.
-        read: Makes the credential of what the function returned; its TypeError or ValueError means another form.
+        read: Makes the credential of what the function returned; raises whatever it likes for another form.
         form: What the function has to return, in words.
         arguments: What the function is called with.
 
@@ -54,22 +54,16 @@ def credential(name: str, where: str, read: Callable[[Any], T], form: str, *argu
     """
     check_provider(name, where)
     module, _, function = name.partition(":")
-    by_hand = f"Try it by hand, as the same user: python -c 'import {module}; {module}.{function}(...)'"
+    doing = "can't be imported"
     try:
         call = getattr(importlib.import_module(module), function)
-    except Exception as error:  # noqa: BLE001 - a module may raise anything
-        lacking = f" {error.name}" if isinstance(error, ImportError) and error.name else ""
-        what = f'"{name}" can\'t be imported ({type(error).__name__}{lacking})'
-        do = f"Install the module, or name its directory in PYTHONPATH. {by_hand}."
-        raise ConfigError("TL-C179", where, what, do) from None
-    try:
+        doing = "failed"
         given = call(*arguments)
+        doing = f"returned {type(given).__name__} and not {form}"
+        return read(given)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         at = traceback.extract_tb(error.__traceback__)[-1]
-        what = f'"{name}" raised {type(error).__name__} ({Path(at.filename).name}, line {at.lineno})'
-        raise ConfigError("TL-C179", where, what, f"{by_hand}.") from None
-    try:
-        return read(given)
-    except (TypeError, ValueError):
-        what = f'"{name}" returned {type(given).__name__} and not {form}'
-        raise ConfigError("TL-C179", where, what, f"Correct the function: it returns {form}.") from None
+        lacking = f" {error.name}" if isinstance(error, ImportError) and error.name else ""
+        what = f'"{name}" {doing} ({type(error).__name__}{lacking}, {Path(at.filename).name} line {at.lineno})'
+        do = f"Is its module installed, or in PYTHONPATH? Call {function} by hand, as the same user."
+        raise ConfigError("TL-C179", where, what, do) from None

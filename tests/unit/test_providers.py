@@ -47,11 +47,11 @@ def test_a_provider_is_called_for_each_credential() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("provider_of_tests:fails", "raised RuntimeError (provider_of_tests.py, line 10)"),
+        ("provider_of_tests:fails", "failed (RuntimeError, provider_of_tests.py line 10)"),
         ("provider_of_tests:odd", "returned list and not text"),
-        ("provider_of_tests:nothing", "can't be imported (AttributeError)"),
-        ("no_such_module:token", "can't be imported (ModuleNotFoundError no_such_module)"),
-        ("raising_provider_of_tests:token", "can't be imported (OSError)"),
+        ("provider_of_tests:nothing", "can't be imported (AttributeError, providers.py line "),
+        ("no_such_module:token", "can't be imported (ModuleNotFoundError no_such_module, "),
+        ("raising_provider_of_tests:token", "can't be imported (OSError, raising_provider_of_tests.py line 1)"),
         ("provider_of_tests.token", "is not module:function"),
     ],
 )

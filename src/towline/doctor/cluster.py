@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from confluent_kafka import Producer, TopicCollection
-from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka import Producer
+from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from towline import files
@@ -29,21 +29,14 @@ from towline.kafka import admin, faults
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.options import SinkSettings
 
-if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
-
-__all__ = ["DENIED", "TRANSACTIONS", "Cluster", "TopicRole", "TopicSeen", "TopicUse", "Writer", "wanted"]
+__all__ = ["TRANSACTIONS", "Cluster", "TopicRole", "TopicSeen", "TopicUse", "Writer", "wanted"]
 
 #: Kafka's topic of transactions.
 TRANSACTIONS: Final = "__transaction_state"
-#: Kafka's errors when a creation is refused for want of a right.
-DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
 #: What no pattern of a downlink takes [Kafka: Topic.INTERNAL_TOPICS].
 _INTERNAL: Final = "__"
 #: Seconds that the way to one broker may take.
 _REACH_S: Final = 3.0
-#: What an answer is in place of a result: an error of Kafka's, or none in time.
-_UNANSWERED: Final = (*faults.FOREIGN, TimeoutError)
 #: Settings of a new topic that promises rest on; brokers have them under the same names.
 _INHERITED: Final = ("min.insync.replicas", "unclean.leader.election.enable")
 
@@ -229,9 +222,8 @@ class Cluster:
         found: dict[int, Mapping[str, str]] = {}
         with self._asked() as asked:
             for number in sorted(set(self.listed.brokers) - set(self.unreached)):
-                config = self._configs(asked, ResourceType.BROKER, [str(number)]).get(str(number))
-                if config is not None:
-                    found[number] = config
+                one = admin.settings_of(asked, [str(number)], self.case.patience, ResourceType.BROKER)
+                found |= dict(zip([number], one.values(), strict=False))
         return found
 
     def least(self, name: str) -> int | None:
@@ -258,25 +250,13 @@ class Cluster:
     def described(self) -> Mapping[str, TopicSeen | None]:
         """The topics of the bridge that are there, and `TRANSACTIONS`; None for one that may not even be seen."""
         names = sorted({one.name for one in self.wanted} | ({TRANSACTIONS} & set(self.listed.topics)))
-        found: dict[str, TopicSeen | None] = {}
         if not names:
-            return found
+            return {}
         seconds = self.case.patience
         with self._asked() as asked:
-            configs = self._configs(asked, ResourceType.TOPIC, [one for one in names if one in self.listed.topics])
-            futures = asked.describe_topics(
-                TopicCollection(names), include_authorized_operations=True, request_timeout=seconds
-            )
-            for name, future in futures.items():
-                try:
-                    found[name] = _seen(future.result(seconds), configs.get(name))
-                except _UNANSWERED as problem:
-                    kind = faults.name_of(problem)
-                    if kind in DENIED:
-                        found[name] = None
-                    elif kind != "UNKNOWN_TOPIC_OR_PART":
-                        raise
-        return found
+            configs = admin.settings_of(asked, [one for one in names if one in self.listed.topics], seconds)
+            found = admin.described(asked, names, seconds)
+        return {name: None if one is None else _seen(one, configs.get(name)) for name, one in found.items()}
 
     @fact
     def may_create(self) -> Mapping[str, tuple[str, str]]:
@@ -291,7 +271,9 @@ class Cluster:
             return {}
         with self._asked() as asked:
             futures = asked.create_topics(new, validate_only=True, request_timeout=self.case.patience)
-            return {name: _outcome(lambda one=one: one.result(self.case.patience)) for name, one in futures.items()}
+            return {
+                name: _outcome(lambda one=one: admin.answer(one, self.case.patience)) for name, one in futures.items()
+            }
 
     @fact
     def topics(self) -> Mapping[str, TopicSeen]:
@@ -299,7 +281,7 @@ class Cluster:
         found = {name: one for name, one in self.described.items() if one is not None}
         settings: Mapping[str, str] = next(iter(self.settings.values()), {})
         for one in self.wanted:
-            made = one.made and one.name not in self.described and self.may_create[one.name][0] in {"", *DENIED}
+            made = one.made and one.name not in self.described and self.may_create[one.name][0] in {"", *admin.DENIED}
             replicas = one.replication if one.replication > 0 else self.least("default.replication.factor")
             if made and replicas is not None:
                 config = {name: settings[name] for name in _INHERITED if name in settings}
@@ -331,20 +313,6 @@ class Cluster:
             raise NotAsked("no broker can be reached at the address that it gives to clients")
         return admin.looking(self._client)
 
-    def _configs(self, asked: AdminClient, kind: Any, names: list[str]) -> dict[str, Mapping[str, str]]:
-        """Settings of topics or brokers; whose this user may not read is left out."""
-        if not names:
-            return {}
-        found: dict[str, Mapping[str, str]] = {}
-        resources = [ConfigResource(kind, name) for name in names]
-        for resource, future in asked.describe_configs(resources, request_timeout=self.case.patience).items():
-            try:
-                entries = future.result(self.case.patience)
-            except _UNANSWERED:
-                continue
-            found[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
-        return found
-
 
 def _seen(described: Any, config: Mapping[str, str] | None) -> TopicSeen:
     parts, operations = described.partitions, described.authorized_operations
@@ -367,6 +335,6 @@ def _outcome(attempt: Any) -> tuple[str, str]:
     """Kafka's name for what went wrong and its words, or nothing."""
     try:
         attempt()
-    except _UNANSWERED as problem:
+    except faults.FOREIGN as problem:
         return faults.name_of(problem) or "_FAIL", faults.reason(problem)
     return "", ""

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Final
 
 from towline.bridge.config.model import Line
-from towline.doctor.cluster import DENIED, TRANSACTIONS, Cluster, TopicRole, TopicSeen, TopicUse
+from towline.doctor.cluster import TRANSACTIONS, Cluster, TopicRole, TopicSeen, TopicUse
 from towline.doctor.table import Answer, Check, Standing, named, sized, span
 from towline.errors import ConfigError, KafkaError
 from towline.guarantee import policy
+from towline.kafka.admin import DENIED
 
 __all__ = ["CHECKS"]
 

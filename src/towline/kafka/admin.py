@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import confluent_kafka
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -29,13 +29,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = [
+    "DENIED",
     "ClusterInfo",
     "TopicFacts",
+    "answer",
     "client_config",
     "create_topics",
+    "denied_topics",
+    "described",
     "looking",
     "missing_topics",
     "reachable",
+    "settings_of",
     "settled",
     "topic_facts",
     "watermarks",
@@ -47,6 +52,10 @@ _PATIENCE = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
 _LOOK_S = 0.02
 #: Seconds a leader has to answer before it is asked anew who leads.
 _LEADER_S = 3.0
+#: Kafka's errors for want of a right to a topic.
+DENIED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
+#: Seconds beyond a request's own time-out for its answer to come through.
+_GRACE_S = 2.0
 
 T = TypeVar("T")
 
@@ -121,7 +130,7 @@ def topic_facts(client: str | Mapping[str, str], names: Iterable[str], timeout: 
     with looking(client) as admin:
         listed = admin.list_topics(timeout=timeout).topics
         present = {name: len(listed[name].partitions) for name in names if name in listed}
-        configs = _described(admin, present, timeout)
+        configs = settings_of(admin, present, timeout)
     return {name: TopicFacts.of(count, configs.get(name, {})) for name, count in present.items()}
 
 
@@ -203,11 +212,11 @@ def _answered(ask: Callable[[], T], seconds: float) -> T:
         time.sleep(_LOOK_S)
 
 
-def client_config(client: Mapping[str, str]) -> dict[str, str]:
+def client_config(client: Mapping[str, str]) -> dict[str, Any]:
     """Check a client configuration and resolve its secrets; the result must never be shown.
 
     Raises:
-        ConfigError: As `check_client` and `resolve` say.
+        ConfigError, KafkaError: As `check_client` and `resolve` say.
     """
     check_client(client, "kafka", "")
     return resolve(client, "kafka", "")
@@ -275,28 +284,90 @@ def create_topics(
     return made
 
 
+def denied_topics(client: str | Mapping[str, str], names: Iterable[str], timeout: float = 5.0) -> list[str]:
+    """Topics that this user may not write to, as Kafka itself says (KIP-430), sorted; none where it does not say it.
+
+    Args:
+        client: Bootstrap servers, or a whole client configuration.
+        names: The topics asked about.
+        timeout: Seconds to wait at most.
+
+    Raises:
+        KafkaError: TL-K01.
+    """
+    with looking(client) as admin:
+        return [name for name, one in described(admin, sorted(names), timeout).items() if "WRITE" not in _allowed(one)]
+
+
+def _allowed(topic: Any) -> set[str]:
+    """Operations that Kafka allows on a topic, as it describes it; WRITE where it does not say any."""
+    if topic is None:
+        return set()
+    return {"WRITE"} if topic.authorized_operations is None else {one.name for one in topic.authorized_operations}
+
+
+def described(admin: AdminClient, names: list[str], timeout: float) -> dict[str, Any]:
+    """Kafka's descriptions of topics, with what this user may do with each (KIP-430).
+
+    Args:
+        admin: Of `looking`.
+        names: The topics; one that does not exist is left out, and one that this user may not see is None.
+        timeout: Seconds to wait at most.
+
+    Raises:
+        KafkaException, SystemError, TimeoutError: `faults.FOREIGN`.
+    """
+    wanted: Any = TopicCollection(names)
+    asked = admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=timeout) if names else {}
+    found = {}
+    for name, future in asked.items():
+        try:
+            found[name] = answer(future, timeout)
+        except confluent_kafka.KafkaException as problem:
+            if faults.name_of(problem) in DENIED:
+                found[name] = None
+            elif faults.name_of(problem) != "UNKNOWN_TOPIC_OR_PART":
+                raise
+    return found
+
+
+def answer(future: Any, timeout: float) -> Any:
+    """The answer to a request of the admin client.
+
+    Args:
+        future: Of the request, which librdkafka itself ends after `timeout`. Who waits no longer lets go of a client
+            whose request is under way, which librdkafka has asserted against.
+        timeout: Its ``request_timeout`` in seconds.
+
+    Raises:
+        KafkaException, TimeoutError: `faults.FOREIGN`, which `looking` tells as TL-K01.
+    """
+    return future.result(timeout + _GRACE_S)
+
+
 def _created(servers: str, name: str, future: Any, timeout: float) -> bool:
     try:
-        future.result(timeout)
+        answer(future, timeout)
     except confluent_kafka.KafkaException as problem:
         if faults.name_of(problem) == "TOPIC_ALREADY_EXISTS":
             return False
         what = f'topic "{name}" can not be created: {faults.reason(problem)}'
         raise KafkaError("TL-K09", servers, what, "Create it by hand, or give this user the right to.") from None
-    except TimeoutError:
-        raise faults.unreachable(servers, timeout, "no answer to the request to create a topic") from None
     return True
 
 
-def _described(admin: AdminClient, names: Iterable[str], timeout: float) -> dict[str, dict[str, str | None]]:
-    """Settings of topics; one whose settings this user may not see is left out."""
-    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+def settings_of(
+    admin: AdminClient, names: Iterable[str], timeout: float, kind: Any = ResourceType.TOPIC
+) -> dict[str, dict[str, str]]:
+    """Settings of topics, or of brokers; whose settings this user may not see is left out."""
+    resources = [ConfigResource(kind, name) for name in names]
     if not resources:
         return {}
     found = {}
     for resource, future in admin.describe_configs(resources, request_timeout=timeout).items():
         with suppress(*faults.FOREIGN):
-            found[resource.name] = {name: entry.value for name, entry in future.result(timeout).items()}
+            settings = answer(future, timeout)
+            found[resource.name] = {name: one.value for name, one in settings.items() if one.value is not None}
     return found
 
 
@@ -310,7 +381,7 @@ def _ends(
     def ask() -> dict[int, int]:
         wanted = dict.fromkeys(places, latest)
         answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
-        return {place.partition: future.result(timeout).offset for place, future in answers.items()}
+        return {place.partition: answer(future, timeout).offset for place, future in answers.items()}
 
     return _answered(ask, timeout)
 

@@ -2,7 +2,8 @@
 
 A client configuration is a mapping of librdkafka's property names to text. It may travel (into a Spark plan, a log, a
 status), so it never holds a secret [I12]: ``sasl.password.file`` names a file, ``${NAME}`` a variable of the
-environment, and `resolve` replaces both in the process that opens the connection. A `PlainSecret`, which a user wrote
+environment, `PROVIDER` a function that gives tokens, and `resolve` replaces all in the process that opens the
+connection. A `PlainSecret`, which a user wrote
 in the words of Java's client into the options of a query, travels with them and is shown nowhere.
 """
 
@@ -12,19 +13,22 @@ import logging
 import os
 import re
 import socket
+import time
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from confluent_kafka import KafkaException, Producer
 
-from towline.errors import ConfigError, did_you_mean
+from towline.errors import ConfigError, KafkaError, did_you_mean
+from towline.providers import check_provider, credential
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "LEADER_ONLY",
+    "PROVIDER",
     "QUIET",
     "REFERENCE",
     "PlainSecret",
@@ -47,6 +51,9 @@ SECRETS: Final = frozenset(
         "ssl.keystore.password",
     }
 )
+
+#: Names a function that gives tokens for OAUTHBEARER, ``module:function``; it is no property of librdkafka's.
+PROVIDER: Final = "sasl.oauthbearer.token.provider"
 
 #: What Java's producer has and librdkafka has not; `towline.kafka.javanames` translates some of it for the sink.
 JAVAS: Final = re.compile(
@@ -103,6 +110,7 @@ COMMON: Final = (
     "retries",
     "retry.backoff.ms",
     "sasl.mechanism",
+    PROVIDER,
     "sasl.password.file",
     "sasl.username",
     "security.protocol",
@@ -206,7 +214,8 @@ def check_client(
 
     Raises:
         ConfigError: TL-C01 unknown name, TL-C43 a name of Java's client or one that is ours, TL-C44 a plain secret,
-            TL-C45 a value that librdkafka does not take, TL-C42 no or impossible ``bootstrap.servers``.
+            TL-C45 a value that librdkafka does not take, TL-C42 no or impossible ``bootstrap.servers``, TL-C179 and
+            TL-C180 a provider of tokens that is none, or none where one is needed.
     """
     for name, value in client.items():
         _check_name(name, where, prefix)
@@ -218,6 +227,7 @@ def check_client(
                 f"Name a file that holds it in {prefix}{name}.file, or write ${{NAME}} for an environment variable.",
             )
     _check_servers(client.get("bootstrap.servers", ""), where, prefix)
+    _check_tokens(client, where, prefix)
     _probe(client, where, prefix, written)
 
 
@@ -226,9 +236,28 @@ def _check_name(name: str, where: str, prefix: str) -> None:
         what = f'option "{prefix}{name}" is a Java client\'s setting that Towline does not translate'
         raise ConfigError("TL-C43", where, what, f"Write librdkafka's name, see {_LISTED}; or leave it out.")
     if name in RESERVED:
-        raise ConfigError(
-            "TL-C43", where, f'option "{prefix}{name}" can not be set, Towline uses it itself', "Leave it out."
+        do = f"Name the function in {prefix}{PROVIDER}." if name == "oauth_cb" else "Leave it out."
+        raise ConfigError("TL-C43", where, f'option "{prefix}{name}" can not be set, Towline uses it itself', do)
+
+
+def _check_tokens(client: Mapping[str, str], where: str, prefix: str) -> None:
+    """See that OAUTHBEARER has one source of tokens: librdkafka starts without, and waits for one for ever."""
+    said = {name: value.strip().lower() for name, value in client.items()}
+    oidc = said.get("sasl.oauthbearer.method") == "oidc"
+    unsigned = said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE
+    bears = _mechanism(said) == "OAUTHBEARER"
+    if PROVIDER in client:
+        check_provider(client[PROVIDER], where)
+    if bears and not (oidc or unsigned or PROVIDER in client):
+        what = f'"{prefix}sasl.mechanism" = OAUTHBEARER has no source of tokens, so it can never log in'
+        do = (
+            f"Set {prefix}sasl.oauthbearer.method=oidc and its endpoint, or name a function that gives tokens (AWS MSK "
         )
+        do += f"IAM, Azure): {prefix}{PROVIDER} = module:function, in a bridge file [kafka] token_provider."
+        raise ConfigError("TL-C180", where, what, do)
+    if PROVIDER in client and (not bears or oidc or unsigned):
+        what = f'"{prefix}{PROVIDER}" is for sasl.mechanism = OAUTHBEARER without another source of tokens'
+        raise ConfigError("TL-C180", where, what, "Leave it, or the other one, out.")
 
 
 def _check_servers(servers: str, where: str, prefix: str) -> None:
@@ -279,23 +308,26 @@ def _complaint(offered: Mapping[str, str]) -> str:
 
 def _can_probe(name: str) -> bool:
     # Files and keys may exist on executors only, so TLS material is first loaded where it is used.
-    return (
-        name != "bootstrap.servers" and not name.startswith("ssl.") and (name in SECRETS or not name.endswith(".pem"))
-    )
+    ours = name in {"bootstrap.servers", PROVIDER}
+    return not ours and not name.startswith("ssl.") and (name in SECRETS or not name.endswith(".pem"))
 
 
 def _stand_in(name: str, value: str) -> str:
     return "-" if name in SECRETS or file_property(name) or REFERENCE.search(value) else value
 
 
-def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> dict[str, str]:
-    """Replace ``${NAME}`` and ``*.file`` by what they stand for; the result must never be shown.
+def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> dict[str, Any]:
+    """Replace ``${NAME}``, ``*.file`` and `PROVIDER` by what they stand for; the result must never be shown.
 
     Raises:
         ConfigError: TL-C46 for a variable that is not set, or a file that can't be read or is empty.
+        KafkaError: TL-K73, the provider gives no token; another try may get one.
     """
-    resolved: dict[str, str] = {}
+    resolved: dict[str, Any] = {}
     for name, value in client.items():
+        if name == PROVIDER:
+            resolved["oauth_cb"] = _tokens(value, where, client.get("sasl.oauthbearer.config", ""))
+            continue
         if isinstance(value, PlainSecret):  # as it is: a dollar sign may be a part of it
             resolved[name] = value.reveal()
             continue
@@ -306,6 +338,33 @@ def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> di
         else:
             resolved[secret] = _from_file(name, text, where, prefix)
     return resolved
+
+
+#: What ``oauth_cb`` returns: token, its end in seconds since 1970, and perhaps principal and SASL extensions (KIP-342).
+Token: TypeAlias = tuple[Any, ...]
+_FORM: Final = "(token, end in seconds since 1970), and perhaps principal and extensions, the end to come"
+#: The end of a token in milliseconds, as AWS's signer says it, would never come: that is the year 5138.
+_NOT_SECONDS: Final = 1e11
+
+
+def _tokens(provider: str, where: str, config: str) -> Callable[[str], Token]:
+    """The ``oauth_cb`` of a client: a token asked for now, so that what is wrong is told, and anew at each request."""
+
+    def ask(config: str) -> Token:
+        return credential(provider, f"{where} token provider", _token, _FORM, config)
+
+    try:
+        asked = [ask(config)]
+    except ConfigError as error:
+        raise KafkaError("TL-K73", error.where, error.what, error.do) from None
+    return lambda config: asked.pop() if asked else ask(config)
+
+
+def _token(given: Any) -> Token:
+    token, end, *more = given
+    if not isinstance(token, str) or not token or not time.time() < end < _NOT_SECONDS:
+        raise ValueError
+    return (token, float(end), *more)
 
 
 def _from_environment(name: str, value: str, where: str, prefix: str) -> str:

@@ -180,6 +180,8 @@ class MarkerStore:
                 if end >= leaders_end:
                     return found, value
                 continue  # whoever answered is behind the leader: the rest is still to come
+            if error is not None and error.name() == "GROUP_AUTHORIZATION_FAILED":
+                continue  # librdkafka asks for the coordinator of a group that is joined and committed to by nobody
             if error is not None:
                 raise KafkaException(error)
             if message.key() == key:

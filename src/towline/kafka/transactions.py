@@ -18,7 +18,8 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from towline.kafka import faults
+from towline.errors import KafkaError
+from towline.kafka import admin, faults
 from towline.kafka.columns import Rows
 from towline.kafka.faults import TransactionVerdict
 from towline.kafka.producers import KafkaProducer, QueueStuck
@@ -26,7 +27,6 @@ from towline.kafka.producers import KafkaProducer, QueueStuck
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from towline.errors import KafkaError
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
@@ -83,6 +83,8 @@ class Transactional(KafkaProducer):
         self.transactional_id = transactional_id
         self.more = dict(more)
         self._open = False
+        #: Topics of the open transaction.
+        self._written: set[str] = set()
 
     def start(self) -> None:
         """Fence older producers of this id; their open transaction is committed or aborted when this returns.
@@ -107,7 +109,7 @@ class Transactional(KafkaProducer):
             self._producer.begin_transaction()
         except faults.FOREIGN as problem:
             raise self._judged("to begin", problem) from None
-        self._open = True
+        self._open, self._written = True, set()
 
     def write(self, rows: Rows) -> None:
         """Send rows within the transaction.
@@ -116,6 +118,7 @@ class Transactional(KafkaProducer):
             KafkaError: TL-K05, TL-K06 for a record the client refuses; TL-K19 fenced.
             Indefinite: A new producer may do better.
         """
+        self._written |= rows.topics
         try:
             self.send(rows)
         except (QueueStuck, *faults.FOREIGN) as problem:
@@ -123,6 +126,7 @@ class Transactional(KafkaProducer):
 
     def mark(self, topic: str, partition: int, key: str, marker: Marker | None) -> None:
         """Write a marker in the same transaction; None removes it."""
+        self._written.add(topic)
         value = None if marker is None else marker.to_json()
         record = (topic, value, key.encode(), partition)
         try:
@@ -171,11 +175,18 @@ class Transactional(KafkaProducer):
         if isinstance(problem, QueueStuck) or verdict is TransactionVerdict.ABORT:
             self.abort()
             # Even a refused record is worth another attempt: the limits it was compared with may have been old.
-            return Indefinite(faults.failed(servers, doing, problem, self.first))
+            return Indefinite(faults.failed(servers, doing, problem, self.first, self._denied(problem)))
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is TransactionVerdict.AGAIN:
             return Indefinite(faults.undecided(servers, self._settings.timeout_s, self._why or faults.reason(problem)))
         return Indefinite(faults.gave_up(servers, problem))
+
+    def _denied(self, problem: BaseException) -> list[str]:
+        """Topics of the transaction that this user may not write to, where Kafka has refused one without its name."""
+        if faults.name_of(problem) == "TOPIC_AUTHORIZATION_FAILED":
+            with contextlib.suppress(KafkaError):
+                return admin.denied_topics(self._settings.client, self._written)
+        return []
 
     def _cause(self, problem: BaseException) -> BaseException:
         """`produce` says only that there was an error; a transactional call says which."""

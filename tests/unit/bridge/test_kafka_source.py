@@ -49,13 +49,33 @@ def test_no_secret_is_in_the_settings(tmp_path: Path) -> None:
     [
         {"enable.ssl.certificate.verification": "false"},
         {"sasl.mechanism": "GSSAPI"},
-        {"ssl.ca.location": "/nowhere"},
+        {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.provider": "m:f"},
     ],
 )
 def test_what_java_can_not_do_is_refused(client: dict[str, str]) -> None:
     with pytest.raises(ConfigError) as caught:
         java_client({"bootstrap.servers": "a:1", **client}, {})
     assert caught.value.code == "TL-C77"
+
+
+def test_check_says_that_a_downlink_can_not_use_tokens_of_a_function(tmp_path: Path) -> None:
+    bearer = ' "security.protocol" = "SASL_SSL" }, token_provider = "module:function" }'
+    text = GOOD.replace('"k1:9092" }', '"k1:9092", settings = {' + bearer)
+    with pytest.raises(ConfigMistakes) as caught:
+        read(text, tmp_path)
+    (line,) = str(caught.value).splitlines()
+    assert "bridge.toml:4  [kafka]: Spark's Kafka source, which a downlink reads with, logs in with PLAIN, " in line
+    assert line.endswith("not OAUTHBEARER. Change it, or give the downlink a bridge file of its own.   [TL-C77]")
+    uplink = text.replace("downlink", "uplink").replace(
+        'from = "commands"\ntopic = "command/{header.tenant}/{key}/req"', ""
+    )
+    client = read(f'{uplink}[[uplink.route]]\nfrom = "a/#"\ntopic = "t"\n', tmp_path).kafka.client()
+    assert (client["sasl.mechanism"], client["sasl.oauthbearer.token.provider"]) == ("OAUTHBEARER", "module:function")
+
+
+def test_a_file_that_is_not_there_is_told_where_it_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"/nowhere can't be read \(FileNotFoundError\).*TL-C46"):
+        java_client({"bootstrap.servers": "a:1", "ssl.ca.location": "/nowhere"}, {})
 
 
 def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from towline.errors import ConfigError
+from towline.errors import ConfigError, KafkaError
 from towline.kafka.admin import client_config
 from towline.kafka.clientconfig import (
     COMMON,
+    PROVIDER,
     RESERVED,
     SECRETS,
     check_client,
@@ -161,3 +163,55 @@ def test_what_is_given_up_on_the_way_is_named(client: dict[str, str], begins: st
     found = insecurities({"bootstrap.servers": "k:9092", **client})
     assert len(found) == (begins is not None)
     assert not begins or found[0].startswith(begins)
+
+
+BEARER = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+PROVIDED = {"sasl.oauthbearer.token.provider": "no_such_module:token"}
+
+
+@pytest.mark.parametrize(
+    ("client", "code"),
+    [
+        (BEARER, "TL-C180"),
+        ({"sasl.mechanism": "PLAIN", **PROVIDED}, "TL-C180"),
+        ({**BEARER, **PROVIDED, "sasl.oauthbearer.method": "OIDC"}, "TL-C180"),
+        ({**BEARER, "sasl.oauthbearer.token.provider": "f"}, "TL-C179"),
+    ],
+)
+def test_oauthbearer_has_one_source_of_tokens(client: dict[str, str], code: str) -> None:
+    assert refusal(client).code == code
+
+
+def test_a_source_of_tokens_is_not_asked_before_a_connection() -> None:
+    check_client({**SERVERS, **BEARER, **PROVIDED}, "here")
+    check_client({**SERVERS, **BEARER, "enable.sasl.oauthbearer.unsecure.jwt": "true"}, "here")
+    with pytest.raises(KafkaError, match=r"can't be imported .*TL-K73"):
+        resolve({**BEARER, **PROVIDED}, "here")
+    assert PROVIDER in refusal({"oauth_cb": "x"}).do
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        (("t", time.time() + 60), True),
+        (["t", time.time() + 60, "me", {"extension": "x"}], True),
+        (("t", (time.time() + 60) * 1000), False),  # milliseconds, as AWS's signer says it
+        (("t", time.time() - 1), False),
+        (("", time.time() + 60), False),
+        ("t", False),
+        (("t", "soon"), False),
+        (None, False),
+    ],
+)
+def test_what_a_function_may_return_as_a_token(given: object, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.kafka.test_clientconfig.RETURNED", given, raising=False)
+    client = {**BEARER, "sasl.oauthbearer.token.provider": f"{__name__}:returned"}
+    if taken:
+        assert resolve(client, "here")["oauth_cb"]("")[0] == "t"
+    else:
+        with pytest.raises(KafkaError, match=r"end in seconds since 1970.*TL-K73"):
+            resolve(client, "here")
+
+
+def returned(_config: str) -> object:
+    return RETURNED  # type: ignore[name-defined]  # noqa: F821 - set by the test

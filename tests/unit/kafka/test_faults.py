@@ -97,3 +97,25 @@ def test_the_clearest_explanation_of_a_silence_wins(events: list[Any], explanati
     for event in events:
         known = faults.clearer(known, event)
     assert known == explanation
+
+
+#: What librdkafka 2.16.0 raised at commit when Kafka 4.3.1 refused one topic of three: it says of none which one.
+REFUSED = "Failed to add partition(s) to transaction on broker TxnCoordinator/1: Broker: Topic authorization failed"
+#: What the abort then reports of every record, of healthy topics too.
+PURGED = fault(ClientError._PURGE_QUEUE, "Local: Purged in queue")
+
+
+def test_a_refused_transaction_names_the_topics_that_are_denied_and_no_healthy_one() -> None:
+    problem = KafkaException(fault(ClientError.TOPIC_AUTHORIZATION_FAILED, REFUSED))
+    error = faults.failed("k", "to commit", problem, [("healthy", PURGED)], ["denied"])
+    assert error.what.endswith('Broker: Topic authorization failed (topic "denied")')
+    assert "healthy" not in str(error)
+    assert "Give this user the right to write" in error.do
+
+
+def test_an_answer_that_does_not_come_is_an_error_of_kafkas_that_passes() -> None:
+    """`TimeoutError` of a future of the admin client (confluent-kafka 2.16.1) was known to nobody."""
+    assert issubclass(TimeoutError, faults.FOREIGN)
+    assert faults.reason(TimeoutError()) == "no answer in time"
+    assert faults.passes(TimeoutError())
+    assert faults.verdict(TimeoutError()) is faults.TransactionVerdict.DISCARD

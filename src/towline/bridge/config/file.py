@@ -6,7 +6,6 @@ is the literal text); relative paths are relative to the file. Secrets are named
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -133,8 +132,10 @@ class Reader:
         monitor = self._tables.model(MonitorSection, table.monitor, ("monitor",), "[monitor]") or MonitorSection()
         gateway = self._gateway(table.gateway)
         lines = self._lines(Head(table.name, state_dir, mqtt, kafka, spark, gateway), hono)
-        if kafka is not None and is_cluster(spark.master):
-            self._cluster(spark.master, kafka, lines)
+        if kafka is not None:
+            environ = self._read_by_java(kafka, lines)
+            if is_cluster(spark.master):
+                self._cluster(spark.master, environ, lines)
         self._mistakes.raise_if_any()
         assert kafka is not None, "a section that failed has left a mistake"
         return Bridge(
@@ -249,11 +250,18 @@ class Reader:
                 self._mistakes.add(error.code, (*path, key), subject, f"{key}: {error.what}", error.do)
         return section
 
-    def _cluster(self, master: str, kafka: KafkaSection, lines: Sequence[Line | DownLine]) -> None:
-        """What is fine with a local master, and not where tasks run on other machines."""
-        environ: dict[str, str] = {}  # which Java's client takes its secrets from
-        with contextlib.suppress(ConfigError):  # told at the start, in its own words
+    def _read_by_java(self, kafka: KafkaSection, lines: Sequence[Line | DownLine]) -> dict[str, str]:
+        """The secrets of Java's client, whose settings have to be such as a downlink's can have."""
+        environ: dict[str, str] = {}
+        try:
             java_client(kafka.client(), environ)
+        except ConfigError as error:  # a file that isn't here is told at the start
+            if error.code == "TL-C77" and any(isinstance(line, DownLine) for line in lines):
+                self._mistakes.add(error.code, ("kafka", "settings"), "[kafka]", error.what, error.do)
+        return environ
+
+    def _cluster(self, master: str, environ: Mapping[str, str], lines: Sequence[Line | DownLine]) -> None:
+        """What is fine with a local master, and not where tasks run on other machines."""
         for line in lines:
             found = [] if shares_files(master) else [*_unreachable(line, master)]
             if environ and isinstance(line, DownLine):

@@ -111,11 +111,15 @@ def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | N
         environ: Takes the secrets; the process's own by default, and then Spark's JVM must not run yet.
 
     Raises:
-        ConfigError: TL-C77 for a setting of security that Java's client can't have, or a file that can't be read.
+        ConfigError: TL-C77 for a setting of security that Java's client can't have; TL-C46 for a file that can't be
+            read.
     """
     environ = os.environ if environ is None else environ
     named = {("sasl.mechanism" if key == "sasl.mechanisms" else key): value for key, value in client.items()}
     settings: dict[str, str] = {key: named[key] for key in _SAME if key in named}
+    if (mechanism := named.get("sasl.mechanism", "PLAIN").upper()) not in _LOGIN:
+        what = f"Spark's Kafka source, which a downlink reads with, logs in with {', '.join(_LOGIN)}, not {mechanism}"
+        raise _refused("sasl.mechanism", what)
     for key in named:
         secure = key.startswith(("sasl.", "ssl.", "enable.ssl."))
         if secure and key not in (*_SAME, *_FILES, *_UNDERSTOOD):
@@ -135,17 +139,12 @@ def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | N
 
 
 def _login(named: Mapping[str, str], environ: MutableMapping[str, str]) -> str:
-    mechanism = named["sasl.mechanism"].upper()
-    if mechanism not in _LOGIN:
-        raise _refused("sasl.mechanism", f"a downlink logs in with {', '.join(_LOGIN)}, not with {mechanism}")
     if "sasl.password.file" in named:
         secret = _content("sasl.password.file", named["sasl.password.file"]).strip("\r\n")
     else:
         secret = os.path.expandvars(named.get("sasl.password", ""))
-    user = _quoted(named.get("sasl.username", ""))
-    return (
-        f'{_LOGIN[mechanism]} required username="{user}" password="{_variable(environ, "password", _quoted(secret))}";'
-    )
+    module, user = _LOGIN[named["sasl.mechanism"].upper()], _quoted(named.get("sasl.username", ""))
+    return f'{module} required username="{user}" password="{_variable(environ, "password", _quoted(secret))}";'
 
 
 def _quoted(text: str) -> str:
@@ -163,8 +162,9 @@ def _content(key: str, file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _refused(key, f"{file} can't be read ({type(error).__name__})") from None
+        what = f"{file} can't be read ({type(error).__name__})"
+        raise ConfigError("TL-C46", f'[kafka] "{key}"', what, "Check its name and rights.") from None
 
 
 def _refused(key: str, what: str) -> ConfigError:
-    return ConfigError("TL-C77", f'[kafka] "{key}"', what, "Change it, or run the downlink with settings of its own.")
+    return ConfigError("TL-C77", f'[kafka] "{key}"', what, "Change it, or give the downlink a bridge file of its own.")

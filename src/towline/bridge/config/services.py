@@ -58,6 +58,7 @@ class KafkaSection(Section):
         settings: Further librdkafka client settings, no secrets.
         password_file: Holds ``sasl.password``.
         key_password_file: Holds ``ssl.key.password``.
+        token_provider: ``module:function`` that gives tokens for OAUTHBEARER (AWS MSK IAM, Azure).
         create_topics: Make the topics that are missing and known: fixed ones, and those that ``allowed_topics`` names.
     """
 
@@ -65,6 +66,7 @@ class KafkaSection(Section):
     settings: dict[str, str | bool | int | float] = Field(default_factory=dict)
     password_file: Path | None = None
     key_password_file: Path | None = None
+    token_provider: str | None = None
     create_topics: CreateTopics | None = None
 
     def client(self) -> dict[str, str]:
@@ -75,6 +77,8 @@ class KafkaSection(Section):
             made["sasl.password.file"] = str(self.password_file)
         if self.key_password_file:
             made["ssl.key.password.file"] = str(self.key_password_file)
+        if self.token_provider:
+            made = {"sasl.mechanism": "OAUTHBEARER", **made, "sasl.oauthbearer.token.provider": self.token_provider}
         return made
 
 

@@ -1,0 +1,144 @@
+"""A Kafka that asks for rights and takes tokens: what it refuses is named, what is not needed is not asked for."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from tests.helpers import wait_until
+from tests.integration.kafka.writing import QUERY, exactly_once
+from towline.errors import KafkaError
+from towline.kafka import admin
+from towline.kafka.columns import ACCEPTED, Columns
+from towline.kafka.delivery import AtLeastOnce, Task
+from towline.kafka.options import SinkSettings
+from towline_prove.devstack import Kafka
+from towline_prove.devstack.secured import USER, SecuredKafka
+
+pytestmark = pytest.mark.kafka
+
+#: Seconds that a token of the tests is good for; Kafka ends the connection with it (KIP-368).
+LIFE_S = 3
+#: When a token was asked for, and whether the function fails.
+asked: list[float] = []
+broken = False
+
+
+def token(_config: str) -> tuple[str, float]:
+    """A token as Kafka's unsecured validator takes it (RFC 7515 with alg none)."""
+    if broken:
+        raise PermissionError("s3cr3t")
+    asked.append(time.time())
+    end = time.time() + LIFE_S
+    claims = {"sub": USER, "iat": time.time(), "exp": end}
+    parts = [
+        base64.urlsafe_b64encode(json.dumps(one).encode()).decode().rstrip("=") for one in ({"alg": "none"}, claims)
+    ]
+    return f"{'.'.join(parts)}.", end
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[SecuredKafka]:
+    """With rights for all but the topic ``denied``, and none for groups; `kafka` says whether this machine can."""
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",  # on the listener of its own
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512,OAUTHBEARER",
+        "listener.name.sasl_ssl.oauthbearer.sasl.jaas.config": f'{module} required unsecuredLoginStringClaim_sub="x";',
+        "listener.name.sasl_ssl.oauthbearer.connections.max.reauth.ms": str(LIFE_S * 1000),
+    }
+    topic, ids, any_of = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID, ResourcePatternType.PREFIXED
+    granted = [
+        (topic, "healthy", AclOperation.WRITE),
+        (topic, "denied", AclOperation.DESCRIBE),
+        (topic, "towline.", AclOperation.READ),
+        (topic, "towline.", AclOperation.WRITE),
+        (ids, "towline.", AclOperation.WRITE),
+    ]
+    with SecuredKafka(tmp_path_factory.mktemp("guarded"), settings=settings) as started:
+        started.create_topics({"healthy": 1, "denied": 1})
+        started.create_topics({f"towline.{sink}.markers": 1 for sink in "ab"}, {"cleanup.policy": "compact"})
+        who, allow = f"User:{USER}", AclPermissionType.ALLOW
+        bindings = [AclBinding(kind, name, any_of, who, "*", right, allow) for kind, name, right in granted]
+        inside = AdminClient({"bootstrap.servers": started.inside})
+        for future in inside.create_acls(bindings).values():
+            future.result(30)
+        wait_until(lambda: admin.denied_topics(scram(started), ["healthy", "denied"]) == ["denied"], 30)
+        yield started
+
+
+def scram(broker: SecuredKafka) -> dict[str, str]:
+    password = {"sasl.password.file": str(broker.password_file)}
+    return {"bootstrap.servers": broker.bootstrap, **broker.settings_of(), **password}
+
+
+def options(client: dict[str, str]) -> dict[str, Any]:
+    return {f"kafka__{name.replace('.', '__')}": value for name, value in client.items()}
+
+
+def rows(*topics: str) -> list[pa.RecordBatch]:
+    return [pa.record_batch({"value": pa.array([b"x"] * len(topics)), "topic": pa.array(topics)})]
+
+
+def test_the_denied_topic_of_a_refused_transaction_is_named(guarded: SecuredKafka) -> None:
+    sink = exactly_once(guarded.bootstrap, "value", "topic", sinkId="a", **options(scram(guarded)))
+    with pytest.raises(KafkaError, match="TL-K20") as caught:
+        sink.deliver(Task(0, batch=0, query=QUERY), rows("healthy", "denied", "healthy"))
+    assert caught.value.what.endswith(' ms) (topic "denied")')
+    assert "healthy" not in str(caught.value)
+
+
+def test_markers_are_read_without_a_right_to_any_group(guarded: SecuredKafka) -> None:
+    sink = exactly_once(guarded.bootstrap, "value", "topic", sinkId="b", **options(scram(guarded)))
+    tasks = [sink.deliver(Task(0, batch=0, query=QUERY), rows("healthy", "healthy")) for _ in range(2)]
+    assert [(one.rows, one.skipped) for one in tasks] == [(2, False), (2, True)]
+
+
+def bearer(broker: SecuredKafka) -> dict[str, str]:
+    settings = {name: value for name, value in broker.settings_of().items() if name != "sasl.username"}
+    provider = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.provider": f"{__name__}:token"}
+    return {"bootstrap.servers": broker.bootstrap, **settings, **provider}
+
+
+def test_tokens_come_from_the_users_function_as_long_as_a_client_lives(guarded: SecuredKafka) -> None:
+    client = {f"kafka.{name}": value for name, value in bearer(guarded).items()}
+    settings = SinkSettings.parse({**client, "guarantee": "at_least_once", "topic": "healthy", "deliveryTimeout": "20"})
+    columns = Columns.bind({"value": ACCEPTED["value"][0]}, "healthy", include_headers=True)
+    sink = AtLeastOnce(settings, columns)
+    batch = [pa.record_batch({"value": pa.array([b"x"])})]
+    assert sink.deliver(Task(0), batch).rows == 1
+    once = exactly_once(
+        guarded.bootstrap, sinkId="b", topic="healthy", deliveryTimeout="10", **options(bearer(guarded))
+    )
+    assert once.deliver(Task(0, batch=1, query=QUERY), batch).rows == 1, "producer, admin client and reader of markers"
+    until = asked[-1] + LIFE_S
+    wait_until(lambda: time.time() > until, 10)
+    assert sink.deliver(Task(0), batch).rows == 1, "the same producer, with another token"
+    assert once.deliver(Task(0, batch=2, query=QUERY), batch).rows == 1, "the same reader of markers"
+
+
+def test_a_function_that_gives_no_token_is_told_and_asked_again(
+    guarded: SecuredKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as planted:
+        planted.setattr(f"{__name__}.broken", True)
+        with pytest.raises(KafkaError, match="TL-K73") as caught:
+            admin.reachable(bearer(guarded))
+        assert 'test_rights:token" failed (PermissionError, test_rights.py line' in caught.value.what
+        assert "s3cr3t" not in str(caught.value)
+    assert "healthy" in admin.reachable(bearer(guarded)).topics
