@@ -1,4 +1,4 @@
-"""A house rule that no other tool checks: a class name means one thing."""
+"""House rules that no other tool checks: a class name means one thing, a thread is under guard."""
 
 from __future__ import annotations
 
@@ -17,3 +17,60 @@ def test_a_public_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(path.relative_to(ROOT / "src").as_posix())
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+#: Every thread of the product, by its name -> where its work goes when a fault ends it.
+THREADS = {
+    "certificates": "again",
+    "commands": "the driver ends, and is started again",
+    "flight-shutdown": "told; its process ends anyway",
+    "gateway *": "to the reader",
+    "gateway-call": "to the caller",
+    "go": "again",
+    "heartbeat": "again",
+    "jvm": "the driver ends, and is started again",
+    "metrics": "again",
+    "metrics-answer": "told; the next one is served",
+    "metrics-rates": "again",
+    "mqtt *": "to all who wait (Client._end)",
+    "network": "again",
+    "owner": "the gateway ends, and is started again",
+    "producer": "to the task",
+    "publisher-disk": "to all who wait (Publisher._die)",
+    "publisher-mqtt": "to all who wait (Publisher._die)",
+    "reload": "told; the bridge goes on as before",
+    "serve": "the gateway ends with it",
+    "stream-silence": "told; the stream ends with its connection",
+    "sync": "again",
+    "towline-connect": "to who connects",
+}
+#: What makes a thread, and where it is said that it is under guard.
+MAKERS = {"Thread": "towline/threads.py", "Timer": "nowhere"}
+
+
+def test_every_thread_is_under_the_guard_and_listed() -> None:
+    made, others, kinds = set(), [], []
+    for path in (one for one in SOURCES if "towline_prove" not in one.parts):
+        place = path.relative_to(ROOT / "src").as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                kinds += [node.name for base in node.bases if ast.unparse(base).endswith("Thread")]
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if (
+                isinstance(node.func, ast.Name)
+                and called in {"guarded_thread", "later"}
+                and place != "towline/threads.py"
+            ):
+                name = node.args[1]
+                made.add("".join(map(_literal, name.values)) if isinstance(name, ast.JoinedStr) else _literal(name))
+            elif MAKERS.get(called, place) != place:
+                others.append(f"{place}:{node.lineno}")
+    assert others == [], "threading.Thread without a guard: towline.threads.guarded_thread"
+    assert kinds == ["ChildSupervisor"], "its run is the guard, and Supervisor looks whether it lives"
+    assert made == set(THREADS)
+
+
+def _literal(node: ast.expr) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) else "*"

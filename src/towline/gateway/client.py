@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from towline.errors import Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access, is_remote
@@ -23,6 +23,7 @@ from towline.gateway.heartbeat import BEAT_S, Heartbeat
 from towline.gateway.leases import MISSED_BEATS
 from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.processes import ProcessMark
+from towline.threads import guarded_thread, later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,23 +49,7 @@ def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
     """
     if timeout_s is None and threading.current_thread() is not threading.main_thread():
         return call()
-    outcome: list[tuple[_T | None, BaseException | None]] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            outcome.append((call(), None))
-        except BaseException as error:  # noqa: BLE001 - raised again below, on the caller's thread
-            outcome.append((None, error))
-        done.set()
-
-    threading.Thread(target=run, name="gateway-call", daemon=True).start()
-    if not done.wait(timeout_s):
-        raise TimeoutError
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return cast("_T", value)
+    return later(call, "gateway-call").result(timeout_s)
 
 
 #: Longest wait for the next rows over a network, in seconds: 32 MB of them at 3 Mbit/s.
@@ -150,13 +135,12 @@ class Channel:
         if not is_remote(self._location):
             yield
             return
-        timer = threading.Timer(SILENCE_S, stream.cancel)
-        timer.daemon = True
-        timer.start()
+        over = threading.Event()
+        guarded_thread(lambda: over.wait(SILENCE_S) or stream.cancel(), "stream-silence").start()
         try:
             yield
         finally:
-            timer.cancel()
+            over.set()
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from towline.errors import Fenced, GatewayError
+from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ class Heartbeat:
     def __init__(self, sign: Callable[[], object]) -> None:
         self._sign = sign
         self._stopped = threading.Event()
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        guarded_thread(self._beat, "heartbeat", again_s=BEAT_S).start()
 
     def stop(self) -> None:
         """Send no more."""

@@ -15,6 +15,7 @@ import structlog
 from towline.backoff import Backoff
 from towline.errors import GatewayError
 from towline.gateway.endpoint import error_from
+from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
     from towline.errors import TowlineError
@@ -57,7 +58,7 @@ class NetworkFront:
         self._closing = threading.Event()
         self._pauses = Backoff(first=0.1, most=10.0)
         self._process = self._start()
-        self._thread = threading.Thread(target=self._keep, name="network", daemon=True)
+        self._thread = guarded_thread(self._keep, "network", again_s=1.0)
         self._thread.start()
         self._heard.wait(_START_S)
         if problem := self._problem():
@@ -120,6 +121,8 @@ class NetworkFront:
 
     def _hear(self, process: subprocess.Popen[str], refused_before: int) -> None:
         assert process.stdout is not None
+        if process.stdout.closed:
+            return  # another could not be started
         with process.stdout as lines:
             for line in lines:
                 words = json.loads(line)

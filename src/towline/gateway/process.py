@@ -40,6 +40,7 @@ from towline.logfile import LogStream, log_settings
 from towline.processes import ProcessMark
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable
+from towline.threads import guarded_thread
 
 __all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Oldest", "configure_logging", "run"]
 
@@ -198,7 +199,7 @@ class _Gateway:
         with _signals(self._pump.stop, self._pump.wake_fd):
             if self._settings.owner_pid is not None:
                 _watch_owner(self._settings.owner_pid, self._owner_gone)
-            serving = threading.Thread(target=self._serve, args=(stopped,), name="serve", daemon=True)
+            serving = guarded_thread(self._serve, "serve", stopped)
             serving.start()
             try:
                 self._pump.run()
@@ -360,4 +361,4 @@ def _watch_owner(pid: int, gone: Callable[[], None]) -> None:
     if ProcessMark.of(pid).started == 0:
         gone()
         return
-    threading.Thread(target=watch, name="owner", daemon=True).start()
+    guarded_thread(watch, "owner", ended=lambda _error: gone()).start()  # unwatched it could outlive its owner

@@ -20,6 +20,7 @@ from towline.gateway.access import REMOTE
 from towline.gateway.listen import ServerCertificate, TokenFile
 from towline.gateway.request import Request, errors_on_the_wire, refusal
 from towline.gateway.tickets import Ticket, TicketKey
+from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
     from towline.gateway.listen import ListenSettings
@@ -265,7 +266,7 @@ class RemoteService:
         self.location = f"{REMOTE}{settings.address.rpartition(':')[0]}:{self._listener.port}"
         self._closed = threading.Event()
         self._closing: list[threading.Thread] = []
-        self._looking = threading.Thread(target=self._look, name="certificates", daemon=True)
+        self._looking = guarded_thread(self._look, "certificates", again_s=_LOOK_S)
         self._looking.start()
 
     def status(self) -> dict[str, object]:
@@ -330,7 +331,7 @@ class RemoteService:
 
     def _end(self, listener: _Listener) -> None:
         self._closing = [thread for thread in self._closing if thread.is_alive()]
-        thread = threading.Thread(target=listener.shutdown, name="flight-shutdown", daemon=True)
+        thread = guarded_thread(listener.shutdown, "flight-shutdown")
         thread.start()
         self._closing.append(thread)
 

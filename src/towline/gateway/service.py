@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from towline.gateway.request import Request, bad_request, errors_on_the_wire
 from towline.gateway.tickets import TicketKey
 from towline.processes import ProcessMark
 from towline.schema import ROW_SCHEMA
+from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -154,7 +154,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if ours:
             (self._state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
         self._polls.close()
-        stopping = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
+        stopping = guarded_thread(self.shutdown, "flight-shutdown")
         stopping.start()
         stopping.join(timeout_s)
         if ours:

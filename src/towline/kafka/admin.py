@@ -351,6 +351,8 @@ def _created(servers: str, name: str, future: Any, timeout: float) -> bool:
     except confluent_kafka.KafkaException as problem:
         if faults.name_of(problem) == "TOPIC_ALREADY_EXISTS":
             return False
+        if faults.passes(problem):
+            raise  # no answer, and so no refusal
         what = f'topic "{name}" can not be created: {faults.reason(problem)}'
         raise KafkaError("TL-K09", servers, what, "Create it by hand, or give this user the right to.") from None
     return True

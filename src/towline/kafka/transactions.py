@@ -13,9 +13,7 @@ new instance has a new epoch, and the late request is refused.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline.errors import KafkaError
@@ -23,9 +21,11 @@ from towline.kafka import admin, faults
 from towline.kafka.columns import Rows
 from towline.kafka.faults import TransactionVerdict
 from towline.kafka.producers import KafkaProducer, QueueStuck
+from towline.threads import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
@@ -241,14 +241,7 @@ class Starting:
         self._settings = settings
         self._id = transactional_id
         #: None once it was taken.
-        self._started: Future[Transactional] | None = Future()
-        threading.Thread(target=self._start, args=(self._started,), name="producer", daemon=True).start()
-
-    def _start(self, started: Future[Transactional]) -> None:
-        try:
-            started.set_result(take(self._settings, self._id, {}))
-        except BaseException as problem:  # noqa: BLE001 - whoever takes it hears of it
-            started.set_exception(problem)
+        self._started: Future[Transactional] | None = later(lambda: take(settings, transactional_id, {}), "producer")
 
     def take(self, more: Mapping[str, str]) -> Transactional:
         """The producer, if it has these settings and was not taken before; else a new one.

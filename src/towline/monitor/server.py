@@ -24,6 +24,7 @@ from prometheus_client.registry import CollectorRegistry
 from towline import files
 from towline.errors import ConfigError
 from towline.monitor.samples import TableCollector, build
+from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
     from towline.monitor.samples import Sample
@@ -104,9 +105,7 @@ class _Server(WSGIServer):
         with self._lock:
             self._open[request] = time.monotonic() + _WHOLE_S
         try:
-            threading.Thread(
-                target=self._answer, args=(request, client_address), name="metrics-answer", daemon=True
-            ).start()
+            guarded_thread(self._answer, "metrics-answer", request, client_address).start()
         except RuntimeError:  # no more threads: a scrape is no reason to end
             self._done(request)
 
@@ -166,7 +165,7 @@ class MetricsServer:
             do = "Free the port, or name another one: [monitor] listen, or --metrics HOST:PORT."
             raise ConfigError("TL-C146", str(address), what, do) from error
         self._server.set_app(self._app)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread = guarded_thread(self._server.serve_forever, "metrics", again_s=1.0)
         self._thread.start()
 
     @property
@@ -233,12 +232,11 @@ def serve(monitor: Monitor, address: ListenAddress) -> Iterator[MetricsServer]:
 
     def watch() -> None:
         while not closed.is_set():
-            with contextlib.suppress(Exception):  # the next look may go well, and rates alone are missing until then
-                monitor.look()
+            monitor.look()
             closed.wait(_LOOK_S)
 
     with MetricsServer(address, registry, monitor.alive, monitor.ready) as server:
-        threading.Thread(target=watch, name="metrics-rates", daemon=True).start()
+        guarded_thread(watch, "metrics-rates", again_s=_LOOK_S).start()
         try:
             yield server
         finally:

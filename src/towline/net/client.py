@@ -45,6 +45,7 @@ from towline.mqtt.suspects import Culprits
 from towline.net.driver import Hooks, SessionDriver
 from towline.net.messages import Arrivals, Message, Properties, PublishResult, outbound
 from towline.net.options import ClientSettings
+from towline.threads import guarded_thread
 
 __all__ = ["Client"]
 
@@ -113,7 +114,7 @@ class Client:
         self.sessions_lost = 0
         #: QoS 0 messages that came while 32 MiB waited to be taken; QoS 1 and 2 are never dropped.
         self.dropped = 0
-        self._thread = threading.Thread(target=self._run, name=f"mqtt {client_id}", daemon=True)
+        self._thread = guarded_thread(self._run, f"mqtt {client_id}")
         self._thread.start()
         try:
             self._wait_for_service()

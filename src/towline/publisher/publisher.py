@@ -34,6 +34,7 @@ from towline.publisher.intake import Intake
 from towline.publisher.receipt import Lifecycle, Log, PendingMessage, Receipt, Stages, settling
 from towline.schema import OUTBOX_SCHEMA
 from towline.text import counted
+from towline.threads import guarded_thread
 
 __all__ = ["Publisher", "fields_of"]
 
@@ -154,8 +155,8 @@ class Publisher:
         except BaseException:
             self._outbox.close()
             raise
-        self._disk_thread = threading.Thread(target=self._store_all, name="publisher-disk", daemon=True)
-        self._mqtt_thread = threading.Thread(target=self._deliver_all, name="publisher-mqtt", daemon=True)
+        self._disk_thread = guarded_thread(self._store_all, "publisher-disk")
+        self._mqtt_thread = guarded_thread(self._deliver_all, "publisher-mqtt")
         self._life.threads = (self._disk_thread, self._mqtt_thread)
         self._disk_thread.start()
         self._mqtt_thread.start()

@@ -25,6 +25,7 @@ from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import REFUSALS
 from towline.gateway.client import interruptible
 from towline.spark.link import PATIENCE_S
+from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -530,7 +531,7 @@ class SourceGateways:
 
     def _begin(self, one: SourceGateway, question: Question | None, timeout_s: float, deadline: float) -> None:
         poll = one.poll = _Poll(question, timeout_s, deadline)
-        threading.Thread(target=self._run, args=(one, poll), name=f"gateway {one.name}", daemon=True).start()
+        guarded_thread(self._run, f"gateway {one.name}", one, poll, ended=partial(self._answered, poll, None)).start()
 
     def _extended(self, one: SourceGateway, question: Question | None, deadline: float) -> bool:
         """Whether a poll with this question is on its way; it then goes on as long as this one would.
@@ -563,8 +564,13 @@ class SourceGateways:
                 empty = window is not None and poll.question is not None and not _is_news(window, poll.question)
                 # An empty answer of the only gateway is one too: its deadline leaves time to wait for its return.
                 if late or not (away or (empty and self.several)):
-                    poll.window, poll.error, poll.done = window, failure, True
-                    self._changed.notify_all()
+                    self._answered(poll, window, failure)
+
+    def _answered(self, poll: _Poll, window: Window | None, failure: BaseException | None) -> None:
+        """End a poll, by what was found or by a fault of its thread; raised on the reader's."""
+        with self._changed:
+            poll.window, poll.error, poll.done = window, failure, True
+            self._changed.notify_all()
 
     def _wait(self, over: Callable[[], bool], deadline: float) -> None:
         with self._changed:

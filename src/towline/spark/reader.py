@@ -30,6 +30,7 @@ from towline.spark.offsets import JournalPlace, Position
 from towline.spark.readplan import ReadPlan
 from towline.spark.slices import Slice, divided
 from towline.spark.workers import settle
+from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -135,7 +136,7 @@ class _Machine:
         self._changed = threading.Condition()
         self._wanted: Position | None = None
         self._done: Position | None = None
-        threading.Thread(target=self._run, name="sync", daemon=True).start()
+        guarded_thread(self._run, "sync", again_s=1.0).start()
 
     def synced(self, here: Position) -> Position | None:
         """Ask for a sync after ``here``; the newest place that was asked for before a sync that has ended."""

@@ -28,6 +28,7 @@ from towline.doctor.case import Case
 from towline.doctor.cluster import Cluster
 from towline.doctor.kafka import CHECKS
 from towline.doctor.table import Finding, Standing, answers
+from towline.errors import KafkaError
 from towline.kafka import admin
 from towline_prove.devstack import Kafka
 from towline_prove.devstack.secured import SecuredKafka
@@ -149,6 +150,8 @@ def test_an_address_that_can_not_be_resolved_and_a_kafka_that_is_frozen(tmp_path
         assert complaints(found) == {"TL-D25": BROKEN, **NOT_ASKED}
         told = next(one.because for one in found if one.code == "TL-D25")
         assert re.search(r"broker \d+ tells its clients to come to nobody\.invalid:9092", told)
+        with pytest.raises(KafkaError, match=r"Failed to resolve 'nobody.invalid:9092': .*TL-K01"):
+            admin.create_topics(lost.bootstrap, {"x": 1}, timeout=3.0)
         lost.pause()
         found = asked_of(case)
         lost.kill()  # it can't reach itself to end in order

@@ -66,6 +66,37 @@ def test_sparks_errors_keep_their_first_sentence() -> None:
     assert "\n" not in reason(RuntimeError(""), "l").text
 
 
+#: What Spark 4.3.0 says when a sink's `write`, its `streamWriter`, or a source's `latestOffset` raises TimeoutError().
+TRACES = {
+    "[PYTHON_EXCEPTION] An exception was thrown from the Python worker": """
+  File "/p/bad.py", line 7, in write
+    raise TimeoutError()
+""",
+    "[PYTHON_DATA_SOURCE_ERROR] Failed to initialize Python data source writer": """
+  File "/p/bad.py", line 13, in streamWriter
+    if self.options.get("where")=="driver": raise TimeoutError()
+                                            ^^^^^^^^^^^^^^^^^^^^
+""",
+    "[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform latestOffset": """
+  File "/p/pyspark/sql/streaming/python_streaming_source_runner.py", line 281, in main
+  File "/p/bad.py", line 18, in latestOffset
+    def latestOffset(self, *a): raise TimeoutError()
+                                ^^^^^^^^^^^^^^^^^^^^
+""",
+}
+
+
+@pytest.mark.parametrize("said", TRACES)
+def test_the_exception_is_the_reason_and_not_the_head_of_its_trace(said: str) -> None:
+    trace = f"Traceback (most recent call last):{TRACES[said]}TimeoutError\n SQLSTATE: 38000 SQLSTATE: XXKST"
+    head = "[STREAM_FAILED] Query [id = d3942f10, runId = f0cbe912] terminated with exception: "
+    why = reason(RuntimeError(f"{head}{said}: {trace}{PLAN}"), 'line "x"')
+    assert why.text.startswith(
+        f'line "x": the query failed: {said.replace("[", "").replace("]", "")}: TimeoutError. The'
+    )
+    assert reason(f"{trace}{PLAN}", "x").text.startswith("x: the query failed: TimeoutError")
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

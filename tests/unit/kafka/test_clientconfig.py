@@ -193,11 +193,11 @@ def test_a_source_of_tokens_is_not_asked_before_a_connection() -> None:
 @pytest.mark.parametrize(
     ("given", "taken"),
     [
-        (("t", time.time() + 60), True),
-        (["t", time.time() + 60, "me", {"extension": "x"}], True),
-        (("t", (time.time() + 60) * 1000), False),  # milliseconds, as AWS's signer says it
+        (("t", time.time() + 3600), True),
+        (["t", time.time() + 3600, "me", {"extension": "x"}], True),
+        (("t", (time.time() + 3600) * 1000), False),  # milliseconds, as AWS's signer says it
         (("t", time.time() - 1), False),
-        (("", time.time() + 60), False),
+        (("", time.time() + 3600), False),
         ("t", False),
         (("t", "soon"), False),
         (None, False),

@@ -35,6 +35,7 @@ from towline.bridge.runtime.session import session
 from towline.bridge.uplink.query import UplinkQuery
 from towline.errors import SetupError, TowlineError
 from towline.logfile import LogStream
+from towline.threads import guarded_thread
 
 __all__ = ["Driver", "Reports", "main", "query_of", "step_all"]
 
@@ -160,8 +161,9 @@ class Driver:
 
     def run(self, commands: TextIO) -> int:
         """Serve until stopped; the exit code."""
-        threading.Thread(target=self._listen, args=(commands,), name="commands", daemon=True).start()
-        threading.Thread(target=self._watch_jvm, name="jvm", daemon=True).start()
+        # Without either of them a driver could not be stopped, or would do nothing: it ends, and another is started.
+        guarded_thread(self._listen, "commands", commands, ended=lambda _error: os._exit(EXIT_JVM_GONE)).start()
+        guarded_thread(self._watch_jvm, "jvm", ended=lambda _error: os._exit(EXIT_JVM_GONE)).start()
         while not self._go.wait(0.2):
             self._obey()
             if self.stopping.is_set():

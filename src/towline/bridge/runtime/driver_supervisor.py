@@ -23,6 +23,7 @@ from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import ConfigError, SetupError, TowlineError
 from towline.spark.masters import is_cluster
+from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
@@ -86,7 +87,7 @@ class DriverSupervisor(ChildSupervisor):
             started, place = self._start()
             self._process = started
         with started as process:
-            threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
+            guarded_thread(self._go, "go", process, again_s=1.0).start()
             assert process.stdout is not None
             for line in process.stdout:
                 self._take(line)

@@ -35,6 +35,7 @@ from towline.errors import ConfigError, GatewayUnreachable, KafkaError, TowlineE
 from towline.gateway.filters import ChangeState
 from towline.gateway.launch import discover
 from towline.guarantee import Guarantee
+from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge, Line
@@ -104,7 +105,7 @@ class Reloading:
 
     def begin(self) -> None:
         """Begin one, on a thread of its own; not while one is under way."""
-        self._thread = threading.Thread(target=self.reload, name="reload", daemon=True)
+        self._thread = guarded_thread(self.reload, "reload")
         self._thread.start()
 
     def join(self, patience_s: float) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import select
-import threading
 import time
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from concurrent.futures import Future, wait
+from typing import Final, Protocol, TypeVar
+
+from towline.threads import later
 
 __all__ = ["Patience", "Waitable", "plain"]
 
@@ -79,49 +81,19 @@ class Patience:
             TimeoutError: As `left`.
             BaseException: Whatever `call` raises.
         """
-        running = _Call(call, discard)
-        threading.Thread(target=running.run, name="towline-connect", daemon=True).start()
+        running = later(call, "towline-connect")
         try:
-            while not running.done.wait(self.step()):
+            while not wait([running], self.step()).done:
                 pass
         except TimeoutError:
-            running.abandon()
+            running.add_done_callback(lambda done: _late(done, discard))
             raise
-        return running.outcome()
+        return running.result()
 
 
-class _Call(Generic[T]):
-    def __init__(self, call: Callable[[], T], discard: Callable[[T], None]) -> None:
-        self._call = call
-        self._discard = discard
-        self._lock = threading.Lock()
-        self._abandoned = False
-        self._results: list[T] = []
-        self._error: BaseException | None = None
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        try:
-            result = self._call()
-        except BaseException as error:  # noqa: BLE001  # raised again in the thread that waits
-            self._error = error
-        else:
-            with self._lock:
-                if self._abandoned:
-                    self._discard(result)
-                self._results.append(result)
-        self.done.set()
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._abandoned = True
-            for result in self._results:
-                self._discard(result)
-
-    def outcome(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
+def _late(done: Future[T], discard: Callable[[T], None]) -> None:
+    if done.exception() is None:
+        discard(done.result())
 
 
 def plain(error: BaseException) -> str:

@@ -1,0 +1,54 @@
+"""The guard of threads: a fault is told without its text, and its work is taken up again or handed on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+
+import pytest
+
+from tests.helpers import wait_until
+from towline.threads import guarded_thread, later
+
+
+def test_a_fault_is_told_once_without_its_text_and_handed_on(caplog: pytest.LogCaptureFixture) -> None:
+    def target(secret: str) -> None:
+        raise ValueError(secret)
+
+    seen: list[BaseException] = []
+    thread = guarded_thread(target, "t", "hunter2", ended=seen.append)
+    thread.start()
+    thread.join(10)
+    assert [str(one) for one in seen] == ["hunter2"]
+    assert caplog.record_tuples == [
+        (
+            "towline.threads",
+            logging.ERROR,
+            f'thread "t": a fault in Towline (ValueError, {HERE} line 17); it ends   [TL-B55]',
+        )
+    ]
+
+
+def test_what_is_started_again_goes_on_and_tells_a_fault_that_stays_once(caplog: pytest.LogCaptureFixture) -> None:
+    calls, goes = [], threading.Event()
+
+    def target() -> None:
+        calls.append(1)
+        if len(calls) < 4:
+            raise OSError("no room")
+        goes.set()
+
+    guarded_thread(target, "t", again_s=0.001).start()
+    assert goes.wait(10)
+    assert [record.getMessage().count("started again") for record in caplog.records] == [1]
+
+
+def test_what_is_done_later_hands_on_its_result_or_error() -> None:
+    assert later(lambda: 5, "t").result(10) == 5
+    with pytest.raises(SystemExit):
+        later(lambda: sys.exit(3), "t").result(10)
+    assert wait_until(lambda: not any(one.name == "t" for one in threading.enumerate()), 10)
+
+
+HERE = __file__.rpartition("/")[2]
