@@ -293,6 +293,17 @@ class Cluster:
         return found
 
     @fact
+    def hidden(self) -> Mapping[str, int]:
+        """How many offsets are behind a transaction that stays open, by topic that a line reads; only where any are."""
+        names, seconds = {one.name for one in self.wanted if one.role is TopicRole.SOURCE}, self.case.patience
+        found: dict[str, int] = {}
+        with self._asked() as asked:
+            for name in sorted(names & {name for name, one in self.described.items() if one is not None}):
+                from_the_first = {name: {str(part): 0 for part in range(self.topics[name].partitions)}}
+                _, found[name] = admin.backlog(asked, from_the_first, seconds)
+        return {name: one for name, one in found.items() if one and not admin.settled(self._client, name, seconds)}
+
+    @fact
     def begun(self) -> Mapping[str, tuple[str, str]]:
         """For each writer's probe id what became of a producer with it and the writer's time-out; as `may_create`."""
         log = self.topics.get(TRANSACTIONS)

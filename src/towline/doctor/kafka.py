@@ -195,7 +195,13 @@ def _unclean(kafka: Cluster) -> Iterator[Answer]:
 
 
 def _transactions(kafka: Cluster) -> Iterator[Answer]:
-    """TL-D31: whether a transaction can begin, tried with the time-out of each writer."""
+    """TL-D31: whether a transaction can begin, tried with the time-out of each writer; and whether one stays open."""
+    for name, hidden in kafka.hidden.items():
+        because = (
+            f"{name}: {hidden:,} offsets are behind a transaction that stays open, of a transactional id not known"
+        )
+        mend = f"Name its writer: kafka-transactions.sh --bootstrap-server {kafka.servers} find-hanging, or list."
+        yield Answer(WARNS, because, "now: nobody reads them before it ends, by its time-out at the latest", mend)
     if not kafka.writers:
         return
     longest, most = "transaction.max.timeout.ms", kafka.least("transaction.max.timeout.ms")

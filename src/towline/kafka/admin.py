@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 __all__ = [
     "DENIED",
     "ClusterInfo",
+    "LastWord",
     "TopicFacts",
     "answer",
+    "backlog",
     "client_config",
     "create_topics",
     "denied_topics",
@@ -152,14 +154,29 @@ def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) 
     """
     with looking(client) as admin:
         found = admin.list_topics(timeout=timeout).topics.get(topic)
-        places = [] if found is None else [TopicPartition(topic, number) for number in found.partitions]
+        first = {} if found is None else {topic: {str(number): 0 for number in found.partitions}}
+        return _comes(lambda: not backlog(admin, first, timeout)[1], timeout)
 
-        def decided() -> bool:
-            """A partition whose ends differ holds records that are neither committed nor aborted."""
-            stable = _ends(admin, places, IsolationLevel.READ_COMMITTED, timeout)
-            return stable == _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, timeout)
 
-        return _comes(decided, timeout)
+def backlog(admin: AdminClient, taken: Mapping[str, Mapping[str, int]], timeout: float) -> tuple[int, int]:
+    """Offsets from a reader of committed records to the high watermarks, and those of them that it can't get yet.
+
+    Those lie behind an open transaction, from the last stable offset on; control records take offsets too (KIP-98).
+
+    Args:
+        admin: Of `looking`.
+        taken: The next offset of the reader, by topic and number of the partition.
+        timeout: Seconds to wait at most for each of two answers.
+
+    Raises:
+        KafkaException, SystemError, TimeoutError: `faults.FOREIGN`; also for one partition that is not there.
+    """
+    at = {(topic, int(part)): offset for topic, parts in taken.items() for part, offset in parts.items()}
+    places = [TopicPartition(*place) for place in at]
+    stable = _ends(admin, places, IsolationLevel.READ_COMMITTED, timeout)
+    high = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, timeout)
+    behind = sum(max(0, high[place] - offset) for place, offset in at.items())
+    return behind, sum(max(0, high[place] - max(offset, stable[place])) for place, offset in at.items())
 
 
 def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[int, int]:
@@ -296,14 +313,12 @@ def denied_topics(client: str | Mapping[str, str], names: Iterable[str], timeout
         KafkaError: TL-K01.
     """
     with looking(client) as admin:
-        return [name for name, one in described(admin, sorted(names), timeout).items() if "WRITE" not in _allowed(one)]
+        found = described(admin, sorted(names), timeout)
+    return [name for name, one in found.items() if one is None or not _writable(one.authorized_operations)]
 
 
-def _allowed(topic: Any) -> set[str]:
-    """Operations that Kafka allows on a topic, as it describes it; WRITE where it does not say any."""
-    if topic is None:
-        return set()
-    return {"WRITE"} if topic.authorized_operations is None else {one.name for one in topic.authorized_operations}
+def _writable(allowed: Any) -> bool:
+    return allowed is None or "WRITE" in {one.name for one in allowed}
 
 
 def described(admin: AdminClient, names: list[str], timeout: float) -> dict[str, Any]:
@@ -335,9 +350,8 @@ def answer(future: Any, timeout: float) -> Any:
     """The answer to a request of the admin client.
 
     Args:
-        future: Of the request, which librdkafka itself ends after `timeout`. Who waits no longer lets go of a client
-            whose request is under way, which librdkafka has asserted against.
-        timeout: Its ``request_timeout`` in seconds.
+        future: Of the request.
+        timeout: Its ``request_timeout`` in seconds, at which librdkafka ends it: a client must not be let go before.
 
     Raises:
         KafkaException, TimeoutError: `faults.FOREIGN`, which `looking` tells as TL-K01.
@@ -375,38 +389,49 @@ def settings_of(
 
 def _ends(
     admin: AdminClient, places: list[TopicPartition], isolation: IsolationLevel, timeout: float
-) -> dict[int, int]:
+) -> dict[tuple[str, int], int]:
     if not places:
         return {}
     latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
-    def ask() -> dict[int, int]:
+    def ask() -> dict[tuple[str, int], int]:
         wanted = dict.fromkeys(places, latest)
         answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
-        return {place.partition: answer(future, timeout).offset for place, future in answers.items()}
+        return {(place.topic, place.partition): answer(future, timeout).offset for place, future in answers.items()}
 
     return _answered(ask, timeout)
 
 
+class LastWord:
+    """When Kafka answered last, and the best explanation of its silence since then."""
+
+    def __init__(self) -> None:
+        self.answered()
+
+    def answered(self) -> None:
+        """Begin anew: what was said before explains nothing any more."""
+        self.at, self.why = time.monotonic(), ""
+
+    def note(self, error: Any) -> None:
+        """Take an error of the connections, which librdkafka retries."""
+        self.why = faults.clearer(self.why, error)
+
+
 @contextmanager
-def looking(client: str | Mapping[str, str]) -> Iterator[AdminClient]:
+def looking(client: str | Mapping[str, str], last: LastWord | None = None) -> Iterator[AdminClient]:
     """An admin client for look-ups.
 
     Args:
         client: Bootstrap servers, or a whole client configuration.
+        last: Of a client that is kept from look to look.
 
     Raises:
         KafkaError: TL-K01, for what of librdkafka's leaves the block.
         ConfigError: The configuration is impossible.
     """
     config = client_config({"bootstrap.servers": client} if isinstance(client, str) else client)
-    began, why = time.monotonic(), ""
-
-    def note(error: Any) -> None:
-        nonlocal why
-        why = faults.clearer(why, error)
-
-    options: dict[str, Any] = {**_PATIENCE, **config, "error_cb": note}
+    last = last or LastWord()
+    options: dict[str, Any] = {**_PATIENCE, **config, "error_cb": last.note}
     try:
         admin = AdminClient(options, logger=QUIET)
     except faults.FOREIGN as problem:
@@ -415,7 +440,8 @@ def looking(client: str | Mapping[str, str]) -> Iterator[AdminClient]:
         yield admin
     except faults.FOREIGN as problem:
         admin.poll(0)  # serves error_cb, which a blocking look-up does not
-        raise faults.unreachable(_servers(client), time.monotonic() - began, why or faults.reason(problem)) from None
+        why = last.why or faults.reason(problem)
+        raise faults.unreachable(_servers(client), time.monotonic() - last.at, why) from None
 
 
 def _servers(client: str | Mapping[str, str]) -> str:

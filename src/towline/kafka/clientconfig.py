@@ -14,9 +14,10 @@ import os
 import re
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaException, Producer
 
@@ -243,21 +244,15 @@ def _check_name(name: str, where: str, prefix: str) -> None:
 def _check_tokens(client: Mapping[str, str], where: str, prefix: str) -> None:
     """See that OAUTHBEARER has one source of tokens: librdkafka starts without, and waits for one for ever."""
     said = {name: value.strip().lower() for name, value in client.items()}
-    oidc = said.get("sasl.oauthbearer.method") == "oidc"
-    unsigned = said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE
-    bears = _mechanism(said) == "OAUTHBEARER"
     if PROVIDER in client:
         check_provider(client[PROVIDER], where)
-    if bears and not (oidc or unsigned or PROVIDER in client):
-        what = f'"{prefix}sasl.mechanism" = OAUTHBEARER has no source of tokens, so it can never log in'
-        do = (
-            f"Set {prefix}sasl.oauthbearer.method=oidc and its endpoint, or name a function that gives tokens (AWS MSK "
-        )
-        do += f"IAM, Azure): {prefix}{PROVIDER} = module:function, in a bridge file [kafka] token_provider."
-        raise ConfigError("TL-C180", where, what, do)
-    if PROVIDER in client and (not bears or oidc or unsigned):
-        what = f'"{prefix}{PROVIDER}" is for sasl.mechanism = OAUTHBEARER without another source of tokens'
-        raise ConfigError("TL-C180", where, what, "Leave it, or the other one, out.")
+    others = said.get("sasl.oauthbearer.method") == "oidc", said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE
+    if (PROVIDER in client) + sum(others) == 1 if _mechanism(said) == "OAUTHBEARER" else PROVIDER not in client:
+        return
+    what = "OAUTHBEARER needs one source of tokens, not none nor two, and nothing else does"
+    provider = f"{prefix}{PROVIDER} = module:function, [kafka] token_provider in a bridge file"
+    do = f"Give {prefix}sasl.oauthbearer.method=oidc and its endpoint, or (AWS MSK IAM, Azure) {provider}."
+    raise ConfigError("TL-C180", where, f'"{prefix}sasl.mechanism": {what}', do)
 
 
 def _check_servers(servers: str, where: str, prefix: str) -> None:
@@ -340,19 +335,15 @@ def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> di
     return resolved
 
 
-#: What ``oauth_cb`` returns: token, its end in seconds since 1970, and perhaps principal and SASL extensions (KIP-342).
-Token: TypeAlias = tuple[Any, ...]
+#: As confluent-kafka's ``oauth_cb`` returns it; extensions are KIP-342's.
 _FORM: Final = "(token, end in seconds since 1970), and perhaps principal and extensions, the end to come"
 #: The end of a token in milliseconds, as AWS's signer says it, would never come: that is the year 5138.
 _NOT_SECONDS: Final = 1e11
 
 
-def _tokens(provider: str, where: str, config: str) -> Callable[[str], Token]:
+def _tokens(provider: str, where: str, config: str) -> Callable[[str], tuple[Any, ...]]:
     """The ``oauth_cb`` of a client: a token asked for now, so that what is wrong is told, and anew at each request."""
-
-    def ask(config: str) -> Token:
-        return credential(provider, f"{where} token provider", _token, _FORM, config)
-
+    ask = partial(credential, provider, f"{where} token provider", _token, _FORM)
     try:
         asked = [ask(config)]
     except ConfigError as error:
@@ -360,7 +351,7 @@ def _tokens(provider: str, where: str, config: str) -> Callable[[str], Token]:
     return lambda config: asked.pop() if asked else ask(config)
 
 
-def _token(given: Any) -> Token:
+def _token(given: Any) -> tuple[Any, ...]:
     token, end, *more = given
     if not isinstance(token, str) or not token or not time.time() < end < _NOT_SECONDS:
         raise ValueError

@@ -23,7 +23,6 @@ __all__ = [
     "missing",
     "reason",
     "refused",
-    "unanswered",
     "undelivered",
     "unfit",
     "unreachable",
@@ -143,21 +142,17 @@ def unusable(where: str, problem: BaseException) -> ConfigError:
     return ConfigError("TL-C45", where, f"Kafka's client can not be set up: {reason(problem)}", "Correct the options.")
 
 
-def unanswered(servers: str, seconds: float, why: str) -> KafkaError:
-    """TL-K01 for a task: Kafka did not answer before the first record was sent.
+def unreachable(servers: str, seconds: float, why: str, *, rows: bool = False) -> KafkaError:
+    """TL-K01: Kafka did not answer.
 
     Args:
         servers: The bootstrap servers.
         seconds: How long it was waited for, which may be less than it might have been.
         why: The client's word.
+        rows: It was to take rows, of which none was sent.
     """
-    return KafkaError("TL-K01", servers, _silent(seconds, why), f"Is it up and reachable? {KEPT}")
-
-
-def unreachable(servers: str, seconds: float, why: str) -> KafkaError:
-    """TL-K01 for a look-up; arguments as `unanswered`."""
     do = "Check the bootstrap servers, the network and, if Kafka asks for them, user and password."
-    return KafkaError("TL-K01", servers, _silent(seconds, why), do)
+    return KafkaError("TL-K01", servers, _silent(seconds, why), f"Is it up and reachable? {KEPT}" if rows else do)
 
 
 def _silent(seconds: float, why: str) -> str:

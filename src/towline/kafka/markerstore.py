@@ -128,8 +128,8 @@ class MarkerStore:
             consumer.unassign()  # else it would go on fetching between batches
         except faults.FOREIGN as problem:
             _drop(self._settings)
-            waited = time.monotonic() - began
-            raise faults.unanswered(self._settings.servers, waited, faults.reason(problem)) from None
+            waited, why = time.monotonic() - began, faults.reason(problem)
+            raise faults.unreachable(self._settings.servers, waited, why, rows=True) from None
         except KafkaError:
             _drop(self._settings)  # the next attempt asks anew who leads
             raise

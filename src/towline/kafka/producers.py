@@ -116,7 +116,7 @@ class KafkaProducer:
     def _unanswered(self, problem: BaseException, began: float) -> Exception:
         self._explain()
         why = self._why or faults.reason(problem)
-        return faults.unanswered(self._settings.servers, time.monotonic() - began, why)
+        return faults.unreachable(self._settings.servers, time.monotonic() - began, why, rows=True)
 
     def _explain(self) -> None:
         with contextlib.suppress(*faults.FOREIGN):

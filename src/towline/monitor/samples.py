@@ -75,6 +75,8 @@ _PARTS: Final = {
     "towline_messages_deduplicated_total": "deduplicated",
     "towline_messages_given_up_total": "skipped",
     "towline_messages_lost_total": "lost",
+    "towline_kafka_behind_records": "behind",
+    "towline_kafka_hidden_records": "hidden",
 }
 
 
@@ -196,11 +198,10 @@ def of_line(facts: LineFacts, now: float, queue: int | None = None) -> Iterator[
     parts = {**whole, "waiting": account.waiting, **account.parts}
     for part, count in parts.items():
         yield Sample("towline_account_messages", (*labels, part), count)
+    said = {**parts, **account.more}
     for name, part in _PARTS.items():
-        if part in parts:
-            yield Sample(name, labels, parts[part])
-    if (behind := account.more.get("behind")) is not None:
-        yield Sample("towline_kafka_behind_records", labels, behind)
+        if (value := said.get(part)) is not None:
+            yield Sample(name, labels, value)
 
 
 def of_bridge(facts: BridgeFacts, now: float, queue: int | None = None) -> Iterator[Sample]:

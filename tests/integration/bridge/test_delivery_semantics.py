@@ -374,6 +374,7 @@ def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> 
     broker.resume()
     total = run_through(bridge, broker, kafka, ear, source, ["mosquitto", "jvm"], STEP, 2 * STEP)
     wait_until(lambda: all(len(heard_of(ear, line)) >= n for line, n in SEEN_AMID.items()), PATIENCE, "what they read")
+    wait_until(lambda: accounts(bridge)["committed"]["hidden"] == BEHIND, PATIENCE, "the open transaction")
     amid = {line: (heard_of(ear, line), accounts(bridge)[line]) for line in SEEN_AMID}
     still_open.commit_transaction(30)
     wait_until(lambda: accounts(bridge)["committed"]["taken"] == len(COMMITTED + LATE), PATIENCE, "what was open")
@@ -388,6 +389,8 @@ def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> 
 #: Committed and plain records in front of the open transaction; the records of that, and plain ones behind it.
 COMMITTED, LATE = [*range(10), *range(20, 30), *range(40, 50)], [*range(50, 70)]
 ALL = [*range(70)]
+#: Offsets that a reader of committed records doesn't get: those two tens.
+BEHIND = 20
 SEEN_AMID = {"committed": len(COMMITTED), "uncommitted": len(ALL)}
 
 
@@ -458,6 +461,7 @@ def test_kafka_to_mqtt_read_committed_delivers_nothing_that_was_aborted(down: Do
     came, account = down.amid["committed"]
     assert came == COMMITTED
     assert (account["taken"], account["delivered"], account["adds_up"]) == (len(came), len(came), True)
+    assert (account["behind"], account["hidden"]) == (BEHIND, BEHIND), "it has taken all that it can have"
     assert heard_of(down.ear, "committed") == COMMITTED + LATE
     account = down.accounts["committed"]
     assert (account["taken"], account["delivered"], account["adds_up"]) == (50, 50, True), "offsets have holes"
@@ -467,6 +471,7 @@ def test_kafka_to_mqtt_read_uncommitted_delivers_what_was_aborted(down: Down) ->
     """And what is not decided yet."""
     came, account = down.amid["uncommitted"]
     assert came == ALL == heard_of(down.ear, "uncommitted")
+    assert (account["behind"], account["hidden"]) == (0, 0)
     assert (account["taken"], account["adds_up"]) == (len(ALL), True)
     assert (down.accounts["uncommitted"]["delivered"], down.accounts["uncommitted"]["adds_up"]) == (len(ALL), True)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclOperation,
@@ -130,6 +131,20 @@ def test_no_topic_is_made_that_a_pattern_of_the_file_could_take(kafka: Kafka, tm
     assert made <= {"__transaction_state", "__consumer_offsets"}
     assert {one.code: one.verdict for one in found if one.verdict is UNKNOWN} == {}
     assert any(f"{name}.records" in one.because for one in found if one.line == "down")
+
+
+def test_a_transaction_that_stays_open_in_a_topic_that_a_line_reads(kafka: Kafka, tmp_path: Path) -> None:
+    name = f"doctor{next(_numbers)}"
+    put(kafka.bootstrap, sound_topics(name))
+    holding = Producer({**kafka.client, "transactional.id": f"{name}.foreign"})
+    holding.init_transactions(30)
+    holding.begin_transaction()
+    for _ in range(50):
+        holding.produce(f"{name}.commands", b"x")
+    assert holding.flush(30) == 0
+    found = settles(replace(bridge_case(tmp_path, name, kafka.bootstrap), patience=2.0), {**ALONE, "TL-D31": WARNS})
+    holding.abort_transaction(30)
+    assert any(f"{name}.commands: 50 offsets are behind a transaction that stays open" in one.because for one in found)
 
 
 def test_nobody_there(tmp_path: Path) -> None:

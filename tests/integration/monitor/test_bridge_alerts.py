@@ -65,14 +65,18 @@ key_required = true
 
     own_kafka.kill()
     publish(broker, 11, 5, qos=2, user="id")
-    waiting = endpoint.until(lambda now: now.get("messages_waiting") == 5, PATIENCE)
+    waiting = endpoint.until(lambda now: now.get("messages_waiting") == 5 and now["kafka_reachable"] == 0, PATIENCE)
+    status, problems = endpoint.verdict("readyz")
+    assert status == 503
+    assert "kafka is unreachable" in [one["what"] for one in problems]
     own_kafka.start()
     endpoint.until(lambda now: _carried(16)(now) and now["messages_dead_lettered_total"] == 1, PATIENCE)
     fired = firing(tmp_path, sound, {"well": sound, "letter": letter, "waiting": waiting})
     assert fired["well"] == set()
     assert fired["letter"] == {"TowlineDeadLetters"}
     # Whether the query has ended already, or still waits for Kafka, is Kafka's client's to tell.
-    assert fired["waiting"] - {"TowlineQueryDown"} == {"TowlineNothingCarried", "TowlineDeadLetters"}
+    expected = {"TowlineNothingCarried", "TowlineDeadLetters", "TowlineKafkaAway"}
+    assert fired["waiting"] - {"TowlineQueryDown"} == expected
 
 
 def _carried(count: int) -> Any:

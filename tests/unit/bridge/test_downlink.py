@@ -29,7 +29,7 @@ OUTBOX = {"accepted": 90, "delivered": 70, "acknowledged": 70, "expired": 2, "re
 
 
 def batch(number: int, rows: int, query: str = "q", **observed: int) -> dict[str, Any]:
-    return {"query": query, "batch": number, "rows": rows, "behind": 7, "observed": {"rows": rows, **observed}}
+    return {"query": query, "batch": number, "rows": rows, "observed": {"rows": rows, **observed}}
 
 
 def test_the_account_adds_up() -> None:
@@ -38,7 +38,7 @@ def test_the_account_adds_up() -> None:
     )
     account = counts.account({"outbox": OUTBOX})
     assert account.adds_up
-    assert (account.received, account.waiting, account.uncounted, account.more["behind"]) == (100, 15, 0, 7)
+    assert (account.received, account.waiting, account.uncounted, account.more["behind"]) == (100, 15, 0, None)
     assert account.received == account.carried + sum(account.parts.values()) + account.waiting
     assert account.sentence() == (
         "taken 100 = delivered 70 + dead-lettered 1 + filtered 9 + expired 2 + refused 3 + waiting 15   adds up ✓"
@@ -68,10 +68,10 @@ def test_what_a_transform_takes_away_or_adds_is_counted() -> None:
 def test_progress_of_sparks_kafka_source_is_reported(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])
-    source = {"endOffset": {"t": {"0": 5, "1": 7}}, "latestOffset": {"t": {"0": 9, "1": 7}}}
-    for sources, behind in (([source], 4), ([{"latestOffset": None}], None), ([], None)):
+    source = {"startOffset": {"t": {"0": 3, "1": 7}}, "endOffset": {"t": {"0": 5, "1": 7}}}
+    for sources, offsets in (([source], 2), ([{"latestOffset": None}], None), ([], None)):
         report = query.report({"id": "q", "batchId": 3, "sources": sources})
-        assert (report["query"], report["behind"]) == ("q", behind)
+        assert (report["query"], report["offsets"]) == ("q", offsets)
 
 
 def test_rows_and_letters_come_in_the_order_of_kafka() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, read
+from towline.backoff import Backoff
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import gateway_supervisor
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
@@ -164,13 +165,33 @@ def test_what_becomes_of_messages_while_kafka_is_away(
 def test_kafka_is_asked_again_whatever_went_wrong(
     state: BridgeState, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"), lines=())
+    bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"), lines=(), downlinks=())
     child = KafkaSupervisor(bridge, state, stopping)
-    monkeypatch.setattr(child, "_look", refusing(1, child.ready.set, error))
+
+    def answered() -> None:
+        child.ready.set()
+        stopping.set()
+
+    monkeypatch.setattr(child, "_round", refusing(1, answered, error))
     child.start()
     child.join(20)
     assert child.ready.is_set()
     assert any("[TL-B55]" in text for text in state.heard())
+
+
+def test_a_secret_that_is_gone_while_kafka_is_away_ends_no_bridge_that_runs(
+    state: BridgeState, stopping: threading.Event
+) -> None:
+    bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"), lines=(), downlinks=())
+    child = KafkaSupervisor(bridge, state, stopping)
+    child._pauses = Backoff(first=0.0, most=0.0)
+    gone = ConfigError("TL-C46", "kafka", "the file can not be read", "Mend it.")
+    child.ready.set()
+    child._failed(gone)
+    assert (child.fatal, state.kafka, state.kafka_error) == (None, "unreachable", str(gone))
+    child.ready.clear()
+    child._failed(gone)
+    assert child.fatal is gone, "before the start it is a mistake of the file"
 
 
 def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping: threading.Event) -> None:

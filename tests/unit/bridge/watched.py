@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from towline.bridge.config.file import parse
+from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
@@ -105,9 +107,10 @@ class Watched:
         rows = end - start
         facts = {"spans": {"j": (start, end)}} if self.line.direction == "up" else {"query": "q"}
         observed = {"rows": rows, "kept": rows, "filtered": 0, "unrouted": 0, **observed}
-        self.tell(
-            "progress", batch=number, rows=rows, observed=observed, behind=0, millis={"triggerExecution": 41}, **facts
-        )
+        self.tell("progress", batch=number, rows=rows, observed=observed, millis={"triggerExecution": 41}, **facts)
+        view = self.state.lines[self.line.name]
+        if isinstance(view.counts, DownlinkCounts):  # as the supervisor of Kafka measures it
+            view.counts = replace(view.counts, behind=0, hidden=0)
 
     def look(self) -> None:
         """What the supervisor does a few times a second."""

@@ -40,6 +40,8 @@ CONFIG = {
 }
 EVERYTHING = frozenset({"READ", "WRITE", "DELETE", "CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"})
 MARKERS = "towline.b.up.markers"
+#: What is asked of a cluster.
+FACTS = ("listed", "unreached", "described", "settings", "begun", "hidden")
 
 
 def seen(name: str, **config: str) -> TopicSeen:
@@ -56,7 +58,8 @@ def kafka(tmp_path: Path) -> Cluster:
     there[MARKERS] = seen(MARKERS, cleanup_policy="compact")
     brokers = {1: "a:9092", 2: "b:9092", 3: "c:9092"}
     known(one, listed=ClusterInfo("x", brokers, dict.fromkeys(there, 2)), unreached={}, described=there)
-    return known(one, settings=dict.fromkeys(brokers, SETTINGS), begun={w.probe_id: ("", "") for w in one.writers})
+    begun = {writer.probe_id: ("", "") for writer in one.writers}
+    return known(one, settings=dict.fromkeys(brokers, SETTINGS), begun=begun, hidden={})
 
 
 def known(one: Cluster, **facts: Any) -> Cluster:
@@ -146,6 +149,11 @@ CASES: dict[str, tuple[Callable[[Cluster], Cluster], str, Standing]] = {
         lambda one: known(one, begun={one.writers[0].probe_id: ("_TIMED_OUT", "no answer")}),
         "TL-D31",
         BROKEN,
+    ),
+    "a transaction that stays open": (
+        lambda one: known(one, hidden={"b.commands": 50}),
+        "TL-D31",
+        WARNS,
     ),
     "records kept for a minute": (
         lambda one: with_topic(one, seen("b.records", retention_ms="60000")),
@@ -267,7 +275,7 @@ def test_records_stay_until_the_nearer_limit(
 def test_a_dead_letter_topic_is_what_large_messages_need(tmp_path: Path, kafka: Cluster) -> None:
     without = ('guarantee = "exactly_once"', 'guarantee = "exactly_once"\ndead_letter_topic = false')
     one = Cluster(bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(*without)))
-    vars(one).update({name: vars(kafka)[name] for name in ("listed", "unreached", "described", "settings", "begun")})
+    vars(one).update({name: vars(kafka)[name] for name in FACTS})
     assert bad(one) == [("TL-D33", WARNS)]
 
 
@@ -283,7 +291,7 @@ def test_what_the_file_asks_of_sound_topics(
     tmp_path: Path, kafka: Cluster, change: tuple[str, str], expected: tuple[str, Standing]
 ) -> None:
     one = Cluster(bridge_case(tmp_path, "b", "k:9092", lambda text: text.replace(*change)))
-    vars(one).update({name: vars(kafka)[name] for name in ("listed", "unreached", "described", "settings", "begun")})
+    vars(one).update({name: vars(kafka)[name] for name in FACTS})
     if "key" in change[0]:
         one = with_topic(one, seen("b.records", cleanup_policy="compact"))
     assert bad(one) == [expected]
@@ -291,7 +299,7 @@ def test_what_the_file_asks_of_sound_topics(
 
 def lost(one: Cluster, error: Exception) -> Cluster:
     """Nothing but this error is known of a cluster."""
-    for name in ("listed", "unreached", "described", "settings", "begun", "topics", "wanted"):
+    for name in (*FACTS, "topics", "wanted"):
         vars(one).pop(name, None)
     return known(one, **{"no listed": error})
 

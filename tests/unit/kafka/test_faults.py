@@ -48,7 +48,10 @@ def test_silence_is_told_with_counts_and_seconds() -> None:
 @pytest.mark.parametrize(("waited", "told"), [(0.01, ""), (5.2, " for 5 s"), (60.02, " for 60 s")])
 def test_a_silence_is_told_as_long_as_it_was(waited: float, told: str) -> None:
     """It said "within 60 s", the limit, after a cut of 5 s."""
-    for error in (faults.unanswered("k:1", waited, "refused"), faults.unreachable("k:1", waited, "refused")):
+    for error in (
+        faults.unreachable("k:1", waited, "refused", rows=True),
+        faults.unreachable("k:1", waited, "refused"),
+    ):
         assert error.what == f"Kafka did not answer{told}: refused"
 
 

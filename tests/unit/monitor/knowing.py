@@ -72,7 +72,7 @@ _PARTS = {
     "dead_lettered": 4,
     "deduplicated": 5,
 }
-SOUND = LineAccount(AccountWords("received", "in_kafka", "in Kafka", {}), 100, 80, 8, _PARTS, more={"behind": 7})
+SOUND = LineAccount(AccountWords("received", "in_kafka", "in Kafka", {}), 100, 80, 8, _PARTS, more={"behind": 7, "hidden": 3})
 
 
 def a_gateway(

@@ -35,8 +35,9 @@ class DownlinkCounts(LineCounts):
     Attributes:
         added: Made by the transform beyond what was taken.
         unseen: Batches that were committed while nobody listened: the bridge ended in between.
-        behind: Offsets in Kafka that were not taken at the last batch; markers of transactions are among them. None for
-            not known.
+        behind: Offsets in Kafka, up to its high watermarks, that are not taken; control records of transactions are
+            among them. None for not known.
+        hidden: Of those, how many are behind an open transaction, where nobody gets them yet. None for not known.
         brought: Rows that the outbox had, by the sink's word.
         told: What the sink had said at the last report, of all batches since `since`; None before its first word.
         since: The first batch of those.
@@ -51,6 +52,7 @@ class DownlinkCounts(LineCounts):
     added: int = 0
     unseen: int = 0
     behind: int | None = None
+    hidden: int | None = None
     brought: int = 0
     told: int | None = None
     since: int | None = None
@@ -63,15 +65,14 @@ class DownlinkCounts(LineCounts):
         """Count a committed batch; one that was counted before changes nothing.
 
         Args:
-            report: ``query``, ``batch``, ``rows``, ``behind``, ``observed``; ``offsets``, how many Kafka's offsets are
+            report: ``query``, ``batch``, ``rows``, ``observed``; ``offsets``, how many Kafka's offsets are
                 that the batch has, where known; ``brought``, what the sink says of the outbox: ``since``, and the rows
                 ``upto`` the batch and of its ``own``; ``sink``, what it says of dead letters.
         """
         query, batch = str(report.get("query", "")), int(report["batch"])
         last = self.batch if query == self.query else -1
-        behind = None if report.get("behind") is None else int(report["behind"])
         if batch <= last:
-            return replace(self, behind=behind) if batch == last else self
+            return self
         observed = report.get("observed") or {}
         rows = int(observed.get("rows", report.get("rows") or 0))
         transformed = int(observed.get("kept", rows)) - rows
@@ -89,7 +90,6 @@ class DownlinkCounts(LineCounts):
             dead_lettered=self.dead_lettered + dead,
             added=self.added + max(0, transformed),
             unseen=self.unseen + batch - last - 1,
-            behind=behind,
         )
 
     def _heard(self, report: Mapping[str, Any], sent: int, dead: int, *, whole: bool) -> Self:
@@ -163,7 +163,7 @@ class DownlinkCounts(LineCounts):
                 remark((degraded, "at QoS 1, not 2")),
                 "",
             ),
-            more={"behind": self.behind, "degraded": degraded, "broken": broken},
+            more={"behind": self.behind, "hidden": self.hidden, "degraded": degraded, "broken": broken},
         )
 
     def _disagreements(self) -> Iterator[str]:

@@ -69,13 +69,11 @@ class DownlinkQuery(LineQuery[DownLine]):
             yield self._with_the_sink(report)
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
-        """What the account takes of a batch; how far it is from the end of Kafka, where Spark says it."""
+        """What the account takes of a batch; how many offsets of Kafka's it has, where Spark says it."""
         source = source_of(progress)
-        end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
-        behind = sum(max(0, offset - end.get(place, offset)) for place, offset in latest.items()) if latest else None
-        start = _offsets(source.get("startOffset"))
+        start, end = _offsets(source.get("startOffset")), _offsets(source.get("endOffset"))
         room = sum(offset - start.get(place, 0) for place, offset in end.items()) if start else None
-        return self._with_the_sink(super().report(progress) | {"behind": behind, "offsets": room})
+        return self._with_the_sink(super().report(progress) | {"offsets": room})
 
     def _with_the_sink(self, report: dict[str, Any]) -> dict[str, Any]:
         """A report with the sink's word: what the outbox has of the batch, and what Kafka has of its dead letters."""

@@ -1,11 +1,15 @@
-"""Waits for Kafka, and sees that a bridge's topics are there."""
+"""Waits for Kafka, sees that a bridge's topics are there, and looks every few seconds whether it still answers."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
+from towline.bridge.downlink.account import DownlinkCounts
+from towline.bridge.lines.evidence import kafka_offsets, read_checkpoint
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import GatewayError, KafkaError, TowlineError
 from towline.guarantee import AckAfter
@@ -18,9 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["KafkaSupervisor"]
 
+#: Seconds between two looks at Kafka, and for each answer: one that is gone, or stands still, shows within 10 s.
+_LOOK_S: Final = 3.0
+
 
 class KafkaSupervisor(ChildSupervisor):
-    """Waits for Kafka and sees that the fixed topics are there, before any query begins.
+    """Waits for Kafka and sees that the fixed topics are there, before any query begins; then follows how Kafka is.
 
     Args:
         bridge: Its Kafka and its topics.
@@ -40,15 +47,28 @@ class KafkaSupervisor(ChildSupervisor):
         self._bridge = bridge
         self._state = state
         self._stopping = stopping
-        self._pauses = Backoff(first=0.5, most=10.0)
+        self._pauses = Backoff(first=0.5, most=5.0)
 
     @property
     def wanted(self) -> bool:
-        """Until Kafka has answered, and has all topics."""
-        return self.fatal is None and not self.ready.is_set() and not self._stopping.is_set()
+        """Until the bridge ends, or a topic is missing."""
+        return self.fatal is None and not self._stopping.is_set()
 
     def _round(self) -> None:
-        self._look()
+        """Look until Kafka does not answer, with one client: it goes where brokers tell clients to come, as all do."""
+        from towline.kafka.admin import LastWord, answer, looking  # noqa: PLC0415 - loads librdkafka
+
+        last = LastWord()
+        with looking(self._bridge.kafka.client(), last) as admin:
+            while self.wanted:
+                answer(admin.describe_cluster(request_timeout=_LOOK_S), _LOOK_S)
+                admin.poll(0)
+                last.answered()
+                if not self.ready.is_set():
+                    self._look()
+                self._answers()
+                self._measure(admin)
+                self._stopping.wait(_LOOK_S)
 
     def take(self, bridge: Bridge) -> None:
         """Look for the topics of another bridge from now on, while no answer has come."""
@@ -84,12 +104,30 @@ class KafkaSupervisor(ChildSupervisor):
                 raise
             self.fatal = error
             return
+        self.ready.set()
+
+    def _answers(self) -> None:
+        self._pauses.reset()
         with self._state.lock:
             waited = self._state.kafka_error is not None
             self._state.kafka, self._state.kafka_error = "reachable", None
         if waited:
-            self._state.say(f"kafka: {bridge.kafka.bootstrap_servers} answers")
-        self.ready.set()
+            self._state.say(f"kafka: {self._bridge.kafka.bootstrap_servers} answers")
+
+    def _measure(self, admin: Any) -> None:
+        """How far each line from Kafka is from the end, by its checkpoint; unknown without a client [I19]."""
+        from towline.kafka import faults  # noqa: PLC0415 - loads librdkafka
+        from towline.kafka.admin import backlog  # noqa: PLC0415
+
+        for line in self._bridge.downlinks:
+            taken, found = kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).done), None
+            with contextlib.suppress(*faults.FOREIGN):
+                found = backlog(admin, taken, _LOOK_S) if admin is not None and taken else None
+            hidden = found and (found[1] if line.section.isolation_level == "read_committed" else 0)
+            with self._state.lock:
+                view = self._state.lines[line.name]
+                assert isinstance(view.counts, DownlinkCounts)
+                view.counts = replace(view.counts, behind=found and found[0], hidden=hidden)
 
     @property
     def _meanwhile(self) -> str:
@@ -101,12 +139,13 @@ class KafkaSupervisor(ChildSupervisor):
         return f"messages go on being received and wait on disk{apart}"
 
     def _failed(self, error: TowlineError) -> None:
-        if not isinstance(error, KafkaError | GatewayError):
+        if not isinstance(error, KafkaError | GatewayError) and not self.ready.is_set():
             self.fatal = error
             return
         with self._state.lock:
             first = self._state.kafka_error is None
             self._state.kafka, self._state.kafka_error = "unreachable", str(error)
+        self._measure(None)
         if first:
             self._state.say(f"{error}\nkafka: {self._meanwhile}; trying again")
         self._stopping.wait(self._pauses.next())

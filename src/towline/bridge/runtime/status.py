@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from towline.bridge.lines.account import remark
 from towline.bridge.lines.elsewhere import AWAY, away_trouble
 from towline.bridge.runtime.members import is_drained, left_sessions, look_at_members, render_member, told_of_sharing
 from towline.bridge.runtime.reloading import REFUSED
@@ -125,7 +126,7 @@ def _line(
         **({"gateways": list(elsewhere)} if elsewhere else {}),
     }
     if status and (account := account_of(status, counts)):
-        stale = {"behind": None} if query != "running" and "behind" in account.more else {}  # known of the last batch
+        stale = {part: None for part in ("behind", "hidden") if not running and part in account.more}
         now["account"], now["sentence"] = account.as_json() | stale, account.sentence()
     elif (last := saved.get("gateway")) and (account := account_of(last, counts)):
         heard = saved.get("heard") or updated
@@ -195,6 +196,8 @@ _NO_GATEWAY = {
     "up": "no gateway runs: nothing is received; the broker keeps what it can for this client's session.",
     "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits.",
 }
+#: Where records of Kafka's are that nobody gets: no client of Python's can ask whose transaction it is (KIP-664).
+_HIDDEN = "behind an open transaction of an unknown id, which kafka-transactions.sh find-hanging or list may name"
 #: What is counted or said → what it means for the operator. {n} is a number of messages, {times} how often, {why} what
 #: was said.
 _ACCOUNT = {
@@ -330,8 +333,9 @@ def _render_outbox(gateway: dict[str, Any], line: dict[str, Any]) -> list[str]:
     parts = [f"queued {_told(outbox.get('queued'))}", f"in flight {_told(outbox.get('in_flight'))}", _megabytes(outbox)]
     if incomplete := outbox.get("incomplete"):
         parts.append(f"{incomplete:,} of a batch that is not whole")
-    behind = _told((line["account"] or {}).get("behind"))
-    return [f"  session   {place}", f"  outbox    {'   '.join(parts)}   {behind} offsets behind in Kafka"]
+    account = line["account"] or {}
+    behind = f"{_told(account.get('behind'))} offsets behind in Kafka{remark((account.get('hidden') or 0, _HIDDEN))}"
+    return [f"  session   {place}", f"  outbox    {'   '.join(parts)}   {behind}"]
 
 
 def _render_part(name: str, part: dict[str, Any]) -> list[str]:

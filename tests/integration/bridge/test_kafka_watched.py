@@ -1,0 +1,123 @@
+"""How Kafka is, and how far a line from it is from its end, as a bridge that runs sees it: killed, frozen, held up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.helpers import wait_until
+from tests.unit.bridge.test_downlink_file import GOOD, read
+from towline.bridge.runtime import status
+from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
+from towline.bridge.runtime.state import BridgeState
+from towline.monitor.bridge import BridgeMonitor
+from towline_prove.devstack import Kafka
+
+pytestmark = pytest.mark.kafka
+
+#: Seconds within which the word has to follow Kafka.
+SOON = 10
+
+
+class Watched:
+    """A bridge's supervisor of Kafka, and the word, gauge and verdict that users see."""
+
+    def __init__(self, place: Path, servers: str) -> None:
+        bridge = read(GOOD.replace("k1:9092", servers), place)
+        self.line = bridge.downlinks[0]
+        self.state = BridgeState(bridge.name, place / "state", {self.line.name: "down"})
+        self.monitor = BridgeMonitor(bridge.name, {})
+        self.monitor.show(self.state)
+        self._stopping = threading.Event()
+        self._child = KafkaSupervisor(bridge, self.state, self._stopping)
+        self._child.start()
+
+    def says(self, word: str) -> bool:
+        """Whether word, gauge and verdict are those."""
+        gauges = {one.name: one.value for one in self.monitor.samples()}
+        problems = [one["what"] for one in self.monitor.ready()[1]["problems"]]
+        well = word == "reachable"
+        return (
+            self.state.kafka == word
+            and gauges.get("towline_kafka_reachable") == int(well)
+            and (f"kafka is {word}" in problems) is not well
+        )
+
+    def offsets(self) -> tuple[int | None, int | None]:
+        """How many offsets the line is behind, and how many of them nobody gets."""
+        said = self.state.lines[self.line.name].counts.as_json()
+        return said["behind"], said["hidden"]
+
+    def close(self) -> None:
+        """End it."""
+        self._stopping.set()
+        self._child.join(30)
+        assert not self._child.is_alive()
+
+
+@pytest.fixture
+def watched(tmp_path: Path, own_kafka: Kafka) -> Iterator[Watched]:
+    own_kafka.create_topics({"commands": 1})
+    one = Watched(tmp_path, own_kafka.bootstrap)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_word_gauge_and_verdict_follow_kafka_and_so_does_what_a_line_is_behind(
+    watched: Watched, own_kafka: Kafka
+) -> None:
+    wait_until(lambda: watched.says("reachable"), SOON)
+    assert watched.offsets() == (None, None), "nothing is known of a line that never ran [I19]"
+
+    taken(watched.line.checkpoint, 0)
+    put(own_kafka, 3)
+    holding = put(own_kafka, 50, open_as="a.foreign.writer")
+    put(own_kafka, 5)
+    wait_until(lambda: watched.offsets() == (58, 55), SOON, "the records behind the transaction")
+    holding.abort_transaction(30)
+    wait_until(lambda: watched.offsets() == (59, 0), SOON, "its end, which takes an offset too")
+
+    own_kafka.pause()
+    wait_until(lambda: watched.says("unreachable"), SOON, "a Kafka that stands still")
+    assert watched.offsets() == (None, None)
+    assert "TL-K01" in "".join(watched.state.heard())
+    own_kafka.resume()
+    wait_until(lambda: watched.says("reachable") and watched.offsets() == (59, 0), SOON + 5, "a Kafka that goes on")
+    own_kafka.kill()
+    wait_until(lambda: watched.says("unreachable"), SOON, "a Kafka that was killed")
+    assert "Connection refused" in str(watched.state.kafka_error)
+
+
+def taken(checkpoint: Path, offset: int) -> None:
+    """What Spark's Kafka source leaves of a batch that is done."""
+    for log, last in (("offsets", {"commands": {"0": offset}}), ("commits", {"nextBatchWatermarkMs": 0})):
+        (checkpoint / log).mkdir(parents=True)
+        lines = ["v1", *(["{}"] if log == "offsets" else []), json.dumps(last)]
+        (checkpoint / log / "0").write_text("\n".join(lines))
+
+
+def put(kafka: Kafka, count: int, *, open_as: str = "") -> Producer:
+    """Records of ``commands``, durable; in a transaction that stays open where it has a name."""
+    producer = Producer(kafka.client | ({"transactional.id": open_as} if open_as else {}))
+    if open_as:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    for _ in range(count):
+        producer.produce("commands", b"x")
+    assert producer.flush(30) == 0
+    return producer
+
+
+def test_what_an_open_transaction_hides_is_said_where_a_person_looks() -> None:
+    line = {"account": {"behind": 58, "hidden": 55}}
+    (_, told) = status._render_outbox({"outbox": {"queued": 0, "in_flight": 0}}, line)
+    assert "58 offsets behind in Kafka (55 of them behind an open transaction of an unknown id, " in told
+    line = {"account": {"behind": None, "hidden": None}}
+    assert status._render_outbox({}, line)[1].endswith("unknown offsets behind in Kafka")
