@@ -144,7 +144,7 @@ _ALL: Final = [
             "last_batch_timestamp_seconds": "when the last batch was committed, since 1970",
             "account_adds_up": "1 when the account adds up, 0 when not; absent while it is not known",
             "guarantee_kept": "1 while the guarantee of the line was kept, 0 since it was broken",
-            "kafka_behind_records": "offsets in Kafka, up to the high watermarks, not taken (down); absent while unknown",
+            "kafka_behind_records": "offsets up to Kafka's high watermarks not taken (down); absent while unknown",
             "kafka_hidden_records": "those of them that nobody can read before an open transaction ends (down)",
         },
     ),
@@ -163,8 +163,7 @@ _ALL: Final = [
             "spark_running": "1 while Spark's session is up",
             "config_last_reload_successful": "1 when the last reload made the file what runs, or found it so; 0 when "
             "it was refused; absent before the first",
-            "kafka_reachable": "1 while Kafka answers at the address that its brokers tell clients to come to, asked every "
-            "3 s; 0 within 10 s of its silence",
+            "kafka_reachable": "1 while Kafka answers where its brokers tell clients to come; 0 within 10 s of silence",
         },
     ),
     *_gauges(("version", "python"), {"build_info": "1, with the versions"}),

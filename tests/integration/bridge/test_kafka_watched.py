@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -116,7 +117,7 @@ def put(kafka: Kafka, count: int, *, open_as: str = "") -> Producer:
 
 
 def test_what_an_open_transaction_hides_is_said_where_a_person_looks() -> None:
-    line = {"account": {"behind": 58, "hidden": 55}}
+    line: dict[str, Any] = {"account": {"behind": 58, "hidden": 55}}
     (_, told) = status._render_outbox({"outbox": {"queued": 0, "in_flight": 0}}, line)
     assert "58 offsets behind in Kafka (55 of them behind an open transaction of an unknown id, " in told
     line = {"account": {"behind": None, "hidden": None}}

@@ -72,7 +72,8 @@ _PARTS = {
     "dead_lettered": 4,
     "deduplicated": 5,
 }
-SOUND = LineAccount(AccountWords("received", "in_kafka", "in Kafka", {}), 100, 80, 8, _PARTS, more={"behind": 7, "hidden": 3})
+_MORE = {"behind": 7, "hidden": 3}
+SOUND = LineAccount(AccountWords("received", "in_kafka", "in Kafka", {}), 100, 80, 8, _PARTS, more=_MORE)
 
 
 def a_gateway(
