@@ -155,7 +155,7 @@ def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) 
     with looking(client) as admin:
         found = admin.list_topics(timeout=timeout).topics.get(topic)
         first = {} if found is None else {topic: {str(number): 0 for number in found.partitions}}
-        return _comes(lambda: not backlog(admin, first, timeout)[1], timeout)
+        return _comes(lambda: not _answered(lambda: backlog(admin, first, timeout), timeout)[1], timeout)
 
 
 def backlog(admin: AdminClient, taken: Mapping[str, Mapping[str, int]], timeout: float) -> tuple[int, int]:
@@ -169,7 +169,7 @@ def backlog(admin: AdminClient, taken: Mapping[str, Mapping[str, int]], timeout:
         timeout: Seconds to wait at most for each of two answers.
 
     Raises:
-        KafkaException, SystemError, TimeoutError: `faults.FOREIGN`; also for one partition that is not there.
+        KafkaException, SystemError: `faults.FOREIGN`; also for one partition that is not there.
     """
     at = {(topic, int(part)): offset for topic, parts in taken.items() for part, offset in parts.items()}
     places = [TopicPartition(*place) for place in at]
@@ -330,7 +330,7 @@ def described(admin: AdminClient, names: list[str], timeout: float) -> dict[str,
         timeout: Seconds to wait at most.
 
     Raises:
-        KafkaException, SystemError, TimeoutError: `faults.FOREIGN`.
+        KafkaException, SystemError: `faults.FOREIGN`.
     """
     wanted: Any = TopicCollection(names)
     asked = admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=timeout) if names else {}
@@ -354,9 +354,13 @@ def answer(future: Any, timeout: float) -> Any:
         timeout: Its ``request_timeout`` in seconds, at which librdkafka ends it: a client must not be let go before.
 
     Raises:
-        KafkaException, TimeoutError: `faults.FOREIGN`, which `looking` tells as TL-K01.
+        KafkaException: `_TIMED_OUT` in place of the future's TimeoutError, too, which nobody would take for Kafka's.
     """
-    return future.result(timeout + _GRACE_S)
+    try:
+        return future.result(timeout + _GRACE_S)
+    except TimeoutError:
+        late = confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT, "no answer in time")  # noqa: SLF001
+        raise confluent_kafka.KafkaException(late) from None
 
 
 def _created(servers: str, name: str, future: Any, timeout: float) -> bool:
@@ -390,16 +394,10 @@ def settings_of(
 def _ends(
     admin: AdminClient, places: list[TopicPartition], isolation: IsolationLevel, timeout: float
 ) -> dict[tuple[str, int], int]:
-    if not places:
-        return {}
     latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-
-    def ask() -> dict[tuple[str, int], int]:
-        wanted = dict.fromkeys(places, latest)
-        answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
-        return {(place.topic, place.partition): answer(future, timeout).offset for place, future in answers.items()}
-
-    return _answered(ask, timeout)
+    wanted = dict.fromkeys(places, latest)
+    answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout) if wanted else {}
+    return {(place.topic, place.partition): answer(future, timeout).offset for place, future in answers.items()}
 
 
 class LastWord:

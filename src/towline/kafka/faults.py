@@ -30,9 +30,8 @@ __all__ = [
 ]
 
 #: What the binding raises when Kafka fails: a fatal error that meets a pending delivery report comes out as
-#: SystemError with the KafkaException as its cause, a future of the admin client that nobody answers as TimeoutError
-#: (confluent-kafka 2.16).
-FOREIGN: Final = (confluent_kafka.KafkaException, SystemError, TimeoutError)
+#: SystemError with the KafkaException as its cause (confluent-kafka 2.16).
+FOREIGN: Final = (confluent_kafka.KafkaException, SystemError)
 
 
 #: Codes a person can act on, by name so that an older or newer binding without one still imports.
@@ -60,8 +59,6 @@ def reason(error: Any) -> str:
     """Kafka's own words for an error, in one line; takes what was raised, or an error value."""
     if isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__
-    if isinstance(error, TimeoutError) and not str(error):
-        return "no answer in time"
     if isinstance(error, confluent_kafka.KafkaException):
         error = error.args[0]
     text = error.str() if isinstance(error, confluent_kafka.KafkaError) else str(error)
@@ -75,8 +72,6 @@ def name_of(error: Any) -> str:
     """The client's name of an error, such as ``_MSG_TIMED_OUT``; empty for what is no Kafka error."""
     if isinstance(error, SystemError):
         error = error.__cause__
-    if isinstance(error, TimeoutError):
-        return "_TIMED_OUT"
     if isinstance(error, confluent_kafka.KafkaException):
         error = error.args[0]
     return str(error.name()) if isinstance(error, confluent_kafka.KafkaError) else ""
@@ -280,13 +275,7 @@ def fenced(servers: str, transactional_id: str) -> KafkaError:
     return KafkaError("TL-K19", servers, what, f"{do} {KEPT}")
 
 
-def failed(
-    servers: str,
-    doing: str,
-    problem: BaseException,
-    first: Iterable[tuple[str, Any]] = (),
-    denied: Iterable[str] = (),
-) -> KafkaError:
+def failed(servers: str, doing: str, problem: BaseException, first: Iterable[tuple[str, Any]] = ()) -> KafkaError:
     """TL-K20: a transaction came to nothing, and was aborted or will be.
 
     Args:
@@ -294,15 +283,12 @@ def failed(
         doing: What was being done, such as "to commit".
         problem: What was raised.
         first: Topics and errors of the first failed records: they tell more, a bad one ruins its transaction.
-        denied: Topics that the user may not write to: Kafka refuses the whole transaction and names none of them.
     """
     name, why = name_of(problem), reason(problem)
     for topic, error in first:
         if not name_of(error).startswith("_PURGE"):  # what the abort itself drops tells nothing
             name, why = name_of(error), f'{reason(error)} (topic "{topic}")'
             break
-    if names := sorted(denied):
-        why = f"{why} (topic {_quoted(names)})"
     return KafkaError(
         "TL-K20", servers, f"the transaction failed {doing}: {why}", f"{_ADVICE.get(name, '')} {KEPT}".strip()
     )

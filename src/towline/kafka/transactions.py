@@ -175,17 +175,17 @@ class Transactional(KafkaProducer):
         if isinstance(problem, QueueStuck) or verdict is TransactionVerdict.ABORT:
             self.abort()
             # Even a refused record is worth another attempt: the limits it was compared with may have been old.
-            return Indefinite(faults.failed(servers, doing, problem, self.first, self._denied(problem)))
+            return Indefinite(faults.failed(servers, doing, problem, self._denied(problem) or self.first))
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is TransactionVerdict.AGAIN:
             return Indefinite(faults.undecided(servers, self._settings.timeout_s, self._why or faults.reason(problem)))
         return Indefinite(faults.gave_up(servers, problem))
 
-    def _denied(self, problem: BaseException) -> list[str]:
+    def _denied(self, problem: BaseException) -> list[tuple[str, Any]]:
         """Topics of the transaction that this user may not write to, where Kafka has refused one without its name."""
         if faults.name_of(problem) == "TOPIC_AUTHORIZATION_FAILED":
             with contextlib.suppress(KafkaError):
-                return admin.denied_topics(self._settings.client, self._written)
+                return [(name, problem) for name in admin.denied_topics(self._settings.client, self._written)]
         return []
 
     def _cause(self, problem: BaseException) -> BaseException:

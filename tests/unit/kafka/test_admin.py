@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryConsumer, MemoryKafka
 from towline.errors import ConfigError, KafkaError
-from towline.kafka import admin
+from towline.kafka import admin, faults
 from towline.kafka.admin import ClusterInfo, TopicFacts
 
 K = "k:9092"
@@ -74,9 +75,7 @@ def test_a_cluster_says_who_it_is_and_which_topics_are_missing(memory: MemoryKaf
 
 
 @pytest.mark.parametrize("client", [K, {"bootstrap.servers": K, "acks": "all"}])
-def test_no_answer_is_told_with_servers_time_and_reason(
-    memory: MemoryKafka, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_answer_is_told_with_servers_time_and_reason(memory: MemoryKafka, client: Any) -> None:
     memory.fail("admin.list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
     with pytest.raises(KafkaError, match=r"k:9092: Kafka did not answer for 4 s: failed to get metadata.*TL-K01"):
         admin.reachable(client, 4.0)
@@ -87,21 +86,22 @@ def test_no_answer_is_told_with_servers_time_and_reason(
         config["error_cb"](ClientError(ClientError._TRANSPORT, "k:9092/bootstrap: Connection refused"))
         return memory.admin(config, logger)
 
-    monkeypatch.setattr(admin, "AdminClient", noting)
-    with pytest.raises(KafkaError, match="for 4 s: k:9092: Connection refused"):
-        admin.reachable(client, 4.0)
+    with pytest.MonkeyPatch.context() as patch:  # the fixture's is undone after that of `memory`
+        patch.setattr(admin, "AdminClient", noting)
+        with pytest.raises(KafkaError, match="for 4 s: k:9092: Connection refused"):
+            admin.reachable(client, 4.0)
     assert heard[0]["bootstrap.servers"] == K
 
 
-def test_a_client_that_can_not_be_made_is_the_configurations_mistake(
-    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("memory")
+def test_a_client_that_can_not_be_made_is_the_configurations_mistake() -> None:
     def unusable(*_: object, **__: object) -> None:
         raise kafka.raised("_INVALID_ARG", "Failed to create producer: no such file")
 
-    monkeypatch.setattr(admin, "AdminClient", unusable)
-    with pytest.raises(ConfigError, match=r"no such file.*TL-C45"):
-        admin.reachable(K)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admin, "AdminClient", unusable)
+        with pytest.raises(ConfigError, match=r"no such file.*TL-C45"):
+            admin.reachable(K)
 
 
 # -- a transaction that is not decided --
@@ -190,3 +190,12 @@ def test_a_topic_that_kafka_refuses_to_make_is_named(memory: MemoryKafka) -> Non
     memory.fail("create_topics", TimeoutError())
     with pytest.raises(KafkaError, match=r"Kafka did not answer: no answer in time.*TL-K01"):
         admin.create_topics(K, {"c": 1})
+
+
+def test_an_answer_that_does_not_come_is_an_error_of_kafkas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`TimeoutError` of a future of the admin client (confluent-kafka 2.16.1) passed every except that knows Kafka."""
+    monkeypatch.setattr(admin, "_GRACE_S", 0.0)
+    with pytest.raises(faults.FOREIGN) as caught:
+        admin.answer(Future(), 0.001)
+    assert faults.reason(caught.value) == "no answer in time"
+    assert faults.passes(caught.value)

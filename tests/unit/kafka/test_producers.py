@@ -95,15 +95,15 @@ def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(memory: Memo
         producer.require({"t"})
 
 
-def test_a_client_that_can_not_be_set_up_is_the_options_mistake(
-    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("memory")
+def test_a_client_that_can_not_be_set_up_is_the_options_mistake() -> None:
     def unusable(*_: object, **__: object) -> None:
         raise kafka.raised("_INVALID_ARG", "Failed to create producer: ssl.ca.location failed: No such file")
 
-    monkeypatch.setattr(producers, "Producer", unusable)
-    with pytest.raises(ConfigError, match=r"ssl.ca.location failed.*TL-C45"):
-        KafkaProducer(kafka.settings())
+    with pytest.MonkeyPatch.context() as patch:  # the fixture's is undone after that of `memory`
+        patch.setattr(producers, "Producer", unusable)
+        with pytest.raises(ConfigError, match=r"ssl.ca.location failed.*TL-C45"):
+            KafkaProducer(kafka.settings())
 
 
 def test_one_that_is_let_go_drops_what_it_has_and_hides_no_other_error(memory: MemoryKafka) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -119,10 +120,12 @@ class KafkaSupervisor(ChildSupervisor):
         from towline.kafka import faults  # noqa: PLC0415 - loads librdkafka
         from towline.kafka.admin import backlog  # noqa: PLC0415
 
+        deadline = time.monotonic() + _LOOK_S
         for line in self._bridge.downlinks:
             taken, found = kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).done), None
-            with contextlib.suppress(*faults.FOREIGN):
-                found = backlog(admin, taken, _LOOK_S) if admin is not None and taken else None
+            if admin is not None and taken and (left := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(*faults.FOREIGN):
+                    found = backlog(admin, taken, left)
             hidden = found and (found[1] if line.section.isolation_level == "read_committed" else 0)
             with self._state.lock:
                 view = self._state.lines[line.name]
