@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from towline.errors import TowlineError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,9 +31,11 @@ def guarded_thread(
     name: str,
     *arguments: object,
     again_s: float | None = None,
-    ended: Callable[[BaseException], object] = lambda _error: None,
+    ended: Callable[[BaseException], object] | None = None,
 ) -> threading.Thread:
     """A daemon thread, not started; a fault of its target is reported in one line without its text [I12, TL-B55].
+
+    An error of ours is no fault where it is handed on: who gets it tells it.
 
     Args:
         target: What it runs; the thread ends where that returns.
@@ -41,7 +45,7 @@ def guarded_thread(
         ended: Told of a fault that ends the thread, so that whoever needs it ends too, or hears of it.
     """
 
-    def run() -> None:
+    def run() -> object:
         told = ""
         while True:
             try:
@@ -49,16 +53,15 @@ def guarded_thread(
             except BaseException as error:  # noqa: BLE001 - whatever it is, somebody has to know
                 at = traceback.extract_tb(error.__traceback__)[-1]
                 what = f"{type(error).__name__}, {Path(at.filename).name} line {at.lineno}"
-                if what != told:
+                if what != told and (ended is None or not isinstance(error, TowlineError)):
                     then = "it ends" if again_s is None else "it is started again"
                     _LOG.error('thread "%s": a fault in Towline (%s); %s   [TL-B55]', name, what, then)
                 told = what
                 if again_s is None:
-                    ended(error)
-                    return
+                    return None if ended is None else ended(error)
                 time.sleep(again_s)
             else:
-                return
+                return None
 
     return threading.Thread(target=run, name=name, daemon=True)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 import os
 import select
 import signal
@@ -97,6 +98,15 @@ def configure_logging(stream: Any = None) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(chosen.level),
         logger_factory=structlog.PrintLoggerFactory(stream),
     )
+    if not (threads := logging.getLogger("towline.threads")).handlers:
+        threads.addHandler(_Faults())
+
+
+class _Faults(logging.Handler):
+    """Faults of threads (`towline.threads`), as lines of this log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger("towline.gateway").error(record.getMessage(), code="TL-B55")
 
 
 def _escaped(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -199,7 +209,7 @@ class _Gateway:
         with _signals(self._pump.stop, self._pump.wake_fd):
             if self._settings.owner_pid is not None:
                 _watch_owner(self._settings.owner_pid, self._owner_gone)
-            serving = guarded_thread(self._serve, "serve", stopped)
+            serving = guarded_thread(self._serve, "serve", stopped, ended=self._unserved)
             serving.start()
             try:
                 self._pump.run()
@@ -217,14 +227,7 @@ class _Gateway:
             raise GatewayError("TL-G58", self._settings.name, what, do)
 
     def _serve(self, stopped: threading.Event) -> None:
-        """On a thread of its own; a gateway that nobody can reach must end, not receive until its disk is full."""
-        try:
-            self._open_service(stopped)
-        except Exception as error:  # noqa: BLE001 - raised by `run`
-            self._failed(error if isinstance(error, TowlineError) else unforeseen(self._settings.name, error))
-
-    def _open_service(self, stopped: threading.Event) -> None:
-        """Publish the endpoint once the broker has said its first word."""
+        """Publish the endpoint once the broker has said its first word, on a thread of its own."""
         while not self._pump.heard.wait(0.05):
             if stopped.is_set():
                 return
@@ -247,6 +250,10 @@ class _Gateway:
             self._front = NetworkFront(self._settings, self._service.endpoint.location)
             self._service.listening(self._front.location)
             self._log.info("listening", **self._front.status())
+
+    def _unserved(self, error: BaseException) -> None:
+        """A gateway that nobody can reach must end, not receive until its disk is full; raised by `run`."""
+        self._failed(error if isinstance(error, TowlineError) else unforeseen(self._settings.name, error))
 
     def _end_service(self) -> None:
         if self._outbox_handler is not None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import Producer
 
 from towline.kafka import faults
+from towline.kafka.admin import LastWord
 from towline.kafka.clientconfig import QUIET, resolve
 from towline.kafka.options import FORMAT
 
@@ -56,7 +57,7 @@ class KafkaProducer:
         #: Topics seen in the cluster's list; only grows.
         self._topics: set[str] = set()
         #: Why the last connection failed, for when a call only says that it did.
-        self._why = ""
+        self._last = LastWord()
         #: Failed records since the last `reset`, and the first of them; failures >= len(first).
         self.failures = 0
         self.first: list[tuple[str, Any]] = []
@@ -65,7 +66,7 @@ class KafkaProducer:
             **more,
             **OWN,
             "on_delivery": self._report,
-            "error_cb": self._note,
+            "error_cb": self._last.note,
         }
         try:
             self._producer = Producer(config, logger=QUIET)
@@ -78,10 +79,6 @@ class KafkaProducer:
         self.failures += 1
         if len(self.first) < FIRST_ERRORS:
             self.first.append((message.topic(), error))
-
-    def _note(self, error: Any) -> None:
-        """Connection errors are librdkafka's to retry; they only explain why a call had no answer."""
-        self._why = faults.clearer(self._why, error)
 
     @property
     def pending(self) -> int:
@@ -115,7 +112,7 @@ class KafkaProducer:
 
     def _unanswered(self, problem: BaseException, began: float) -> Exception:
         self._explain()
-        why = self._why or faults.reason(problem)
+        why = self._last.why or faults.reason(problem)
         return faults.unreachable(self._settings.servers, time.monotonic() - began, why, rows=True)
 
     def _explain(self) -> None:

@@ -178,7 +178,9 @@ class Transactional(KafkaProducer):
             return Indefinite(faults.failed(servers, doing, problem, self._denied(problem) or self.first))
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is TransactionVerdict.AGAIN:
-            return Indefinite(faults.undecided(servers, self._settings.timeout_s, self._why or faults.reason(problem)))
+            return Indefinite(
+                faults.undecided(servers, self._settings.timeout_s, self._last.why or faults.reason(problem))
+            )
         return Indefinite(faults.gave_up(servers, problem))
 
     def _denied(self, problem: BaseException) -> list[tuple[str, Any]]:

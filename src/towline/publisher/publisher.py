@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, Unpack
@@ -155,8 +156,8 @@ class Publisher:
         except BaseException:
             self._outbox.close()
             raise
-        self._disk_thread = guarded_thread(self._store_all, "publisher-disk")
-        self._mqtt_thread = guarded_thread(self._deliver_all, "publisher-mqtt")
+        self._disk_thread = guarded_thread(self._intake.run, "publisher-disk", ended=partial(self._die, disk=True))
+        self._mqtt_thread = guarded_thread(self._deliver_all, "publisher-mqtt", ended=partial(self._die, disk=False))
         self._life.threads = (self._disk_thread, self._mqtt_thread)
         self._disk_thread.start()
         self._mqtt_thread.start()
@@ -318,13 +319,6 @@ class Publisher:
             waiting = max(waiting, self._outbox.end - settled.watermark - settled.count_above())
         return len(self._intake) + waiting
 
-    def _store_all(self) -> None:
-        """The disk thread."""
-        try:
-            self._intake.run()
-        except BaseException as error:  # noqa: BLE001 - raised to everybody who waits
-            self._die(error, disk=True)
-
     def _stored(self, group: list[PendingMessage], first: int) -> None:
         with settling(self._life) as callbacks:
             callbacks.extend(self._stages.stored(group, first))
@@ -334,11 +328,8 @@ class Publisher:
 
     def _deliver_all(self) -> None:
         """The mqtt thread."""
-        try:
-            while not self._life.closing and self._life.dead is None:
-                self._delivery.turn()
-        except BaseException as error:  # noqa: BLE001 - raised to everybody who waits
-            self._die(error, disk=False)
+        while not self._life.closing and self._life.dead is None:
+            self._delivery.turn()
 
     # -- inside: ending --
 
