@@ -14,8 +14,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from towline.errors import TowlineError
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -33,16 +31,14 @@ def guarded_thread(
     again_s: float | None = None,
     ended: Callable[[BaseException], object] | None = None,
 ) -> threading.Thread:
-    """A daemon thread, not started; a fault of its target is reported in one line without its text [I12, TL-B55].
-
-    An error of ours is no fault where it is handed on: who gets it tells it.
+    """A daemon thread, not started; a fault of its target is handed on, or told in a line without its text [I12].
 
     Args:
         target: What it runs; the thread ends where that returns.
         name: Of the thread.
         arguments: Of the target.
-        again_s: Seconds after a fault until the target is called again; None ends the thread.
-        ended: Told of a fault that ends the thread, so that whoever needs it ends too, or hears of it.
+        again_s: Seconds after a fault, which is told (TL-B55), until the target is called again; None ends the thread.
+        ended: Takes the error that ends the thread, and tells it: whoever needs the thread ends too, or hears of it.
     """
 
     def run() -> object:
@@ -51,14 +47,16 @@ def guarded_thread(
             try:
                 target(*arguments)
             except BaseException as error:  # noqa: BLE001 - whatever it is, somebody has to know
+                if ended is not None:
+                    return ended(error)
                 at = traceback.extract_tb(error.__traceback__)[-1]
                 what = f"{type(error).__name__}, {Path(at.filename).name} line {at.lineno}"
-                if what != told and (ended is None or not isinstance(error, TowlineError)):
-                    then = "it ends" if again_s is None else "it is started again"
+                then = "it ends" if again_s is None else "it is started again"
+                if what != told:
                     _LOG.error('thread "%s": a fault in Towline (%s); %s   [TL-B55]', name, what, then)
                 told = what
                 if again_s is None:
-                    return None if ended is None else ended(error)
+                    return None
                 time.sleep(again_s)
             else:
                 return None
@@ -69,14 +67,5 @@ def guarded_thread(
 def later(call: Callable[[], T], name: str) -> Future[T]:
     """Run a call on a daemon thread; the future has its result, or whatever it raises."""
     future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result = call()
-        except BaseException as error:  # noqa: BLE001 - raised to who asks for the result
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    guarded_thread(run, name).start()
+    guarded_thread(lambda: future.set_result(call()), name, ended=future.set_exception).start()
     return future

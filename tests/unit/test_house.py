@@ -34,7 +34,7 @@ THREADS = {
     "metrics-rates": "again",
     "mqtt *": "to all who wait (Client._end)",
     "network": "again",
-    "owner": "the gateway ends, and is started again",
+    "owner": "again",
     "producer": "to the task",
     "publisher-disk": "to all who wait (Publisher._die)",
     "publisher-mqtt": "to all who wait (Publisher._die)",

@@ -12,22 +12,20 @@ from tests.helpers import wait_until
 from towline.threads import guarded_thread, later
 
 
-def test_a_fault_is_told_once_without_its_text_and_handed_on(caplog: pytest.LogCaptureFixture) -> None:
-    def target(secret: str) -> None:
-        raise ValueError(secret)
+def raising(secret: str) -> None:
+    raise ValueError(secret)
 
+
+def test_a_fault_is_told_without_its_text_or_handed_on(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[BaseException] = []
-    thread = guarded_thread(target, "t", "hunter2", ended=seen.append)
-    thread.start()
-    thread.join(10)
+    for thread in (guarded_thread(raising, "t", "hunter2"), guarded_thread(raising, "u", "hunter2", ended=seen.append)):
+        thread.start()
+        thread.join(10)
     assert [str(one) for one in seen] == ["hunter2"]
-    assert caplog.record_tuples == [
-        (
-            "towline.threads",
-            logging.ERROR,
-            f'thread "t": a fault in Towline (ValueError, {HERE} line 17); it ends   [TL-B55]',
-        )
-    ]
+    (record,) = caplog.record_tuples
+    line = raising.__code__.co_firstlineno + 1
+    told = f'thread "t": a fault in Towline (ValueError, {HERE} line {line}); it ends   [TL-B55]'
+    assert record == ("towline.threads", logging.ERROR, told)
 
 
 def test_what_is_started_again_goes_on_and_tells_a_fault_that_stays_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -44,10 +42,11 @@ def test_what_is_started_again_goes_on_and_tells_a_fault_that_stays_once(caplog:
     assert [record.getMessage().count("started again") for record in caplog.records] == [1]
 
 
-def test_what_is_done_later_hands_on_its_result_or_error() -> None:
+def test_what_is_done_later_hands_on_its_result_or_error(caplog: pytest.LogCaptureFixture) -> None:
     assert later(lambda: 5, "t").result(10) == 5
     with pytest.raises(SystemExit):
         later(lambda: sys.exit(3), "t").result(10)
+    assert caplog.records == [], "it is the caller's"
     assert wait_until(lambda: not any(one.name == "t" for one in threading.enumerate()), 10)
 
 

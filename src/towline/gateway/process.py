@@ -368,4 +368,4 @@ def _watch_owner(pid: int, gone: Callable[[], None]) -> None:
     if ProcessMark.of(pid).started == 0:
         gone()
         return
-    guarded_thread(watch, "owner", ended=lambda _error: gone()).start()  # unwatched it could outlive its owner
+    guarded_thread(watch, "owner", again_s=1.0).start()

@@ -249,7 +249,7 @@ def _check_tokens(client: Mapping[str, str], where: str, prefix: str) -> None:
     others = said.get("sasl.oauthbearer.method") == "oidc", said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE
     if (PROVIDER in client) + sum(others) == 1 if _mechanism(said) == "OAUTHBEARER" else PROVIDER not in client:
         return
-    what = "OAUTHBEARER needs one source of tokens, not none nor two, and nothing else does"
+    what = "OAUTHBEARER needs exactly one source of tokens, and no other mechanism has one"
     provider = f"{prefix}{PROVIDER} = module:function, [kafka] token_provider in a bridge file"
     do = f"Give {prefix}sasl.oauthbearer.method=oidc and its endpoint, or (AWS MSK IAM, Azure) {provider}."
     raise ConfigError("TL-C180", where, f'"{prefix}sasl.mechanism": {what}', do)

@@ -161,9 +161,8 @@ class Driver:
 
     def run(self, commands: TextIO) -> int:
         """Serve until stopped; the exit code."""
-        # Without either of them a driver could not be stopped, or would do nothing: it ends, and another is started.
-        guarded_thread(self._listen, "commands", commands, ended=lambda _error: os._exit(EXIT_JVM_GONE)).start()
-        guarded_thread(self._watch_jvm, "jvm", ended=lambda _error: os._exit(EXIT_JVM_GONE)).start()
+        guarded_thread(self._listen, "commands", commands, ended=self._lost).start()
+        guarded_thread(self._watch_jvm, "jvm", ended=self._lost).start()
         while not self._go.wait(0.2):
             self._obey()
             if self.stopping.is_set():
@@ -237,6 +236,11 @@ class Driver:
             if not self.stopping.is_set():
                 self.say("jvm", text="Spark's JVM has ended")
             os._exit(0 if self.stopping.is_set() else EXIT_JVM_GONE)
+
+    def _lost(self, error: BaseException) -> None:
+        """Without its commands, or an eye on its JVM, a driver ends, and the supervisor starts another."""
+        self.say("jvm", text=f"a thread of its driver ended ({type(error).__name__})")
+        os._exit(EXIT_JVM_GONE)
 
     def _on_batch(self, progress: dict[str, Any]) -> None:
         if runner := self._runners.get(progress.get("name") or ""):
