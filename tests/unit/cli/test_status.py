@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,25 +101,31 @@ def test_a_bridge_whose_name_is_not_known_has_none(capsys: pytest.CaptureFixture
 
 def test_a_line_that_runs_adds_up(capsys: pytest.CaptureFixture[str], line: Line) -> None:
     line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3, "acknowledged": 3}})
-    line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3, "behind": 7})
+    line.view.counts = replace(DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3}), behind=7, hidden=5)
     line.state.save()
     code, text = current(capsys, line)
     assert (code, text["account"]["behind"], text["account"]["adds_up"]) == (0, 7, True)
-    assert "7 offsets behind in Kafka" in shown(capsys, line)[1]
+    assert text["account"]["hidden"] == 5
+    assert (
+        "7 offsets behind in Kafka (5 of them behind an open transaction of an unknown id, " in shown(capsys, line)[1]
+    )
 
 
-def test_how_far_kafka_is_nobody_knows_before_a_batch_and_without_a_query(
+def test_how_far_kafka_is_nobody_knows_before_it_was_asked_and_without_a_bridge(
     capsys: pytest.CaptureFixture[str], line: Line
 ) -> None:
     line.serve({"outbox": OUTBOX})
     line.state.save()
     code, text = current(capsys, line)
     assert (code, text["account"]["waiting"], text["account"]["behind"]) == (0, 0, None)
-    line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 0, "behind": 7})
+    line.view.counts = replace(DownlinkCounts().add({"query": "q", "batch": 0, "rows": 0}), behind=7, hidden=5)
     line.view.query = "waiting to retry"
     line.state.save()
     code, text = current(capsys, line)
-    assert (code, text["account"]["behind"]) == (3, None)
+    assert (code, text["account"]["behind"]) == (3, 7), "it is asked whether the query runs or not"
+    line.state.save(ended=True)
+    code, text = current(capsys, line)
+    assert (code, text["account"]["behind"], text["account"]["hidden"]) == (3, None, None)
     code, out = shown(capsys, line)
     assert "unknown offsets behind in Kafka" in out
 

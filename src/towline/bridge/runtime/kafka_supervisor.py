@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from towline.backoff import Backoff
 from towline.bridge.downlink.account import DownlinkCounts
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KafkaSupervisor"]
 
-#: Seconds between two looks at Kafka, and for each answer: one that is gone, or stands still, shows within 10 s.
-_LOOK_S: Final = 3.0
+#: Seconds between two looks at Kafka, for what is measured in one, and for its answer, which a busy one takes time for:
+#: one that is gone, or stands still, shows within 10 s.
+_LOOK_S, _ANSWER_S = 2.0, 5.0
 
 
 class KafkaSupervisor(ChildSupervisor):
@@ -62,7 +63,7 @@ class KafkaSupervisor(ChildSupervisor):
         last = LastWord()
         with looking(self._bridge.kafka.client(), last) as admin:
             while self.wanted:
-                answer(admin.describe_cluster(request_timeout=_LOOK_S), _LOOK_S)
+                answer(admin.describe_cluster(request_timeout=_ANSWER_S), _ANSWER_S)
                 admin.poll(0)
                 last.answered()
                 if not self.ready.is_set():
