@@ -37,7 +37,6 @@ __all__ = [
     "backlog",
     "client_config",
     "create_topics",
-    "denied_topics",
     "described",
     "looking",
     "missing_topics",
@@ -46,6 +45,7 @@ __all__ = [
     "settled",
     "topic_facts",
     "watermarks",
+    "writable",
 ]
 
 #: One failed attempt a second is enough to learn why; the default is 100 ms and makes noise.
@@ -301,24 +301,10 @@ def create_topics(
     return made
 
 
-def denied_topics(client: str | Mapping[str, str], names: Iterable[str], timeout: float = 5.0) -> list[str]:
-    """Topics that this user may not write to, as Kafka itself says (KIP-430), sorted; none where it does not say it.
-
-    Args:
-        client: Bootstrap servers, or a whole client configuration.
-        names: The topics asked about.
-        timeout: Seconds to wait at most.
-
-    Raises:
-        KafkaError: TL-K01.
-    """
-    with looking(client) as admin:
-        found = described(admin, sorted(names), timeout)
-    return [name for name, one in found.items() if one is None or not _writable(one.authorized_operations)]
-
-
-def _writable(allowed: Any) -> bool:
-    return allowed is None or "WRITE" in {one.name for one in allowed}
+def writable(topic: Any) -> bool:
+    """Whether this user may write to a topic, of `described`; also where Kafka does not say it."""
+    allowed = topic and topic.authorized_operations
+    return topic is not None and (allowed is None or "WRITE" in {one.name for one in allowed})
 
 
 def described(admin: AdminClient, names: list[str], timeout: float) -> dict[str, Any]:

@@ -186,8 +186,9 @@ class Transactional(KafkaProducer):
     def _denied(self, problem: BaseException) -> list[tuple[str, Any]]:
         """Topics of the transaction that this user may not write to, where Kafka has refused one without its name."""
         if faults.name_of(problem) == "TOPIC_AUTHORIZATION_FAILED":
-            with contextlib.suppress(KafkaError):
-                return [(name, problem) for name in admin.denied_topics(self._settings.client, self._written)]
+            with contextlib.suppress(KafkaError), admin.looking(self._settings.client) as asked:
+                found = admin.described(asked, sorted(self._written), _ABORT_S)
+                return [(name, problem) for name, one in found.items() if not admin.writable(one)]
         return []
 
     def _cause(self, problem: BaseException) -> BaseException:
