@@ -145,6 +145,8 @@ class PlainSecret(str):
 
 #: A variable of the environment, whose value is taken where the connection is opened.
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+#: A password in a URL, as ``https://user:password@host``.
+_LOGIN_IN_URL: Final = re.compile(r"://[^/?#@\s]*:[^/?#@\s]+@")
 _NO_SUCH = "No such configuration property"
 _LISTED: Final = "https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
 #: A secret file is a line, or a PEM key: 64 KiB is more than any of them.
@@ -220,7 +222,8 @@ def check_client(
     """
     for name, value in client.items():
         _check_name(name, where, prefix)
-        if name in SECRETS and not isinstance(value, PlainSecret) and not REFERENCE.fullmatch(value):
+        plain = not REFERENCE.fullmatch(value) if name in SECRETS else _LOGIN_IN_URL.search(REFERENCE.sub("", value))
+        if plain and not isinstance(value, PlainSecret):
             raise ConfigError(
                 "TL-C44",
                 where,

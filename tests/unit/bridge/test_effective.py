@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bridge.test_config import read
+from tests.unit.bridge.test_config import read, told
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.effective import effective, render_effective
@@ -173,11 +173,101 @@ def test_the_command_shows_it_and_its_json(bridge: Bridge, capsys: pytest.Captur
     assert "effective" not in json.loads(ran(capsys, *command, "--json")[1])
 
 
-def test_no_part_of_a_value_is_shown_where_another_one_is_its_beginning(
-    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+PLANTED = """name = "plant"
+state_dir = "state"
+[mqtt]
+brokers = ["mqtt://${HOST}:1883", "mqtt://b"]
+brokers_share_sessions = true
+username = "${WHO}"
+will = { topic = "gone/${WHO}" }
+[kafka]
+bootstrap_servers = ["${HOST}:9092", "k:9092"]
+[kafka.settings]
+"client.id" = "at-${WHO}"
+"security.protocol" = "SASL_SSL"
+"sasl.mechanism" = "OAUTHBEARER"
+"sasl.oauthbearer.method" = "oidc"
+"sasl.oauthbearer.client.id" = "towline"
+"sasl.oauthbearer.client.secret" = "${WHO}"
+"sasl.oauthbearer.token.endpoint.url" = "${URL}"
+"sasl.oauthbearer.extensions" = "tenant=${WHO}"
+[[uplink]]
+name = "up"
+dead_letter_topic = "dead.${WHO}"
+[[uplink.route]]
+from = "${WHO}/{tenant}/#"
+topic = "t.${WHO}"
+key = "{tenant}-${WHO}"
+headers = { by = "${WHO}" }
+where = "topic <> '${WHO}' or ${SITE} = ${SITE}"
+fallback_topic = "else.${WHO}"
+dedupe = { key = "{tenant}/${WHO}" }
+[[uplink.route]]
+from = "+/${WHO}/x"
+topic = "s.{mqtt.topic}"
+allowed_topics = ["s.${WHO}"]
+"""
+#: What no command may print; SITE is a part of many words.
+VARIABLES = {"WHO": "n0t-2b-5een", "HOST": "h0st-2b-h1dden", "URL": "https://me:n0t-2b-5een@idp/token", "SITE": "a"}
+DOWN = (
+    PLANTED.partition("[[uplink]]")[0].partition("[kafka.settings]")[0]
+    + """[[downlink]]
+name = "down"
+from = ["r.${WHO}"]
+topic = { sql = "concat('${WHO}', offset)" }
+where = "key <> '${WHO}'"
+"""
+)
+
+
+@pytest.mark.parametrize("text", [PLANTED, DOWN], ids=["up", "down"])
+@pytest.mark.parametrize("options", [(), ("--json",), ("-v",), ("-v", "--json")], ids=" ".join)
+def test_what_a_variable_holds_is_shown_as_the_file_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, options: tuple[str]
 ) -> None:
-    monkeypatch.setenv("A", WHO.partition("-")[0])
-    bridge.file.write_text(f"{FILE}# ${{A}}")
-    text = "\n".join(render_effective(effective(bridge)))
-    assert "${WHO}" in text
-    assert WHO.partition("-")[2] not in text
+    """By where a value came from, and not by what it looks like: ``SITE=a`` used to make ``f${SITE}lse`` of false."""
+    (tmp_path / "bridge.toml").write_text(text)
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    code, out, error = ran(capsys, "check", str(tmp_path / "bridge.toml"), *options)
+    assert (code, error) == (0, "")
+    assert not [value for value in ("n0t-2b", "h0st-2b", "idp/token") if value in out]
+    written = (
+        ["${HOST}", "r.${WHO}", "concat('${WHO}', offset)"]
+        if text is DOWN
+        else ["${WHO}/+/#", "t.${WHO}", "dead.${WHO}"]
+    )
+    assert not [value for value in written if value not in out]
+    assert "f${" not in out
+    if text is PLANTED and "-v" in options:
+        assert "tenant=${WHO}" in out
+        assert "${URL}" in out
+        assert "gone/${WHO}, QoS" in out
+    if options == ("--json",):
+        (line,) = json.loads(out)["lines"]
+        assert line["brokers"] == ["mqtt://${HOST}:1883", "mqtt://b:1883"]
+        assert json.loads(out)["kafka"]["bootstrap_servers"] == "${HOST}:9092,k:9092"
+
+
+def test_a_mistake_quotes_what_the_file_says(tmp_path: Path) -> None:
+    (tmp_path / "secret").touch()
+    text = FILE.replace('topic = "t"', 'topic = "${WHO}/x"').replace('name = "up"', 'name = "${SITE}"')
+    lines = told(text.replace('"exactly_once"', '"${SITE}"'), tmp_path, {"SITE": "a", "WHO": "n0t-2b-5een"})
+    assert '"guarantee" must be "at_most_once", "at_least_once" or "exactly_once". Choose one.' in lines[0]
+    lines = told(text, tmp_path, {"SITE": "a", "WHO": "n0t-2b-5een"})
+    assert len(lines) == 2
+    assert all('uplink "${SITE}" route' in line and '"${WHO}/x"' in line for line in lines)
+    assert "n0t-2b" not in "".join(lines)
+
+
+def test_a_password_in_a_url_of_kafka_is_refused_and_a_variable_stays_one(tmp_path: Path) -> None:
+    settings = PLANTED.replace("${HOST}", "h")
+    plain = settings.replace("${URL}", VARIABLES["URL"])
+    (line,) = told(plain, tmp_path, VARIABLES)
+    assert '"sasl.oauthbearer.token.endpoint.url" would put a secret into this file' in line
+    assert "n0t-2b" not in line
+    kafka = read(settings, tmp_path, VARIABLES).kafka.client()
+    assert kafka["sasl.oauthbearer.token.endpoint.url"] == "${URL}"  # resolved where the connection is opened
+    assert kafka["sasl.oauthbearer.extensions"] == "tenant=${WHO}"
+    own = settings.replace("${URL}", "https://${WHO}:${WHO}@idp/token")
+    assert read(own, tmp_path, VARIABLES).kafka.client()["sasl.oauthbearer.token.endpoint.url"].endswith("@idp/token")

@@ -20,7 +20,7 @@ from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.line import DownlinkReader, LineReader
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
-from towline.bridge.config.places import Document, KeyPath
+from towline.bridge.config.places import REFERENCE, Document, KeyPath, names_variable
 from towline.bridge.config.section import Section
 from towline.bridge.config.services import LISTENING, GatewaySection, MonitorSection
 from towline.bridge.config.tables import Head, Tables
@@ -31,9 +31,7 @@ from towline.guarantee import policy
 from towline.kafka.reserved import reserved
 from towline.spark.masters import is_cluster, shares_files
 
-__all__ = ["Reader", "discreet", "load", "parse"]
-
-_REFERENCE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+__all__ = ["Reader", "load", "parse"]
 
 #: Client settings the sink sets by itself, from the guarantee or this file.
 _OWNED = (
@@ -166,7 +164,10 @@ class Reader:
             return [self._expand(item, (*path, index)) for index, item in enumerate(value)]
         if not isinstance(value, str) or _stays(path):
             return value
-        return _REFERENCE.sub(lambda found: self._variable(found, path), value)
+        expanded = REFERENCE.sub(lambda found: self._variable(found, path), value)
+        if names_variable(value):
+            self._mistakes.hide(path, expanded, value)
+        return expanded
 
     def _variable(self, found: re.Match[str], path: KeyPath) -> str:
         name = found[2]
@@ -179,7 +180,6 @@ class Reader:
             )
             self._unset = True
             return "x"
-        self._mistakes.hide(self._environ[name], name)
         return self._environ[name]
 
     def _kafka(self, table: dict[str, Any]) -> KafkaSection | None:
@@ -430,21 +430,13 @@ def _unreachable(line: Line | DownLine, master: str) -> Iterator[tuple[str, str,
         yield "TL-C140", what, "Set listen in [gateway], with certificate and token."
 
 
-def discreet(document: Document) -> Mistakes:
-    """An empty list that shows no value of a variable which the file names [I12]."""
-    found = Mistakes(document)
-    for _, name in _REFERENCE.findall(document.text):
-        found.hide(os.environ.get(name, ""), name)
-    return found
-
-
 def _stays(path: KeyPath) -> bool:
     """Whether a reference is left for the process that connects: a secret of Kafka's client never travels [I12]."""
     return path[:2] == ("kafka", "settings") and "." in (key := ".".join(map(str, path[2:]))) and _secret(key)
 
 
 def _secret(key: str) -> bool:
-    return "password" in key or "secret" in key or key.endswith((".pem", ".passphrase"))
+    return "password" in key or "secret" in key or key.endswith((".pem", ".passphrase", ".extensions", "endpoint.url"))
 
 
 def _subject(path: KeyPath) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hin
 
 from pydantic import BaseModel
 
+from towline.bridge.config.places import plain_path
 from towline.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -52,19 +53,18 @@ class Mistakes:
         self._document = document
         #: Line and error, without repetition.
         self._found: dict[tuple[int, str], ConfigError] = {}
-        #: Values that came from the environment, never to be shown [I12].
-        self._hidden: dict[str, str] = {}
+        #: Values with a variable of the environment in them, by their places, and how they are written [I12].
+        self._hidden: dict[KeyPath, tuple[str, str]] = {}
 
-    def hide(self, value: str, name: str) -> None:
-        """Show ``${name}`` wherever this value of an environment variable would appear."""
-        if value:
-            self._hidden[value] = f"${{{name}}}"
+    def hide(self, path: KeyPath, value: str, written: str) -> None:
+        """Quote the value at a key path as it is written in the file, with its variables."""
+        self._hidden[path] = value, written
 
     def add(self, code: str, path: KeyPath, subject: str, what: str, do: str = "") -> None:
         """Note a mistake at a key path; ``subject`` names the table or line it is in."""
         where = self._document.where(path)
         where = f"{where}  {subject}" if subject else where
-        error = ConfigError(code, self.masked(where), self.masked(what), self.masked(do))
+        error = ConfigError(code, self._quoting(where, path), self._quoting(what, path), self._quoting(do, path))
         self._found.setdefault((self._document.line(path), str(error)), error)
 
     def add_details(
@@ -116,13 +116,24 @@ class Mistakes:
         """What was noted, in the order of the file."""
         return [error for _, error in sorted(self._found.items(), key=lambda item: item[0][0])]
 
-    def masked(self, text: str) -> str:
-        """A text that shows no hidden value; of two of which one contains the other, neither."""
-        for value in sorted(self._hidden, key=len, reverse=True):
-            text = text.replace(value, self._hidden[value])
-        return text
+    def _quoting(self, text: str, path: KeyPath) -> str:
+        """A text about a key path whose quotations are of the file, not of the environment.
+
+        What is quoted whole is a value wherever that stands; a piece is one if the value stands in the same table.
+        """
+        path = plain_path(path)
+
+        def written(quoted: re.Match[str]) -> str:
+            for place, (value, said) in self._hidden.items():
+                near = path[: len(place) - 1] == place[:-1] and quoted[1] != place[-1]
+                if quoted[1] == value or (near and quoted[1] in value):
+                    return f'"{said}"'
+            return quoted[0]
+
+        return _QUOTED.sub(written, text) if self._hidden else text
 
 
+_QUOTED = re.compile(r'"([^"]+)"')
 #: What a pydantic type error wants, in a user's words.
 _WANTED = {
     "string": "a string in quotes",

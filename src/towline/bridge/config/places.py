@@ -14,7 +14,10 @@ from typing import Any, Final
 
 from towline.errors import ConfigError
 
-__all__ = ["Document", "KeyPath", "Places"]
+__all__ = ["REFERENCE", "Document", "KeyPath", "Places", "names_variable", "plain_path"]
+
+#: A variable of the environment in a text of the file; after a second dollar it is that text.
+REFERENCE: Final = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 #: Keys and array indices from the root, as pydantic's ``loc``.
 KeyPath = tuple[str | int, ...]
@@ -56,6 +59,16 @@ class Document:
         except (OSError, ValueError, ConfigError):
             return cls("", shown)
 
+    def value(self, path: KeyPath) -> Any:
+        """What the file says at a key, its variables as they are written; None for nothing."""
+        here: Any = self.raw
+        for part in path:
+            try:
+                here = here[part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return here
+
     def line(self, path: KeyPath) -> int:
         """The line of a key, or of the nearest table around it, from 1."""
         return self._places.line(path)
@@ -68,6 +81,11 @@ class Document:
         """The number of a line's table among those of its kind; None where there is none of that name."""
         tables = self.raw.get(kind, [])
         return next((n for n, one in enumerate(tables) if isinstance(one, dict) and one.get("name") == name), None)
+
+
+def names_variable(said: object) -> bool:
+    """Whether a value of the file is a text with a variable of the environment in it."""
+    return isinstance(said, str) and any(not found[1] for found in REFERENCE.finditer(said))
 
 
 def _flat(value: Any, prefix: str = "") -> Any:
@@ -97,7 +115,7 @@ _ASSIGN = re.compile(rf"\s*({_DOTTED})\s*=")
 _QUOTES = re.compile(r'"""|\'\'\'|"|\'')
 
 
-def _plain_path(path: KeyPath) -> KeyPath:
+def plain_path(path: KeyPath) -> KeyPath:
     """The path with its dotted keys taken apart: ``"a.b"`` in quotes and ``a.b`` name the same setting."""
     return tuple(part for key in path for part in (key.split(".") if isinstance(key, str) else (key,)))
 
@@ -124,7 +142,7 @@ class Places:
 
     def line(self, path: KeyPath) -> int:
         """The line of a key, or of the nearest table around it; 1 for what stands nowhere."""
-        path = _plain_path(path)
+        path = plain_path(path)
         for length in range(len(path), 0, -1):
             if (found := self._lines.get(path[:length])) is not None:
                 return found
@@ -142,7 +160,7 @@ class Places:
 
 
 def _split(dotted: str) -> KeyPath:
-    return _plain_path(tuple(part.strip("\"'") for part in re.findall(_KEY, dotted)))
+    return plain_path(tuple(part.strip("\"'") for part in re.findall(_KEY, dotted)))
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

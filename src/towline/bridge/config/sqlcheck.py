@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from towline.bridge.config.file import discreet
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import Bridge, Dedupe, DownLine, Line, Section
-from towline.bridge.config.places import Document, KeyPath
+from towline.bridge.config.places import Document, KeyPath, names_variable
 from towline.schema import SPARK_SCHEMA
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ _KAFKA_SCHEMA: Final = (
 )
 #: What values of a downlink are cast to, where they are no text.
 _KINDS: Final = {"retain": "BOOLEAN", "expiry": "BIGINT", "correlation_data": "BINARY", "payload": "BINARY"}
+_WORD: Final = re.compile(r"\w+")
 #: Spark's name for an error, and what it says of the place in the expression.
 _MARKS: Final = re.compile(r"^\[[A-Z0-9_.]+\] |\.? ?SQLSTATE: .*")
 
@@ -64,10 +64,13 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dic
                 java = error.java_exception.getClass().getSimpleName() if isinstance(error, Py4JJavaError) else None
                 said_by_spark = str(error) if java is None else f"Spark has no answer to it ({java})"
                 place = (line.kind, document.number(line.kind, line.name) or 0, *table, *path)
+                if names_variable(written := document.value(place)):  # only words of the file are quoted [I12]
+                    own = {*_WORD.findall(text)} - {*_WORD.findall(written)}
+                    said_by_spark = _WORD.sub(lambda word: "…" if word[0] in own else word[0], said_by_spark)  # noqa: B023
                 subject = f'{line.kind} "{line.name}"' + (f" route {int(table[1]) + 1}" if table else "")
                 key = ".".join(map(str, path)).removesuffix(".sql")
                 what = f"{key}: {_MARKS.sub('', ' '.join(said_by_spark.split()))[:300]}"
-                wrong.setdefault(line.name, discreet(document)).add("TL-C74", place, subject, what, "Correct it.")
+                wrong.setdefault(line.name, Mistakes(document)).add("TL-C74", place, subject, what, "Correct it.")
                 if path[0] == "fields":
                     break  # what is made of a mistake is not another one
     return wrong

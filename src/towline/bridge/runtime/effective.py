@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.config.file import discreet
 from towline.bridge.config.model import AnyLine, Line
-from towline.bridge.config.places import Document, KeyPath
+from towline.bridge.config.origins import Origins
+from towline.bridge.config.places import KeyPath
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
 from towline.gateway.sessions import connection_options
@@ -66,46 +66,12 @@ class EffectiveSetting:
     source: str
 
 
-class Origins:
-    """Where the keys of a bridge stand in its file.
-
-    Args:
-        bridge: Whose; where its file can't be read, no line is named.
-    """
-
-    def __init__(self, bridge: Bridge) -> None:
-        self._document = Document.again(bridge.file, Path(bridge.file.name))
-        #: A text without what came from the environment, which may be a secret [I12].
-        self.masked = discreet(self._document).masked
-
-    def table(self, line: AnyLine) -> tuple[str, int]:
-        """Kind and number of a line's table; a number of -1 where it can't be found."""
-        number = self._document.number(line.kind, line.name)
-        return line.kind, -1 if number is None else number
-
-    def at(self, *paths: KeyPath) -> str | None:
-        """``FILE:LINE`` of the first of these keys that is there; None for none."""
-        found = next((path for path in paths if self._has(path)), None)
-        return None if found is None else self._document.where(found)
-
-    def _has(self, path: KeyPath) -> bool:
-        here: Any = self._document.raw
-        for part in path:
-            if isinstance(part, int):
-                if not isinstance(here, list) or not 0 <= part < len(here):
-                    return False
-            elif not isinstance(here, dict) or part not in here:
-                return False
-            here = here[part]
-        return True
-
-
 def effective(bridge: Bridge) -> dict[str, dict[str, list[dict[str, str]]]]:
     """Every setting of every line: line → what it is about → settings, as JSON values."""
     origins = Origins(bridge)
 
     def shown(one: EffectiveSetting) -> dict[str, str]:
-        return asdict(replace(one, value=origins.masked(one.value) or '""'))
+        return asdict(replace(one, value=one.value or '""'))
 
     return {
         line.name: {head: [shown(one) for one in settings] for head, settings in _of_line(bridge, line, origins)}
@@ -129,7 +95,12 @@ def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterato
     yield (
         "Kafka consumer (Spark's source)",
         [
-            EffectiveSetting(name, value, own.get(name) or _of_client(bridge, name, origins) or ALWAYS)
+            EffectiveSetting(
+                name,
+                # A login has the user's name in it, whoever gave that.
+                value.partition(" ")[0] if name == "sasl.jaas.config" else origins.written(value, *_places(name)),
+                own.get(name) or _of_client(bridge, name, origins) or ALWAYS,
+            )
             for name, value in query.source_settings().items()
         ],
     )
@@ -163,7 +134,8 @@ class _Connection:
 
     def _setting(self, name: str, value: object, key: str = "", otherwise: str = DEFAULT) -> EffectiveSetting:
         keys = key.split(".") if key else ()
-        place = self._origins.at((*self._table, "mqtt", *keys), ("mqtt", *keys)) if key else None
+        paths = ((*self._table, "mqtt", *keys), ("mqtt", *keys)) if key else ()
+        value, place = self._origins.written(value, *paths), self._origins.at(*paths)
         return EffectiveSetting(name, _text(value), place or (otherwise if key else ALWAYS))
 
     def _optional(self, name: str, value: object, key: str) -> Iterator[EffectiveSetting]:
@@ -172,7 +144,7 @@ class _Connection:
 
     def _who(self) -> Iterator[EffectiveSetting]:
         gateway, options = self._gateway, self._options
-        yield self._setting("brokers", ", ".join(map(str, options.brokers)), "brokers")
+        yield replace(self._setting("brokers", "", "brokers"), value=", ".join(self._origins.brokers(self._line)))
         yield self._setting("protocol", ", then ".join(NAMES[level] for level in options.levels), "protocol")
         names = self._origins.at(("mqtt", "client_id_prefix"), ("name",)), self._origins.at((*self._table, "name"))
         yield self._setting("client id", self._config.client_id, "client_id", " and ".join(filter(None, names)))
@@ -192,11 +164,13 @@ class _Connection:
         yield self._setting("taken in whole", f"up to {self._options.max_packet_bytes:,} B", "max_packet_bytes")
         if (will := packet.will) is not None:
             retained = ", retained" if will.retain else ""
-            yield self._setting("will", f"{will.topic}, QoS {int(will.qos)}{retained}", "will")
+            topic = self._setting("", will.topic, "will.topic").value
+            yield self._setting("will", f"{topic}, QoS {int(will.qos)}{retained}", "will")
 
     def _filters(self) -> Iterator[EffectiveSetting]:
         for one in self._config.filters:
-            yield EffectiveSetting(f"filter {one.pattern}", _filter(one), self._source_of(one))
+            shown = self._origins.filter(self._line, one.pattern)
+            yield EffectiveSetting(f"filter {shown}", _filter(one), self._source_of(one))
         if self._config.filters:
             place = self._origins.at((*self._table, "ack_after")) or self._promised
             yield EffectiveSetting("acknowledged after", self._gateway.acks.value, place)
@@ -264,17 +238,19 @@ def _client(
         promised = name in promise.kafka or name in _TIMED or name == "transactional.id"
         own = ALWAYS if always else f"guarantee = {settings.guarantee}" if promised else DEFAULT
         source = _of_client(bridge, name, origins) if settings.client.get(name) == given[name] else None
-        value = f"in {given[name]}" if file_property(name) is not None else _text(given[name])
-        found.append(EffectiveSetting(name, value, source or own))
+        value = _text(origins.written(given[name], *_places(name)))
+        found.append(EffectiveSetting(name, f"in {value}" if file_property(name) else value, source or own))
     return found
 
 
 def _of_client(bridge: Bridge, name: str, origins: Origins) -> str | None:
     """Where [kafka] says a setting of the client; None where it does not."""
-    if name not in bridge.kafka.client():
-        return None
-    own: list[KeyPath] = [("kafka", _NAMED[name])] if name in _NAMED else []
-    return origins.at(*own, ("kafka", "settings", name), ("kafka", "settings", *name.split("."))) or "the file"
+    return origins.at(*_places(name)) or "the file" if name in bridge.kafka.client() else None
+
+
+def _places(name: str) -> list[KeyPath]:
+    """Keys of the file that may say a setting of Kafka's client."""
+    return [*([("kafka", _NAMED[name])] if name in _NAMED else []), ("kafka", "settings", name)]
 
 
 def _file(path: Path | None) -> str | None:
