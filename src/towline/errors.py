@@ -202,6 +202,8 @@ class KafkaError(TowlineError):
 
 #: PySpark's processes show Spark an error without frames where it is set (``pyspark.util.handle_worker_exception``).
 _HIDE = "SPARK_HIDE_TRACEBACK"
+#: And the locals of each frame where this is: ours hold what clients are told, passwords among it [I12].
+_LOCALS = "SPARK_TRACEBACK_WITH_LOCALS"
 
 
 def one_line(method: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -213,6 +215,9 @@ def one_line(method: Callable[_P, _R]) -> Callable[_P, _R]:
             return method(*args, **kwargs)
         except TowlineError as error:
             failure = error
+        except Exception:
+            os.environ.pop(_LOCALS, None)
+            raise
         if _HIDE not in os.environ:
             os.environ[_HIDE] = "1"
             weakref.finalize(failure, os.environ.pop, _HIDE, None)  # an error that is caught hides no other

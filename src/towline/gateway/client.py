@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from towline.errors import Fenced, GatewayError, GatewayUnreachable
@@ -202,7 +202,7 @@ class Lease:
     """
 
     consumer: str
-    token: str
+    token: str = field(repr=False)
     name: str
     journal: str
     epoch: int

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from towline.errors import Fenced
@@ -22,7 +22,7 @@ MISSED_BEATS = 3
 
 @dataclass(slots=True)
 class _Lease:
-    token: str
+    token: str = field(repr=False)
     holder: ProcessMark
     since: str
     seen: float

@@ -7,7 +7,7 @@ import hmac
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -87,7 +87,7 @@ class ServerCertificate:
     """
 
     chain: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     until: datetime
     versions: tuple[tuple[int, ...], ...]
 

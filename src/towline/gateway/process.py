@@ -40,7 +40,7 @@ from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream, log_settings
 from towline.processes import ProcessMark
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
-from towline.text import printable
+from towline.text import printable, printable_lines
 from towline.threads import guarded_thread
 
 __all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Oldest", "configure_logging", "run"]
@@ -90,10 +90,8 @@ def configure_logging(stream: Any = None) -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if text else "iso", utc=not text),
-            *([_escaped] if text else [structlog.processors.format_exc_info]),
-            structlog.dev.ConsoleRenderer(colors=stream.isatty() and "NO_COLOR" not in os.environ)
-            if text
-            else structlog.processors.JSONRenderer(),
+            structlog.processors.format_exc_info,  # plain: a renderer's own would print the locals of frames [I12]
+            *([_escaped, _console(stream)] if text else [structlog.processors.JSONRenderer()]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(chosen.level),
         logger_factory=structlog.PrintLoggerFactory(stream),
@@ -111,7 +109,13 @@ class _Faults(logging.Handler):
 
 def _escaped(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """What brokers and devices said, fit for a terminal; JSON escapes by itself."""
-    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+    shown = {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+    return shown | {name: printable_lines(event[name]) for name in ("exception",) if name in event}
+
+
+def _console(stream: Any) -> structlog.dev.ConsoleRenderer:
+    colors = stream.isatty() and "NO_COLOR" not in os.environ
+    return structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
 
 
 class Oldest:

@@ -66,7 +66,7 @@ class ConnectionOptions(Connecting):
     session: SessionConfig
     brokers: tuple[Endpoint, ...]
     linger_s: float = 0.0
-    websocket_headers: tuple[tuple[str, str], ...] = ()
+    websocket_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def levels(self) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import JStreamingQueryListener
 
@@ -66,7 +66,7 @@ class Reports:
             self._stream.flush()
 
 
-_LINE: Final[TypeAdapter[Line | DownLine]] = TypeAdapter(Line | DownLine)
+_LINE: Final[TypeAdapter[Line | DownLine]] = TypeAdapter(Line | DownLine, config=ConfigDict(hide_input_in_errors=True))
 
 
 def query_of(bridge: Bridge, line: Line | DownLine) -> UplinkQuery | DownlinkQuery:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 from pyspark import SparkConf, SparkContext
@@ -41,6 +42,8 @@ _COMPILED: Final = {"spark.sql.codegen.wholeStage": "false"}
 #: its network, could read blocks of messages at Spark's ports, and hand the driver Java objects to deserialize.
 _AUTHENTICATE: Final = {"spark.authenticate": "true"}
 _SECRET: Final = "spark.authenticate.secret"  # noqa: S105 - its name
+#: Names whose values Spark shows nowhere (the default of ``spark.redaction.regex``).
+_REDACTED: Final = re.compile("(?i)secret|password|token|access[.]?key")
 _LOOPBACK: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 #: Where executors have the sockets of their Python processes: a directory that every machine has. The driver's, or that
 #: of a container of YARN, may have a name too long for a socket.
@@ -61,9 +64,11 @@ def session(bridge: Bridge) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the web page would listen on every address
     conf = settings_of(bridge)
     secret = secret_of(bridge.spark)
-    if secret is not None:  # once the JVM runs: what it is started with stands in its command line
+    hidden = {name: conf.pop(name) for name in [*conf] if _REDACTED.search(name)}
+    hidden |= {} if secret is None else {_SECRET: secret}
+    if hidden:  # once the JVM runs: what it is started with stands in its command line [I12]
         SparkContext._ensure_initialized(conf=_spark_conf(bridge, conf))  # noqa: SLF001 - as the builder does it
-        SparkContext.getOrCreate(_spark_conf(bridge, conf).set(_SECRET, secret))
+        SparkContext.getOrCreate(_spark_conf(bridge, {**conf, **hidden}))
     builder = SparkSession.builder.master(bridge.spark.master).appName(_name(bridge))
     spark = builder.config(map={**conf}).getOrCreate()
     register(spark)
