@@ -16,6 +16,7 @@
     │   └── JournalDamaged         frames that were durable no longer read back; the operator decides
     ├── GatewayError       TL-G..  between Spark and a gateway
     │   ├── GatewayUnreachable     no gateway answers
+    │   │   └── NotAllowed         this user may not look there: what is there is unknown [I19]
     │   └── Fenced                 somebody newer reads this journal; this reader must stop [I8]
     ├── PublisherError     TL-O..  an application's outbox
     └── KafkaError         TL-K..  Kafka, or the way to it
@@ -50,6 +51,7 @@ __all__ = [
     "JournalFull",
     "JournalLocked",
     "KafkaError",
+    "NotAllowed",
     "ProtocolViolation",
     "PublisherError",
     "Refused",
@@ -186,6 +188,10 @@ class GatewayError(TowlineError):
 
 class GatewayUnreachable(GatewayError):
     """No gateway answers at this place."""
+
+
+class NotAllowed(GatewayUnreachable):
+    """This user may not look into a state directory: what is there, and what runs there, is unknown [I19]."""
 
 
 class Fenced(GatewayError):

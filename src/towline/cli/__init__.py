@@ -13,13 +13,15 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from towline.errors import ConfigError, TowlineError, did_you_mean
+from towline.errors import ConfigError, NotAllowed, TowlineError, did_you_mean
 from towline.text import printable
 
-__all__ = ["COMMANDS", "EXIT_CONFIG", "EXIT_FAILED", "main"]
+__all__ = ["COMMANDS", "EXIT_CONFIG", "EXIT_FAILED", "EXIT_NOT_ALLOWED", "main"]
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
+#: This user may not look at what the command is about.
+EXIT_NOT_ALLOWED = 4
 #: What a shell reports for a process that ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
 
@@ -54,7 +56,7 @@ towline COMMAND --help tells more about a command; towline --version names the v
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit: 0 done, 1 failed, 2 wrong configuration or usage.
+    """Run one command and exit: 0 done, 1 failed, 2 wrong configuration or usage, 4 not allowed to look.
 
     Args:
         arguments: Without the program's name; the process's own by default.
@@ -79,6 +81,8 @@ def _guarded(name: str, arguments: list[str]) -> int:
         return _call(name, arguments)
     except TowlineError as error:
         sys.stderr.write(f"{error}\n")
+        if isinstance(error, NotAllowed):
+            return EXIT_NOT_ALLOWED
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -28,7 +28,9 @@ _TOPIC = 120
 #: Does ``page``, ``replay`` or ``drop`` with an offset: see `towline.delivery.refused.Refused`.
 _Ask = Callable[[str, int], dict[str, Any]]
 
-Place = Annotated[Path, typer.Argument(help="The bridge file, or the state directory of a line or a Publisher.")]
+Place = Annotated[
+    Path, typer.Argument(help="The bridge file, or the state directory of a line or a Publisher.", readable=False)
+]
 Line = Annotated[str | None, typer.Option(help="Only those of this line of the bridge file.", show_default=False)]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the oldest so many of a line.", show_default=False)]
 
@@ -123,7 +125,9 @@ def _rows(ask: _Ask) -> Iterator[dict[str, Any]]:
 def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
     """Name and state directory of what is meant."""
     from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
+    from towline.files import text_of  # noqa: PLC0415
 
+    text_of(place)
     if place.is_dir():
         if line is not None:
             what, do = "a state directory has no lines", "Name the bridge file, or leave out --line."

@@ -18,7 +18,8 @@ def reload(file: BridgeFile = Path("bridge.toml")) -> None:
     """Have the bridge that runs take up its changed file: routes and batches of its uplinks.
 
     All of it or nothing: a file with a mistake, or with a change that needs a restart, changes nothing. Exit code 0
-    when the file is what runs, 1 when the bridge refused it, 2 and a line for each mistake.
+    when the file is what runs, 1 when the bridge refused it, 2 and a line for each mistake, 4 when this user may not
+    look whether a bridge runs.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.runtime.reloading import REFUSED, reload_from_outside  # noqa: PLC0415

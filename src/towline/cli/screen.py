@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 #: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
-BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True)]
+BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True, readable=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 MetricsAddress = Annotated[
     str | None,

@@ -25,9 +25,11 @@ WATCH_S = 1.0
 @app.command(epilog="Example:  towline status bridge.toml --watch")
 def status(
     file: Annotated[
-        Path | None, typer.Argument(help="The bridge file; default bridge.toml.", show_default=False)
+        Path | None, typer.Argument(help="The bridge file; default bridge.toml.", show_default=False, readable=False)
     ] = None,
-    state_dir: Annotated[Path | None, typer.Option(help="The bridge's state_dir, instead of a file.")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="The bridge's state_dir, instead of a file.", readable=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts; null is what is not known.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every second until Ctrl-C.")] = False,
     reconcile: Annotated[bool, typer.Option("--reconcile", help="Ask Kafka too: the totals of its markers.")] = False,
@@ -36,7 +38,7 @@ def status(
 
     Asks the gateways themselves, so it works while Spark or Kafka is down. Exit codes: 0 every line runs and adds up,
     1 an account does not add up, or Kafka says otherwise, 3 a line does not run, its account is not known, or Kafka
-    does not answer.
+    does not answer, 4 this user may not look.
     """
     place, bridge = _place(file, state_dir)
     if reconcile:

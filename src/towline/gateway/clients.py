@@ -77,9 +77,9 @@ class ClientSession:
 def read_clients(state_dir: Path) -> tuple[ClientSession, ...]:
     """What is written down in a state directory; nothing where that is not one of our files."""
     try:
-        values = json.loads((state_dir / CLIENTS_FILE).read_text(encoding="utf-8"))
+        values = json.loads(files.text_of(state_dir / CLIENTS_FILE) or "")
         return tuple(map(ClientSession.of, values["clients"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ()
 
 

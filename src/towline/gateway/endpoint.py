@@ -87,10 +87,14 @@ class GatewayEndpoint:
 
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:
-        """Read the endpoint; None when there is none, or it is not one of ours."""
+        """Read the endpoint; None when there is none, or it is not one of ours.
+
+        Raises:
+            NotAllowed: TL-B59.
+        """
         try:
-            return cls(**json.loads((state_dir / ENDPOINT_FILE).read_text()))
-        except (OSError, ValueError, TypeError):
+            return cls(**json.loads(files.text_of(state_dir / ENDPOINT_FILE) or ""))
+        except (ValueError, TypeError):
             return None
 
 

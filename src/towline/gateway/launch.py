@@ -46,6 +46,9 @@ def discover(state_dir: Path) -> GatewayClient | None:
 
     Returns:
         A client whose gateway has just answered, or None: no endpoint, its process is gone, or the socket is dead.
+
+    Raises:
+        NotAllowed: TL-B59, this user may not look.
     """
     endpoint = GatewayEndpoint.read(state_dir)
     if endpoint is None or endpoint.process.gone():

@@ -72,6 +72,7 @@ class Identity:
 
         Raises:
             ConfigError: TL-B26 if the file is not one of ours.
+            NotAllowed: TL-B59.
         """
         file = state_dir / IDENTITY_FILE
         try:
@@ -79,6 +80,8 @@ class Identity:
             return cls(**{one.name: _READ[str(one.type)](values[one.name]) for one in fields(cls)})
         except FileNotFoundError:
             return None
+        except PermissionError:
+            raise files.not_allowed(file) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"the line's identity can't be read ({type(error).__name__})"
             do = "Restore the file, or remove it: the sink id is then made from the names of bridge and line again."

@@ -18,7 +18,7 @@ from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.lines.account import LineAccount, LineCounts
 from towline.bridge.lines.elsewhere import combined, each, places_of
 from towline.bridge.uplink.account import UplinkCounts
-from towline.errors import GatewayError
+from towline.errors import GatewayError, NotAllowed
 from towline.gateway.access import Access
 from towline.gateway.launch import discover
 from towline.processes import ProcessMark
@@ -279,13 +279,19 @@ def is_there(state: Mapping[str, Any]) -> bool:
 
 
 def gateway_status(state_dir: Path) -> dict[str, Any] | None:
-    """What the gateway of a state directory says of itself; None when none answers."""
+    """What the gateway of a state directory says of itself; None when none answers.
+
+    Raises:
+        NotAllowed: TL-B59, this user may not look.
+    """
     try:
         client = discover(state_dir)
         if client is None:
             return None
         with client:
             return client.status(timeout_s=5.0)
+    except NotAllowed:
+        raise
     except GatewayError:
         return None
 
@@ -314,9 +320,13 @@ def digest_of(file: Path) -> str | None:
 
 
 def read_state(state_dir: Path) -> dict[str, Any] | None:
-    """The last ``bridge.json``; None when there is none, or it is not one of ours."""
+    """The last ``bridge.json``; None when there is none, or it is not one of ours.
+
+    Raises:
+        NotAllowed: TL-B59, this user may not look.
+    """
     try:
-        values = json.loads((state_dir / BRIDGE_FILE).read_text())
-    except (OSError, ValueError):
+        values = json.loads(files.text_of(state_dir / BRIDGE_FILE) or "")
+    except ValueError:
         return None
     return values if isinstance(values, dict) and isinstance(values.get("lines"), dict) else None

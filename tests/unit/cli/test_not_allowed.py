@@ -1,0 +1,97 @@
+"""Who may not look into a state directory is told that, and never that nothing runs or waits there [I19]."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bridge.test_config import GOOD
+from towline.bridge.runtime.state import BridgeState
+
+#: Another user's commands: forked by a process that has imported what they need, as that user may not read this Python.
+PROGRAM = """
+import importlib, json, os, sys
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+from towline.cli import main
+told = []
+for arguments in json.loads(sys.argv[2]):
+    out, into = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(into, 1), os.dup2(into, 2)
+        if os.getuid() == 0:
+            os.setgroups([]), os.setgid(65534), os.setuid(65534)
+        main(arguments)
+    os.close(into)
+    said = os.fdopen(out).read()
+    told.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said])
+print(json.dumps(told))
+"""
+MODULES = [
+    *(f"towline.cli.{name}" for name in ("status", "reload", "refused", "dlq")),
+    *(f"towline.bridge.{name}" for name in ("runtime.status", "runtime.reloading", "deadletters.dlq", "config.file")),
+    *("towline.delivery.refused", "towline.gateway.launch", "difflib", "encodings.idna", "pwd"),
+]
+
+
+class Place:
+    """A directory that everybody reaches, with the state of a bridge that nobody else may see."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.chmod(0o755)
+        self.file, self.state_dir = directory / "bridge.toml", directory / "state"
+        self.line_dir = self.state_dir / "telemetry"
+        (self.line_dir / "outbox").mkdir(parents=True)
+        self.file.write_text(GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"'))
+
+    def close(self, directory: Path) -> None:
+        """Whoever may read everything, root, is another user than the one that looks."""
+        directory.chmod(0o700 if os.getuid() == 0 else 0)
+
+
+@pytest.fixture
+def places() -> Iterator[tuple[Place, Place]]:
+    """A bridge that runs; and a gateway alone, whose directory lies in one that everybody may read."""
+    with tempfile.TemporaryDirectory(prefix="towline-test-") as one, tempfile.TemporaryDirectory() as other:
+        bridge, alone = Place(Path(one)), Place(Path(other))
+        BridgeState("plant-7", bridge.state_dir, {"telemetry": "up"}, file=bridge.file).save()
+        bridge.close(bridge.state_dir)
+        alone.close(alone.line_dir)
+        alone.state_dir.chmod(0o755)
+        yield bridge, alone
+        for directory in (bridge.state_dir, alone.line_dir):
+            directory.chmod(0o700)
+
+
+def test_every_command_says_what_it_may_not_see(places: tuple[Place, Place]) -> None:
+    """They said that nothing runs, nothing is received, and what to start."""
+    (bridge, alone), commands = places, list[tuple[Path, list[str]]]()
+    file, state_dir = str(bridge.file), str(bridge.state_dir)
+    commands += [(alone.line_dir, ["status", str(alone.file)])]
+    commands += [
+        (bridge.state_dir, arguments)
+        for arguments in (
+            ["status", file],
+            ["status", "--json", file],
+            ["status", "--state-dir", state_dir],
+            ["reload", file],
+            ["dlq", "show", file],
+            ["refused", "show", str(bridge.line_dir)],
+            ["refused", "replay", state_dir],
+        )
+    ]
+    arguments = [sys.executable, "-c", PROGRAM, json.dumps(MODULES), json.dumps([one for _, one in commands])]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd="/", timeout=60)
+    for (directory, command), (code, text) in zip(commands, json.loads(done.stdout), strict=True):
+        assert text.startswith(f"{directory}: not allowed to look: it belongs to "), command
+        assert text.endswith("or as root.   [TL-B59]\n")
+        assert len(text.splitlines()) == 1
+        assert code == 4
