@@ -1,6 +1,13 @@
-"""One line out of Spark's failures; the texts are Spark 4.3's own, shortened."""
+"""One line out of Spark's failures; the texts are Spark 4.3's own, shortened.
+
+Those in files are of PySpark 4.3.0, taken from queries that were made to fail so (a UDF that raises or ends its
+process, a Python that is none, an executor that is killed); places of the machine are changed, and of each trace two
+frames are left.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -201,3 +208,49 @@ def test_a_full_disk_is_called_one(text: str) -> None:
     why = reason(RuntimeError(text), 'line "x"')
     assert (why.code, why.permanent) == ("TL-B56", False)
     assert "no space is left on the disk" in why.text
+
+
+TEXTS = Path(__file__).parent / "spark_4_3_0"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("python_exception", "PYTHON_EXCEPTION RuntimeError: first line second: the reason"),
+        ("key_error", "PYTHON_EXCEPTION KeyError: 'zz'"),
+        ("latest_offset", "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR OSError: [Errno 5] the disk of the reader"),
+        ("data_source", "PYTHON_DATA_SOURCE_ERROR ImportError: libfoo.so: cannot open shared object file"),
+        (
+            "two_exceptions",
+            "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR AttributeError: 'S' object has no attribute 'stop'",
+        ),
+        (
+            "no_program",
+            'java.io.IOException: Cannot run program "/nonexistent/python": error=2, No such file or directory',
+        ),
+        ("not_a_python", "/bin/ls: cannot access 'pyspark.daemon': No such file or directory /bin/ls: cannot access"),
+        ("load_not_a_python", "/bin/ls: cannot access 'pyspark.daemon': No such file or directory /bin/ls: cannot"),
+        ("connect_back", "Python worker failed to connect back"),
+        ("crashed", "a Python process of Spark's has ended (it was killed, or there was no memory left)"),
+        (
+            "executor_lost",
+            "an executor was lost in the midst of a batch (Command exited with code 137), and its part is",
+        ),
+    ],
+)
+def test_the_cause_is_told_wherever_it_stands(name: str, words: str) -> None:
+    """It was "org.apache.spark.SparkException:." and "Traceback (most recent call last):." before."""
+    assert {path.stem for path in TEXTS.iterdir()} >= {name}
+    why = reason((TEXTS / f"{name}.txt").read_text(), 'line "x"')
+    assert why.code == "TL-B01"
+    assert why.text.startswith(f'line "x": the query failed: {words}')
+    assert "\n" not in why.text
+
+
+def test_an_exception_without_words_is_told_by_its_cause() -> None:
+    lines = (TEXTS / "no_program.txt").read_text().partition("\n\tat ")
+    silent = f"java.io.IOException:{lines[1]}{lines[2]}"
+    why = reason(silent, "x")
+    assert why.text.startswith(
+        "x: the query failed: Caused by: java.io.IOException: error=2, No such file or directory."
+    )

@@ -288,6 +288,25 @@ def test_what_the_driver_is_told_is_ascii(state: BridgeState, stopping: threadin
     assert received.uplinks[0].routes == bridge.uplinks[0].routes
 
 
+def test_a_driver_that_ends_before_its_first_word_is_told_by_its_last_line(
+    stopping: threading.Event, tmp_path: Path
+) -> None:
+    """What it wrote before is another start's."""
+    bridge = read(GOOD, tmp_path)
+    bridge.logs.mkdir(parents=True)
+    (bridge.logs / "driver.log").write_text("ValueError: of yesterday\n")
+    state = BridgeState("plant", tmp_path, {"telemetry": "up"})
+    child = DriverSupervisor(bridge, state, SimpleNamespace(ready=threading.Event()), stopping)  # type: ignore[arg-type]
+    child.command = (sys.executable, "-c", "import sys; sys.stdin.readline(); import no_such_module")
+    child.start()
+    said = wait_until(state.heard, what="the end of the driver")
+    stopping.set()
+    child.join(20)
+    assert said[0].startswith(
+        "spark: its driver ended with code 1: ModuleNotFoundError: No module named 'no_such_module';"
+    )
+
+
 #: A driver that does what it is told about queries, and says so; `killed` once, at its first command.
 OBEDIENT = """
 import json, os, sys

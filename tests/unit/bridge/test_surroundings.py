@@ -8,13 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.section import NAME
-from towline.bridge.runtime.surroundings import SCRATCH, check_java, environment, scratch, short_sockets
+from towline.bridge.runtime.surroundings import SCRATCH, check_java, check_python, environment, scratch, short_sockets
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES
 
@@ -67,6 +68,33 @@ def test_no_java_ends_the_bridge_at_once(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("java: Spark needs Java 17 or newer, and there is none on PATH. Install Java 17")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_python_that_can_not_run_tasks_ends_the_bridge_at_once(tmp_path: Path) -> None:
+    """Spark would start it for each task, and each would fail: "Python worker failed to connect back", for ever."""
+    read(GOOD, tmp_path)
+    venv.create(tmp_path / "other")
+    other = str(tmp_path / "other" / "bin" / "python")
+    done = subprocess.run(
+        [sys.executable, "-m", "towline.cli", "run", str(tmp_path / "bridge.toml")],
+        env={**os.environ, "PYSPARK_PYTHON": other},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    start = (
+        f"PYSPARK_PYTHON: Spark would run tasks with \"{other}\" (ModuleNotFoundError: No module named 'pyspark'), and"
+    )
+    assert done.stderr.startswith(f"{start} this is Python {sys.version_info[0]}.")
+    assert done.stderr.endswith("this PySpark and Towline.   [TL-B60]\n")
+    assert done.stderr.count("\n") == 1
+    with pytest.raises(SetupError, match=r'"/nonexistent/python" \(no such file or directory\), and this is Python'):
+        check_python("local[2]", {"PYSPARK_PYTHON": "/nonexistent/python"})
+    check_python("spark://h:7077", {"PYSPARK_PYTHON": "./environment/bin/python"})  # each executor is asked
+    check_python("local[2]", {"PYSPARK_PYTHON": Path(sys.executable).name, "PATH": str(Path(sys.executable).parent)})
+    check_python("local[2]", {})
 
 
 @pytest.mark.parametrize(

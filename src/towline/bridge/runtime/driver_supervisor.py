@@ -18,11 +18,12 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
-from towline.bridge.runtime.failures import NO_JVM
+from towline.bridge.runtime.failures import MAX_TEXT, NO_JVM
 from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import ConfigError, SetupError, TowlineError
 from towline.spark.masters import is_cluster
+from towline.text import printable
 from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class DriverSupervisor(ChildSupervisor):
 
     def _round(self) -> None:
         self._last_word = ""
+        begun, heard = self.log.stat().st_size if self.log.exists() else 0, False
         with self._writing:
             started, place = self._start()
             self._process = started
@@ -91,12 +93,21 @@ class DriverSupervisor(ChildSupervisor):
             assert process.stdout is not None
             for line in process.stdout:
                 self._take(line)
+                heard = True
             code = process.wait()
         shutil.rmtree(place, ignore_errors=True)  # a JVM that is still ending may write: the next start sees to it
         if NO_JVM in self._last_word:
             self._look_at_java()
         if self.wanted:
-            self._ended(self._last_word or _how(code))
+            self._ended(self._last_word or _how(code) + ("" if heard else self._last_line(begun)))
+
+    def _last_line(self, begun: int) -> str:
+        """What the driver's log says last, behind a place in it, as the end of a sentence."""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(begun, log.seek(0, os.SEEK_END) - (MAX_TEXT << 2)))
+            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+            return f": {printable(lines[-1].strip(), MAX_TEXT)}" if lines else ""
+        return ""
 
     def _look_at_java(self) -> None:
         """Why a JVM did not start: one that is too old starts no better at the next try."""

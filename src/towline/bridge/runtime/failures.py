@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from towline.bridge.lines.recovery import PERMANENT
 from towline.errors import TowlineError
 
-__all__ = ["NO_JVM", "FailureReason", "reason"]
+__all__ = ["MAX_TEXT", "NO_JVM", "FailureReason", "reason"]
 
 #: Said when `pyspark` found no JVM behind the process that it started.
 NO_JVM = "Spark's JVM ended before it was ready"
@@ -28,6 +28,17 @@ _PLAN = "\n=== Streaming Query ==="
 _FRAMES = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]+[^\n]*\n)*")
 #: Around the exception that counts: whose call it was, and of which query.
 _AROUND = re.compile(r"^(?:An error occurred while calling \S+\n: |\[STREAM_FAILED\] .*? terminated with exception: )")
+#: Where the cause of a foreign error stands below its first line: what a Python that does not start says, the last
+#: exception of a Python traceback, why Spark gave an executor up.
+_CAUSES = (
+    re.compile(r"^Error from python worker:\n((?: +\S.*\n)+)", re.MULTILINE),
+    re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*(?:\n\S.*)*)"),
+    re.compile(r"\bReason: (.+)"),
+)
+#: A line that says nothing: empty, a place in Java's code, or an exception without words, whose cause comes later.
+_SILENT = re.compile(r"(?:\tat .*|(?:[\w.$]+(?:Exception|Error):? *)*)")
+#: Around the exception of a task: where it ran, and how often it was tried.
+_TASK = re.compile(r"^Job aborted due to stage failure: .*?\(TID \d+\) \(.*?\): ")
 _JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
 #: Checkpoint, journal and markers that do not fit each other fit no better at the next try.
 _STAYS = (
@@ -103,13 +114,16 @@ def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> 
         what = f"Kafka no longer has records that the line had not read: {_short(spark[2])}"
         do = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
         return TowlineError("TL-B06", where, what, do), True
-    words = f"{spark[1]} {spark[2]}" if spark else next((line for line in text.splitlines() if line.strip()), kind)
+    cause = next((found[-1] for found in (one.findall(text) for one in _CAUSES) if found), "")
+    first = next((line for line in _TASK.sub("", text).splitlines() if not _SILENT.fullmatch(line)), kind)
+    words = f"{spark[1]} {cause or spark[2]}" if spark else cause or first
     if spark and spark[1] == "JAVA_GATEWAY_EXITED":
         words = NO_JVM
     elif _ENDED.search(text):
         words = "a Python process of Spark's has ended (it was killed, or there was no memory left)"
     elif _EXECUTOR_LOST.search(text):
-        words = "an executor was lost in the midst of a batch, and its part is not run again by itself"
+        why = f" ({_short(cause)})" if cause else ""
+        words = f"an executor was lost in the midst of a batch{why}, and its part is not run again by itself"
     return TowlineError("TL-B01", where, f"{failed}: {_short(words)}", "The details are in the driver's log."), False
 
 

@@ -29,7 +29,7 @@ from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.reloading import Reloading
 from towline.bridge.runtime.state import BridgeState, LineView, gateway_status
 from towline.bridge.runtime.supervision import unforeseen
-from towline.bridge.runtime.surroundings import check_java
+from towline.bridge.runtime.surroundings import check_java, check_python
 from towline.errors import ConfigError, TowlineError
 from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
@@ -108,6 +108,7 @@ class Supervisor:
         with _alone(bridge), _signals(self._interrupted), _hangup(self._hung_up):
             _check_members(bridge)
             check_java()
+            check_python(bridge.spark.master)
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             bridge = self._bridge = equipped(bridge)
             if jars := source_text(bridge):

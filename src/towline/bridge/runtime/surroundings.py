@@ -10,9 +10,11 @@ import contextlib
 import fcntl
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,10 +29,16 @@ from towline.spark.quickstart import archive_of, jvm_options, light_home, sharin
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
 
-__all__ = ["SCRATCH", "check_java", "environment", "scratch", "short_sockets"]
+__all__ = ["SCRATCH", "check_java", "check_python", "environment", "scratch", "short_sockets"]
 
 #: In the bridge's state directory; no line can have this name.
 SCRATCH: Final = ".tmp"
+
+#: Asked of a Python: what tasks need is imported, or the last line says what is not there.
+_ASKED: Final = (
+    "import sys, pyspark, towline.spark.source; "
+    "print('Python', '.'.join(map(str, sys.version_info[:2])), 'with PySpark', pyspark.__version__)"
+)
 
 #: Of ``/.UUID.sock``, as Spark names the sockets of its Python processes.
 _SOCKET_NAME: Final = 43
@@ -59,6 +67,32 @@ def check_java(environ: Mapping[str, str] = os.environ, *, version: bool = False
         problem = f"{java} is version {feature}"
     do = f"Install Java {OLDEST_JAVA} (Debian: apt install openjdk-{OLDEST_JAVA}-jre-headless), or set JAVA_HOME."
     raise SetupError("TL-S21", "java", f"Spark needs Java {OLDEST_JAVA} or newer, and {problem}", do)
+
+
+def check_python(master: str, environ: Mapping[str, str] = os.environ) -> None:
+    """See that the Python of Spark's tasks, if a variable names one, has the versions that this one has.
+
+    Args:
+        master: Spark's; of a cluster each executor is asked (`towline.spark.executors`).
+        environ: Of the driver.
+
+    Raises:
+        SetupError: TL-B60, tasks would fail at each try.
+    """
+    named = environ.get("PYSPARK_PYTHON")
+    if not named or is_cluster(master) or shutil.which(named, path=environ.get("PATH")) == sys.executable:
+        return
+    ours = f"Python {'.'.join(map(str, sys.version_info[:2]))} with PySpark {version('pyspark')}"
+    command = [named, "-c", _ASKED]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd="/", env=environ, timeout=60, check=False)
+        said = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = [files.why(error) if isinstance(error, OSError) else "no answer"]
+    if said != [ours]:
+        what = f'Spark would run tasks with "{named}" ({"".join(said)}), and this is {ours}'
+        do = "Unset the variable, or name a Python of this version with this PySpark and Towline."
+        raise SetupError("TL-B60", "PYSPARK_PYTHON", what, do)
 
 
 def scratch(state_dir: Path) -> tuple[Path, int]:
