@@ -213,6 +213,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "journal": journal.journal_id,
             "epoch": journal.epoch,
             "incarnation": journal.incarnation,
+            "openings": journal.openings,
             "pid": self.endpoint.pid,
             "since": self.endpoint.since,
             "first": journal.first,

@@ -128,6 +128,11 @@ class Journal:
         return origin_below(segments, offset) if max(segments[0].first, 1) <= offset <= end else ""
 
     @property
+    def openings(self) -> list[tuple[int, str]]:
+        """Of each segment its first offset and the incarnation that wrote its rows [I14], in order."""
+        return [(segment.first, segment.origin.rows) for segment in self._store.segments]
+
+    @property
     def committed(self) -> int:
         """The smallest watermark of all consumers; `first` when there is none."""
         return self._store.committed

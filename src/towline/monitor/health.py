@@ -70,7 +70,7 @@ def _line(line: LineFacts) -> Iterator[Problem]:
         yield Problem(f"the query is {line.query}", line.name, codes=tuple(line.codes))
     elif line.lag_s > _STALLED_S:
         yield Problem("the query carries nothing: the oldest message waits too long", line.name)
-    if line.account is not None and not line.account.adds_up:
+    if line.account is not None and line.account.disagreements:
         yield Problem("the account does not add up", line.name)
     if line.account is not None and line.account.broken:
         yield Problem("the guarantee was not kept", line.name)

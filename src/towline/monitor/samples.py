@@ -192,7 +192,8 @@ def of_line(facts: LineFacts, now: float, queue: int | None = None) -> Iterator[
         yield Sample("towline_last_batch_timestamp_seconds", labels, facts.batch_at)
     if account is None:
         return
-    yield Sample("towline_account_adds_up", labels, int(account.adds_up))
+    verdict = account.adds_up
+    yield from () if verdict is None else (Sample("towline_account_adds_up", labels, int(verdict)),)
     yield Sample("towline_guarantee_kept", labels, int(not account.broken))
     whole = {account.words.received: account.received, account.words.carried_key: account.carried}
     parts = {**whole, "waiting": account.waiting, **account.parts}

@@ -63,6 +63,7 @@ def test_progress_is_reported(uplink: UplinkQuery) -> None:
         "rows": 10,
         "query": "",
         "spans": {"j": (5, 15)},
+        "incarnations": {"j": ""},
         "gives_up": False,
         "millis": {"triggerExecution": 41},
         "transactions": [],

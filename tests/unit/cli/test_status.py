@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.unit.cli.test_main import ran
+from tests.unit.gateway.serving import rows
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import render
+from towline.bridge.uplink.account import UplinkCounts
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
@@ -42,7 +45,7 @@ class Line:
     def serve(self, status: dict[str, Any]) -> None:
         """Let a gateway answer."""
         place = self.state_dir / "line"
-        place.mkdir()
+        place.mkdir(exist_ok=True)
         journal = Journal.open(place / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0))
         self.services.append((InboxService(journal, name="line", state_dir=place, status=lambda: status), journal))
 
@@ -198,3 +201,69 @@ def test_a_zombie_does_not_run(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         assert (code, f"not running, it was killed (pid {process.pid})" in out) == (3, True)
     finally:
         process.wait()
+
+
+STOPPED = (
+    'line "line": the marker in Kafka is ahead of the checkpoint.   [TL-K13]',
+    'line "line": Spark does not understand the line\'s SQL: x.   [TL-C74]',
+    "line: the journal is an older copy that has gone on.   [TL-J21]",
+)
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "ended"])
+@pytest.mark.parametrize("error", STOPPED)
+def test_no_tick_stands_beside_a_line_that_has_stopped(
+    capsys: pytest.CaptureFixture[str], line: Line, error: str, *, running: bool
+) -> None:
+    """Its numbers add up, and what they say of Kafka is what is in doubt."""
+    line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3, "acknowledged": 3}})
+    line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3})
+    line.view.query, line.view.query_error = "stopped", error
+    line.state.save(ended=not running)
+    code, text = current(capsys, line)
+    assert (code, text["account"]["adds_up"], text["account"]["delivered"]) == (3, None, 3)
+    out = shown(capsys, line)[1]
+    assert "✓" not in out
+    assert "taken 3 = delivered 3 + waiting 0   not judged: the line has stopped" in out
+    line.view.hear({**STATUS, "outbox": OUTBOX})
+    assert line.view.account is not None
+    assert "does not add up ✗" in line.view.account.sentence(), "what disagrees is told all the same"
+
+
+def test_a_journal_that_was_restored_and_has_gone_on_does_not_add_up(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It has more rows than were ever counted, and they are other rows [I14]."""
+    line, place = Line(tmp_path, "up"), tmp_path / "line"
+    limits = Limits(min_free_bytes=0)
+
+    def opened(directory: Path, upto: int) -> tuple[str, str]:
+        with Journal.open(directory, schema=ROW_SCHEMA, limits=limits) as journal:
+            if upto > journal.end:
+                journal.append(rows(journal.end, upto - journal.end))
+            return journal.journal_id, journal.incarnation_of(journal.end)
+
+    def told() -> tuple[int, dict[str, Any]]:
+        line.serve({"received": 15})
+        code, text = current(capsys, line)
+        line.close()
+        line.services.clear()
+        return code, text["account"]
+
+    place.mkdir()
+    opened(place / "inbox", 5)
+    shutil.copytree(place / "inbox", tmp_path / "copy")
+    name, incarnation = opened(place / "inbox", 10)
+    line.view.counts = UplinkCounts().add(
+        {"batch": 0, "rows": 10, "spans": {name: (0, 10)}, "incarnations": {name: incarnation}}
+    )
+    line.state.save()
+    opened(place / "inbox", 15)
+    assert told()[1]["adds_up"] is True
+    shutil.rmtree(place / "inbox")
+    shutil.move(tmp_path / "copy", place / "inbox")
+    opened(place / "inbox", 15)
+    code, account = told()
+    assert (code, account["adds_up"]) == (1, False)
+    assert f"Spark committed up to 10 of what opening {incarnation} of the journal wrote" in account["why_not"]
+    assert "it was restored from a copy, and has gone on" in account["why_not"]

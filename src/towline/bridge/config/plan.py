@@ -42,10 +42,12 @@ _DOUBLED_DOWN: Final = {
 }
 #: What no switch can give; first what a single promise has to say.
 _LIMITS_UP_OF: Final = {
-    Guarantee.EXACTLY_ONCE: (
-        "a consumer without isolation.level=read_committed sees aborted records too",
-        "a message that its publisher sends twice as two messages is two messages",
-    ),
+    Guarantee.EXACTLY_ONCE: ("a consumer without isolation.level=read_committed sees aborted records too",),
+}
+#: What no promise keeps by itself, and a `dedupe` key on each route does.
+_REPEATS: Final = {
+    Guarantee.AT_LEAST_ONCE: ", and what a publisher sends again",
+    Guarantee.EXACTLY_ONCE: "a message that its publisher sends twice as two messages is two messages",
 }
 #: What a route gives up that promises less than its line, and what it keeps.
 _LIMITS_OF_ROUTE: Final = {
@@ -55,8 +57,8 @@ _LIMITS_OF_ROUTE: Final = {
 _LOST_AT_BROKER: Final = "no, from the broker's hand-over on, as long as the broker keeps its session"
 #: Who holds what is not yet in Kafka, by what the broker is answered after.
 _RESTS_ON: Final = {
-    AckAfter.RECEIVED: "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
-    AckAfter.JOURNAL: "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
+    AckAfter.RECEIVED: "{machine} holds what was acknowledged and is not yet in Kafka",
+    AckAfter.JOURNAL: "{machine} holds what was acknowledged and is not yet in Kafka",
     AckAfter.KAFKA: "while Kafka is down no more than the broker's window is received: its queue has to hold the rest",
 }
 _LIMITS_UP: Final = (
@@ -66,8 +68,11 @@ _LIMITS_UP: Final = (
 _LIMITS_SEVERAL: Final = (
     "a device's messages are in order as long as they come by one gateway",
     "a gateway that is away holds back its own messages only; a batch that was begun with them waits for it",
+)
+#: Of gateways whose settings are in another file.
+_LIMITS_ELSEWHERE: Final = (
     "each gateway has settings of its own: what it acknowledges when, and up to how much it keeps, is said there",
-    "the machine of a gateway holds what it acknowledged and is not yet in Kafka",
+    "the machine of a gateway holds what it acknowledged before Kafka had it",
 )
 _LIMITS_DOWN_ONCE: Final = ("a subscriber with QoS 0 or 1 may lose or double what the broker got once",)
 _LIMITS_DOWN: Final = (
@@ -148,7 +153,7 @@ def _uplink(line: Line, origins: Origins) -> dict[str, Any]:
     return {
         "gateways": list(origins.written(line.gateways, (*table, "gateways"))),
         "lost": _LOST_AT_BROKER if gateway.acks is AckAfter.KAFKA else promise.lost,
-        "doubled": promise.doubled,
+        "doubled": promise.doubled.replace(_REPEATS.get(line.guarantee, ""), "") if _keyed(line) else promise.doubled,
         "cost": _uplink_cost(line),
         "limits": _uplink_limits(line),
         "replay": promise.replay,
@@ -199,6 +204,8 @@ def _downlink(line: DownLine, origins: Origins) -> dict[str, Any]:
 def _uplink_cost(line: Line) -> str:
     """What the line pays for its promise."""
     more = [_COST_UP[line.guarantee]]
+    if line.gateway.acks is AckAfter.KAFKA:
+        more.append("an acknowledgement waits for its batch in Kafka")
     if any(subscription.qos == 2 for subscription in line.gateway.subscriptions):
         more.append("two more packets a message (QoS 2)")
     if line.within:
@@ -206,8 +213,15 @@ def _uplink_cost(line: Line) -> str:
     return "; ".join(more)
 
 
+def _keyed(line: Line) -> bool:
+    """Whether each message of a line is recognised by a key when it comes again."""
+    return all(route.dedupe is not None for route in line.routes)
+
+
 def _uplink_limits(line: Line) -> list[str]:
     limits = list(_LIMITS_UP_OF.get(line.guarantee, ()))
+    if line.guarantee is Guarantee.EXACTLY_ONCE and not _keyed(line):
+        limits.append(_REPEATS[line.guarantee])
     for promise, text in _LIMITS_OF_ROUTE.items():
         if numbers := [str(number) for number, one in enumerate(line.sections, start=1) if one.promise is promise]:
             limits.append(f"route{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {text}")
@@ -218,8 +232,11 @@ def _uplink_limits(line: Line) -> list[str]:
         )
         limits.append(f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it")
     if line.gateways:
-        return [*limits, *_LIMITS_SEVERAL, *_LIMITS_UP]
-    return [*limits, _RESTS_ON[line.gateway.acks], *_LIMITS_UP]
+        limits += _LIMITS_SEVERAL
+    if line.gateways and not line.members:
+        return [*limits, *_LIMITS_ELSEWHERE, *_LIMITS_UP]
+    machine = "the machine of a member" if line.members else "the machine that holds state_dir"
+    return [*limits, _RESTS_ON[line.gateway.acks].format(machine=machine), *_LIMITS_UP]
 
 
 def _writes(line: Line) -> str:

@@ -51,6 +51,7 @@ class LineAccount:
         notes: Remarks on `received`, on `carried` and on `waiting`.
         more: What else stands in JSON.
         away: Gateways that do not answer, in words; their numbers are those of their last word.
+        stopped: The line has stopped for good: what its witnesses say of it is not judged, unless they disagree.
     """
 
     words: AccountWords
@@ -64,11 +65,12 @@ class LineAccount:
     notes: tuple[str, str, str] = ("", "", "")
     more: Mapping[str, Any] = field(default_factory=dict)
     away: tuple[str, ...] = ()
+    stopped: bool = False
 
     @property
-    def adds_up(self) -> bool:
-        """Whether the parts are the whole, and the witnesses agree."""
-        return not self.disagreements
+    def adds_up(self) -> bool | None:
+        """Whether the parts are the whole, and the witnesses agree; None for not known [I19]."""
+        return False if self.disagreements else None if self.stopped else True
 
     @property
     def why_not(self) -> str:
@@ -87,7 +89,8 @@ class LineAccount:
 
     def sentence(self) -> str:
         """The sum in one line, and whether it holds."""
-        verdict = "adds up ✓" if self.adds_up else f"does not add up ✗ ({self.why_not})"
+        verdict = "adds up ✓" if self.adds_up else "not judged: the line has stopped"
+        verdict = f"does not add up ✗ ({self.why_not})" if self.disagreements else verdict
         said = f"{self.sum()}   {verdict}" + (f", but is {self.broken} ✗" if self.broken else "")
         return "   ".join((said, *self.away))
 

@@ -235,8 +235,8 @@ class DriverSupervisor(ChildSupervisor):
         with self._state.lock:
             self._state.spark = "starting again"
             self._state.spark_restarts += 1
-            for view in self._state.lines.values():
-                view.query = "starting"
+            for name in self._state.lines.keys() - self.given_up:
+                self._state.lines[name].query = "starting"
         again = f"starting again in {pause:.1f} s, messages go on being received"
         self._state.say(f"spark: {'the same' if why == self._why else why}; {again} (log: {self.log})")
         self._why = why

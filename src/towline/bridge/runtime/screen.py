@@ -34,7 +34,7 @@ def line_state(view: LineView, spark: str) -> str:
         return "starting"
     if trouble := _gateway_trouble(view):
         return trouble
-    if view.account is not None and not view.account.adds_up:
+    if view.account is not None and view.account.disagreements:
         return "does not add up ✗, see towline status"
     if spark != "running":
         return f"receiving, spark {spark}"

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ __all__ = [
     "digest_of",
     "gateway_status",
     "gateways_status",
+    "has_stopped",
     "is_there",
     "read_state",
 ]
@@ -54,9 +55,15 @@ def counts_of(direction: str, values: Mapping[str, Any]) -> LineCounts:
     return COUNTS[direction].from_json(values)
 
 
-def account_of(status: Mapping[str, Any], counts: LineCounts) -> LineAccount | None:
+def account_of(status: Mapping[str, Any], counts: LineCounts, *, stopped: bool = False) -> LineAccount | None:
     """The account of a line, whichever way it goes; None where its gateway does not say what it is made of."""
-    return counts.account(status) if status.get(counts.witness) not in (None, {}) else None
+    known = status.get(counts.witness) not in (None, {})
+    return replace(counts.account(status), stopped=stopped) if known else None
+
+
+def has_stopped(query: object, error: object) -> bool:
+    """Whether a line has stopped for good, as its query and the reason of its last failure tell."""
+    return query == "stopped" and bool(error)
 
 
 @dataclass
@@ -146,9 +153,11 @@ class LineView:
         """
         if not self.status or self.silent:
             return None
-        account = account_of(self.status, self.counts)
-        stale = account is not None and not account.adds_up and self.counted is not None
-        return account_of(self.status, self.counted) if stale and self.counted is not None else account
+        stopped = has_stopped(self.query, self.query_error)
+        account = account_of(self.status, self.counts, stopped=stopped)
+        if account is not None and account.disagreements and self.counted is not None:
+            return account_of(self.status, self.counted, stopped=stopped)
+        return account
 
     def sample(self, now: float) -> None:
         """Note where the line is, for the rates."""

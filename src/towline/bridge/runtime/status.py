@@ -20,6 +20,7 @@ from towline.bridge.runtime.state import (
     digest_of,
     gateway_status,
     gateways_status,
+    has_stopped,
     is_there,
     read_state,
 )
@@ -95,7 +96,7 @@ def _shared(line_dir: Path, wanted: Mapping[str, str] | None) -> dict[str, Any]:
 def code_of(status: dict[str, Any]) -> int:
     """The exit code for what `collect` found: 0 if every line runs, adds up and keeps its promise."""
     accounts = [line["account"] for line in status["lines"].values()]
-    if any(account and (not account["adds_up"] or account.get("broken")) for account in accounts):
+    if any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
         return WRONG
     runs = all(line["query"] == "running" for line in status["lines"].values())
     known = all(account and not account.get("away") for account in accounts)
@@ -125,10 +126,11 @@ def _line(
         "gateway": status,
         **({"gateways": list(elsewhere)} if elsewhere else {}),
     }
-    if status and (account := account_of(status, counts)):
+    stopped = has_stopped(saved.get("query"), saved.get("query_error"))
+    if status and (account := account_of(status, counts, stopped=stopped)):
         stale = {part: None for part in ("behind", "hidden") if not running and part in account.more}
         now["account"], now["sentence"] = account.as_json() | stale, account.sentence()
-    elif (last := saved.get("gateway")) and (account := account_of(last, counts)):
+    elif (last := saved.get("gateway")) and (account := account_of(last, counts, stopped=stopped)):
         heard = saved.get("heard") or updated
         now["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
     return now

@@ -10,7 +10,7 @@ None of them knows the others. The account is their sum, and says who disagrees 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
@@ -20,7 +20,7 @@ from towline.bridge.lines.elsewhere import AWAY, away_text
 if TYPE_CHECKING:
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["UplinkCounts", "spans_of"]
+__all__ = ["UplinkCounts", "ranges_of"]
 
 #: Offsets of a journal where counting began and up to where it has come, or where a batch begins and ends.
 Span: TypeAlias = tuple[int, int]
@@ -91,6 +91,7 @@ class UplinkCounts(LineCounts):
     Attributes:
         spans: By journal, the offset where counting began and the one after the last counted row; what was counted of
             a gateway that has gone stays.
+        incarnations: By journal, the opening that wrote the row below the last counted offset [I14].
         unrouted: Taken by no route.
         deduplicated: Dropped as repeats.
         late: Dropped by the state store as older than its watermark, which no row should be.
@@ -110,6 +111,7 @@ class UplinkCounts(LineCounts):
     witness: ClassVar[str] = "received"
 
     spans: Mapping[str, Span] = field(default_factory=dict)
+    incarnations: Mapping[str, str] = field(default_factory=dict)
     unrouted: int = 0
     deduplicated: int = 0
     late: int = 0
@@ -158,13 +160,15 @@ class UplinkCounts(LineCounts):
         if not (spans := report.get("spans")):
             return self
         moved = {journal: (since, upto) for journal, (since, upto) in self.spans.items()}
+        known = dict(self.incarnations)
         for journal, (start, end) in spans.items():
             since, before = moved.get(journal, (start, start))
             if end > before:
+                known[journal] = report.get("incarnations", {}).get(journal, "")
                 held += end - start
                 gap += max(0, start - before)
             moved[journal] = (since, max(before, end))
-        counted = replace(self, spans=moved, batch=report["batch"])
+        counted = replace(self, spans=moved, incarnations=known, batch=report["batch"])
         if not held and not gap:  # counted before, or without a row
             return counted._again(self.batch, report)  # noqa: SLF001 - its own
         # Of a gateway that has come or gone since the last report, what lies in between is not known by its offsets.
@@ -234,10 +238,8 @@ class UplinkCounts(LineCounts):
         for journal in sorted({*parts, *self.spans}):
             (name, part), span = parts.get(journal, (journal, {})), self.spans.get(journal)
             said = _Said.of(part, None if span is None else (int(span[0]), int(span[1])))
-            if span is not None and span[1] > said.end:
-                beyond.append(
-                    f"gateway {name}: {_beyond(span[1], said.end)}" if several else _beyond(span[1], said.end)
-                )
+            if span is not None and (fault := _restored(part, int(span[1]), said.end, self.incarnations.get(journal))):
+                beyond.append(f"gateway {name}: {fault}" if several else fault)
             total = _Said(*map(sum, zip(total, said, strict=True)))
         away = {name: part for name, part in (several or {}).items() if AWAY in part}
         told = self._account(total, beyond)
@@ -321,11 +323,24 @@ def _with(observed: Mapping[str, int], name: str, left: int) -> dict[str, int]:
     return {**observed, name: int(observed.get(name, 0)) + left}
 
 
-def _beyond(upto: int, end: int) -> str:
-    return f"Spark committed up to {upto:,}, the journal ends at {end:,}: was it restored from a copy?"
+def _restored(told: Mapping[str, Any], upto: int, end: int, incarnation: str | None) -> str:
+    """Why a journal is not the one of which rows were committed up to an offset; "" where it may be [I14]."""
+    if upto > end:
+        return f"Spark committed up to {upto:,}, the journal ends at {end:,}: was it restored from a copy?"
+    here = next((name for first, name in reversed(told.get("openings", ())) if first < upto), "")
+    if not here or not incarnation or here == incarnation:
+        return ""
+    return (
+        f"Spark committed up to {upto:,} of what opening {incarnation} of the journal wrote, here {here} wrote it: "
+        "it was restored from a copy, and has gone on"
+    )
 
 
-def spans_of(start: Iterable[JournalPlace], end: Iterable[JournalPlace]) -> dict[str, Span]:
-    """What a batch has of each journal; of one that comes in with it, or whose start is not known, nothing."""
+def ranges_of(start: Iterable[JournalPlace], end: Sequence[JournalPlace]) -> dict[str, dict[str, Any]]:
+    """What a batch has of each journal, as a report says it, and which opening wrote the row below its end.
+
+    Of a journal that comes in with it, or whose start is not known, it has nothing.
+    """
     begun = {place.journal: place.offset for place in start}
-    return {place.journal: (min(begun.get(place.journal, place.offset), place.offset), place.offset) for place in end}
+    spans = {one.journal: (min(begun.get(one.journal, one.offset), one.offset), one.offset) for one in end}
+    return {"spans": spans, "incarnations": {one.journal: one.incarnation for one in end}}

@@ -16,7 +16,7 @@ from towline.bridge.lines.evidence import places_at, read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
-from towline.bridge.uplink.account import spans_of
+from towline.bridge.uplink.account import ranges_of
 from towline.bridge.uplink.counting import COUNTS, reasons
 from towline.bridge.uplink.inforce import KeptRoutes
 from towline.bridge.uplink.packing import plain_routes
@@ -225,9 +225,9 @@ class UplinkQuery(LineQuery[Line]):
         for batch in tally.served_empty(logs):
             if batch <= evidence.done and (ends := places_at(logs, batch)):
                 begun = places_at(logs, batch - 1) if batch else identity.begins or _at_zero(line, ends)
-                yield self._with_the_sink({**report, **_GIVEN_UP, "batch": batch, "spans": spans_of(begun, ends)})
+                yield self._with_the_sink({**report, **_GIVEN_UP, "batch": batch, **ranges_of(begun, ends)})
         if ends := places_at(logs, evidence.done):
-            yield self._with_the_sink({**report, "batch": evidence.done, "spans": spans_of((), ends)})
+            yield self._with_the_sink({**report, "batch": evidence.done, **ranges_of((), ends)})
 
     def _passed_over(self, identity: Identity, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """What a line that began again has not counted and does not read any more: given up, or carried before."""
@@ -248,9 +248,9 @@ class UplinkQuery(LineQuery[Line]):
         begin, end = _places(source.get("startOffset")), _places(source.get("endOffset"))
         if source.get("startOffset") is None:
             begin = tuple(replace(place, offset=self._begun.get(place.gateway, place.offset)) for place in end)
-        spans = spans_of(begin, end)
-        rows = self._messages(report["rows"], sum(upto - start for start, upto in spans.values()))
-        return self._with_the_sink(self._with_left_out({**report, "spans": spans, "rows": rows}, progress))
+        ranges = ranges_of(begin, end)
+        rows = self._messages(report["rows"], sum(upto - start for start, upto in ranges["spans"].values()))
+        return self._with_the_sink(self._with_left_out({**report, **ranges, "rows": rows}, progress))
 
     def _messages(self, rows: int, offsets: int) -> int:
         """How many messages a batch had: what Spark counted, as far as that says it (`LineQuery.report`).
