@@ -87,11 +87,7 @@ class GatewayEndpoint:
 
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:
-        """Read the endpoint; None when there is none, or it is not one of ours.
-
-        Raises:
-            NotAllowed: TL-B59.
-        """
+        """Read the endpoint; None when there is none, or it is not one of ours. Raises as `files.text_of`."""
         try:
             return cls(**json.loads(files.text_of(state_dir / ENDPOINT_FILE) or ""))
         except (ValueError, TypeError):

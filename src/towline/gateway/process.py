@@ -91,7 +91,13 @@ def configure_logging(stream: Any = None) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if text else "iso", utc=not text),
             structlog.processors.format_exc_info,  # plain: a renderer's own would print the locals of frames [I12]
-            *([_escaped, _console(stream)] if text else [structlog.processors.JSONRenderer()]),
+            *([_escaped] if text else []),
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty() and "NO_COLOR" not in os.environ,
+                exception_formatter=structlog.dev.plain_traceback,
+            )
+            if text
+            else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(chosen.level),
         logger_factory=structlog.PrintLoggerFactory(stream),
@@ -111,11 +117,6 @@ def _escaped(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mut
     """What brokers and devices said, fit for a terminal; JSON escapes by itself."""
     shown = {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
     return shown | {name: printable_lines(event[name]) for name in ("exception",) if name in event}
-
-
-def _console(stream: Any) -> structlog.dev.ConsoleRenderer:
-    colors = stream.isatty() and "NO_COLOR" not in os.environ
-    return structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
 
 
 class Oldest:

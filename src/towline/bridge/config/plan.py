@@ -9,9 +9,9 @@ from towline.bridge.config.downlink import KafkaPattern, Sql
 from towline.bridge.config.kafka_source import source_text
 from towline.bridge.config.members import render_share, share_plan, share_warnings
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
-from towline.bridge.config.origins import Origins
-from towline.bridge.config.places import KeyPath
+from towline.bridge.config.places import Document
 from towline.bridge.config.routes import Route, shadowed, subscriptions
+from towline.bridge.config.written import WrittenValues
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
 from towline.mqtt.filters import common, unshared
@@ -103,55 +103,47 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 def plan_of(bridge: Bridge) -> dict[str, Any]:
     """The plan as JSON values; what the file says with a variable of the environment is as it stands there [I12]."""
-    origins = Origins(bridge)
-    return {
+    plan = {
         "bridge": bridge.name,
         "file": str(bridge.file),
         "state_dir": str(bridge.state_dir),
         "kafka": {
-            "bootstrap_servers": origins.written(bridge.kafka.bootstrap_servers, ("kafka", "bootstrap_servers")),
-            "topics": origins.topics(bridge.topics),
+            "bootstrap_servers": bridge.kafka.bootstrap_servers,
+            "topics": list(bridge.topics),
             "create_topics": bridge.kafka.create_topics is not None,
             "insecure": bool(insecurities(bridge.kafka.client())),
         },
-        "spark": {
-            "master": origins.written(bridge.spark.master, ("spark", "master")),
-            "ui": bridge.spark.ui,
-            "kafka_source": source_text(bridge),
-        },
+        "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui, "kafka_source": source_text(bridge)},
         "lines": [
-            _common(line, origins) | (_uplink(line, origins) if isinstance(line, Line) else _downlink(line, origins))
-            for line in bridge.lines
+            _common(line) | (_uplink(line) if isinstance(line, Line) else _downlink(line)) for line in bridge.lines
         ],
         "warnings": warnings(bridge),
     }
+    shown: dict[str, Any] = WrittenValues(Document.again(bridge.file, bridge.file)).shown(plan)
+    return shown
 
 
-def _common(line: Line | DownLine, origins: Origins) -> dict[str, Any]:
-    gateway, table = line.gateway, origins.table(line)
+def _common(line: Line | DownLine) -> dict[str, Any]:
+    gateway = line.gateway
     elsewhere = isinstance(line, Line) and bool(line.gateways) and not line.members
     return {
         "name": line.name,
         "direction": line.direction,
         "guarantee": line.guarantee.value,
-        "brokers": [] if elsewhere else origins.brokers(line),
-        "client_id": None if elsewhere else origins.written(gateway.mqtt_client_id, (*table, "mqtt", "client_id")),
-        "kafka_topics": origins.topics(line.fixed_topics),
+        "brokers": [] if elsewhere else [str(broker) for broker in gateway.brokers],
+        "client_id": None if elsewhere else gateway.mqtt_client_id,
+        "kafka_topics": list(line.fixed_topics),
         "state_dir": str(gateway.state_dir),
         "max_messages_per_trigger": line.max_messages_per_trigger,
         "parallelism": line.parallelism,
-        "dead_letter_topic": origins.written(line.dead_letter_topic, (*table, "dead_letter_topic")),
+        "dead_letter_topic": line.dead_letter_topic,
     }
 
 
-def _uplink(line: Line, origins: Origins) -> dict[str, Any]:
-    gateway, promise, table = line.gateway, policy(line.guarantee), origins.table(line)
-    share = share_plan(line)
-    for member in share["members"] if share else ():
-        for one in member["subscriptions"]:
-            one["filter"] = origins.filter(line, one["filter"])
+def _uplink(line: Line) -> dict[str, Any]:
+    gateway, promise = line.gateway, policy(line.guarantee)
     return {
-        "gateways": list(origins.written(line.gateways, (*table, "gateways"))),
+        "gateways": list(line.gateways),
         "lost": _LOST_AT_BROKER if gateway.acks is AckAfter.KAFKA else promise.lost,
         "doubled": promise.doubled.replace(_REPEATS.get(line.guarantee, ""), "") if _keyed(line) else promise.doubled,
         "cost": _uplink_cost(line),
@@ -159,42 +151,34 @@ def _uplink(line: Line, origins: Origins) -> dict[str, Any]:
         "replay": promise.replay,
         "ack_after": gateway.acks.value,
         "acks": _ACKS[gateway.acks],
-        "subscriptions": [{"filter": origins.filter(line, s.pattern), "qos": s.qos} for s in gateway.subscriptions],
-        "routes": [
-            _route(route, one.promise, line, origins, (*table, "route", number))
-            for number, (route, one) in enumerate(zip(line.routes, line.sections, strict=True))
-        ],
+        "subscriptions": [{"filter": s.pattern, "qos": s.qos} for s in gateway.subscriptions],
+        "routes": [_route(route, one.promise) for route, one in zip(line.routes, line.sections, strict=True)],
         "journal_max_bytes": gateway.journal.max_bytes,
         "max_bytes_per_trigger": line.max_bytes_per_trigger,
         "writes": _writes(line),
         "dedupe_within": line.within,
-        "share": share,
+        "share": share_plan(line),
     }
 
 
-def _downlink(line: DownLine, origins: Origins) -> dict[str, Any]:
-    table = origins.table(line)
+def _downlink(line: DownLine) -> dict[str, Any]:
     section, outbox, transactions = line.section, line.gateway.outbox, policy(line.guarantee).transactions
     topic, start = section.topic, section.starting_offsets
-    text = topic.sql if isinstance(topic, Sql) else topic
-    text = origins.written(text, (*table, "topic", "sql"), (*table, "topic"))
-    pattern = section.from_.pattern if isinstance(section.from_, KafkaPattern) else None
-    source = section.topics if pattern is None else origins.written(pattern, (*table, "from", "pattern"))
     surcharge = "; a transaction a batch" if line.dead_letter_topic is not None and transactions else ""
     return {
         "lost": _LOST_DOWN[line.guarantee],
         "doubled": _DOUBLED_DOWN[line.guarantee],
         "cost": _COST_DOWN[line.guarantee] + surcharge,
         "limits": [*(_LIMITS_DOWN_ONCE if line.guarantee is Guarantee.EXACTLY_ONCE else ()), *_LIMITS_DOWN],
-        "from": origins.topics(source) if pattern is None else f"topics like {source}",
+        "from": {"pattern": section.from_.pattern} if isinstance(section.from_, KafkaPattern) else section.topics,
         "isolation": section.isolation_level,
         "starting_offsets": start if isinstance(start, str) else "as listed",
         "on_data_loss": section.on_data_loss,
-        "topic": f"SQL {text}" if isinstance(topic, Sql) else text,
+        "topic": {"sql": topic.sql} if isinstance(topic, Sql) else topic,
         "qos": line.qos,
         "properties": section.properties,
-        "where": origins.written(section.where, (*table, "where")),
-        "transform": origins.written(section.transform, (*table, "transform")),
+        "where": section.where,
+        "transform": section.transform,
         "confirm": section.confirm,
         "outbox_max_bytes": outbox.max_bytes if outbox else None,
         "control_characters": line.control_characters,
@@ -248,46 +232,42 @@ def _writes(line: Line) -> str:
     return f"{line.parallelism} transactions a batch, split by key: each becomes visible by itself"
 
 
-def _route(route: Route, promise: Guarantee | None, line: Line, origins: Origins, place: KeyPath) -> dict[str, Any]:
-    def said(value: object, *keys: str) -> Any:
-        return origins.written(value, (*place, *keys))
-
-    dedupe = getattr(route.dedupe, "text", route.dedupe)
+def _route(route: Route, promise: Guarantee | None) -> dict[str, Any]:
     return {
-        "from": said(route.pattern.text, "from"),
-        "filter": origins.filter(line, route.pattern.filter),
+        "from": route.pattern.text,
+        "filter": route.pattern.filter,
         "promise": promise.value if promise else None,
         "qos": route.qos,
-        "topic": said(route.topic.text, "topic"),
-        "key": said(route.key.text, "key") if route.key else None,
-        "headers": {name: said(template.text, "headers", name) for name, template in route.headers},
+        "topic": route.topic.text,
+        "key": route.key.text if route.key else None,
+        "headers": {name: template.text for name, template in route.headers},
         "properties": "all" if route.properties else "none",
-        "where": said(route.where, "where"),
-        "allowed_topics": list(said(route.allowed_topics, "allowed_topics")),
-        "fallback_topic": said(route.fallback_topic, "fallback_topic"),
+        "where": route.where,
+        "allowed_topics": list(route.allowed_topics),
+        "fallback_topic": route.fallback_topic,
         "key_required": route.key_required,
-        "dedupe": origins.written(dedupe, (*place, "dedupe", "key"), (*place[:2], "dedupe", "key")),
+        "dedupe": route.dedupe and {"key": getattr(route.dedupe, "text", route.dedupe)},
     }
 
 
 def warnings(bridge: Bridge) -> list[str]:
     """What is allowed and yet deserves a thought."""
-    origins = Origins(bridge)
+    written = WrittenValues(Document.again(bridge.file, bridge.file))
     texts = [f"insecure: [kafka] {text}" for text in insecurities(bridge.kafka.client())]
     for line in bridge.lines:
-        own = _uplink_warnings(line, origins) if isinstance(line, Line) else _downlink_warnings(line)
-        texts += [f'line "{line.name}": {text}' for text in (*own, *_transport_warnings(line, origins))]
+        own = _uplink_warnings(line, written) if isinstance(line, Line) else _downlink_warnings(line)
+        texts += [f'line "{line.name}": {text}' for text in (*own, *_transport_warnings(line, written))]
     return texts
 
 
-def _uplink_warnings(line: Line, origins: Origins) -> list[str]:
+def _uplink_warnings(line: Line, written: WrittenValues) -> list[str]:
     routes = line.routes
     texts = [
         f"route {later + 1} never gets a message: route {above + 1} takes all of them."
         for later, above in shadowed(routes)
     ]
     texts += [
-        f'the filters "{origins.filter(line, a)}" and "{origins.filter(line, b)}" overlap; '
+        f'the filters "{written.shown(a, "filter")}" and "{written.shown(b, "filter")}" overlap; '
         "a broker may send a message once for each [MQTT-3.3.4-2], and it would be in Kafka twice. "
         "Subscribe to one wider filter, or make two lines."
         for a, b in overlapping(routes)
@@ -327,17 +307,17 @@ def _downlink_warnings(line: DownLine) -> list[str]:
     return texts
 
 
-def _transport_warnings(line: AnyLine, origins: Origins) -> list[str]:
+def _transport_warnings(line: AnyLine, written: WrittenValues) -> list[str]:
     if isinstance(line, Line) and line.gateways:
         return []
     gateway = line.gateway
     texts = []
     if gateway.tls.insecure:
         texts.append("tls.insecure: the broker's certificate is not verified; anyone in between can read and change.")
-    brokers = zip(origins.brokers(line), gateway.brokers, strict=True)
-    open_to_all = [text for text, broker in brokers if not broker.tls and broker.host not in _LOOPBACK]
+    open_to_all = [broker for broker in gateway.brokers if not broker.tls and broker.host not in _LOOPBACK]
     if gateway.password_file and open_to_all:
-        texts.append(f"the password crosses the network in clear text to {open_to_all[0]}. Use mqtts:// or wss://.")
+        where = written.shown(str(open_to_all[0]), "brokers")
+        texts.append(f"the password crosses the network in clear text to {where}. Use mqtts:// or wss://.")
     return texts
 
 
@@ -395,9 +375,10 @@ def _render_gateways(line: dict[str, Any]) -> list[str]:
 
 
 def _render_downlink(line: dict[str, Any]) -> list[str]:
-    source = line["from"] if isinstance(line["from"], str) else ", ".join(line["from"])
+    source = f"topics like {line['from']['pattern']}" if isinstance(line["from"], dict) else ", ".join(line["from"])
+    topic = f"SQL {line['topic']['sql']}" if isinstance(line["topic"], dict) else line["topic"]
     loss = _DATA_LOSS[line["on_data_loss"]]
-    parts = [f"mqtt:{_cut(line['topic'])}", f"QoS {line['qos']}", f"properties {line['properties']}"]
+    parts = [f"mqtt:{_cut(topic)}", f"QoS {line['qos']}", f"properties {line['properties']}"]
     parts += [f"where {_cut(line['where'])}"] if line["where"] else []
     parts += [f"transform {line['transform']}"] if line["transform"] else []
     return [
@@ -450,5 +431,5 @@ def _render_route(route: dict[str, Any]) -> str:
     parts += [f"where {_cut(route['where'])}"] if route["where"] else []
     parts += [f"else kafka:{route['fallback_topic']}"] if route["fallback_topic"] else []
     parts += ["key required"] if route["key_required"] else []
-    parts += [f"repeats by {route['dedupe']}"] if route["dedupe"] else []
+    parts += [f"repeats by {route['dedupe']['key']}"] if route["dedupe"] else []
     return "   ".join(parts)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import AnyLine, Line
-from towline.bridge.config.origins import Origins
-from towline.bridge.config.places import KeyPath
+from towline.bridge.config.places import Document, KeyPath
+from towline.bridge.config.written import WrittenValues
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
 from towline.gateway.sessions import connection_options
@@ -66,6 +66,27 @@ class EffectiveSetting:
     source: str
 
 
+class Origins:
+    """Where the keys of a bridge stand in its file.
+
+    Args:
+        bridge: Whose; where its file can't be read, no line is named.
+    """
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge, self._document = bridge, Document.again(bridge.file, Path(bridge.file.name))
+        self.written = WrittenValues(self._document)
+
+    def table(self, line: AnyLine) -> tuple[str, int]:
+        """Kind and number of a line's table."""
+        return line.kind, [one.name for one in self._bridge.lines if one.kind == line.kind].index(line.name)
+
+    def at(self, *paths: KeyPath) -> str | None:
+        """``FILE:LINE`` of the first of these keys that is there; None for none."""
+        found = next((path for path in paths if self._document.value(path) is not None), None)
+        return None if found is None else self._document.where(found)
+
+
 def effective(bridge: Bridge) -> dict[str, dict[str, list[dict[str, str]]]]:
     """Every setting of every line: line → what it is about → settings, as JSON values."""
     origins = Origins(bridge)
@@ -98,7 +119,7 @@ def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterato
             EffectiveSetting(
                 name,
                 # A login has the user's name in it, whoever gave that.
-                value.partition(" ")[0] if name == "sasl.jaas.config" else origins.written(value, *_places(name)),
+                value.partition(" ")[0] if name == "sasl.jaas.config" else origins.written.shown(value, name),
                 own.get(name) or _of_client(bridge, name, origins) or ALWAYS,
             )
             for name, value in query.source_settings().items()
@@ -134,9 +155,10 @@ class _Connection:
 
     def _setting(self, name: str, value: object, key: str = "", otherwise: str = DEFAULT) -> EffectiveSetting:
         keys = key.split(".") if key else ()
-        paths = ((*self._table, "mqtt", *keys), ("mqtt", *keys)) if key else ()
-        value, place = self._origins.written(value, *paths), self._origins.at(*paths)
-        return EffectiveSetting(name, _text(value), place or (otherwise if key else ALWAYS))
+        place = self._origins.at((*self._table, "mqtt", *keys), ("mqtt", *keys)) if key else None
+        return EffectiveSetting(
+            name, _text(self._origins.written.shown(value, key)), place or (otherwise if key else ALWAYS)
+        )
 
     def _optional(self, name: str, value: object, key: str) -> Iterator[EffectiveSetting]:
         if value is not None:
@@ -144,7 +166,7 @@ class _Connection:
 
     def _who(self) -> Iterator[EffectiveSetting]:
         gateway, options = self._gateway, self._options
-        yield replace(self._setting("brokers", "", "brokers"), value=", ".join(self._origins.brokers(self._line)))
+        yield self._setting("brokers", ", ".join(map(str, options.brokers)), "brokers")
         yield self._setting("protocol", ", then ".join(NAMES[level] for level in options.levels), "protocol")
         names = self._origins.at(("mqtt", "client_id_prefix"), ("name",)), self._origins.at((*self._table, "name"))
         yield self._setting("client id", self._config.client_id, "client_id", " and ".join(filter(None, names)))
@@ -164,12 +186,12 @@ class _Connection:
         yield self._setting("taken in whole", f"up to {self._options.max_packet_bytes:,} B", "max_packet_bytes")
         if (will := packet.will) is not None:
             retained = ", retained" if will.retain else ""
-            topic = self._setting("", will.topic, "will.topic").value
+            topic = self._origins.written.shown(will.topic, "topic")
             yield self._setting("will", f"{topic}, QoS {int(will.qos)}{retained}", "will")
 
     def _filters(self) -> Iterator[EffectiveSetting]:
         for one in self._config.filters:
-            shown = self._origins.filter(self._line, one.pattern)
+            shown = self._origins.written.shown(one.pattern, "filter")
             yield EffectiveSetting(f"filter {shown}", _filter(one), self._source_of(one))
         if self._config.filters:
             place = self._origins.at((*self._table, "ack_after")) or self._promised
@@ -238,19 +260,18 @@ def _client(
         promised = name in promise.kafka or name in _TIMED or name == "transactional.id"
         own = ALWAYS if always else f"guarantee = {settings.guarantee}" if promised else DEFAULT
         source = _of_client(bridge, name, origins) if settings.client.get(name) == given[name] else None
-        value = _text(origins.written(given[name], *_places(name)))
-        found.append(EffectiveSetting(name, f"in {value}" if file_property(name) else value, source or own))
+        shown = _text(origins.written.shown(given[name], name))
+        value = f"in {shown}" if file_property(name) is not None else shown
+        found.append(EffectiveSetting(name, value, source or own))
     return found
 
 
 def _of_client(bridge: Bridge, name: str, origins: Origins) -> str | None:
     """Where [kafka] says a setting of the client; None where it does not."""
-    return origins.at(*_places(name)) or "the file" if name in bridge.kafka.client() else None
-
-
-def _places(name: str) -> list[KeyPath]:
-    """Keys of the file that may say a setting of Kafka's client."""
-    return [*([("kafka", _NAMED[name])] if name in _NAMED else []), ("kafka", "settings", name)]
+    if name not in bridge.kafka.client():
+        return None
+    own: list[KeyPath] = [("kafka", _NAMED[name])] if name in _NAMED else []
+    return origins.at(*own, ("kafka", "settings", name), ("kafka", "settings", *name.split("."))) or "the file"
 
 
 def _file(path: Path | None) -> str | None:

@@ -288,11 +288,7 @@ def is_there(state: Mapping[str, Any]) -> bool:
 
 
 def gateway_status(state_dir: Path) -> dict[str, Any] | None:
-    """What the gateway of a state directory says of itself; None when none answers.
-
-    Raises:
-        NotAllowed: TL-B59, this user may not look.
-    """
+    """What the gateway of a state directory says of itself; None when none answers. Raises as `discover`."""
     try:
         client = discover(state_dir)
         if client is None:
@@ -329,11 +325,7 @@ def digest_of(file: Path) -> str | None:
 
 
 def read_state(state_dir: Path) -> dict[str, Any] | None:
-    """The last ``bridge.json``; None when there is none, or it is not one of ours.
-
-    Raises:
-        NotAllowed: TL-B59, this user may not look.
-    """
+    """The last ``bridge.json``; None when there is none, or it is not one of ours. Raises as `files.text_of`."""
     try:
         values = json.loads(files.text_of(state_dir / BRIDGE_FILE) or "")
     except ValueError:
