@@ -13,8 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from towline.errors import NotAllowed
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,14 +21,12 @@ __all__ = [
     "alone",
     "create_durably",
     "locked",
-    "not_allowed",
     "open_lock",
     "replace",
     "replace_durably",
     "secret",
     "sync_directory",
     "sync_file",
-    "text_of",
     "why",
 ]
 
@@ -156,34 +152,6 @@ def secret(path: Path) -> bytes:
         OSError: It can't be read.
     """
     return path.read_bytes().rstrip(b"\r\n")
-
-
-def text_of(path: Path) -> str | None:
-    """The text of a file in a state directory; None where there is none, or it can't be read.
-
-    Raises:
-        NotAllowed: TL-B59, this user may not read it: whether it is there is not known [I19].
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except PermissionError:
-        raise not_allowed(path) from None
-    except (OSError, ValueError):
-        return None
-
-
-def not_allowed(path: Path) -> NotAllowed:
-    """TL-B59: whose the place is that this user may not look into."""
-    while True:
-        try:
-            owner = path.owner()
-        except KeyError:
-            owner = f"user {path.stat().st_uid}"
-        except OSError:
-            path = path.parent
-            continue
-        do = "What is there is not known. Run the command as that user, or as root."
-        return NotAllowed("TL-B59", str(path), f"not allowed to look: it belongs to {owner}", do)
 
 
 def why(error: OSError) -> str:

@@ -125,7 +125,7 @@ def _rows(ask: _Ask) -> Iterator[dict[str, Any]]:
 def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
     """Name and state directory of what is meant."""
     from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
-    from towline.files import text_of  # noqa: PLC0415
+    from towline.gateway.endpoint import text_of  # noqa: PLC0415
 
     text_of(place)
     if place.is_dir():

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline import files
 from towline.errors import JournalFailed
+from towline.gateway.endpoint import text_of
 
 if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
@@ -77,7 +78,7 @@ class ClientSession:
 def read_clients(state_dir: Path) -> tuple[ClientSession, ...]:
     """What is written down in a state directory; nothing where that is not one of our files."""
     try:
-        values = json.loads(files.text_of(state_dir / CLIENTS_FILE) or "")
+        values = json.loads(text_of(state_dir / CLIENTS_FILE) or "")
         return tuple(map(ClientSession.of, values["clients"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()

@@ -29,7 +29,9 @@ __all__ = [
     "error_fields",
     "error_from",
     "location_of",
+    "not_allowed",
     "socket_path",
+    "text_of",
 ]
 
 ENDPOINT_FILE = "endpoint.json"
@@ -87,11 +89,39 @@ class GatewayEndpoint:
 
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:
-        """Read the endpoint; None when there is none, or it is not one of ours. Raises as `files.text_of`."""
+        """Read the endpoint; None when there is none, or it is not one of ours. Raises as `text_of`."""
         try:
-            return cls(**json.loads(files.text_of(state_dir / ENDPOINT_FILE) or ""))
+            return cls(**json.loads(text_of(state_dir / ENDPOINT_FILE) or ""))
         except (ValueError, TypeError):
             return None
+
+
+def text_of(path: Path) -> str | None:
+    """The text of a file in a state directory; None where there is none, or it can't be read.
+
+    Raises:
+        NotAllowed: TL-B59, this user may not read it: whether it is there is not known [I19].
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except PermissionError:
+        raise not_allowed(path) from None
+    except (OSError, ValueError):
+        return None
+
+
+def not_allowed(path: Path) -> errors.NotAllowed:
+    """TL-B59: whose the place is that this user may not look into."""
+    while True:
+        try:
+            owner = path.owner()
+        except KeyError:
+            owner = f"user {path.stat().st_uid}"
+        except OSError:
+            path = path.parent
+            continue
+        do = "What is there is not known. Run the command as that user, or as root."
+        return errors.NotAllowed("TL-B59", str(path), f"not allowed to look: it belongs to {owner}", do)
 
 
 def socket_path(state_dir: Path) -> Path:

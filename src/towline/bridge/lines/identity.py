@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline import files
 from towline.errors import ConfigError
+from towline.gateway.endpoint import not_allowed
 from towline.spark.offsets import JournalPlace
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Identity:
         except FileNotFoundError:
             return None
         except PermissionError:
-            raise files.not_allowed(file) from None
+            raise not_allowed(file) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"the line's identity can't be read ({type(error).__name__})"
             do = "Restore the file, or remove it: the sink id is then made from the names of bridge and line again."

@@ -20,6 +20,7 @@ from towline.bridge.lines.elsewhere import combined, each, places_of
 from towline.bridge.uplink.account import UplinkCounts
 from towline.errors import GatewayError, NotAllowed
 from towline.gateway.access import Access
+from towline.gateway.endpoint import text_of
 from towline.gateway.launch import discover
 from towline.processes import ProcessMark
 from towline.timing import BATCHES, Histogram
@@ -325,9 +326,9 @@ def digest_of(file: Path) -> str | None:
 
 
 def read_state(state_dir: Path) -> dict[str, Any] | None:
-    """The last ``bridge.json``; None when there is none, or it is not one of ours. Raises as `files.text_of`."""
+    """The last ``bridge.json``; None when there is none, or it is not one of ours. Raises as `text_of`."""
     try:
-        values = json.loads(files.text_of(state_dir / BRIDGE_FILE) or "")
+        values = json.loads(text_of(state_dir / BRIDGE_FILE) or "")
     except ValueError:
         return None
     return values if isinstance(values, dict) and isinstance(values.get("lines"), dict) else None
