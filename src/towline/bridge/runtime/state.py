@@ -34,7 +34,6 @@ __all__ = [
     "digest_of",
     "gateway_status",
     "gateways_status",
-    "has_stopped",
     "is_there",
     "read_state",
 ]
@@ -60,11 +59,6 @@ def account_of(status: Mapping[str, Any], counts: LineCounts, *, stopped: bool =
     """The account of a line, whichever way it goes; None where its gateway does not say what it is made of."""
     known = status.get(counts.witness) not in (None, {})
     return replace(counts.account(status), stopped=stopped) if known else None
-
-
-def has_stopped(query: object, error: object) -> bool:
-    """Whether a line has stopped for good, as its query and the reason of its last failure tell."""
-    return query == "stopped" and bool(error)
 
 
 @dataclass
@@ -154,7 +148,7 @@ class LineView:
         """
         if not self.status or self.silent:
             return None
-        stopped = has_stopped(self.query, self.query_error)
+        stopped = self.query == "stopped" and self.query_error is not None
         account = account_of(self.status, self.counts, stopped=stopped)
         if account is not None and account.disagreements and self.counted is not None:
             return account_of(self.status, self.counted, stopped=stopped)

@@ -20,7 +20,6 @@ from towline.bridge.runtime.state import (
     digest_of,
     gateway_status,
     gateways_status,
-    has_stopped,
     is_there,
     read_state,
 )
@@ -126,7 +125,7 @@ def _line(
         "gateway": status,
         **({"gateways": list(elsewhere)} if elsewhere else {}),
     }
-    stopped = has_stopped(saved.get("query"), saved.get("query_error"))
+    stopped = saved.get("query") == "stopped" and bool(saved.get("query_error"))
     if status and (account := account_of(status, counts, stopped=stopped)):
         stale = {part: None for part in ("behind", "hidden") if not running and part in account.more}
         now["account"], now["sentence"] = account.as_json() | stale, account.sentence()
