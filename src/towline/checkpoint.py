@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 
 from towline import files
 from towline.errors import JournalDamaged, JournalError
+from towline.ownership import check_owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -233,6 +234,7 @@ class Checkpoint:
         """Make all that Spark has written of both logs durable; what this process synced before costs nothing.
 
         Raises:
+            ConfigError: TL-J23, it belongs to another user.
             JournalError: TL-J20, the disk did not take it: the batch must not run, the inbox must not be cut.
         """
         path = self._path
@@ -310,6 +312,7 @@ class Checkpoint:
         metadata = _content(path / _METADATA)
         synced = _SYNCED.get(str(path))
         if synced is None or synced.metadata != metadata:
+            check_owner(path)
             _sync_place(path)
             synced = _Synced(metadata)
         self._sync_log(path / _OFFSETS, synced)

@@ -19,6 +19,7 @@ from towline import files
 from towline.errors import ConfigError, GatewayError, JournalLocked, TowlineError
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import ERROR_FILE, LOG_FILE, GatewayEndpoint, error_from
+from towline.ownership import check_owner
 from towline.processes import ProcessMark
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
         log: File for its output; default ``gateway.log`` in the state directory.
 
     Raises:
-        ConfigError: TL-C25 when the state directory can't be used, TL-C27 when a gateway with other settings runs.
+        ConfigError: TL-C25 when the state directory can't be used, TL-J23 when it is another user's, TL-C27 when a
+            gateway with other settings runs.
         GatewayError: TL-G02 when the gateway does not listen within `START_S` seconds.
         TowlineError: Whatever kept the gateway from starting, in its own words.
     """
@@ -116,6 +118,7 @@ def usable(state_dir: Path) -> None:
 
 def _starting(state_dir: Path) -> int:
     """The open file that one starter at a time locks."""
+    check_owner(state_dir)
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return files.open_lock(state_dir / "starting.lock")

@@ -38,6 +38,7 @@ from towline.gateway.sessions import headers_of, password_of
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream, log_settings
+from towline.ownership import check_owner
 from towline.processes import ProcessMark
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable, printable_lines
@@ -69,7 +70,8 @@ def run(settings: GatewaySettings, *, drain_s: float | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - whoever started us learns why, whatever it was
         failure = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
         log.error("ended", code=failure.code, reason=str(failure))  # noqa: TRY400  # one line, no traceback
-        _leave_error(settings.state_dir, failure)
+        if failure.code != "TL-J23":  # nothing is written where another user's state is
+            _leave_error(settings.state_dir, failure)
         return EXIT_CONFIG if isinstance(failure, ConfigError) else EXIT_FAILED
     log.info("ended", reason="as asked" if drain_s is None else "drained")
     return 0
@@ -303,6 +305,7 @@ class _Gateway:
 
 
 def _prepare(state_dir: Path) -> None:
+    check_owner(state_dir)
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         state_dir.chmod(0o700)

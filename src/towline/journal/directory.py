@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from towline.errors import JournalError
+from towline.ownership import check_owner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,8 +40,10 @@ def prepare(directory: Path, disk: Disk) -> None:
     failure would take the journal with it.
 
     Raises:
+        ConfigError: TL-J23, it belongs to another user.
         JournalError: TL-J01, it can't be made or written to.
     """
+    check_owner(directory)
     try:
         missing = [path for path in (directory, *directory.parents) if not path.exists()]
         for path in reversed(missing):

@@ -29,6 +29,7 @@ from towline.mqtt.events import Filter
 from towline.mqtt.rules import NO_QOS_2, message_problem
 from towline.net.messages import Properties
 from towline.net.options import ClientSettings
+from towline.ownership import check_owner
 from towline.publisher.awaited import CONSUMER, awaited_of, keys_of
 from towline.publisher.delivery import OutboxDelivery
 from towline.publisher.intake import Intake
@@ -79,6 +80,7 @@ class Publisher:
 
     Raises:
         ConfigError: Something that can't be; TL-M23 for a changed client id.
+        ConfigError: TL-J23, the directory belongs to another user.
         JournalError: The directory can't be used; TL-J03 when another publisher has it.
     """
 
@@ -114,6 +116,7 @@ class Publisher:
         where = str(options.brokers[0])
         self._directory = Path(state_dir).expanduser()
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
+        check_owner(self._directory)
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
         self._awaited = None
         try:

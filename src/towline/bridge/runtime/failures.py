@@ -43,7 +43,7 @@ _JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
 #: Checkpoint, journal and markers that do not fit each other fit no better at the next try.
 _STAYS = (
     PERMANENT
-    | {"TL-G04", "TL-G05", "TL-G06", "TL-G12", "TL-G26", "TL-J21"}
+    | {"TL-G04", "TL-G05", "TL-G06", "TL-G12", "TL-G26", "TL-J21", "TL-J23"}
     | {f"TL-K{number}" for number in range(10, 19)}
 )
 #: SQLSTATE of what is wrong in the line's SQL itself: syntax, names, types, arguments (Spark's error-conditions.json).

@@ -33,6 +33,7 @@ from towline.bridge.runtime.surroundings import check_java, check_python
 from towline.errors import ConfigError, TowlineError
 from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
+from towline.ownership import check_owner
 from towline.text import counted
 
 if TYPE_CHECKING:
@@ -313,6 +314,7 @@ def _end_here() -> None:
 def _alone(bridge: Bridge) -> Iterator[None]:
     """One bridge per state directory, as long as this process lives."""
     state_dir = bridge.state_dir
+    check_owner(state_dir)
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = files.open_lock(state_dir / "bridge.lock")
