@@ -30,6 +30,7 @@ COMMANDS = {
     "init": "a first bridge file, from five questions or a mosquitto.conf",
     "run": "run the lines of a bridge file",
     "reload": "have the bridge that runs take up changed routes",
+    "begin-again": "have a line begin where its gateway's account stands, with no checkpoint",
     "check": "validate a bridge file and print the plan; no network",
     "doctor": "what the broker, Kafka and the disk can keep of the promise; probes only",
     "schema": "what a bridge file may say, as JSON Schema for editors",
@@ -49,9 +50,7 @@ COMMANDS = {
 _ELSEWHERE = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
 
 _USAGE = "towline COMMAND [OPTIONS]   carries messages between MQTT and Kafka and keeps its word about each"
-_EXAMPLE = """Example:
-  towline check bridge.toml && towline run bridge.toml
-
+_EXAMPLE = """Example:  towline check bridge.toml && towline run bridge.toml
 towline COMMAND --help tells more about a command; towline --version names the version."""
 
 
@@ -133,7 +132,7 @@ def _present(name: str) -> bool:
 
 
 def _module(name: str) -> str:
-    return _ELSEWHERE.get(name, f"towline.cli.{name}")
+    return _ELSEWHERE.get(name, f"towline.cli.{name.replace('-', '_')}")
 
 
 def _unknown(name: str) -> int:
@@ -150,7 +149,7 @@ def _unknown(name: str) -> int:
 
 
 def _help() -> str:
-    rows = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items() if _present(name))
+    rows = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items() if _present(name))
     return f"{_USAGE}\n\nCommands:\n{rows}\n\n{_EXAMPLE}\n"
 
 

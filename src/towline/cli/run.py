@@ -22,14 +22,6 @@ app = command_app()
 )
 def run(
     file: BridgeFile = Path("bridge.toml"),
-    begin_again: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="LINE",
-            help="Replace this line's checkpoint and go on where its gateway's account stands; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
     master: Annotated[
         str | None,
         typer.Option(
@@ -54,7 +46,6 @@ def run(
         return load(file, master=master)
 
     bridge = read()
-    again = [bridge.line(name).name for name in begin_again or ()]
     with bridge_endpoint(bridge, metrics) as observe, make_screen(live=is_live()) as screen:
-        code = Supervisor(bridge, screen, again, observe, read).run()
+        code = Supervisor(bridge, screen, observe, read).run()
     raise typer.Exit(code)

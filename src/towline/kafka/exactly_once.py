@@ -353,7 +353,8 @@ def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
 
     Raises:
         JournalError: TL-J20, the checkpoint can't be made durable.
-        KafkaError: TL-K10, TL-K11 the markers fell behind the commit log; TL-K01, TL-K22 they can't be read.
+        KafkaError: TL-K10, TL-K11 the markers fell behind the commit log; TL-K13 they are another query's; TL-K01,
+            TL-K22 they can't be read.
     """
     checkpoint = Checkpoint(location)
     checkpoint.sync()
@@ -369,10 +370,13 @@ def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
 
 
 def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, newest: int) -> None:
-    done = checkpoint.last_commit_batch()
-    if done is None:
+    done, store = checkpoint.last_commit_batch(), MarkerStore(settings, sink_id)
+    if done is None:  # before any task writes: to another partition of this sink a marker may say less than to one
+        for partition, marker in (store.read_all() if newest == 0 else {}).items():
+            claim = Claim(newest, partition, settings.parallelism, checkpoint.query)
+            if situation(marker, claim) is Situation.FOREIGN:
+                raise mismatch(Situation.FOREIGN, marker, claim, place_of(settings, sink_id))
         return
-    store = MarkerStore(settings, sink_id)
     largest = _largest(store)
     if largest is None or largest.batch < done:
         admin.settled(settings.client, store.topic, _SETTLED_S)

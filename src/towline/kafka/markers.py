@@ -220,7 +220,7 @@ class Claim:
 class Situation(Enum):
     """What a marker says about a claim."""
 
-    #: No marker, and this is batch 0.
+    #: No marker, or one of another query that has never carried a row; and this is batch 0.
     FIRST = "first"
     #: The marker of the batch before.
     NEXT = "next"
@@ -290,7 +290,7 @@ def situation(marker: Marker | None, claim: Claim) -> Situation:
     if marker is None:
         return Situation.FIRST if claim.batch == 0 else Situation.MISSING
     if marker.writer not in (ANYONE, claim.writer):
-        return Situation.FOREIGN
+        return Situation.FIRST if claim.batch == 0 and not marker.total_rows else Situation.FOREIGN
     if marker.batch > claim.batch:
         return Situation.AHEAD
     if marker.batch < claim.batch - 1:
@@ -378,7 +378,7 @@ _RESET: Final = "`towline kafka marker reset {command} --to-batch {to} --yes`"
 #: Where no marker says how many there were.
 _RESET_ALL: Final = "`towline kafka marker reset {command} --to-batch {to} --parallelism {n} --yes`"
 #: In the words of both places where it is read: a program with format("kafka_transactional"), and a bridge file.
-_ANEW: Final = "a new sinkId (for a bridge: towline run FILE --begin-again LINE)"
+_ANEW: Final = "a new sinkId (for a bridge: towline begin-again LINE FILE)"
 #: Two ways out of each: one that starts anew, one that goes on.
 _DO: Final[Mapping[Situation, str]] = MappingProxyType(
     {

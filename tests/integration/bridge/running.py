@@ -73,6 +73,11 @@ class Running:
         time.sleep(0.1)  # every question costs the gateway a moment too
         return collect(self.directory / self.state, [line])
 
+    def command(self, *arguments: str) -> str:
+        """What another command says of this file; its name comes last."""
+        command = [sys.executable, "-m", *self.program, *arguments, str(self.file)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
+
     def status_command(self) -> dict[str, Any]:
         """What `towline status` says."""
         run = subprocess.run(

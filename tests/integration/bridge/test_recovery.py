@@ -61,11 +61,11 @@ def test_an_older_checkpoint_and_the_letters(
     bridge.start()
     assert bridge.ended() == 2
     assert "and 203 was committed already" in bridge.out
-    assert f"towline run {bridge.file} --begin-again line" in bridge.out
+    assert f"towline begin-again line {bridge.file}" in bridge.out
     assert "[TL-B23]" in bridge.out
 
-    bridge.start("--begin-again", "line")
-    bridge.said('line "line" begins again as sink "tests.line.2"')
+    assert 'line "line" begins again as sink "tests.line.2"' in bridge.command("begin-again", "line")
+    bridge.start()
     online(bridge)
     publish(broker, 200, 100, qos=2, user="id")
     nothing_waits(bridge, 303)

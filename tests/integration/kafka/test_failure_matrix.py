@@ -312,6 +312,13 @@ def test_the_checkpoint_is_deleted_and_the_sink_id_is_kept(kafka: Kafka, sink_id
     check(kafka, sink_id, 1)
 
 
+def test_the_checkpoint_of_a_run_that_carried_nothing_is_deleted(kafka: Kafka, sink_id: str) -> None:
+    """Its markers stand in nobody's way."""
+    sink(kafka, sink_id).deliver(Task(0, batch=0, query="gone"), [])
+    assert write(sink(kafka, sink_id), 0).rows == ROWS
+    check(kafka, sink_id, 1)
+
+
 def test_the_marker_is_lost(kafka: Kafka, sink_id: str) -> None:
     write(sink(kafka, sink_id), 0)
     settings = sink(kafka, sink_id).settings

@@ -52,7 +52,7 @@ def test_an_undecided_batch_keeps_its_mapping(tmp_path: Path) -> None:
     with pytest.raises(TowlineError) as caught:
         check_mapping(line, tmp_path / "bridge.toml", Identity("c", "s", mapping="same"), seen, "other")
     assert caught.value.code == "TL-B27"
-    assert "--begin-again commands" in str(caught.value)
+    assert "begin-again commands" in str(caught.value)
     assert reason(caught.value, "line").permanent
 
 

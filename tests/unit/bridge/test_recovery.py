@@ -92,7 +92,7 @@ def test_what_does_not_is_told_with_two_ways_out(tmp_path: Path, seen: Evidence,
     message = str(caught.value)
     assert what in message
     assert "Bring " in message
-    assert f"towline run {tmp_path}/bridge.toml --begin-again telemetry" in message
+    assert f"towline begin-again telemetry {tmp_path}/bridge.toml" in message
     assert message.endswith(f"[{code}]")
     assert reason(caught.value, "x").permanent
 
@@ -264,6 +264,8 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert message == (
         'line "telemetry" begins again as sink "plant-7.telemetry.2"; an old checkpoint is kept beside the new one'
     )
+    assert begin_again(one, anew=True) == 'line "telemetry" begins again as sink "plant-7.telemetry.3"', "without one"
+    Identity("telemetry", "plant-7.telemetry.2", 2, places=at(100, incarnation="a1")).save(one.gateway.state_dir)
     assert not one.checkpoint.exists()
     assert (one.gateway.state_dir / "checkpoint.1" / "offsets").is_dir()
     fresh = Identity.read(one.gateway.state_dir)
@@ -319,7 +321,7 @@ def test_a_gateway_that_refuses_its_journal_stops_the_line(tmp_path: Path, code:
     assert error is not None
     assert re.fullmatch(
         rf'line "telemetry": the journal is older; nothing was taken in\. Bring back .*{tmp_path}.*; or begin again .*'
-        rf"towline run {tmp_path}/b --begin-again telemetry \(what waits .*\)\.   \[TL-B24\]",
+        rf"towline begin-again telemetry {tmp_path}/b \(what waits .*\)\.   \[TL-B24\]",
         str(error),
     )
     assert error.code in PERMANENT

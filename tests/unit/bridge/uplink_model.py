@@ -135,7 +135,7 @@ class ModelLine:
         (self.path / "towline.rows").unlink(missing_ok=True)
 
     def begin_again(self) -> None:
-        """``towline run --begin-again``: a new checkpoint and sink id behind the last batch that is done."""
+        """``towline begin-again``: a new checkpoint and sink id behind the last batch that is done."""
         logs, serves = self.checkpoint, policy(self.guarantee).serves_again
         last = logs.last_commit_batch() if serves else logs.last_offsets_batch()
         self.began = max(self.committed, self._end_of(-1 if last is None else last))

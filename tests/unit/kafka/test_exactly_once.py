@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -411,6 +412,22 @@ def test_a_marker_that_does_not_show_yet_is_waited_for(
 
     monkeypatch.setattr(memory, "sleep", sleep)
     assert batch_origin(kafka.settings(), str(checkpoint)).newest == 5
+
+
+@pytest.mark.parametrize(("rows", "code"), [((0, 7), "TL-K13"), ((7, 0), "TL-K13"), ((0, 0), None)])
+def test_markers_of_another_query_stop_a_first_batch_before_a_part_of_it_is_written(
+    memory: MemoryKafka, checkpoint: Path, rows: tuple[int, int], code: str | None
+) -> None:
+    """One partition may have carried nothing, and another one rows; where none has, they stand in nobody's way."""
+    memory.topics[MARKERS], memory.configs[MARKERS] = 2, {"cleanup.policy": "compact"}
+    for partition, total in enumerate(rows):
+        mark(Marker(3, 2, writer="gone", total_rows=total), partition)
+    for entry in (*(checkpoint / "commits").iterdir(), *(checkpoint / "offsets").glob("[1-9]*")):
+        entry.unlink()
+    (checkpoint / "offsets" / "0").write_text("v1\n{}\n{}")
+    of = kafka.settings(parallelism="2")
+    with pytest.raises(KafkaError, match=code) if code else contextlib.nullcontext():
+        assert batch_origin(of, str(checkpoint)).newest == 0
 
 
 def test_a_checkpoint_without_a_batch_that_is_done_tells_nothing_of_markers(

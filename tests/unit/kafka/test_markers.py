@@ -43,6 +43,10 @@ OF_AN_OLD_RUN = TaskRefusal(7, "older", 3)
         (replace(BEFORE, batch=5), CLAIM, Situation.BEHIND),
         (replace(BEFORE, batch=8), CLAIM, Situation.AHEAD),
         (replace(BEFORE, writer="p"), CLAIM, Situation.FOREIGN),
+        (Marker(0, 4, writer="p"), replace(CLAIM, batch=0), Situation.FIRST),  # a run that carried nothing
+        (Marker(9, 2, writer="p"), replace(CLAIM, batch=0), Situation.FIRST),
+        (Marker(9, 2, writer="p", total_rows=1), replace(CLAIM, batch=0), Situation.FOREIGN),
+        (Marker(5, 4, writer="p"), CLAIM, Situation.FOREIGN),  # this query has a batch before: it should be its own
         (replace(SAME, writer="p"), CLAIM, Situation.FOREIGN),
         (replace(BEFORE, batch=8, writer="p"), CLAIM, Situation.FOREIGN),
         (replace(BEFORE, writer=ANYONE), CLAIM, Situation.NEXT),
@@ -188,7 +192,7 @@ def test_a_line_with_a_way_out(found: Situation) -> None:
     assert "{" not in str(error)
     assert any(word in error.do for word in ("`towline kafka marker reset --kafka k:9092 --sink s", ".coalesce(1)"))
     assert any(word in error.do for word in ("; or", "; else ", "; if it is"))
-    assert ("sinkId" in str(error)) == ("towline run FILE --begin-again LINE" in str(error))  # it has no sinkId
+    assert ("sinkId" in str(error)) == ("towline begin-again LINE FILE" in str(error))  # it has no sinkId
 
 
 @pytest.mark.parametrize(

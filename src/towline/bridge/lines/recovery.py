@@ -210,7 +210,7 @@ RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
     ("TL-B52", _resplit, "Set routes, dedupe and dead_letter_topic back until this batch is done, then change them"),
 )
 #: Another try finds the same.
-PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27", "TL-G55", *UNFIT})
+PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27", "TL-G55", "TL-K13", *UNFIT})
 
 
 def problem(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> tuple[str, str, str] | None:
@@ -287,7 +287,7 @@ def examine(
 
 def refusal(line: AnyLine, file: Path | str, code: str, what: str, way: str) -> TowlineError:
     """Why a line does not start, with both ways out: mend it, or begin again."""
-    again = f"towline run {file} --begin-again {line.name}"
+    again = f"towline begin-again {line.name} {file}"
     cost = _COST_OF_A_COPY if code == "TL-B24" and policy(line.guarantee).serves_again else _COST[line.guarantee.value]
     do = f"{way} (in {line.gateway.state_dir}); or begin again where the gateway's account stands: {again} ({cost})."
     return TowlineError(code, f'line "{line.name}"', what, do)
@@ -315,17 +315,21 @@ _COST: Final = {
 _COST_OF_A_COPY: Final = "what waits in this journal is carried, and what of it was carried before comes twice"
 
 
-def begin_again(line: AnyLine) -> str:
+def begin_again(line: AnyLine, *, anew: bool = False) -> str:
     """Keep the checkpoint under another name and take a new sink id; the query then starts where the account stands.
+
+    Args:
+        line: The line.
+        anew: Take another sink id even where no query of the line has ever started.
 
     Returns:
         What was done, for the person asked.
     """
     identity = Identity.read(line.gateway.state_dir)
-    if identity is None or not identity.query:
+    if identity is None or not (identity.query or anew):
         return f'line "{line.name}" begins anyway: it has no checkpoint'
-    fresh = _begin(line, identity)
-    return f'line "{line.name}" begins again as sink "{fresh.sink}"; an old checkpoint is kept beside the new one'
+    kept = "; an old checkpoint is kept beside the new one" if line.checkpoint.exists() else ""
+    return f'line "{line.name}" begins again as sink "{_begin(line, identity).sink}"{kept}'
 
 
 def _begin(line: AnyLine, identity: Identity) -> Identity:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,12 +52,19 @@ class GatewaySupervisor(ChildSupervisor):
         state: Where its status goes.
         log: File for its standard error.
         stopping: Set when the bridge ends.
+        judge: Raises what has to be mended before anything is taken in.
     """
 
     what = "the gateway"
 
     def __init__(
-        self, line: AnyLine, file: Path | str, state: BridgeState, log: Path, stopping: threading.Event
+        self,
+        line: AnyLine,
+        file: Path | str,
+        state: BridgeState,
+        log: Path,
+        stopping: threading.Event,
+        judge: Callable[[AnyLine], None] = lambda _line: None,
     ) -> None:
         super().__init__(name=f"gateway {line.name}", daemon=True)
         self.line = line
@@ -70,6 +77,7 @@ class GatewaySupervisor(ChildSupervisor):
         self._state = state
         self._log = log
         self._stopping = stopping
+        self._judge = judge
         self._pauses = Backoff(first=0.5, most=15.0)
         #: What the gateway said last was wrong with it; None before its first answer.
         self._trouble: str | None = None
@@ -80,6 +88,8 @@ class GatewaySupervisor(ChildSupervisor):
         return self.fatal is None and not self._stopping.is_set()
 
     def _round(self) -> None:
+        if not self.up.is_set():
+            self._judge(self.line)
         with ensure(self.line.gateway, owner_pid=os.getpid(), log=self._log) as client:
             self._online()
             self._ask(client)

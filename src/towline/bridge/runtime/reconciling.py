@@ -6,13 +6,16 @@ they are equal to what the sink has noted, or one batch ahead of it where a kill
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import CONSUMER, Line
 from towline.bridge.lines.evidence import places_at
 from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.recovery import begin_again, refusal
 from towline.checkpoint import Checkpoint
+from towline.errors import KafkaError
 from towline.guarantee import policy
 from towline.kafka.markers import ANYONE, Marker, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
@@ -23,14 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from towline.bridge.config.model import AnyLine, Bridge
+    from towline.errors import TowlineError
     from towline.spark.sink_note import NotedBatch
 
-__all__ = ["Comparison", "of_journal", "of_markers", "reconcile", "render_comparisons"]
+__all__ = ["Comparison", "begin_free", "foreign_marker", "of_journal", "of_markers", "reconcile", "render_comparisons"]
 
 #: A batch may end between two looks: so often both are read again.
 _LOOKS: Final = 5
 #: Seconds Kafka has for each answer.
 _TIMEOUT: Final = "15"
+#: The same where a line waits for it before it takes anything in.
+_SOON: Final = "5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +115,41 @@ def _markers(bridge: Bridge, line: AnyLine) -> list[Comparison]:
     return found
 
 
-def _settings(bridge: Bridge, line: AnyLine, sink: str) -> SinkSettings:
+def foreign_marker(bridge: Bridge, line: AnyLine) -> TowlineError | None:
+    """Why an uplink without a checkpoint must not take anything in: another query's markers of its sink say rows.
+
+    Its state directory was emptied, or is another than it was: the first batch would stop [TL-K13], with messages
+    acknowledged by then. A marker of no row at all is nobody's.
+
+    Raises:
+        KafkaError: As `MarkerStore.read`; it is not known then.
+    """
+    identity, ours = Identity.read(line.gateway.state_dir), Checkpoint(str(line.checkpoint)).query
+    transacted = isinstance(line, Line) and policy(line.guarantee).transactions
+    if not transacted or identity is None or identity.query:
+        return None
+    for marker in MarkerStore(_settings(bridge, line, identity.sink, _SOON), identity.sink).read_all().values():
+        if marker is not None and marker.writer not in (ANYONE, ours) and marker.total_rows:
+            what = (
+                f'its sink "{identity.sink}" has {marker.total_rows:,} rows of query {marker.writer} in Kafka, whose '
+            )
+            what += "checkpoint is not here; nothing was taken in"
+            return refusal(line, bridge.file, "TL-K13", what, "Bring back the state directory of that query")
+    return None
+
+
+def begin_free(bridge: Bridge, line: AnyLine) -> str:
+    """Have a line begin again, with a sink id under which Kafka has no rows; what was done, as `begin_again`."""
+    told = begin_again(line)
+    with contextlib.suppress(KafkaError):  # not known: the line looks again before it takes anything in
+        while foreign_marker(bridge, line) is not None:
+            told = begin_again(line, anew=True)
+    return told
+
+
+def _settings(bridge: Bridge, line: AnyLine, sink: str, patience_s: str = _TIMEOUT) -> SinkSettings:
     client = {f"kafka.{name}": value for name, value in bridge.kafka.client().items()}
-    own = {"sinkId": sink, "parallelism": str(line.parallelism), "deliveryTimeout": _TIMEOUT}
+    own = {"sinkId": sink, "parallelism": str(line.parallelism), "deliveryTimeout": patience_s}
     return SinkSettings.parse({**client, **own})
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from towline import files
@@ -20,7 +20,6 @@ from towline.bridge.config.file import load
 from towline.bridge.config.kafka_source import equipped, source_text
 from towline.bridge.config.model import Line
 from towline.bridge.lines.identity import settle
-from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
@@ -30,16 +29,16 @@ from towline.bridge.runtime.reloading import Reloading
 from towline.bridge.runtime.state import BridgeState, LineView, gateway_status
 from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java, check_python
-from towline.errors import ConfigError, TowlineError
+from towline.errors import ConfigError, KafkaError, TowlineError
 from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
 from towline.ownership import check_owner
 from towline.text import counted
 
 if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge, DownLine
+    from towline.bridge.config.model import AnyLine, Bridge, DownLine
 
-__all__ = ["EXIT_INTERRUPTED", "Display", "Supervisor", "kept_by_broker"]
+__all__ = ["EXIT_INTERRUPTED", "Display", "Supervisor", "alone", "kept_by_broker"]
 
 EXIT_INTERRUPTED = 130
 #: Seconds between two looks at the children.
@@ -66,7 +65,6 @@ class Supervisor:
     Args:
         bridge: What to run.
         screen: Where to show it.
-        again: Names of lines that begin again without their checkpoint (`towline.bridge.lines.recovery`).
         observe: Given the bridge's state once it has one, before anything is started.
         read: Reads the file anew, for a reload.
     """
@@ -75,7 +73,6 @@ class Supervisor:
         self,
         bridge: Bridge,
         screen: Display,
-        again: Sequence[str] = (),
         observe: Callable[[BridgeState], None] = lambda _: None,
         read: Callable[[], Bridge] | None = None,
     ) -> None:
@@ -84,7 +81,6 @@ class Supervisor:
         self._read = read or (lambda: load(bridge.file))
         self._screen = screen
         self._observe = observe
-        self._again = tuple(again)
         self._interrupts = 0
         #: A reload was asked for and has not begun.
         self._reload_asked = False
@@ -106,7 +102,7 @@ class Supervisor:
             TowlineError: What keeps every line from running, in its own words.
         """
         bridge = self._bridge
-        with _alone(bridge), _signals(self._interrupted), _hangup(self._hung_up):
+        with alone(bridge), _signals(self._interrupted), _hangup(self._hung_up):
             _check_members(bridge)
             check_java()
             check_python(bridge.spark.master)
@@ -114,7 +110,7 @@ class Supervisor:
             bridge = self._bridge = equipped(bridge)
             if jars := source_text(bridge):
                 self._screen.say(jars)
-            for text in (*settle(bridge), *(begin_again(bridge.line(name)) for name in self._again)):
+            for text in settle(bridge):
                 self._screen.say(text)
             insecure = insecurities(bridge.kafka.client())
             for text in insecure:
@@ -152,7 +148,16 @@ class Supervisor:
         if isinstance(line, Line) and line.gateways:
             return GatewaysSupervisor(line, self._bridge, self._state, self._ending)
         log = self._bridge.logs / f"gateway-{line.name}.log"
-        return GatewaySupervisor(line, str(self._bridge.file), self._state, log, self._ending)
+        parts = self._state, log, self._ending, self._judge
+        return GatewaySupervisor(line, str(self._bridge.file), *parts)
+
+    def _judge(self, line: AnyLine) -> None:
+        """See that the sink of a line that begins is free, while nothing was taken in; Kafka may be away [I7]."""
+        from towline.bridge.runtime.reconciling import foreign_marker  # noqa: PLC0415 - loads librdkafka
+
+        with contextlib.suppress(KafkaError):
+            if (error := foreign_marker(self._bridge, line)) is not None:
+                raise error
 
     def _watch(self) -> TowlineError | None:
         """Show the account until the end is asked for, or nothing can go on."""
@@ -311,7 +316,7 @@ def _end_here() -> None:
 
 
 @contextlib.contextmanager
-def _alone(bridge: Bridge) -> Iterator[None]:
+def alone(bridge: Bridge) -> Iterator[None]:
     """One bridge per state directory, as long as this process lives."""
     state_dir = bridge.state_dir
     check_owner(state_dir)

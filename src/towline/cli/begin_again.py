@@ -1,0 +1,34 @@
+"""``towline begin-again``: have a line begin where its gateway's account stands, without its checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from towline.cli.screen import BridgeFile, command_app, lines_text
+
+__all__ = ["app", "begin_again"]
+
+app = command_app()
+
+
+@app.command(epilog="Example:  towline begin-again telemetry bridge.toml && towline run bridge.toml")
+def begin_again(
+    line: Annotated[str, typer.Argument(metavar="LINE", help="Name of the line.")],
+    file: BridgeFile = Path("bridge.toml"),
+) -> None:
+    """Keep a line's checkpoint aside and give it a new name in Kafka; at its next start it begins behind what is done.
+
+    One of the two ways out where a line refuses to start because its state was changed: the error says what it may
+    cost. No bridge of the file may run meanwhile.
+    """
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.reconciling import begin_free  # noqa: PLC0415
+    from towline.bridge.runtime.supervisor import alone  # noqa: PLC0415
+
+    bridge = load(file)
+    with alone(bridge):
+        told = begin_free(bridge, bridge.line(line))
+    typer.echo(lines_text([told]), nl=False)
