@@ -86,13 +86,16 @@ def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, Bridge | No
 
 
 def _collected(place: Path, bridge: Bridge | None) -> dict[str, Any]:
-    from towline.bridge.runtime.members import wanted_clients  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.lines.leftovers import former_topics, left_lines  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.members import wanted_clients  # noqa: PLC0415
     from towline.bridge.runtime.status import collect  # noqa: PLC0415
 
     if bridge is None:
         return collect(place)
+    bridge = bridge.model_copy(update={"state_dir": place})
     clients = {line.name: wanted_clients(line) for line in bridge.lines}
-    return collect(place, [*clients], clients)
+    left = [one.as_json(bridge) for one in left_lines(bridge)]
+    return {**collect(place, [*clients], clients), "left": left, "former_dead_letter_topics": former_topics(bridge)}
 
 
 def _look(place: Path, bridge: Bridge | None, *, as_json: bool, clear: bool) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from towline import files
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.patterns import allowed
 from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.leftovers import former_topics
 from towline.doctor.case import PROBE, Case
 from towline.doctor.table import NotAsked, fact
 from towline.guarantee import Guarantee, policy
@@ -105,8 +106,8 @@ def _of_line(bridge: Bridge, line: Line | DownLine, listed: list[str]) -> Iterat
     if create is not None:
         plain = replace(plain, partitions=create.partitions, made=True, replication=create.replication_factor)
     yield from _written(line, plain, listed) if isinstance(line, Line) else _read(line, plain, listed)
-    if line.dead_letter_topic:
-        yield replace(plain, name=line.dead_letter_topic, role=TopicRole.DEAD_LETTERS)
+    for name in filter(None, (line.dead_letter_topic, *{*former_topics(bridge)}.intersection(listed))):
+        yield replace(plain, name=name, role=TopicRole.DEAD_LETTERS)
     if (sink := _sink(bridge, line)) is not None:
         name = sink.markers_of(_sink_id(bridge, line))
         yield TopicUse(name, TopicRole.MARKERS, line.name, line.parallelism, made=sink.create_marker_topic)

@@ -26,6 +26,7 @@ from towline.journal.batches import Appended, Batch, LastBatch, Partial, Range, 
 from towline.journal.journal import Journal, Limits
 from towline.journal.ranges import Ranges
 from towline.journal.reading import BATCH_BYTES
+from towline.journal.recovery import state_in
 from towline.journal.writer import full
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from towline.journal.disk import Disk
 
-__all__ = ["PUBLISHED", "RELEASED", "SENT", "Appended", "Batch", "Flight", "Outbox"]
+__all__ = ["PUBLISHED", "RELEASED", "SENT", "Appended", "Batch", "Flight", "Outbox", "waiting_in"]
 
 #: Phases of a flight: the receiver may have the row; it owns the row, and the id is being given back; as the first, of
 #: QoS 1, which has no second.
@@ -88,9 +89,7 @@ class Outbox:
         self.journal = journal
         self._clock = clock
         watermark = journal.consumers.get(_SENDER, journal.first)
-        self.done = Ranges(watermark)
-        for start, end in (*journal.notes.get(_DONE, ()), *self._dropped[1]):
-            self.done.add(start, end)
+        self.done = _done(watermark, journal.notes)
         #: by outcome, rows that are done
         self._outcomes: Mapping[str, int] = dict(journal.notes.get(_OUTCOMES, {}))
         #: packet ids that are free again and whose frame does not say so yet
@@ -436,6 +435,31 @@ class Outbox:
         """The newest batch of each writer, as `LastBatch.from_json` takes it."""
         notes = dict(self.journal.notes).items()
         return {name.removeprefix(_BATCH): value for name, value in notes if name.startswith(_BATCH)}
+
+
+def waiting_in(directory: Path) -> int:
+    """Count the rows of a journal or an outbox, open or not, that a consumer or the sender is not done with.
+
+    Raises:
+        JournalError, OSError: As `towline.journal.recovery.session_in`.
+    """
+    state = state_in(directory)
+    if state is None:
+        return 0
+    done = _done(min(state.consumers.values(), default=state.floor), state.notes)
+    for name, values in state.notes.items():
+        if name.startswith(_BATCH):  # of a batch that is not whole: whoever brings it has it still
+            for start, end in LastBatch.from_json(values).ranges:
+                done.add(start, end)
+    return sum(end - start for start, end in done.missing(0, state.end))
+
+
+def _done(watermark: int, notes: Mapping[str, Any]) -> Ranges:
+    """Rows below a watermark, and those that are noted as sent, or are never sent."""
+    done = Ranges(watermark)
+    for start, end in (*notes.get(_DONE, ()), *notes.get(_DROPPED, (0, ()))[1]):
+        done.add(start, end)
+    return done
 
 
 def _another(where: str, batch: Batch) -> JournalError:

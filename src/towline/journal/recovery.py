@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from towline.journal.disk import Disk
 
-__all__ = ["RecoveredJournal", "Recovery", "recover", "session_in"]
+__all__ = ["RecoveredJournal", "Recovery", "recover", "session_in", "state_in"]
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,14 @@ def session_in(directory: Path) -> Mapping[str, Any]:
         JournalError: TL-J09, a file is foreign or newer.
         OSError: Directory or file can't be read.
     """
+    state = state_in(directory)
+    return {} if state is None else state.session
+
+
+def state_in(directory: Path) -> JournalState | None:
+    """Return what a journal holds besides its rows, as `session_in` does; None without one."""
     names = segment_names(directory)
-    return _scan(_head(directory, names[-1])).state.session if names else {}
+    return _scan(_head(directory, names[-1])).state if names else None
 
 
 def _sealed(directory: Path, chain: list[_Head], tail: _Tail, disk: Disk) -> RecoveredJournal:

@@ -105,9 +105,9 @@ def sockets_of(family: list[psutil.Process]) -> set[str]:
     return {path for path in named if isinstance(path, str) and path.startswith("/") and Path(path).exists()}
 
 
-def dead_letters(bridge: Running, command: str) -> dict[str, object]:
+def dead_letters(bridge: Running, command: str, file: Path | None = None) -> dict[str, object]:
     run = subprocess.run(
-        [sys.executable, "-m", "towline.cli", "dlq", command, str(bridge.file), "--json"],
+        [sys.executable, "-m", "towline.cli", "dlq", command, str(file or bridge.file), "--json"],
         capture_output=True,
         check=False,
         timeout=120,
@@ -147,6 +147,19 @@ def test_what_the_gateway_cant_take_in_is_a_dead_letter_between_its_neighbours(
     assert reasons["too_many_properties"]["mqtt_topic"] == "t/d/x"
     stay = dead_letters(bridge, "replay")
     assert (stay["mended"], sum(stay["dead"].values())) == ({}, 2)  # type: ignore[attr-defined]
+
+
+def test_a_changed_file_hides_neither_letters_nor_lines(bridge: Running) -> None:
+    """As it would be after the next start: another dead-letter topic, and the line is another one."""
+    text = bridge.file.read_text()
+    changed = bridge.directory / "changed.toml"
+    changed.write_text(text.replace('"set-aside"', '"elsewhere"'))
+    assert {one["topic"] for one in dead_letters(bridge, "show", changed)["waiting"]} == {"set-aside"}  # type: ignore[attr-defined]
+    changed.write_text(text.replace('name = "line"', 'name = "other"'))
+    command = [sys.executable, "-m", "towline.cli", "status", str(changed), "--json"]
+    run = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    (left,) = json.loads(run.stdout)["left"]
+    assert (left["line"], left["waiting"], left["sessions"]) == ("line", 0, ["stubs-line"])
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")

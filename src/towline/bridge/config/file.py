@@ -49,6 +49,7 @@ class FileTable(Section):
 
     name: str = Field(pattern=NAME, description="Name the bridge; it becomes part of the MQTT client ids.")
     state_dir: Path = Field(description="Name a directory on a local disk; the journals live there.")
+    leave_waiting: tuple[str, ...] = ()
     mqtt: dict[str, Any] = Field(description="Add the table.")
     kafka: dict[str, Any] = Field(description="Add the table.")
     spark: dict[str, Any] = Field(default_factory=dict)
@@ -140,6 +141,7 @@ class Reader:
             name=table.name,
             file=self._file,
             state_dir=state_dir,
+            leave_waiting=table.leave_waiting,
             kafka=kafka,
             spark=spark,
             gateway=gateway,

@@ -356,6 +356,7 @@ class Bridge(Section):
         name: Of the bridge.
         file: Where it was read from.
         state_dir: Directory of the bridge; each line has one of its name inside.
+        leave_waiting: Lines that the file does not have any more, and that may go on holding messages in `state_dir`.
         kafka: Where records go.
         spark: The Spark session.
         gateway: What lets Spark in to gateways elsewhere, and where those of the lines listen.
@@ -366,6 +367,7 @@ class Bridge(Section):
     name: str
     file: Path
     state_dir: Path
+    leave_waiting: tuple[str, ...] = ()
     kafka: KafkaSection
     spark: SparkSection
     gateway: GatewaySection = GatewaySection()

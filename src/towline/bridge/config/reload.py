@@ -36,7 +36,7 @@ _DERIVED: Final = frozenset({"name", "state_dir", "checkpoint", "guarantee", "su
 #: Keys of a gateway that stand beside the table ``mqtt`` of its line.
 _BESIDE_MQTT: Final = frozenset({"ack_after", "journal", "outbox", "receipts", "listen", "share"})
 #: What is said of the file, and what is compared line by line.
-_READ: Final = ("file", "lines")
+_READ: Final = ("file", "lines", "leave_waiting")
 _DO: Final = "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."
 
 

@@ -136,6 +136,7 @@ class _Document(Section):
     Attributes:
         name: Names the bridge; it becomes part of the MQTT client ids.
         state_dir: A directory on a local disk: the journals live there.
+        leave_waiting: Lines taken out of the file that may leave messages waiting in state_dir; retire them instead.
         mqtt: The MQTT broker, and what is said to it.
         kafka: Where records go.
         spark: The Spark session of the bridge.
@@ -148,6 +149,7 @@ class _Document(Section):
 
     name: str = Field(pattern=NAME)
     state_dir: str
+    leave_waiting: list[str] = Field(default_factory=list)
     mqtt: _Mqtt  # type: ignore[valid-type] # made above
     kafka: KafkaSection
     spark: SparkSection = SparkSection()

@@ -30,6 +30,7 @@ _NOT_MQTT = {
     "journal",
     "outbox",
     "owner_pid",
+    "drain_s",
     "receipts",
     "share",
 }

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.leftovers import former_topics
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import client_config, watermarks
@@ -130,7 +131,8 @@ class DeadLetterTopic:
         client: Kafka's client configuration, unresolved.
         topic: Its name.
         lines: The lines that write to it, by the names they sign with.
-        absent: Whether the topic was not there when it was read.
+        former: Whether no line of the file has it any more.
+        absent: Whether the topic was not there when it was read; a former one may have been deleted since.
         nobodys: Letters that wait and no line here has signed, as far as `entries` has come: by who did.
         strange: Records that are no letter and no mark, or pieces that fit no letter, as far as `entries` has come.
     """
@@ -138,6 +140,7 @@ class DeadLetterTopic:
     client: Mapping[str, str]
     topic: str
     lines: Mapping[str, AnyLine]
+    former: bool = False
     absent: bool = field(default=False, init=False)
     nobodys: Counter[str] = field(default_factory=Counter, init=False)
     strange: int = field(default=0, init=False)
@@ -212,7 +215,7 @@ class DeadLetterTopic:
             found = _ends(consumer, self.client, self.topic)
         finally:
             consumer.close()
-        self.absent = found is None
+        self.absent = found is None and not self.former
         return found or {}
 
     def _records(
@@ -324,25 +327,26 @@ def _servers(client: Mapping[str, str]) -> str:
 
 
 def shelves(bridge: Bridge) -> list[DeadLetterTopic]:
-    """The dead-letter topics of a bridge.
+    """The dead-letter topics of a bridge, those of former files included [I18].
+
+    A line may have written to each of them before the file was changed: every line's signs are looked for in each.
 
     Raises:
         ConfigError: TL-C75 when no line has one.
     """
-    topics: dict[str, dict[str, AnyLine]] = {}
-    former: list[tuple[str, str, AnyLine]] = []
+    signs: dict[str, AnyLine] = {}
+    before: dict[str, AnyLine] = {}
     for line in bridge.lines:
-        if line.dead_letter_topic:
-            identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
-            signs = topics.setdefault(line.dead_letter_topic, {})
-            signs |= dict.fromkeys((line.name, identity.sink), line)
-            former += [(line.dead_letter_topic, name, line) for name in _former(identity, bridge.name)]
-    for topic, name, owner in former:
-        topics[topic].setdefault(name, owner)  # a line that has the name now is meant first
-    if not topics:
+        identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
+        signs |= dict.fromkeys((line.name, identity.sink), line)
+        before |= dict.fromkeys(_former(identity, bridge.name), line)
+    lines = before | signs  # a line that has the name now is meant first
+    named = dict.fromkeys(line.dead_letter_topic for line in bridge.lines if line.dead_letter_topic)
+    former = former_topics(bridge)
+    if not named and not former:
         do = 'Give the line dead_letter_topic = "NAME", or let topics be created with create_topics in [kafka].'
         raise ConfigError("TL-C75", str(bridge.file), "no line has a dead-letter topic", do)
-    return [DeadLetterTopic(bridge.kafka.client(), topic, lines) for topic, lines in topics.items()]
+    return [DeadLetterTopic(bridge.kafka.client(), topic, lines, topic in former) for topic in (*named, *former)]
 
 
 def _former(identity: Identity, bridge: str) -> Iterator[str]:

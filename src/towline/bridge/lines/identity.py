@@ -186,7 +186,7 @@ def _renamed(bridge: Bridge, kept: Mapping[str, Identity]) -> None:
     """A new line beside the state of one that is gone: only a person knows whether they are the same."""
     names = {line.name for line in bridge.lines}
     fresh = [line for line in bridge.lines if line.name not in kept and not line.gateway.inbox.exists()]
-    gone = sorted(set(kept) - names)
+    gone = sorted(set(kept) - names - {*bridge.leave_waiting})
     if fresh and gone:
         raise _ambiguous(bridge, fresh[0], gone[0])
 
@@ -200,7 +200,7 @@ def _ambiguous(bridge: Bridge, fresh: AnyLine, gone: str) -> ConfigError:
     do = (
         f"Was it renamed? Then: mv {place / gone} {own.state_dir}, and keep its MQTT session with "
         f'mqtt = {{ client_id = "{own.mqtt_client_id.removesuffix(fresh.name)}{gone}" }}. '
-        f"Is it another line? Then move {place / gone} out of {place}."
+        f"Is it another line? Then: towline retire {gone} {bridge.file}, which carries on what waits there."
     )
     return ConfigError("TL-B20", str(bridge.file), what, do)
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.reload import LineChange, changes
+from towline.bridge.lines.leftovers import remember
 from towline.bridge.runtime.state import digest_of, is_there, read_state
 from towline.bridge.runtime.supervision import unforeseen
 from towline.errors import ConfigError, GatewayUnreachable, KafkaError, TowlineError
@@ -142,6 +143,7 @@ class Reloading:
         names = [one.after.name for one in found]
         self._judge([one.after for one in found])
         self._see_to_topics(bridge)
+        remember(bridge)
         change = uuid.uuid4().hex
         asked: list[LineChange] = []
         try:
@@ -155,6 +157,7 @@ class Reloading:
                 with contextlib.suppress(TowlineError):
                     self._want(one.before, one.before.gateway.subscriptions, f"{change}-back", _BACK_S)
             self._driver.take(self._bridge, names)
+            remember(self._bridge)
             raise
         self._file, self._bridge = wanted, bridge
         for one in found:

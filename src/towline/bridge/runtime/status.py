@@ -97,7 +97,8 @@ def code_of(status: dict[str, Any]) -> int:
     accounts = [line["account"] for line in status["lines"].values()]
     if any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
         return WRONG
-    runs = all(line["query"] == "running" for line in status["lines"].values())
+    carried = all(one["waiting"] == 0 for one in status.get("left", ()))
+    runs = carried and all(line["query"] == "running" for line in status["lines"].values())
     known = all(account and not account.get("away") for account in accounts)
     return 0 if runs and known else NOT_KNOWN
 
@@ -254,6 +255,9 @@ def render(status: dict[str, Any]) -> str:
     if status["file_changed"]:
         what = "has changed since it was read: what runs is what it said then"
         out.append(f"  ! {status['file']} {what}. towline reload takes up its routes, a new start all of it.")
+    out += [f"  ! {one['text']}" for one in status.get("left", ())]
+    for topic in status.get("former_dead_letter_topics", ()):
+        out.append(f'  dead letters of former files may wait in "{topic}": towline dlq show counts them')
     out += _render_reload(status.get("reload", {})) if status["running"] else []
     if status["kafka_error"] and status["running"]:
         out.append(f"  {status['kafka_error']}")

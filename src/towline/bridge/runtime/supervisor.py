@@ -20,6 +20,7 @@ from towline.bridge.config.file import load
 from towline.bridge.config.kafka_source import equipped, source_text
 from towline.bridge.config.model import Line
 from towline.bridge.lines.identity import settle
+from towline.bridge.lines.leftovers import left_texts, remember
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
@@ -110,8 +111,10 @@ class Supervisor:
             bridge = self._bridge = equipped(bridge)
             if jars := source_text(bridge):
                 self._screen.say(jars)
-            for text in settle(bridge):
-                self._screen.say(text)
+            if not any(line.gateway.drain_s is not None for line in bridge.lines):  # else it ends (`retiring`)
+                for text in (*settle(bridge), *left_texts(bridge)):
+                    self._screen.say(text)
+                remember(bridge)
             insecure = insecurities(bridge.kafka.client())
             for text in insecure:
                 self._screen.say(f"insecure: [kafka] {text}")
@@ -289,6 +292,8 @@ def _goes_on(view: LineView) -> str:
 
 def kept_by_broker(status: Mapping[str, Any]) -> str:
     """What is known of the session that a gateway leaves at its broker."""
+    if status.get("drain"):
+        return "its gateway leaves it, and ends its session at the broker"
     if not status.get("connects"):
         return "no broker was reached"
     seconds = int(status.get("session_kept_s", 0))

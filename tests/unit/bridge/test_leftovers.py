@@ -1,0 +1,167 @@
+"""What a changed file leaves behind: named, with the way, whatever the file says now."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.cli.test_main import ran
+from towline.bridge.config.model import CONSUMER, Bridge
+from towline.bridge.deadletters.dlq import shelves
+from towline.bridge.lines.identity import settle
+from towline.bridge.lines.leftovers import LINE_FILE, left_lines, left_texts, remember, remembered_line, state_troubles
+from towline.doctor.cluster import TopicRole, wanted
+from towline.errors import ConfigError
+from towline.gateway.clients import end_client, note_client
+from towline.journal import Batch, Journal, Limits, Outbox
+from towline.journal.outbox import waiting_in
+from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
+
+HEAD, UPLINK = GOOD.split("[[uplink]]", 1)
+DOWN = '[[downlink]]\nname = "commands"\nfrom = "commands"\ntopic = "c/{key}"\n'
+LIMITS = Limits(min_free_bytes=0)
+
+
+def bridge(directory: Path, *lines: str, head: str = HEAD, dead: str = "") -> Bridge:
+    """A file with these uplinks."""
+    own = f"dead_letter_topic = {dead}\n" if dead else ""
+    texts = ["[[uplink]]" + UPLINK.replace('name = "telemetry"\n', f'name = "{line}"\n{own}', 1) for line in lines]
+    return read(head + "".join(texts), directory)
+
+
+def received(directory: Path, rows: int, committed: int) -> None:
+    """Rows in the inbox of a gateway, so many of them in Kafka."""
+    with Journal.open(directory / "inbox", schema=ROW_SCHEMA, limits=LIMITS) as journal:
+        journal.append(_rows(ROW_SCHEMA, rows))
+        journal.commit(CONSUMER, committed)
+
+
+def _rows(schema: pa.Schema, count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{}] * count, schema=schema)
+
+
+@pytest.mark.parametrize("now", ['"new"', "false"])
+def test_a_dead_letter_topic_that_the_file_has_no_more_is_asked(tmp_path: Path, now: str) -> None:
+    """By dlq show and replay (the shelves), and by doctor; the letters of a line that shared it are its own."""
+    remember(bridge(tmp_path, "a", "b", dead='"old"'))
+    changed = bridge(tmp_path, "a", "b", dead=now)
+    remember(changed)
+    found = {shelf.topic: shelf for shelf in shelves(changed)}
+    assert list(found) == (["new", "old"] if "new" in now else ["old"])
+    assert {name: line.name for name, line in found["old"].lines.items()}.items() >= {
+        "plant-7.a": "a",
+        "b": "b",
+    }.items()
+    letters = {one.name for one in wanted(changed, {"telemetry", "old"}) if one.role is TopicRole.DEAD_LETTERS}
+    assert letters == ({"new", "old"} if "new" in now else {"old"})
+    assert "old" not in {one.name for one in wanted(changed, {"telemetry"})}, "deleted since"
+
+
+def test_letters_of_a_line_that_takes_another_topic_while_its_neighbour_stays(tmp_path: Path) -> None:
+    remember(bridge(tmp_path, "a", "b", dead='"both"'))
+    own = bridge(tmp_path, "a", "b", dead='"both"')
+    moved = own.model_copy(
+        update={"lines": (own.lines[0].model_copy(update={"dead_letter_topic": "mine"}), own.lines[1])}
+    )
+    both = next(shelf for shelf in shelves(moved) if shelf.topic == "both")
+    assert both.lines["plant-7.a"].name == "a"
+
+
+def test_a_bridge_without_any_dead_letter_topic_says_so(tmp_path: Path) -> None:
+    one = bridge(tmp_path, "a")
+    remember(one)
+    with pytest.raises(ConfigError, match="TL-C75"):
+        shelves(one)
+
+
+def test_a_line_is_remembered_as_it_was_started_last_wherever_it_is_now(tmp_path: Path) -> None:
+    (line,) = bridge(tmp_path, "a").lines
+    remember(bridge(tmp_path, "a"))
+    file = tmp_path / "state" / "a" / LINE_FILE
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert remembered_line(tmp_path / "state" / "a") == line
+    (tmp_path / "state" / "a").rename(tmp_path / "moved")
+    moved = remembered_line(tmp_path / "moved")
+    assert moved is not None
+    assert (moved.gateway.state_dir, moved.checkpoint) == (tmp_path / "moved", tmp_path / "moved" / "checkpoint")
+    assert remembered_line(tmp_path) is None
+
+
+def test_a_line_that_was_taken_out_is_refused_with_its_count_and_both_ways_out(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a", "b"))
+    received(tmp_path / "state" / "a", 77, 0)
+    changed = bridge(tmp_path, "b")
+    with pytest.raises(ConfigError) as caught:
+        list(left_texts(changed))
+    assert str(caught.value).replace(f"{tmp_path}/", "") == (
+        'bridge.toml: line "a" is not in bridge.toml any more, and 77 acknowledged messages wait in state/a. Carry it '
+        "on and end it: towline retire a bridge.toml. Or leave it, and start without it: "
+        'leave_waiting = ["a"] at the top of the file.   [TL-B37]'
+    )
+    assert [str(one) for one in state_troubles(changed)] == [str(caught.value)], "doctor's row"
+    left = bridge(tmp_path, "b", head=f'leave_waiting = ["a"]\n{HEAD}')
+    (text,) = left_texts(left)
+    assert text.replace(f"{tmp_path}/", "").endswith("end it: towline retire a bridge.toml.   [TL-B37]")
+
+
+def test_what_is_carried_on_is_no_matter_but_a_session_that_queues_is_named(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a", "b"))
+    place = tmp_path / "state" / "a"
+    received(place, 3, 3)
+    changed = bridge(tmp_path, "b")
+    assert left_lines(changed) == []
+    note_client(place, "plant-7-a", "mqtt://a:1883")
+    (text,) = left_texts(changed)
+    assert 'more, and the session "plant-7-a" goes on queueing at its broker. Carry it on and end it: ' in text
+    assert "leave_waiting" not in text
+    end_client(place, "plant-7-a", "drained")
+    assert left_lines(changed) == []
+
+
+def test_what_is_to_be_sent_and_what_was_refused_waits_too(tmp_path: Path) -> None:
+    """Not what was sent, nor the part of a batch that never became whole: Kafka has that still."""
+    read(HEAD + DOWN, tmp_path)
+    place = tmp_path / "state" / "commands"
+    outbox = Outbox.open(place / "outbox", schema=OUTBOX_SCHEMA, limits=LIMITS)
+    outbox.append(_rows(OUTBOX_SCHEMA, 10), Batch("q/0", 0))
+    outbox.append(_rows(OUTBOX_SCHEMA, 4), Batch("q/0", 1, attempt="1"), whole=False)
+    outbox.finish([0, 1, 2, 5])
+    outbox.flush()
+    assert waiting_in(place / "outbox") == 6, "while it is open"
+    outbox.close()
+    with Journal.open(place / "refused", schema=OUTBOX_SCHEMA, limits=LIMITS) as refused:
+        refused.append(_rows(OUTBOX_SCHEMA, 2))
+    (left,) = left_lines(bridge(tmp_path, "a"))
+    assert (left.directory.name, left.waiting) == ("commands", 8)
+
+
+def test_of_members_each_is_counted_and_what_cant_be_read_is_not_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "state" / "a"
+    received(place / "members" / "g1", 2, 1)
+    received(place / "members" / "g2", 3, 0)
+    settle(bridge(tmp_path, "a"))
+    (left,) = left_lines(bridge(tmp_path, "b"))
+    assert left.waiting == 4
+    (segment,) = (place / "members" / "g1" / "inbox").glob("*.seg")
+    os.truncate(segment, 10)
+    with pytest.raises(ConfigError, match=r"and an unknown number of messages wait in .*TL-B37"):
+        list(left_texts(bridge(tmp_path, "b")))
+
+
+def test_status_and_its_exit_code_name_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    remember(bridge(tmp_path, "a", "b", dead='"old"'))
+    settle(bridge(tmp_path, "a", "b"))
+    received(tmp_path / "state" / "a", 1, 0)
+    bridge(tmp_path, "b")
+    code, out, _ = ran(capsys, "status", str(tmp_path / "bridge.toml"), "--json")
+    found = json.loads(out)
+    assert (code, found["former_dead_letter_topics"]) == (3, ["old"])
+    assert [(one["line"], one["waiting"]) for one in found["left"]] == [("a", 1)]
+    _, out, _ = ran(capsys, "status", str(tmp_path / "bridge.toml"))
+    assert f"  ! {found['left'][0]['text']}\n" in out
+    assert 'dead letters of former files may wait in "old": towline dlq show counts them\n' in out
