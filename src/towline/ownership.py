@@ -5,15 +5,12 @@ One `towline run` as root in the directory of a service leaves files there that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from towline.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["check_owner"]
 
@@ -27,28 +24,21 @@ def check_owner(place: Path) -> None:
     Raises:
         ConfigError: TL-J23, it belongs to another user; nothing was written.
     """
-    for path, owner in _foreign(place):
-        theirs, ours = _name(owner), _name(os.geteuid())
-        what = f"it belongs to the user {theirs}, and this is {ours}: what {ours} writes there {theirs} could not use"
-        do = f"Run this as {theirs} (sudo -u), or hand it over: chown -R {ours.removeprefix('#')} {path}."
-        raise ConfigError("TL-J23", str(path), f"{what} any more", do)
+    for path in (place, *place.rglob("*")):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # not yet, or removed by whoever runs there
+            owner = path.stat(follow_symlinks=path == place).st_uid
+            if owner != os.geteuid() and not _usable(path, owner):
+                theirs, ours = _name(owner), _name(os.geteuid())
+                what = f"it belongs to the user {theirs}, and this is {ours}: what {ours} writes there {theirs} could"
+                do = f"Run this as {theirs} (sudo -u), or hand it over: chown -R {ours.removeprefix('#')} {path}."
+                raise ConfigError("TL-J23", str(path), f"{what} not use any more", do)
 
 
-def _foreign(place: Path) -> Iterator[tuple[Path, int]]:
-    """Path and owner of what is another user's, from the top down; symbolic links below are not followed."""
-    ours = os.geteuid()
-    try:
-        owner = place.stat().st_uid
-        if owner != ours and not (owner == 0 and os.access(place, os.W_OK | os.X_OK, effective_ids=True)):
-            yield place, owner
-        for entry in list(os.scandir(place)):
-            if entry.is_dir(follow_symlinks=False) and entry.name != "lost+found":
-                yield from _foreign(Path(entry.path))
-            unread = entry.is_file(follow_symlinks=False) and not os.access(entry.path, os.R_OK, effective_ids=True)
-            if unread and (owner := entry.stat().st_uid) != ours:
-                yield Path(entry.path), owner
-    except OSError:  # not there yet, removed meanwhile by whoever runs there, or told by the first who needs it
-        return
+def _usable(path: Path, owner: int) -> bool:
+    """Whether what is another user's is in nobody's way."""
+    if path.is_dir():
+        return path.name == "lost+found" or (owner == 0 and os.access(path, os.W_OK | os.X_OK, effective_ids=True))
+    return os.access(path, os.R_OK, effective_ids=True)
 
 
 def _name(user: int) -> str:

@@ -84,10 +84,11 @@ def fork_gateway(
         settings: Its settings.
         log: For its output.
         tracer: The command that attaches itself to a pid and says so, such as `tests.engines.strace.wrapped`.
-        drain_s: As for `towline.gateway.process.run`.
+        drain_s: In place of that of the settings.
         prepare: Called in the new process, before anything else; of a module that can be imported.
     """
-    given = (settings.model_dump_json().encode(), log, tracer is not None, drain_s, prepare)
+    settings = settings.model_copy(update={"drain_s": drain_s})
+    given = (settings.model_dump_json().encode(), log, tracer is not None, prepare)
     process = _forkserver.Process(target=_run, args=given)
     process.start()
     return ForkedProcess(process, None if tracer is None else _attached(process, tracer, log))
@@ -121,7 +122,6 @@ def _run(
     settings: bytes,
     log: Path,
     traced: bool,
-    drain_s: float | None,
     prepare: Callable[[], None] | None,
 ) -> None:
     """In the new process."""
@@ -136,4 +136,4 @@ def _run(
         os.kill(os.getpid(), signal.SIGSTOP)
     if prepare is not None:
         prepare()
-    sys.exit(main(drain_s=drain_s))
+    sys.exit(main())

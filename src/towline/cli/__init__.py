@@ -31,6 +31,7 @@ COMMANDS = {
     "run": "run the lines of a bridge file",
     "reload": "have the bridge that runs take up changed routes",
     "begin-again": "have a line begin where its gateway's account stands, with no checkpoint",
+    "retire": "end a line: carry on what it holds, end its session, remove it",
     "check": "validate a bridge file and print the plan; no network",
     "doctor": "what the broker, Kafka and the disk can keep of the promise; probes only",
     "schema": "what a bridge file may say, as JSON Schema for editors",

@@ -52,9 +52,10 @@ def gateway(
     configure_logging()
     if drain:
         drainable(settings)
+        settings = settings.model_copy(update={"drain_s": idle})
         end_running(settings.state_dir)  # now: who starts it again comes later than this process, and finds it
     with gateway_endpoint(bridge, settings, metrics):
-        code = run(settings, drain_s=idle if drain else None)
+        code = run(settings)
     if drain and code == 0:
         sys.stdout.write(plain(_left(settings)))
     raise typer.Exit(code)

@@ -15,8 +15,8 @@ from towline.gateway.settings import GatewaySettings
 from towline.logfile import MOST_BYTES, LogStream
 
 
-def main(*, drain_s: float | None = None) -> int:
-    """Read the settings, run the gateway, return its exit code; arguments as for `run`."""
+def main() -> int:
+    """Read the settings, run the gateway, return its exit code."""
     try:
         configure_logging(LogStream(sys.stderr, MOST_BYTES))  # the file is ours, and nobody else looks after it
     except ConfigError as error:
@@ -29,7 +29,7 @@ def main(*, drain_s: float | None = None) -> int:
         place = ".".join(str(part) for part in first["loc"]) or "settings"
         sys.stderr.write(f"{place}: {first['msg']}.   [TL-C01]\n")
         return EXIT_CONFIG
-    return run(settings, drain_s=drain_s)
+    return run(settings)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     step         until
     LEAVING      UNSUBACK has come for every filter
     TAKING       nothing is unacknowledged, and nothing has come for a while, over which every PINGREQ is answered
-    COMMITTING   every consumer has committed the end of the journal, and publishers have their receipts
+    COMMITTING   every consumer has committed the end of the journal, publishers have their receipts, and the outbox
+                 has nothing left to send
     ENDING       a CONNECT with Clean Start is answered: the broker has no session any more
 
 Nothing of it is written down. After a kill the same command takes the same steps, and loses nothing: what was not
@@ -70,7 +71,7 @@ class DrainFacts:
         connection: Tells one connection from the next.
         probed: Every PINGREQ is answered.
         uncommitted: Rows that a consumer has not committed.
-        owing: A publisher is to get a receipt.
+        owing: A publisher is to get a receipt, or a message is to be sent.
     """
 
     online: bool
@@ -164,7 +165,7 @@ class Drain:
         Args:
             driver: Of the gateway's session.
             uplink: Of the gateway.
-            owing: A publisher is to get a receipt.
+            owing: A publisher is to get a receipt, or a message is to be sent.
         """
         facts, now = self._facts(driver, uplink, owing=owing), time.monotonic()
         still = not facts.subscribed and self._still.look(facts, now, lambda: driver.handle(Probe()))
@@ -209,9 +210,6 @@ def drainable(settings: GatewaySettings) -> None:
     Raises:
         ConfigError: TL-G57, it can't.
     """
-    if settings.outbox is not None:
-        what = "a gateway with an outbox is not drained: what it holds leaves by itself"
-        raise ConfigError("TL-G57", settings.name, what, "Stop what writes to it, and look at towline status.")
     if settings.several_sessions:
         what = "its brokers may each have a session of its own, and only the one in use would be emptied"
         do = "Set brokers_share_sessions where they are one cluster, or drain it at each broker by itself."

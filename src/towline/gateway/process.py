@@ -52,12 +52,8 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
 
-def run(settings: GatewaySettings, *, drain_s: float | None = None) -> int:
+def run(settings: GatewaySettings) -> int:
     """Run one gateway until SIGTERM, SIGINT, the end of its owner, or the end of its drain; return the exit code.
-
-    Args:
-        settings: The gateway's.
-        drain_s: Leave the line, and end the session after so many seconds in which nothing came; None to take part.
 
     A fatal error is one line on stderr, a record in ``<state_dir>/gateway-error.json``, and a code other than 0.
     """
@@ -66,14 +62,14 @@ def run(settings: GatewaySettings, *, drain_s: float | None = None) -> int:
         give_memory_back()
         _prepare(settings.state_dir)
         (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
-        _Gateway(settings, drain_s).run()
+        _Gateway(settings).run()
     except Exception as error:  # noqa: BLE001 - whoever started us learns why, whatever it was
         failure = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
         log.error("ended", code=failure.code, reason=str(failure))  # noqa: TRY400  # one line, no traceback
         if failure.code != "TL-J23":  # nothing is written where another user's state is
             _leave_error(settings.state_dir, failure)
         return EXIT_CONFIG if isinstance(failure, ConfigError) else EXIT_FAILED
-    log.info("ended", reason="as asked" if drain_s is None else "drained")
+    log.info("ended", reason="as asked" if settings.drain_s is None else "drained")
     return 0
 
 
@@ -149,9 +145,8 @@ class Oldest:
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, drain_s: float | None) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._drains = drain_s is not None
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
         self._service: InboxService | None = None
@@ -180,7 +175,6 @@ class _Gateway:
             on_rows=self._on_rows,
             outbox=self._outbox,
             on_progress=self._on_progress,
-            drain_s=drain_s,
         )
         if self._outbox is not None:
             self._outbox_handler = OutboxHandler(
@@ -229,7 +223,7 @@ class _Gateway:
         if self._outbox is not None:
             self._outbox.close()
         self._journal.close()
-        if self._drains and not self._pump.drained:
+        if self._settings.drain_s is not None and not self._pump.drained:
             what, do = "it ended before it was drained", "Nothing is lost. Run the same command again."
             raise GatewayError("TL-G58", self._settings.name, what, do)
 

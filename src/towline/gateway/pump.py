@@ -76,8 +76,6 @@ class Pump:
         on_rows: Called after rows became durable, on the pump's thread.
         outbox: What is to be sent; None for a gateway that only receives.
         on_progress: Called after messages of the outbox are done, on the pump's thread.
-        drain_s: The gateway leaves its line, and nothing may come for so many seconds before its session is ended; None
-            for a gateway that takes part.
     """
 
     def __init__(
@@ -90,10 +88,9 @@ class Pump:
         on_rows: Callable[[], None] = lambda: None,
         outbox: Outbox | None = None,
         on_progress: Callable[[], None] = lambda: None,
-        drain_s: float | None = None,
     ) -> None:
         self._settings = settings
-        self._inbox = inbox
+        self._inbox, self._outbox = inbox, outbox
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         #: Publishers that want receipts; None when nobody gets any.
         receipts = receipt_config(settings)
@@ -148,7 +145,7 @@ class Pump:
             plain=plain_run,
         )
         self._options = connection_options(settings, password, headers)
-        self._drain = None if drain_s is None else Drain(settings.name, inbox, drain_s)
+        self._drain = None if settings.drain_s is None else Drain(settings.name, inbox, settings.drain_s)
         #: None while the gateway is drained: it has no filter, and gets none.
         self.filters = WantedFilters(settings, self.wake) if self._drain is None else None
         #: A client id whose session is to be ended at the broker, because its owner has given it up; "" for none.
@@ -412,8 +409,9 @@ class Pump:
 
     @property
     def _owing(self) -> bool:
-        """Whether a publisher is to get a receipt."""
-        return self._ledger is not None and self._ledger.due
+        """Whether a publisher is to get a receipt, or a message is to be sent."""
+        unsent = self._outbox is not None and not self._outbox.reached(self._outbox.journal.end)
+        return unsent or (self._ledger is not None and self._ledger.due)
 
     def _leave(self, drain: Drain) -> None:
         """Nothing is left, here or at the broker: end the session, and with it the gateway."""

@@ -220,6 +220,8 @@ class GatewaySettings(_Model):
         brokers_share_sessions: The brokers are one cluster that keeps one session for us, whichever we reach. Without
             it each is taken to have a session of its own: at least once holds, exactly once does not.
         owner_pid: End when this process has died.
+        drain_s: Leave the line (`towline.gateway.draining`), and end the session after so many seconds in which nothing
+            came; None to take part.
         checkpoint: Location of the checkpoint of the query that reads here: a journal that it does not belong to takes
             nothing in [I14]. "" for one that is not known.
         reconnect_delay_s: First pause before another connection; each further one is twice as long.
@@ -262,6 +264,7 @@ class GatewaySettings(_Model):
     brokers_share_sessions: bool = False
     journal: Limits = Limits()
     owner_pid: int | None = None
+    drain_s: Annotated[float, Field(ge=0)] | None = None
     checkpoint: str = ""
     reconnect_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = FIRST_PAUSE_S
     reconnect_max_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = LONGEST_PAUSE_S

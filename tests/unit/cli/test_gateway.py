@@ -31,7 +31,6 @@ def shared(tmp_path: Path) -> str:
         ),
         (["--line", "telemetry", "--member", "g3"], 'line "telemetry" has no member "g3". Known here: g1, g2.'),
         (["--line", "commands", "--member", "g1"], "a downlink has no members. Leave out --member."),
-        (["--line", "commands", "--drain"], "a gateway with an outbox is not drained"),
     ],
 )
 def test_what_cant_be_is_one_line(

@@ -178,6 +178,8 @@ class GatewaySupervisor(ChildSupervisor):
         fatal = isinstance(error, _FATAL) and not self.up.is_set()
         if error.code in PERMANENT or fatal:
             self.fatal = error
+        if error.code == "TL-G55" and self.line.gateway.drain_s is not None:
+            return  # as it was asked to
         with self._state.lock:
             fresh = self._view.gateway_error != str(error)
             self._view.gateway_error = str(error)

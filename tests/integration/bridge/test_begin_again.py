@@ -1,0 +1,64 @@
+"""A line whose state directory was emptied: its markers are looked at before anything is taken in."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.bridge.running import Running
+from tests.integration.bridge.test_retire import UP, written
+from tests.integration.gateway.test_drain import has_session
+from towline.bridge.lines.identity import Identity, settle
+from towline.bridge.runtime.reconciling import foreign_marker
+from towline.errors import KafkaError
+from towline.kafka.markers import Marker
+from towline.kafka.markerstore import MarkerStore
+from towline.kafka.options import SinkSettings
+from towline.kafka.transactions import take
+from towline_prove.devstack import Kafka, Mosquitto
+
+
+def leave(kafka: str, sink: str, rows: int) -> None:
+    """Write the marker that a query has left which carried so many rows as this sink."""
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": kafka, "sinkId": sink})
+    store = MarkerStore(settings, sink)
+    store.ensure()
+    producer = take(settings, settings.transactional_id(sink, 0), {})
+    producer.begin()
+    producer.mark(store.topic, 0, store.key(0), Marker(3, 1, rows, writer="an-older-query", total_rows=rows))
+    producer.commit()
+    producer.close()
+
+
+def test_a_line_whose_sink_has_rows_of_another_query_takes_nothing_in(
+    bridge: Running, mosquitto: Mosquitto, kafka: Kafka
+) -> None:
+    """Its state directory was emptied. The way out takes the first name that is free, and a run of nothing is none."""
+    file = written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("line", "t"))
+    file = file.model_copy(update={"name": bridge.directory.parent.name})
+    bridge.file.write_text(bridge.file.read_text().replace('"tests"', f'"{file.name}"'))
+    sink = f"{file.name}.line"
+    leave(kafka.bootstrap, sink, 40)
+    leave(kafka.bootstrap, f"{sink}.2", 2)
+    leave(kafka.bootstrap, f"{sink}.3", 0)
+    bridge.start()
+    assert bridge.ended() == 1
+    assert f'its sink "{sink}" has 40 rows of query an-older-query in Kafka' in bridge.out
+    assert f"towline begin-again line {bridge.file} (what the last batch held may come twice, this once)" in bridge.out
+    assert "[TL-K13]" in bridge.out
+    assert not (bridge.state_dir / "inbox").exists(), "nothing was taken in"
+    assert not has_session(mosquitto, f"{file.name}-line")
+
+    assert f'line "line" begins again as sink "{sink}.3"\n' == bridge.command("begin-again", "line")
+    assert foreign_marker(file, file.lines[0]) is None
+
+
+def test_where_kafka_does_not_answer_a_first_line_is_not_held_back(bridge: Running, mosquitto: Mosquitto) -> None:
+    """Whether its sink is free is not known, and the sink looks before its first batch."""
+    file = written(bridge.directory, mosquitto, "127.0.0.1:1", UP.format("line", "t"))
+    settle(file)
+    with pytest.raises(KafkaError, match="TL-K01"):
+        foreign_marker(file, file.lines[0])
+    identity = Identity.read(bridge.state_dir)
+    assert identity is not None
+    identity.started("q", file.lines[0])
+    assert foreign_marker(file, file.lines[0]) is None, "it has begun: nothing is asked"

@@ -1,0 +1,138 @@
+"""A line that is taken out of the file with something in it: refused, carried on, ended, gone."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.conftest import NewTopic
+from tests.engines.forked import fork_gateway
+from tests.helpers import wait_until
+from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from tests.integration.gateway.test_drain import has_session
+from tests.integration.gateway.test_outbox import Ear
+from towline.bridge.config.file import load
+from towline.bridge.config.model import Bridge
+from towline.bridge.lines.identity import settle
+from towline.bridge.lines.leftovers import left_lines, remember
+from towline.bridge.runtime.retiring import retire
+from towline.bridge.runtime.screen import PlainScreen
+from towline.errors import ConfigError
+from towline.gateway.clients import read_clients
+from towline.gateway.launch import discover
+from towline.journal import Batch, Limits, Outbox
+from towline.schema import OUTBOX_SCHEMA
+from towline_prove.devstack import Kafka, Mosquitto
+
+UP = '[[uplink]]\nname = "{0}"\nguarantee = "exactly_once"\nroute = [{{ from = "{0}/#", topic = "{1}" }}]\n'
+DOWN = '[[downlink]]\nname = "{0}"\nguarantee = "exactly_once"\nfrom = "{1}"\ntopic = "c/{{key}}"\n'
+
+
+def written(place: Path, mosquitto: Mosquitto, kafka: str, *lines: str) -> Bridge:
+    """A bridge file, read."""
+    head = f'name = "tests"\nstate_dir = "state"\nmqtt = {{ brokers = "{mosquitto.uri}" }}\n'
+    kafka_ = f'kafka = {{ bootstrap_servers = "{kafka}" }}\nspark = {{ master = "local[2]" }}\n'
+    (place / "bridge.toml").write_text(head + kafka_ + "".join(lines))
+    return load(place / "bridge.toml")
+
+
+def received(bridge: Bridge, name: str, mosquitto: Mosquitto, count: int, queued: int) -> None:
+    """Have a line's gateway take messages in while no Spark runs, and the broker queue more for it when it has gone."""
+    settings = bridge.line(name).gateway
+    process = fork_gateway(settings, bridge.state_dir.parent / f"gateway-{name}.log")
+    client = wait_until(lambda: discover(settings.state_dir), what="the gateway")
+    with client:
+        wait_until(lambda: client.status()["state"] == "online", what="its session")
+        publish(mosquitto, 0, count, topic=f"{name}/x", qos=2)
+        wait_until(lambda: client.status()["journaled"] == count, what="the messages")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    publish(mosquitto, count, queued, topic=f"{name}/x", qos=2)
+
+
+def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
+    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
+) -> None:
+    """By its own settings of then: what waits in its journal, and what its session has queued since."""
+    name = topic()
+    before = written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("line", name), UP.format("other", name))
+    settle(before)
+    remember(before)
+    received(before, "line", mosquitto, 77, 23)
+    written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("other", name))
+
+    bridge.start()
+    assert bridge.ended() == 2
+    assert 'line "line" is not in bridge.toml any more, and 77 acknowledged messages wait in' in bridge.out
+    assert f"towline retire line {bridge.file}" in bridge.out
+    assert "[TL-B37]" in bridge.out
+    assert not (before.state_dir / "other" / "inbox").exists(), "nothing was started"
+
+    command = [sys.executable, "-m", "towline.cli", "retire", "line", str(bridge.file), "--idle", "1"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "TL-" not in run.stdout + run.stderr
+    assert run.stdout.splitlines()[-1] == (
+        f'line "line" is retired: nothing waits, no session is left at its broker, and {bridge.state_dir} is gone'
+    )
+    assert [value for _, value, _ in in_kafka(kafka.bootstrap, name)] == [f"m{n}".encode() for n in range(100)]
+    assert not bridge.state_dir.exists()
+    assert not has_session(mosquitto, "tests-line")
+    assert left_lines(load(bridge.file)) == []
+
+
+def test_a_downlink_sends_what_it_holds_and_is_ended(tmp_path: Path, mosquitto: Mosquitto) -> None:
+    """Kafka is not asked, and Spark not started."""
+    before = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"), DOWN.format("down", "commands"))
+    settle(before)
+    remember(before)
+    settings = before.line("down").gateway
+    process = fork_gateway(settings, tmp_path / "gateway.log")
+    wait_until(lambda: read_clients(settings.state_dir), what="its session")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    now = datetime.now(UTC)
+    rows = [{"topic": "c/d", "payload": b"%d" % n, "qos": 2, "arrived_at": now} for n in range(30)]
+    outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
+    outbox.append(pa.RecordBatch.from_pylist(rows, schema=OUTBOX_SCHEMA), Batch("q/0", 0))
+    outbox.close()
+    after = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"))
+    (left,) = left_lines(after)
+    assert (left.waiting, left.sessions) == (30, ("tests-down",))
+    ear, thresholds = Ear(mosquitto, "c/#"), gc.get_threshold()
+    try:
+        retire(after, "down", PlainScreen(sys.stderr))
+        wait_until(lambda: len(ear.messages) == 30, what="the messages")
+    finally:
+        ear.close()
+        gc.unfreeze()  # a gateway ran in this process
+        gc.set_threshold(*thresholds)
+    assert [one.payload for one in ear.messages] == [f"{n}".encode() for n in range(30)]
+    assert not (tmp_path / "state" / "down").exists()
+    assert not has_session(mosquitto, "tests-down")
+
+
+def test_what_cant_be_carried_on_is_refused_and_can_be_given_up(tmp_path: Path, mosquitto: Mosquitto) -> None:
+    several = UP.format("line", "t") + f'mqtt = {{ brokers = ["{mosquitto.uri}", "{mosquitto.uri}/"] }}\n'
+    before = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"), several.replace("exactly", "at_least"))
+    settle(before)
+    remember(before)
+    received(before, "line", mosquitto, 5, 3)
+    after = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"))
+    screen = PlainScreen(sys.stderr)
+    with pytest.raises(ConfigError, match="TL-G57"):
+        retire(after, "line", screen)
+    assert left_lines(after)[0].waiting == 5
+    told = retire(after, "line", screen, discard=True)
+    assert told.startswith('line "line" is retired: 5 messages given up, no session is left at its broker')
+    assert not has_session(mosquitto, "tests-line")
+    for name in ("line", "logs", "../state", "."):
+        with pytest.raises(ConfigError, match="TL-C73"):
+            retire(after, name, screen)
