@@ -19,7 +19,7 @@ from typing import Final
 
 from towline import files
 from towline.bridge.config.model import BATCH_BYTES, Bridge, Line
-from towline.bridge.lines.leftovers import state_troubles
+from towline.bridge.lines.leftovers import left_lines
 from towline.doctor.case import PROBE, Case, LineLoad
 from towline.doctor.table import Answer, Check, Standing, fact, named, sized, span
 from towline.errors import SetupError
@@ -217,7 +217,7 @@ def _sound(machine: ThisMachine) -> Iterator[Answer]:
     """TL-D44: whether what is synced in a state directory survives, and whether it is ours alone."""
     for place in machine.places:
         yield _kept([spot for spot, _ in place], [seen for _, seen in place])
-    yield from (Answer(WARNS, one.what, mend=one.do) for one in state_troubles(machine.case.bridge))
+    yield from (Answer(WARNS, one.error.what, mend=one.error.do) for one in left_lines(machine.case.bridge))
 
 
 def _kept(spots: Sequence[Spot], seen: Sequence[FileSystem]) -> Answer:

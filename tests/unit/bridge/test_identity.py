@@ -111,18 +111,14 @@ def test_beginning_again_takes_another_sink_id_each_time(tmp_path: Path) -> None
     assert json.loads((tmp_path / IDENTITY_FILE).read_text())["sink"] == "plant-7.a.2"
 
 
-def test_a_line_that_is_called_as_another_one_that_began_again_is_refused_with_the_truth(tmp_path: Path) -> None:
+def test_a_line_that_is_called_as_another_one_that_began_again_has_a_sink_of_its_own(tmp_path: Path) -> None:
     """Sink ids are names with dots between: "plant-7.a" begun again, and a line "a.2" that is new."""
     settle(bridge(tmp_path, "a"))
     Identity("a", "plant-7.a.2", generation=2, query="q").save(tmp_path / "state" / "a")
-    with pytest.raises(ConfigError) as caught:
-        settle(bridge(tmp_path, "a", "a.2"))
-    message = str(caught.value).replace(f"{tmp_path}/", "")
-    assert message == (
-        'state: the new line "a.2" would be sink "plant-7.a.2", which is that of line "a" since it began again. '
-        "Give it another name.   [TL-B51]"
-    )
-    assert not (tmp_path / "state" / "a.2").exists()
+    settle(bridge(tmp_path, "a", "a.2"))
+    assert sinks(tmp_path / "state" / "a") == {"plant-7.a.2", "plant-7.a.2.2"}
+    settle(bridge(tmp_path, "a", "a.2"))
+    assert sinks(tmp_path / "state" / "a") == {"plant-7.a.2", "plant-7.a.2.2"}
 
 
 def test_beginning_again_leaves_the_sink_id_of_another_line_alone(tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import CONSUMER, Bridge
 from towline.bridge.deadletters.dlq import shelves
 from towline.bridge.lines.identity import settle
-from towline.bridge.lines.leftovers import LINE_FILE, left_lines, left_texts, remember, remembered_line, state_troubles
+from towline.bridge.lines.leftovers import LINE_FILE, left_lines, left_texts, remember, remembered_line
+from towline.doctor.case import Case
 from towline.doctor.cluster import TopicRole, wanted
+from towline.doctor.machine import ThisMachine, _sound
+from towline.doctor.table import Standing
 from towline.errors import ConfigError
 from towline.gateway.clients import end_client, note_client
 from towline.journal import Batch, Journal, Limits, Outbox
@@ -103,7 +106,8 @@ def test_a_line_that_was_taken_out_is_refused_with_its_count_and_both_ways_out(t
         "on and end it: towline retire a bridge.toml. Or leave it, and start without it: "
         'leave_waiting = ["a"] at the top of the file.   [TL-B37]'
     )
-    assert [str(one) for one in state_troubles(changed)] == [str(caught.value)], "doctor's row"
+    (row,) = [one for one in _sound(ThisMachine(Case(changed))) if one.mend.startswith("Carry")]
+    assert (row.verdict, row.because, row.mend) == (Standing.WARNS, caught.value.what, caught.value.do), "doctor's row"
     left = bridge(tmp_path, "b", head=f'leave_waiting = ["a"]\n{HEAD}')
     (text,) = left_texts(left)
     assert text.replace(f"{tmp_path}/", "").endswith("end it: towline retire a bridge.toml.   [TL-B37]")

@@ -255,17 +255,16 @@ def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
 
 def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
-    settle(bridge)
     (one,) = bridge.uplinks
-    assert begin_again(one) == 'line "telemetry" begins anyway: it has no checkpoint'
+    assert begin_again(one) == 'line "telemetry" begins anyway: it has never run here'
+    settle(bridge)
+    assert begin_again(one) == 'line "telemetry" begins again as sink "plant-7.telemetry.2"', "as its markers ask"
     KNOWN.save(one.gateway.state_dir)
     batch(one, 0, 100, incarnation="a1")
     message = begin_again(one)
     assert message == (
         'line "telemetry" begins again as sink "plant-7.telemetry.2"; an old checkpoint is kept beside the new one'
     )
-    assert begin_again(one, anew=True) == 'line "telemetry" begins again as sink "plant-7.telemetry.3"', "without one"
-    Identity("telemetry", "plant-7.telemetry.2", 2, places=at(100, incarnation="a1")).save(one.gateway.state_dir)
     assert not one.checkpoint.exists()
     assert (one.gateway.state_dir / "checkpoint.1" / "offsets").is_dir()
     fresh = Identity.read(one.gateway.state_dir)

@@ -147,8 +147,7 @@ def settle(bridge: Bridge) -> list[str]:
         What the person should know, one line each.
 
     Raises:
-        ConfigError: TL-B20 a line may have been renamed; TL-B21 two directories are the same line; TL-B51 a new line
-            would have the sink id of another.
+        ConfigError: TL-B20 a line may have been renamed; TL-B21 two directories are the same line.
     """
     kept = _kept(bridge.state_dir)
     _renamed(bridge, kept)
@@ -206,14 +205,9 @@ def _ambiguous(bridge: Bridge, fresh: AnyLine, gone: str) -> ConfigError:
 
 
 def _fresh(bridge: Bridge, name: str, kept: Mapping[str, Identity]) -> Identity:
-    """The identity of a new line, which must not be that of another that began again."""
-    fresh = Identity.new(bridge.name, name)
-    for other in (line.name for line in bridge.lines if line.name in kept):
-        if kept[other].sink == fresh.sink:
-            theirs = f'which is that of line "{other}" since it began again'
-            what = f'the new line "{name}" would be sink "{fresh.sink}", {theirs}'
-            raise ConfigError("TL-B51", str(bridge.state_dir), what, "Give it another name.")
-    return fresh
+    """The identity of a new line; a sink id that another line has since it began again is passed over."""
+    fresh, taken = Identity.new(bridge.name, name), {one.sink for one in kept.values()}
+    return fresh.again(taken=taken) if fresh.sink in taken else fresh
 
 
 def _copied(place: Path, names: Iterable[str], kept: Mapping[str, Identity]) -> None:

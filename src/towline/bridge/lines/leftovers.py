@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,7 +20,6 @@ from towline.bridge.lines.identity import IDENTITY_FILE
 from towline.errors import ConfigError, JournalError
 from towline.gateway.clients import MEMBERS, read_clients
 from towline.journal.outbox import waiting_in
-from towline.ownership import check_owner
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
@@ -33,7 +32,6 @@ __all__ = [
     "left_texts",
     "remember",
     "remembered_line",
-    "state_troubles",
 ]
 
 LINE_FILE: Final = "line.json"
@@ -49,32 +47,34 @@ class LeftLine:
     """The state directory of a line that the file does not have, with something in it.
 
     Attributes:
+        bridge: The file.
         directory: With the line's name.
         waiting: Acknowledged messages there that are neither in Kafka nor delivered; None where that can't be read.
         sessions: Client ids whose session at a broker was not ended.
     """
 
+    bridge: Bridge
     directory: Path
     waiting: int | None
     sessions: tuple[str, ...]
 
-    def as_json(self, bridge: Bridge) -> dict[str, Any]:
-        """Plain values for `towline status`."""
-        told = {"line": self.directory.name, "waiting": self.waiting, "sessions": list(self.sessions)}
-        return {**told, "text": str(self.error(bridge))}
+    @property
+    def refused(self) -> bool:
+        """Whether the bridge does not start beside it."""
+        return self.waiting != 0 and self.directory.name not in self.bridge.leave_waiting
 
-    def error(self, bridge: Bridge) -> ConfigError:
+    @property
+    def error(self) -> ConfigError:
         """What there is of it, and both ways out."""
-        name, held = self.directory.name, []
+        name, file, held = self.directory.name, self.bridge.file, []
         if self.waiting != 0:
             some = "an unknown number of" if self.waiting is None else f"{self.waiting:,} acknowledged"
             held = [f"{some} message{'' if self.waiting == 1 else 's'} wait in {self.directory}"]
         held += [f'the session "{one}" goes on queueing at its broker' for one in self.sessions]
-        what = f'line "{name}" is not in {bridge.file.name} any more, and {" and ".join(held)}'
-        do = f"Carry it on and end it: towline retire {name} {bridge.file}."
-        if self.waiting != 0 and name not in bridge.leave_waiting:
-            do += f' Or leave it, and start without it: leave_waiting = ["{name}"] at the top of the file.'
-        return ConfigError("TL-B37", str(bridge.file), what, do)
+        what = f'line "{name}" is not in {file.name} any more, and {" and ".join(held)}'
+        leave = f' Or leave it, and start without it: leave_waiting = ["{name}"] at the top of the file.'
+        do = f"Carry it on and end it: towline retire {name} {file}.{leave if self.refused else ''}"
+        return ConfigError("TL-B37", str(file), what, do)
 
 
 def left_lines(bridge: Bridge) -> list[LeftLine]:
@@ -82,26 +82,17 @@ def left_lines(bridge: Bridge) -> list[LeftLine]:
     kept, names = [], {line.name for line in bridge.lines}
     with contextlib.suppress(OSError):  # no state yet; who may not look is told so by whoever asks
         kept = [one for one in sorted(bridge.state_dir.iterdir()) if one.name not in names]
-    found = [_look(one) for one in kept if any((one / name).exists() for name in (IDENTITY_FILE, *JOURNALS))]
+    found = [_look(bridge, one) for one in kept if any((one / name).exists() for name in (IDENTITY_FILE, *JOURNALS))]
     return [one for one in found if one.waiting != 0 or one.sessions]
 
 
-def _look(directory: Path) -> LeftLine:
+def _look(bridge: Bridge, directory: Path) -> LeftLine:
     places = [directory, *sorted((directory / MEMBERS).glob("*"))]
     sessions = tuple(one.client_id for place in places for one in read_clients(place) if one.ended is None)
     waiting: int | None = None
     with contextlib.suppress(JournalError, OSError):
         waiting = sum(waiting_in(place / name) for place in places for name in JOURNALS)
-    return LeftLine(directory, waiting, sessions)
-
-
-def state_troubles(bridge: Bridge) -> Iterator[ConfigError]:
-    """What of the state directory is not as its lines need it: another user's, or of lines that are gone."""
-    try:
-        check_owner(bridge.state_dir)
-    except ConfigError as error:
-        yield error
-    yield from (one.error(bridge) for one in left_lines(bridge))
+    return LeftLine(bridge, directory, waiting, sessions)
 
 
 def left_texts(bridge: Bridge) -> Iterator[str]:
@@ -111,9 +102,9 @@ def left_texts(bridge: Bridge) -> Iterator[str]:
         ConfigError: TL-B37, messages wait that ``leave_waiting`` does not leave.
     """
     for one in left_lines(bridge):
-        if one.waiting != 0 and one.directory.name not in bridge.leave_waiting:
-            raise one.error(bridge)
-        yield str(one.error(bridge))
+        if one.refused:
+            raise one.error
+        yield str(one.error)
 
 
 def remember(bridge: Bridge) -> None:

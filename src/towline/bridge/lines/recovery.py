@@ -315,19 +315,15 @@ _COST: Final = {
 _COST_OF_A_COPY: Final = "what waits in this journal is carried, and what of it was carried before comes twice"
 
 
-def begin_again(line: AnyLine, *, anew: bool = False) -> str:
+def begin_again(line: AnyLine) -> str:
     """Keep the checkpoint under another name and take a new sink id; the query then starts where the account stands.
-
-    Args:
-        line: The line.
-        anew: Take another sink id even where no query of the line has ever started.
 
     Returns:
         What was done, for the person asked.
     """
     identity = Identity.read(line.gateway.state_dir)
-    if identity is None or not (identity.query or anew):
-        return f'line "{line.name}" begins anyway: it has no checkpoint'
+    if identity is None:
+        return f'line "{line.name}" begins anyway: it has never run here'
     kept = "; an old checkpoint is kept beside the new one" if line.checkpoint.exists() else ""
     return f'line "{line.name}" begins again as sink "{_begin(line, identity).sink}"{kept}'
 

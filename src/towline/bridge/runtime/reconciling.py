@@ -6,16 +6,14 @@ they are equal to what the sink has noted, or one batch ahead of it where a kill
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import CONSUMER, Line
 from towline.bridge.lines.evidence import places_at
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import begin_again, refusal
+from towline.bridge.lines.recovery import refusal
 from towline.checkpoint import Checkpoint
-from towline.errors import KafkaError
 from towline.guarantee import policy
 from towline.kafka.markers import ANYONE, Marker, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from towline.errors import TowlineError
     from towline.spark.sink_note import NotedBatch
 
-__all__ = ["Comparison", "begin_free", "foreign_marker", "of_journal", "of_markers", "reconcile", "render_comparisons"]
+__all__ = ["Comparison", "foreign_marker", "of_journal", "of_markers", "reconcile", "render_comparisons"]
 
 #: A batch may end between two looks: so often both are read again.
 _LOOKS: Final = 5
@@ -136,15 +134,6 @@ def foreign_marker(bridge: Bridge, line: AnyLine) -> TowlineError | None:
             what += "checkpoint is not here; nothing was taken in"
             return refusal(line, bridge.file, "TL-K13", what, "Bring back the state directory of that query")
     return None
-
-
-def begin_free(bridge: Bridge, line: AnyLine) -> str:
-    """Have a line begin again, with a sink id under which Kafka has no rows; what was done, as `begin_again`."""
-    told = begin_again(line)
-    with contextlib.suppress(KafkaError):  # not known: the line looks again before it takes anything in
-        while foreign_marker(bridge, line) is not None:
-            told = begin_again(line, anew=True)
-    return told
 
 
 def _settings(bridge: Bridge, line: AnyLine, sink: str, patience_s: str = _TIMEOUT) -> SinkSettings:
