@@ -9,17 +9,22 @@ import contextlib
 import os
 import pwd
 from pathlib import Path
+from typing import Final
 
 from towline.errors import ConfigError
 
 __all__ = ["check_owner"]
 
+#: Root, and the uid of owners that are not known here: over NFS, or in a user namespace (proc(5), overflowuid).
+_NOBODYS: Final = (0, 65_534)
+
 
 def check_owner(place: Path) -> None:
     """See that a directory, and all below it, is of this user; where none is yet there is nothing to see.
 
-    A directory of root that lets this user write counts as his own: a mounted volume is one. Of a file only one that
-    this user can't read is another's, since people leave notes; and ``lost+found`` is the file system's.
+    A directory of root that lets this user write counts as his own: a mounted volume is one; so does one whose owner
+    this machine can't tell. Of a file only one that this user can't read is another's, since people leave notes; and
+    ``lost+found`` is the file system's.
 
     Raises:
         ConfigError: TL-J23, it belongs to another user; nothing was written.
@@ -36,9 +41,10 @@ def check_owner(place: Path) -> None:
 
 def _usable(path: Path, owner: int) -> bool:
     """Whether what is another user's is in nobody's way."""
-    if path.is_dir():
-        return path.name == "lost+found" or (owner == 0 and os.access(path, os.W_OK | os.X_OK, effective_ids=True))
-    return os.access(path, os.R_OK, effective_ids=True)
+    if not path.is_dir():
+        return os.access(path, os.R_OK, effective_ids=True)
+    lets_in = owner in _NOBODYS and os.access(path, os.W_OK | os.X_OK, effective_ids=True)
+    return lets_in or path.name == "lost+found"
 
 
 def _name(user: int) -> str:

@@ -30,7 +30,7 @@ COMMANDS = {
     "init": "a first bridge file, from five questions or a mosquitto.conf",
     "run": "run the lines of a bridge file",
     "reload": "have the bridge that runs take up changed routes",
-    "begin-again": "have a line begin where its gateway's account stands, with no checkpoint",
+    "begin-again": "have a line begin anew where its gateway's account stands",
     "retire": "end a line: carry on what it holds, end its session, remove it",
     "check": "validate a bridge file and print the plan; no network",
     "doctor": "what the broker, Kafka and the disk can keep of the promise; probes only",

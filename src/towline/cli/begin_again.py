@@ -25,10 +25,11 @@ def begin_again(
     cost. No bridge of the file may run meanwhile.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.lines.leftovers import known_line  # noqa: PLC0415
     from towline.bridge.lines.recovery import begin_again as begun  # noqa: PLC0415
     from towline.bridge.runtime.supervisor import alone  # noqa: PLC0415
 
     bridge = load(file)
     with alone(bridge):
-        told = begun(bridge.line(line))
+        told = begun(known_line(bridge, line))
     typer.echo(lines_text([told]), nl=False)

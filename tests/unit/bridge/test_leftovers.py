@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from tests.unit.cli.test_main import ran
 from towline.bridge.config.model import CONSUMER, Bridge
 from towline.bridge.deadletters.dlq import shelves
 from towline.bridge.lines.identity import settle
-from towline.bridge.lines.leftovers import LINE_FILE, left_lines, left_texts, remember, remembered_line
+from towline.bridge.lines.leftovers import LINE_FILE, known_line, left_lines, left_texts, remember
 from towline.doctor.case import Case
 from towline.doctor.cluster import TopicRole, wanted
 from towline.doctor.machine import ThisMachine, _sound
@@ -82,17 +83,37 @@ def test_a_bridge_without_any_dead_letter_topic_says_so(tmp_path: Path) -> None:
         shelves(one)
 
 
-def test_a_line_is_remembered_as_it_was_started_last_wherever_it_is_now(tmp_path: Path) -> None:
-    (line,) = bridge(tmp_path, "a").lines
-    remember(bridge(tmp_path, "a"))
+def test_a_line_is_remembered_as_it_was_started_last_wherever_the_state_is_now(tmp_path: Path) -> None:
+    before = bridge(tmp_path, "a", "b")
+    remember(before)
     file = tmp_path / "state" / "a" / LINE_FILE
     assert file.stat().st_mode & 0o777 == 0o600
-    assert remembered_line(tmp_path / "state" / "a") == line
-    (tmp_path / "state" / "a").rename(tmp_path / "moved")
-    moved = remembered_line(tmp_path / "moved")
-    assert moved is not None
-    assert (moved.gateway.state_dir, moved.checkpoint) == (tmp_path / "moved", tmp_path / "moved" / "checkpoint")
-    assert remembered_line(tmp_path) is None
+    now = bridge(tmp_path, "b")
+    assert known_line(now, "a") == before.line("a")
+    assert known_line(now, "b") == now.line("b")
+    (tmp_path / "state").rename(tmp_path / "moved")
+    now = now.model_copy(update={"state_dir": tmp_path / "moved"})
+    moved = known_line(now, "a")
+    assert (moved.gateway.state_dir, moved.checkpoint) == (
+        tmp_path / "moved" / "a",
+        tmp_path / "moved" / "a" / "checkpoint",
+    )
+    (tmp_path / "moved" / "a").rename(tmp_path / "moved" / "c")
+    with pytest.raises(ConfigError, match=r"moved/c: what this line was is not written down here.*TL-B38"):
+        known_line(now, "c")
+    for name, code in (("a", "TL-C73"), ("../moved", "TL-B38"), (".", "TL-B38")):
+        with pytest.raises(ConfigError, match=code):
+            known_line(now, name)
+
+
+def test_a_copy_that_somebody_keeps_beside_its_line_is_none_that_is_gone(tmp_path: Path) -> None:
+    """Its messages are those of the line; carried on by themselves they would come twice."""
+    one = bridge(tmp_path, "a")
+    settle(one)
+    received(tmp_path / "state" / "a", 5, 0)
+    shutil.copytree(tmp_path / "state" / "a", tmp_path / "state" / "a.bak")
+    assert left_lines(one) == []
+    assert [each.directory.name for each in left_lines(bridge(tmp_path, "b"))] == ["a", "a.bak"]
 
 
 def test_a_line_that_was_taken_out_is_refused_with_its_count_and_both_ways_out(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from towline.bridge.lines.identity import IDENTITY_FILE
 from towline.errors import ConfigError, JournalError
 from towline.gateway.clients import MEMBERS, read_clients
 from towline.journal.outbox import waiting_in
+from towline.journal.recovery import state_in
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
@@ -28,10 +29,10 @@ __all__ = [
     "JOURNALS",
     "LeftLine",
     "former_topics",
+    "known_line",
     "left_lines",
     "left_texts",
     "remember",
-    "remembered_line",
 ]
 
 LINE_FILE: Final = "line.json"
@@ -82,8 +83,18 @@ def left_lines(bridge: Bridge) -> list[LeftLine]:
     kept, names = [], {line.name for line in bridge.lines}
     with contextlib.suppress(OSError):  # no state yet; who may not look is told so by whoever asks
         kept = [one for one in sorted(bridge.state_dir.iterdir()) if one.name not in names]
-    found = [_look(bridge, one) for one in kept if any((one / name).exists() for name in (IDENTITY_FILE, *JOURNALS))]
+    kept = [one for one in kept if any((one / name).exists() for name in (IDENTITY_FILE, *JOURNALS))]
+    here = {_journal(line.gateway.state_dir) for line in bridge.lines if kept}
+    found = [_look(bridge, one) for one in kept if _journal(one) not in here]
     return [one for one in found if one.waiting != 0 or one.sessions]
+
+
+def _journal(directory: Path) -> str | None:
+    """The id of a gateway's journal: a copy, which somebody keeps beside its line, has the same [I17]."""
+    with contextlib.suppress(JournalError, OSError):
+        state = state_in(directory / "inbox")
+        return state.journal_id if state else directory.name
+    return directory.name
 
 
 def _look(bridge: Bridge, directory: Path) -> LeftLine:
@@ -134,11 +145,19 @@ def former_topics(bridge: Bridge) -> list[str]:
     return [name for name in _read(bridge.state_dir / TOPICS_FILE).split() if name not in now]
 
 
-def remembered_line(directory: Path) -> AnyLine | None:
-    """A line as it was started last, wherever its state directory is now; None where that is not known."""
-    try:
-        line = _LINE.validate_json(_read(directory / LINE_FILE))
-    except ValidationError:
-        return None
-    place = {"state_dir": directory, "checkpoint": str(directory / CHECKPOINT) if line.gateway.checkpoint else ""}
-    return line.model_copy(update={"gateway": line.gateway.model_copy(update=place)})
+def known_line(bridge: Bridge, name: str) -> AnyLine:
+    """A line as the file says it, or as it was started last, wherever the state directory is now.
+
+    Raises:
+        ConfigError: TL-C73, there is none; TL-B38, it is not written down what it was.
+    """
+    place = bridge.state_dir / name
+    if any(line.name == name for line in bridge.lines) or not place.is_dir():
+        return bridge.line(name)
+    with contextlib.suppress(ValidationError):
+        line = _LINE.validate_json(_read(place / LINE_FILE))
+        if line.name == name:
+            own = {"state_dir": place, "checkpoint": str(place / CHECKPOINT) if line.gateway.checkpoint else ""}
+            return line.model_copy(update={"gateway": line.gateway.model_copy(update=own)})
+    what, do = "what this line was is not written down here, so nothing can go on with it", "Put it back into the file."
+    raise ConfigError("TL-B38", str(place), what, do)

@@ -16,7 +16,7 @@ import shutil
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.model import DownLine
-from towline.bridge.lines.leftovers import JOURNALS, remembered_line
+from towline.bridge.lines.leftovers import JOURNALS, known_line
 from towline.bridge.runtime.state import BRIDGE_FILE
 from towline.bridge.runtime.supervisor import Display, Supervisor, alone
 from towline.bridge.runtime.surroundings import SCRATCH
@@ -56,14 +56,8 @@ def retire(bridge: Bridge, name: str, screen: Display, *, idle_s: float = 30.0, 
         GatewayError: TL-B39, not all is carried on; nothing was removed.
         TowlineError: What keeps its gateway or its query from running.
     """
-    place = bridge.state_dir / name
-    if place.name != name or not place.is_dir():
-        raise ConfigError("TL-C73", str(bridge.file), f'no line "{name}" has state in {bridge.state_dir}')
+    place, line = bridge.state_dir / name, known_line(bridge, name)
     with alone(bridge):
-        line = next((one for one in bridge.lines if one.name == name), None) or remembered_line(place)
-        if line is None:
-            do = "Put it back into the file and retire it again; or give up what is there, and remove the directory."
-            raise ConfigError("TL-B38", str(place), "what this line was is not written down", do)
         if not discard:
             _check(line)
             idle_s = min(idle_s, _DOWN_IDLE_S) if isinstance(line, DownLine) else idle_s
