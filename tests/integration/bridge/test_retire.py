@@ -43,18 +43,18 @@ def written(place: Path, mosquitto: Mosquitto, kafka: str, *lines: str) -> Bridg
     return load(place / "bridge.toml")
 
 
-def received(bridge: Bridge, name: str, mosquitto: Mosquitto, count: int, queued: int) -> None:
+def received(bridge: Bridge, name: str, mosquitto: Mosquitto, count: int, queued: int, first: int = 0) -> None:
     """Have a line's gateway take messages in while no Spark runs, and the broker queue more for it when it has gone."""
     settings = bridge.line(name).gateway
     process = fork_gateway(settings, bridge.state_dir.parent / f"gateway-{name}.log")
     client = wait_until(lambda: discover(settings.state_dir), what="the gateway")
     with client:
         wait_until(lambda: client.status()["state"] == "online", what="its session")
-        publish(mosquitto, 0, count, topic=f"{name}/x", qos=2)
-        wait_until(lambda: client.status()["journaled"] == count, what="the messages")
+        publish(mosquitto, first, count, topic=f"{name}/x", qos=2)
+        wait_until(lambda: client.status()["journaled"] == first + count, what="the messages")
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
-    publish(mosquitto, count, queued, topic=f"{name}/x", qos=2)
+    publish(mosquitto, first + count, queued, topic=f"{name}/x", qos=2)
 
 
 def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
@@ -86,6 +86,33 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     assert not bridge.state_dir.exists()
     assert not has_session(mosquitto, "tests-line")
     assert left_lines(load(bridge.file)) == []
+
+
+@pytest.mark.long
+def test_a_retirement_that_is_killed_at_work_goes_on_and_nothing_comes_twice(
+    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
+) -> None:
+    """A line with a checkpoint of its own, and 30 small batches to carry, killed three times while it carries them."""
+    name, small = topic(), UP.replace('"exactly_once"\n', '"exactly_once"\nmax_messages_per_trigger = 10\n')
+    before = written(bridge.directory, mosquitto, kafka.bootstrap, small.format("line", name), UP.format("other", name))
+    bridge.start()
+    wait_until(bridge.online, PATIENCE, "its session")
+    publish(mosquitto, 0, 40, topic="line/x", qos=2)
+    wait_until(lambda: bridge.account().get("in_kafka") == 40, PATIENCE, "the first of them")
+    assert bridge.interrupt() == 0
+    received(before, "line", mosquitto, 200, 100, first=40)
+    written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("other", name))
+    command = [sys.executable, "-m", "towline.cli", "retire", "line", str(bridge.file), "--idle", "2"]
+    for carried in (60, 120, 250):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            wait_until(lambda: len(in_kafka(kafka.bootstrap, name)) >= carried, PATIENCE, f"{carried} of them")  # noqa: B023
+            process.kill()
+        assert bridge.state_dir.exists()
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert [value for _, value, _ in in_kafka(kafka.bootstrap, name)] == [f"m{n}".encode() for n in range(340)]
+    assert not bridge.state_dir.exists()
+    assert not has_session(mosquitto, "tests-line")
 
 
 def test_a_downlink_sends_what_it_holds_and_is_ended(tmp_path: Path, mosquitto: Mosquitto) -> None:
