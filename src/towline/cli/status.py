@@ -94,8 +94,9 @@ def _collected(place: Path, bridge: Bridge | None) -> dict[str, Any]:
         return collect(place)
     bridge = bridge.model_copy(update={"state_dir": place})
     clients = {line.name: wanted_clients(line) for line in bridge.lines}
+    told = ("waiting", "sessions", "elsewhere")
     left = [
-        {"line": one.directory.name, "waiting": one.waiting, "sessions": one.sessions, "text": str(one.error)}
+        {"line": one.directory.name, "text": str(one.error)} | {name: getattr(one, name) for name in told}
         for one in left_lines(bridge)
     ]
     return {**collect(place, [*clients], clients), "left": left, "former_dead_letter_topics": former_topics(bridge)}

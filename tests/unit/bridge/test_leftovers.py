@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from towline.bridge.config.model import CONSUMER, Bridge
 from towline.bridge.deadletters.dlq import shelves
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.leftovers import LINE_FILE, known_line, left_lines, left_texts, remember
+from towline.bridge.runtime.retiring import retire
+from towline.bridge.runtime.screen import PlainScreen
 from towline.doctor.case import Case
 from towline.doctor.cluster import TopicRole, wanted
 from towline.doctor.machine import ThisMachine, _sound
@@ -176,6 +179,21 @@ def test_of_members_each_is_counted_and_what_cant_be_read_is_not_nothing(tmp_pat
     os.truncate(segment, 10)
     with pytest.raises(ConfigError, match=r"and an unknown number of messages wait in .*TL-B37"):
         list(left_texts(bridge(tmp_path, "b")))
+
+
+def test_gateways_elsewhere_are_named_with_what_is_not_known(tmp_path: Path) -> None:
+    """Nothing of it is here to be refused for; giving it up here ends the naming."""
+    before = bridge(tmp_path, "a", "b")
+    reads = before.lines[0].model_copy(update={"gateways": ("grpc+tls://h1:1", "grpc+tls://h2:1")})
+    before = before.model_copy(update={"lines": (reads, before.lines[1])})
+    settle(before)
+    remember(before)
+    (text,) = left_texts(bridge(tmp_path, "b"))
+    assert "what its gateways grpc+tls://h1:1, grpc+tls://h2:1 hold is not known here. Carry it on" in text
+    with pytest.raises(ConfigError, match=r"its gateways are on machines of their own.*drain each.*TL-B38"):
+        retire(bridge(tmp_path, "b"), "a", PlainScreen(sys.stderr))
+    assert "is retired: nothing waits" in retire(bridge(tmp_path, "b"), "a", PlainScreen(sys.stderr), discard=True)
+    assert left_lines(bridge(tmp_path, "b")) == []
 
 
 def test_status_and_its_exit_code_name_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,12 +52,14 @@ class LeftLine:
         directory: With the line's name.
         waiting: Acknowledged messages there that are neither in Kafka nor delivered; None where that can't be read.
         sessions: Client ids whose session at a broker was not ended.
+        elsewhere: Gateways of the line that run elsewhere; what waits there is not known here [I19].
     """
 
     bridge: Bridge
     directory: Path
     waiting: int | None
     sessions: tuple[str, ...]
+    elsewhere: tuple[str, ...]
 
     @property
     def refused(self) -> bool:
@@ -72,6 +74,7 @@ class LeftLine:
             some = "an unknown number of" if self.waiting is None else f"{self.waiting:,} acknowledged"
             held = [f"{some} message{'' if self.waiting == 1 else 's'} wait in {self.directory}"]
         held += [f'the session "{one}" goes on queueing at its broker' for one in self.sessions]
+        held += [f"what its gateways {', '.join(self.elsewhere)} hold is not known here"] if self.elsewhere else []
         what = f'line "{name}" is not in {file.name} any more, and {" and ".join(held)}'
         leave = f' Or leave it, and start without it: leave_waiting = ["{name}"] at the top of the file.'
         do = f"Carry it on and end it: towline retire {name} {file}.{leave if self.refused else ''}"
@@ -86,7 +89,7 @@ def left_lines(bridge: Bridge) -> list[LeftLine]:
     kept = [one for one in kept if any((one / name).exists() for name in (IDENTITY_FILE, *JOURNALS))]
     here = {_journal(line.gateway.state_dir) for line in bridge.lines if kept}
     found = [_look(bridge, one) for one in kept if _journal(one) not in here]
-    return [one for one in found if one.waiting != 0 or one.sessions]
+    return [one for one in found if one.waiting != 0 or one.sessions or one.elsewhere]
 
 
 def _journal(directory: Path) -> str | None:
@@ -103,7 +106,11 @@ def _look(bridge: Bridge, directory: Path) -> LeftLine:
     waiting: int | None = None
     with contextlib.suppress(JournalError, OSError):
         waiting = sum(waiting_in(place / name) for place in places for name in JOURNALS)
-    return LeftLine(bridge, directory, waiting, sessions)
+    elsewhere: tuple[str, ...] = ()
+    with contextlib.suppress(ConfigError):
+        line = known_line(bridge, directory.name)
+        elsewhere = line.gateways or tuple(one.name for one in line.members) if isinstance(line, Line) else ()
+    return LeftLine(bridge, directory, waiting, sessions, elsewhere)
 
 
 def left_texts(bridge: Bridge) -> Iterator[str]:

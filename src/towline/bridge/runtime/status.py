@@ -97,7 +97,7 @@ def code_of(status: dict[str, Any]) -> int:
     accounts = [line["account"] for line in status["lines"].values()]
     if any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
         return WRONG
-    carried = all(one["waiting"] == 0 for one in status.get("left", ()))
+    carried = all(one["waiting"] == 0 and not one["elsewhere"] for one in status.get("left", ()))
     runs = carried and all(line["query"] == "running" for line in status["lines"].values())
     known = all(account and not account.get("away") for account in accounts)
     return 0 if runs and known else NOT_KNOWN
