@@ -8,6 +8,7 @@ from tests.conftest import NewTopic
 from tests.integration.bridge.running import Running
 from tests.integration.bridge.test_retire import UP, written
 from tests.integration.gateway.test_drain import has_session
+from tests.unit.cli.test_main import ran
 from towline.bridge.lines.identity import Identity, settle
 from towline.bridge.runtime.reconciling import foreign_marker
 from towline.errors import KafkaError
@@ -31,7 +32,7 @@ def leave(kafka: str, sink: str, rows: int) -> None:
 
 
 def test_a_line_whose_sink_has_rows_of_another_query_takes_nothing_in(
-    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
+    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its state directory was emptied. Under the next name nothing was ever carried, which is no obstacle."""
     file = written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("line", topic()))
@@ -40,15 +41,17 @@ def test_a_line_whose_sink_has_rows_of_another_query_takes_nothing_in(
     sink = f"{file.name}.line"
     leave(kafka.bootstrap, sink, 40)
     leave(kafka.bootstrap, f"{sink}.2", 0)
-    bridge.start()
-    assert bridge.ended() == 1
-    assert f'its sink "{sink}" has 40 rows of query an-older-query in Kafka' in bridge.out
-    assert f"towline begin-again line {bridge.file} (what the last batch held may come twice, this once)" in bridge.out
-    assert "[TL-K13]" in bridge.out
+    code, out, err = ran(capsys, "run", str(bridge.file))
+    assert code == 1
+    assert f'its sink "{sink}" has 40 rows of query an-older-query in Kafka' in err
+    assert f"towline begin-again line {bridge.file} (what the last batch held may come twice, this once)" in err
+    assert "[TL-K13]" in err
     assert not (bridge.state_dir / "inbox").exists(), "nothing was taken in"
     assert not has_session(mosquitto, f"{file.name}-line")
 
-    assert f'line "line" begins again as sink "{sink}.2"\n' == bridge.command("begin-again", "line")
+    assert "is up after" not in out, "nor was Spark waited for"
+    _, out, _ = ran(capsys, "begin-again", "line", str(bridge.file))
+    assert out == f'line "line" begins again as sink "{sink}.2"\n'
     assert foreign_marker(file, file.lines[0]) is None
 
 

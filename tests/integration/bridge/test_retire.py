@@ -18,6 +18,7 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.gateway.test_drain import has_session
 from tests.integration.gateway.test_outbox import Ear
+from tests.unit.cli.test_main import ran
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines.identity import settle
@@ -58,7 +59,7 @@ def received(bridge: Bridge, name: str, mosquitto: Mosquitto, count: int, queued
 
 
 def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
-    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
+    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By its own settings of then: what waits in its journal, and what its session has queued since."""
     name = topic()
@@ -68,11 +69,11 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     received(before, "line", mosquitto, 77, 23)
     written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("other", name))
 
-    bridge.start()
-    assert bridge.ended() == 2
-    assert 'line "line" is not in bridge.toml any more, and 77 acknowledged messages wait in' in bridge.out
-    assert f"towline retire line {bridge.file}" in bridge.out
-    assert "[TL-B37]" in bridge.out
+    code, _, err = ran(capsys, "run", str(bridge.file))
+    assert (code, err.count("\n")) == (2, 1)
+    assert 'line "line" is not in bridge.toml any more, and 77 acknowledged messages wait in' in err
+    assert f"towline retire line {bridge.file}" in err
+    assert "[TL-B37]" in err
     assert not (before.state_dir / "other" / "inbox").exists(), "nothing was started"
 
     command = [sys.executable, "-m", "towline.cli", "retire", "line", str(bridge.file), "--idle", "1"]
