@@ -173,6 +173,7 @@ CONNECTION: Final = (
     Option("tlsAlpn", into="tls.alpn"),
     Option("tlsMinVersion", into="tls.min_version"),
     Option("tlsServerName", into="tls.server_name"),
+    Option("tlsStrict", read.truth, "tls.strict"),
     Option("tlsInsecure", read.truth, "tls.insecure"),
     Option("followRedirects", read.truth, "follow_redirects"),
     Option("reconnectDelay", _number_of("seconds"), "reconnect_delay_s"),

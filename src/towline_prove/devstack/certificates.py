@@ -49,7 +49,7 @@ def certificates(directory: Path) -> Certificates:
         return made
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority_key = directory / "authority.key"
-    _make(made.authority, authority_key, "Towline devstack")
+    _make(made.authority, authority_key, "Towline devstack", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
     signed: list[str | Path] = ["-CA", made.authority, "-CAkey", authority_key, "-addext"]
     _make(made.server, made.server_key, "localhost", *signed, _SERVER)
     _make(made.client, made.client_key, "towline", *signed, "extendedKeyUsage=clientAuth")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -109,6 +110,32 @@ def test_a_self_signed_certificate(new_mosquitto: NewMosquitto, authority: Autho
         'mqtts://localhost:PORT: the server\'s certificate for "Test CA" is self-signed and not trusted. '
         "If it is the right one, set tls.ca_file to it.   [TL-M07]"
     )
+
+
+#: As mosquitto-tls(7) of Mosquitto 2.0.21 has them, with names and days in place of its questions.
+MANUAL = """
+openssl req -new -x509 -days 30 -extensions v3_ca -keyout ca.key -out ca.crt -nodes -subj /O=Works/CN=Works
+openssl genrsa -out server.key 2048
+openssl req -out server.csr -key server.key -new -subj /CN=localhost
+openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt -days 30 -extfile names
+"""
+
+
+def test_an_authority_made_by_mosquittos_manual(new_mosquitto: NewMosquitto, tmp_path: Path) -> None:
+    """On every Python as on 3.13, whose default is VERIFY_X509_STRICT."""
+    (tmp_path / "names").write_text("subjectAltName=DNS:localhost")
+    for command in MANUAL.strip().splitlines():
+        subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
+    broker = new_mosquitto(certfile=str(tmp_path / "server.crt"), keyfile=str(tmp_path / "server.key"))
+    ca_file = tmp_path / "ca.crt"
+    assert refusal(broker, Tls(ca_file=ca_file)) == (
+        "mqtts://localhost:PORT: the server's certificate for \"localhost\", or its authority's, breaks the rules of "
+        "RFC 5280 (CA cert does not include key usage extension). Have it and its authority issued anew by these "
+        "rules, or set tls.strict = false: the rest is verified.   [TL-M07]"
+    )
+    assert isinstance(greeting(broker, Tls(ca_file=ca_file, strict=False)), bytes)
+    assert 'is for "localhost", not "127.0.0.1"' in refusal(broker, Tls(ca_file=ca_file, strict=False), "127.0.0.1")
+    assert "is not trusted" in refusal(broker, Tls(strict=False))
 
 
 def test_insecure_accepts_anything_and_only_when_asked(new_mosquitto: NewMosquitto, authority: Authority) -> None:

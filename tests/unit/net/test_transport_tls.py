@@ -44,6 +44,7 @@ CERTIFICATE: dict[str, Any] = {
         (18, {}, "is self-signed and not trusted"),
         (20, {}, 'was issued by "Works CA", which is not trusted'),
         (19, {"issuer": ((("organizationName", "Works"),),)}, 'was issued by "Works", which is not trusted'),
+        (92, {}, "or its authority's, breaks the rules of RFC 5280 (certificate revoked)"),
         (23, {}, 'certificate for "broker.local" or "10.0.0.1" is not accepted: certificate revoked'),
     ],
 )
@@ -89,6 +90,12 @@ def test_verification_is_on_unless_insecure_is_asked_for() -> None:
     loose = Tls(insecure=True).context()
     assert not loose.check_hostname
     assert loose.verify_mode is ssl.CERT_NONE
+
+
+def test_every_python_verifies_by_the_same_flags() -> None:
+    partial = ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN
+    assert Tls().context().verify_flags == partial | ssl.VERIFY_X509_STRICT
+    assert Tls(strict=False).context().verify_flags == partial
 
 
 def said(tls: Tls) -> str:

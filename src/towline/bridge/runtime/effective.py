@@ -233,6 +233,8 @@ def _filter(one: Filter) -> str:
 def _tls(tls: Tls) -> Iterator[tuple[str, object, str]]:
     yield "TLS", f"{tls.min_version} and newer", "tls.min_version"
     yield "certificate of the broker", "not verified: insecure" if tls.insecure else "verified", "tls.insecure"
+    if not tls.strict:
+        yield "rules of RFC 5280", "not checked", "tls.strict"
     for name, key in (("authorities", "ca_file"), ("certificate", "cert_file"), ("key", "key_file")):
         if (file := getattr(tls, key)) is not None:
             yield name, file, f"tls.{key}"

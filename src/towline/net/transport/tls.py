@@ -26,6 +26,8 @@ _PROTOCOL: Final = re.compile(r"[!-~]{1,255}")
 #: OpenSSL's X509_V_ERR_* (x509_vfy.h).
 _NOT_YET_VALID, _EXPIRED, _SELF_SIGNED, _HOST_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 18, 62, 64
 _UNKNOWN_ISSUER: Final = frozenset({2, 19, 20, 21})
+#: Those of X509_V_FLAG_X509_STRICT alone: what RFC 5280 asks of extensions, names and curves.
+_STRICT: Final = range(80, 95)
 #: Names of a certificate that are shown, and how long a shown name may be.
 _NAMES_SHOWN, _NAME_LENGTH = 3, 100
 #: TLS alerts about the certificate that we showed, or did not show (RFC 8446 section 6.2).
@@ -46,6 +48,8 @@ class Tls:
         server_name: The name the certificate must carry, and sent as SNI; None for the host of the URI.
         alpn: Protocols offered (RFC 7301), such as ``mqtt``; none by default.
         min_version: Oldest TLS spoken.
+        strict: Refuse certificates that break RFC 5280's rules about extensions (X509_V_FLAG_X509_STRICT), as Python
+            does by itself from 3.13 on and here on every Python; False verifies chain, dates and name all the same.
         insecure: Verify nothing; shown wherever the connection is.
     """
 
@@ -56,6 +60,7 @@ class Tls:
     server_name: Annotated[str, Len(1, 253)] | None = None
     alpn: tuple[str, ...] = ()
     min_version: Literal["1.2", "1.3"] = "1.2"
+    strict: bool = True
     insecure: bool = False
 
     def problem(self) -> str:
@@ -76,6 +81,10 @@ class Tls:
         """
         context = self._trusting()
         context.minimum_version = _VERSIONS[self.min_version]
+        # As create_default_context of Python 3.13 has them.
+        context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
+        if not self.strict:
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if self.alpn:
             context.set_alpn_protocols(list(self.alpn))
         if self.cert_file:
@@ -220,7 +229,12 @@ def certificate_problem(code: int, message: str, name: str, certificate: Mapping
         issuer = _common_name(certificate.get("issuer", ()))
         by = f'"{issuer}"' if issuer else "an authority"
         return f"{bearer} was issued by {by}, which is not trusted", "Set tls.ca_file to that authority's certificate."
-    return f"{bearer} is not accepted: {message.strip().rstrip('.')}", "Ask who runs the broker."
+    said, do = message.strip().rstrip("."), "Ask who runs the broker."
+    why = f" is not accepted: {said}"
+    if code in _STRICT:
+        why = f", or its authority's, breaks the rules of RFC 5280 ({said})"
+        do = "Have it and its authority issued anew by these rules, or set tls.strict = false: the rest is verified."
+    return f"{bearer}{why}", do
 
 
 def _names(certificate: Mapping[str, Any]) -> str:
