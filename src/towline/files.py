@@ -27,6 +27,7 @@ __all__ = [
     "secret",
     "sync_directory",
     "sync_file",
+    "version",
     "why",
 ]
 
@@ -152,6 +153,15 @@ def secret(path: Path) -> bytes:
         OSError: It can't be read.
     """
     return path.read_bytes().rstrip(b"\r\n")
+
+
+def version(path: Path) -> tuple[int, ...]:
+    """A value that differs once a file has another content or other rights; empty where there is no file."""
+    try:
+        state = path.stat()
+    except OSError:
+        return ()
+    return state.st_mtime_ns, state.st_size, state.st_ino, state.st_mode
 
 
 def why(error: OSError) -> str:

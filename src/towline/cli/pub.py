@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from towline import files
 from towline.text import counted
 
 if TYPE_CHECKING:
@@ -67,10 +66,10 @@ def pub(
         raise typer.BadParameter(str(error), param_hint="BROKER") from None
     properties = [_pair(text) for text in user_property or []]
     tls = Tls(ca_file=ca_file) if ca_file else None
-    settings = ClientSettings(username=username, password=_secret(password_file), tls=tls)
+    settings = ClientSettings(username=username, password_file=password_file, tls=tls)
     if durable is not None:
         _pub_durably(
-            str(place), topic, message, count, rate, qos, properties, retain, durable, timeout, settings,
+            broker, topic, message, count, rate, qos, properties, retain, durable, timeout, settings,
             receipts=receipts, receipt_key_file=receipt_key_file,
         )  # fmt: skip
         return
@@ -80,7 +79,7 @@ def pub(
     started = time.monotonic()
     screen = Console(stderr=True)
     plain = not screen.is_terminal or screen.is_dumb_terminal  # where a bar could not be taken away again
-    with _open(str(place), settings) as client, Progress(console=screen, transient=True, disable=plain) as progress:
+    with _open(broker, settings) as client, Progress(console=screen, transient=True, disable=plain) as progress:
         task = progress.add_task("publishing", total=count)
         answers = _Answers(client, str(place))
         for number in range(count):
@@ -254,12 +253,3 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--property")
     return key, value
-
-
-def _secret(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return files.secret(path)
-    except OSError as error:
-        raise typer.BadParameter(f"{path}: {files.why(error)}", param_hint="--password-file") from None

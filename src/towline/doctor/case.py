@@ -23,7 +23,7 @@ __all__ = ["PROBE", "Case", "LineGateway", "LineLoad", "Target", "filters_of", "
 
 #: How everything begins or ends that doctor makes: client ids, topics, transactional ids.
 PROBE: Final = "towline-doctor"
-_FURTHER: Final = ("websocket_headers_file", "authenticator")
+_FURTHER: Final = ("websocket_headers_file", "websocket_query_file", "authenticator", "token_provider")
 #: Settings by which one way to a broker differs from another.
 _WAY: Final = ("username", "password_file", "tls", "proxy", "proxy_password_file", "protocol", *_FURTHER)
 

@@ -22,11 +22,12 @@ from towline.doctor.case import PROBE, Case, LineGateway, Target, filters_of
 from towline.doctor.mosquitto import one_session
 from towline.doctor.table import NotAsked, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
-from towline.gateway.sessions import connection_options, headers_of, password_of
+from towline.gateway.sessions import connection_options
 from towline.mosquitto_conf import MosquittoConf, read
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import matches, unshared
 from towline.net.client import Client
+from towline.net.credentials import read_credentials
 from towline.net.messages import Message, PublishResult
 from towline.net.options import ClientSettings, ProtocolName
 
@@ -352,27 +353,27 @@ class Broker(contextlib.ExitStack):
         With an expiry of 0 it ends a session that is there; without `adopt` such a session ends the connection, before
         anything of it is acknowledged.
         """
-        gateway = self.target.settings
-        options = connection_options(gateway, password_of(gateway), headers_of(gateway))
-        session = options.session
+        options = connection_options(self.target.settings)
+        session, secrets = options.session, read_credentials(options, lambda: False)
         level = vars(self).get("level", 0)  # what the broker answered to first
         settings = ClientSettings(
             username=session.username,
-            password=session.password,
+            password=secrets.login.password,
             protocol=_PROTOCOLS[level] if level else options.protocol,
             session_expiry_s=expiry_s,
             unknown_session="adopt" if adopt else "refuse",
             keep_alive_s=30,
-            authenticator=session.authenticator,
+            authenticator=secrets.login.authenticator,
             receive_maximum=window,
             tls=options.tls,
             proxy=options.proxy,
             connect_timeout_s=self.case.patience,
             reconnect_delay_s=_NEVER_S,
             reconnect_max_delay_s=_NEVER_S,
-            websocket_headers=dict(options.websocket_headers),
+            websocket_headers=dict(secrets.headers),
+            websocket_query_file=options.websocket_query_file,
         )
-        return Client(str(self.target.endpoint), client_id=client_id, subscribe=subscribe, settings=settings)
+        return Client(self.target.endpoint, client_id=client_id, subscribe=subscribe, settings=settings)
 
 
 def _come(client: Client, until: float) -> Iterator[Message]:

@@ -108,11 +108,8 @@ class ServerCertificate:
 
 
 def _versions(settings: ListenSettings) -> tuple[tuple[int, ...], ...]:
-    try:
-        states = [path.stat() for path in (settings.cert_file, settings.key_file)]
-    except OSError:
-        return ()
-    return tuple((state.st_mtime_ns, state.st_size, state.st_ino) for state in states)
+    found = files.version(settings.cert_file), files.version(settings.key_file)
+    return found if all(found) else ()
 
 
 def _content(setting: str, path: Path) -> bytes:
@@ -200,10 +197,9 @@ class TokenFile:
 
     def _read(self) -> tuple[bytes, ...]:
         try:
-            state = self._path.stat()
-            version = (state.st_mtime_ns, state.st_size, state.st_ino, state.st_mode)
-            if version != self._known[0]:
-                if state.st_mode & _READABLE_BY_OTHERS:
+            version = files.version(self._path)
+            if not version or version != self._known[0]:
+                if self._path.stat().st_mode & _READABLE_BY_OTHERS:
                     raise self._unusable("every user of this machine may read or write it", "chmod 600 it.")
                 self._known = (version, tuple(map(_digest, tokens(self._path.read_bytes()))))
         except OSError as error:

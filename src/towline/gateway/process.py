@@ -34,7 +34,6 @@ from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
 from towline.gateway.request import unforeseen
 from towline.gateway.service import InboxService
-from towline.gateway.sessions import headers_of, password_of
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream, log_settings
@@ -152,7 +151,6 @@ class _Gateway:
         self._service: InboxService | None = None
         self._front: NetworkFront | None = None
         _check_listening(settings)
-        password, headers = password_of(settings), headers_of(settings)
         self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
         if self._journal.recovery.note:
             self._log.warning("journal repaired", note=self._journal.recovery.note)
@@ -170,8 +168,6 @@ class _Gateway:
         self._pump = Pump(
             settings,
             self._journal,
-            password=password,
-            headers=headers,
             on_rows=self._on_rows,
             outbox=self._outbox,
             on_progress=self._on_progress,

@@ -71,8 +71,6 @@ class Pump:
     Args:
         settings: The gateway's settings.
         inbox: Where messages go.
-        password: Read from the password file, None without one.
-        headers: Of the request that opens a WebSocket, read from theirs.
         on_rows: Called after rows became durable, on the pump's thread.
         outbox: What is to be sent; None for a gateway that only receives.
         on_progress: Called after messages of the outbox are done, on the pump's thread.
@@ -83,8 +81,6 @@ class Pump:
         settings: GatewaySettings,
         inbox: Journal,
         *,
-        password: bytes | None = None,
-        headers: tuple[tuple[str, str], ...] = (),
         on_rows: Callable[[], None] = lambda: None,
         outbox: Outbox | None = None,
         on_progress: Callable[[], None] = lambda: None,
@@ -144,7 +140,7 @@ class Pump:
             notice=self._log.warning,
             plain=plain_run,
         )
-        self._options = connection_options(settings, password, headers)
+        self._options = connection_options(settings)
         self._drain = None if settings.drain_s is None else Drain(settings.name, inbox, settings.drain_s)
         #: None while the gateway is drained: it has no filter, and gets none.
         self.filters = WantedFilters(settings, self.wake) if self._drain is None else None

@@ -170,6 +170,8 @@ class ShareSettings(_Model):
         return f"{self.client_id}-{member}"
 
 
+#: ``package.module:function``.
+FUNCTION: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 #: A larger one costs Mosquitto, which looks through it for each answer, more than it spares the gateway.
 _WINDOW_QOS_2: Final = 2000
 
@@ -185,7 +187,8 @@ class GatewaySettings(_Model):
         proxy_password_file: Its password.
         client_id: Stable MQTT client id; default the name.
         username: For the broker; None for none.
-        password_file: Holds its password.
+        password_file: Holds its password; read at each connection, as all these files are.
+        token_provider: ``module:function`` that gives the password at each connection, for one that is short-lived.
         tls: How the broker is verified, and how we show who we are, with ``mqtts://`` and ``wss://``.
         connect_timeout_s: Seconds that a connection and its CONNACK may take.
         subscriptions: At least one, unless there is an outbox.
@@ -228,6 +231,7 @@ class GatewaySettings(_Model):
         reconnect_max_delay_s: The longest pause.
         websocket_headers_file: Further headers of the request that opens a WebSocket, ``Name: value`` a line; a file,
             because one may be a secret.
+        websocket_query_file: The query of that request, in place of the URI's, or a whole presigned URL.
         authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
             gives an `towline.mqtt.Authenticator`.
         listen: Where to listen on a network, besides the unix socket; None for not at all.
@@ -240,6 +244,7 @@ class GatewaySettings(_Model):
     client_id: str = Field(default="", max_length=256)
     username: str | None = None
     password_file: Path | None = None
+    token_provider: str | None = Field(default=None, pattern=FUNCTION)
     tls: Tls = Tls()
     proxy: str | None = None
     proxy_password_file: Path | None = None
@@ -269,7 +274,8 @@ class GatewaySettings(_Model):
     reconnect_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = FIRST_PAUSE_S
     reconnect_max_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = LONGEST_PAUSE_S
     websocket_headers_file: Path | None = None
-    authenticator: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    websocket_query_file: Path | None = None
+    authenticator: str | None = Field(default=None, pattern=FUNCTION)
     listen: ListenSettings | None = None
     share: ShareSettings | None = None
 
@@ -302,6 +308,8 @@ class GatewaySettings(_Model):
             raise ValueError("subscriptions is empty, and there is no outbox: nothing to do")
         if len({s.pattern for s in self.subscriptions}) != len(self.subscriptions):
             raise ValueError("a topic filter is subscribed twice; give each filter one QoS")
+        if self.password_file and self.token_provider:
+            raise ValueError("password_file and token_provider both give the password; keep one")
         table = policy(self.guarantee)
         if table.persistent and self.session_expiry_s == 0:
             raise ValueError(

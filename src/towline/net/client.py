@@ -45,6 +45,7 @@ from towline.mqtt.suspects import Culprits
 from towline.net.driver import Hooks, SessionDriver
 from towline.net.messages import Arrivals, Message, Properties, PublishResult, outbound
 from towline.net.options import ClientSettings
+from towline.net.transport import Endpoint
 from towline.threads import guarded_thread
 
 __all__ = ["Client"]
@@ -80,7 +81,7 @@ class Client:
 
     def __init__(
         self,
-        uri: str | Sequence[str],
+        uri: str | Endpoint | Sequence[str | Endpoint],
         *,
         client_id: str,
         subscribe: str | Filter | Sequence[str | Filter] = (),

@@ -42,6 +42,7 @@ from towline.mqtt.plain import PlainReader, PlainRun
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES, Versions
+from towline.net.credentials import read_credentials
 from towline.net.linger import Linger
 from towline.net.options import ConnectionOptions
 from towline.net.reconnect import Attempts, Pauses
@@ -260,6 +261,7 @@ class SessionDriver:
     def _connect(self) -> None:
         endpoint = self._attempts.begin()
         try:
+            credentials = read_credentials(self._options, self._cancelled.is_set)
             self._transport = connect(
                 endpoint,
                 tls=self._options.tls,
@@ -267,7 +269,8 @@ class SessionDriver:
                 timeout_s=self._options.session.connect_timeout_s,
                 keep_alive_s=self.session.config.keep_alive_s or 60,
                 cancelled=self._cancelled.is_set,
-                headers=self._options.websocket_headers,
+                headers=credentials.headers,
+                query=credentials.query,
             )
         except (BrokerError, ConfigError) as error:
             if not self._cancelled.is_set():
@@ -280,7 +283,7 @@ class SessionDriver:
         self._reading = True
         self.count += 1
         server = "" if self._options.brokers_share_sessions else str(endpoint)
-        self.handle(Opened(server, alone=not self._options.several_sessions))
+        self.handle(Opened(server, not self._options.several_sessions, credentials.login))
 
     def _wait(self, transport: Transport | None, timeout_s: float) -> None:
         poller = select.poll()

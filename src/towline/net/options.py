@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from towline.errors import ConfigError
@@ -12,13 +13,16 @@ from towline.mqtt.rules import check_config, filter_problem, message_problem, wh
 from towline.mqtt.versions import LEVELS
 from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Endpoint, Proxy, Tls, header_problem
+from towline.providers import check_provider
 
-__all__ = ["LONGEST_DELAY_S", "ClientSettings", "ConnectionOptions", "ProtocolName", "refuse"]
+__all__ = ["LONGEST_DELAY_S", "NOT_READ_YET", "ClientSettings", "ConnectionOptions", "ProtocolName", "refuse"]
 
 #: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
 ProtocolName: TypeAlias = Literal["5", "3.1.1", "3.1", "auto"]
 
 
+#: Stands in a `SessionConfig` for a password that is read at each connection, so that rules about one hold.
+NOT_READ_YET: Final = b""
 #: Longest pause that can be asked for, in seconds.
 LONGEST_DELAY_S: Final = 3600.0
 #: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
@@ -39,6 +43,11 @@ class Connecting:
             QoS 2, and what was under way to us comes again when one takes over from another.
         reconnect_delay_s: First pause before another connection in seconds; each further one is twice as long.
         reconnect_max_delay_s: The longest.
+        password_file: Holds MQTT's password; read at each connection, as the other files are.
+        token_provider: ``module:function``, called without arguments at each connection for a password that is
+            short-lived: text or bytes (`towline.providers`).
+        websocket_headers_file: Further headers of the request that opens a WebSocket, ``Name: value`` a line.
+        websocket_query_file: The query of that request, in place of the URI's, as of a presigned URL.
     """
 
     tls: Tls | None = None
@@ -49,6 +58,10 @@ class Connecting:
     brokers_share_sessions: bool = False
     reconnect_delay_s: float = FIRST_PAUSE_S
     reconnect_max_delay_s: float = LONGEST_PAUSE_S
+    password_file: str | Path | None = None
+    token_provider: str | None = None
+    websocket_headers_file: str | Path | None = None
+    websocket_query_file: str | Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +73,16 @@ class ConnectionOptions(Connecting):
         brokers: Tried in this order, again from the first after the last, and after a connection that worked.
         linger_s: How many seconds a chunk waits for more, so that one sync serves many: twice as many in a stream, up
             to three times elsewhere (`towline.net.linger`).
-        websocket_headers: Further headers of the request that opens a WebSocket, such as an authorization.
+        websocket_headers: Further headers of the request that opens a WebSocket, beside those of the file.
+        authenticator: ``module:factory`` of enhanced authentication, called with user name and password at each
+            connection; None for the session's own.
     """
 
     session: SessionConfig
     brokers: tuple[Endpoint, ...]
     linger_s: float = 0.0
     websocket_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    authenticator: str | None = None
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -89,7 +105,7 @@ class ClientSettings(Connecting, SessionTerms):
     """How a `Client` or a `Publisher` meets its broker.
 
     Attributes:
-        password: MQTT's.
+        password: MQTT's; or a file or a function that gives it.
         session_expiry_s: Seconds the broker keeps the session while we are away, 0xFFFFFFFF for ever; 0 to begin and
             end without one. To MQTT 3.x everything above 0 is for ever. None for 3,600, and for ever in a `Publisher`.
         unknown_session: What becomes of a session that the broker has when the first connection is made: ``adopt`` it,
@@ -106,7 +122,7 @@ class ClientSettings(Connecting, SessionTerms):
 
     def options(
         self,
-        uri: str | Sequence[str],
+        uri: str | Endpoint | Sequence[str | Endpoint],
         client_id: str,
         subscribe: str | Filter | Sequence[str | Filter] = (),
         *,
@@ -136,14 +152,20 @@ class ClientSettings(Connecting, SessionTerms):
                 refuse(name, f"{value!r} is not more than 0 and at most {LONGEST_DELAY_S:,.0f} seconds")
         if problem := next(filter(None, (header_problem(name, value) for name, value in headers)), None):
             refuse("websocket_headers", problem)
+        if sum(one is not None for one in (self.password, self.password_file, self.token_provider)) > 1:
+            refuse(where, "password, password_file and token_provider each give the password")
+        if self.token_provider is not None:
+            check_provider(self.token_provider, "token_provider")
         if self.will and (problem := message_problem(self.will.topic, self.will.payload or b"", int(self.will.qos))):
             refuse("will", problem)
         expiry = session_expiry_s if self.session_expiry_s is None else self.session_expiry_s
+        password = self.password.encode() if isinstance(self.password, str) else self.password
+        read = self.password_file is not None or self.token_provider is not None
         session = SessionConfig(
             client_id,
             where,
             _filters_of(subscribe, where),
-            password=self.password.encode() if isinstance(self.password, str) else self.password,
+            password=NOT_READ_YET if read else password,
             session_expiry_s=expiry,
             durable=expiry != 0,
             clean_start=expiry == 0,
@@ -162,12 +184,12 @@ def refuse(where: str, what: str) -> NoReturn:
     raise ConfigError("TL-C51", where, what, "Change it.")
 
 
-def _endpoints_of(uri: str | Sequence[str]) -> tuple[Endpoint, ...]:
-    uris = (uri,) if isinstance(uri, str) else tuple(uri)
+def _endpoints_of(uri: str | Endpoint | Sequence[str | Endpoint]) -> tuple[Endpoint, ...]:
+    uris = (uri,) if isinstance(uri, str | Endpoint) else tuple(uri)
     if not uris:
         refuse("uri", "no broker")
     try:
-        return tuple(Endpoint.parse(one) for one in uris)
+        return tuple(one if isinstance(one, Endpoint) else Endpoint.parse(one) for one in uris)
     except ValueError as error:
         refuse("uri", str(error))
 

@@ -124,6 +124,7 @@ class Awaited:
     def online(self, now: float) -> None:
         """The broker is there: what it had may be gone."""
         self._online = True
+        self._keys.refresh()
         self._at = now
         self._question = ""
 

@@ -57,6 +57,8 @@ PASSWORD: Final = (
 def _brokers(text: str) -> str:
     if not text.strip(" ,"):
         raise ValueError("it is mqtt://HOST[:PORT], several with a comma between them")
+    if "?" in text:  # Spark shows its options, and a presigned query is a secret
+        raise ValueError("a query is given as webSocketQueryFile")
     return text
 
 
@@ -156,6 +158,7 @@ CONNECTION: Final = (
     Option("clientId", into="client_id"),
     Option("username", into="username", address=True),
     Option("passwordFile", read.path, "password_file"),
+    Option("tokenProvider", into="token_provider"),
     Option("keepAlive", read.whole(), "keep_alive_s"),
     Option("sessionExpiry", read.whole(), "session_expiry_s"),
     Option("maxPacketBytes", read.size, "max_packet_bytes"),
@@ -179,6 +182,7 @@ CONNECTION: Final = (
     Option("reconnectDelay", _number_of("seconds"), "reconnect_delay_s"),
     Option("reconnectMaxDelay", _number_of("seconds"), "reconnect_max_delay_s"),
     Option("webSocketHeadersFile", read.path, "websocket_headers_file"),
+    Option("webSocketQueryFile", read.path, "websocket_query_file"),
     Option("authenticator", into="authenticator"),
     Option("willTopic", into="will.topic"),
     Option("willPayload", into="will.payload"),

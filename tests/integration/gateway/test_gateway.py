@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import commit, wait_until
 from tests.integration.gateway.conftest import NewGateway, payloads, publish
 from tests.integration.gateway.test_outbox import save
-from towline import Client
+from towline import Client, ClientSettings, Publisher
 from towline.gateway.client import GatewayClient
 from towline_prove.devstack import Mosquitto
 
@@ -241,12 +242,49 @@ def test_a_wrong_password_ends_with_one_line_and_no_secret(
     assert (gateway.settings.state_dir / "gateway-error.json").exists()
 
 
-def test_the_right_password_from_a_file(guarded: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> None:
+#: What `provided` gives.
+PROVIDED = {"password": "s3cret"}
+
+
+def provided() -> str:
+    """A token_provider."""
+    return PROVIDED["password"]
+
+
+def test_a_password_is_read_at_each_connection(guarded: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> None:
+    """Rotated at the broker first, then in the file, which is missing and half-written for a moment."""
     secret = tmp_path / "secret"
     secret.write_text("s3cret\n")
-    gateway = new_gateway(guarded, username="user", password_file=secret)
+    gateway = new_gateway(guarded, username="user", reconnect_max_delay_s=0.5, password_file=secret)
     gateway.start()
     gateway.until(state="online")
+    settings = ClientSettings(username="user", reconnect_max_delay_s=0.5)
+    provider = replace(settings, token_provider=f"{__name__}:provided")
+    with (
+        Client(guarded.uri, client_id="c", settings=replace(settings, password_file=secret)) as client,
+        Publisher(guarded.uri, state_dir=tmp_path / "p", settings=provider) as publisher,
+    ):
+        wait_until(lambda: publisher.status()["online"], what="the publisher")
+        users = str(tmp_path / "passwords")
+        subprocess.run(["mosquitto_passwd", "-b", users, "user", "n3w"], check=True, capture_output=True)
+        guarded.stop()
+        guarded.start()
+
+        def told(words: str) -> None:
+            wait_until(lambda: words in str(gateway.status()["last_error"]), what=words)
+            wait_until(lambda: words in str(client.last_error), what=words)
+
+        told("[TL-M08]")
+        secret.write_text("")
+        told("password_file is empty: is it being written?")
+        secret.unlink()
+        told("password_file can't be read (no such file or directory)")
+        PROVIDED.update(password="n3w")
+        secret.write_text("n3w\n")
+        gateway.until(state="online")
+        wait_until(lambda: client.online and publisher.status()["online"], what="all of them")
+    assert "s3cret" not in gateway.log.read_text()
+    assert "n3w" not in gateway.log.read_text()
 
 
 def test_a_missing_password_file_is_a_config_error(

@@ -150,13 +150,13 @@ def test_after_kafka_the_broker_keeps_what_kafka_has_not(tmp_path: Path) -> None
     ):
         bridge = read(changed('name = "telemetry"', f'name = "telemetry"\nack_after = "{said}"'), tmp_path)
         (line,) = bridge.uplinks
-        assert connection_options(line.gateway, None).session.unknown_session == meets
+        assert connection_options(line.gateway).session.unknown_session == meets
         (plan,) = plan_of(bridge)["lines"]
         assert any(shown in text for text in plan["limits"])
         assert ("as long as the broker keeps its session" in plan["lost"]) is (said == "kafka")
     text = changed('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
     (line,) = read(text.replace("[mqtt]", '[mqtt]\nunknown_session = "refuse"'), tmp_path).uplinks
-    assert connection_options(line.gateway, None).session.unknown_session == "refuse"
+    assert connection_options(line.gateway).session.unknown_session == "refuse"
 
 
 def test_exactly_once_sets_every_knob(tmp_path: Path) -> None:

@@ -134,6 +134,29 @@ def test_what_comes_is_subscribed_before_the_query_and_what_goes_is_unsubscribed
     assert scene.state.heard()[0].startswith('reload: line "up": ')
 
 
+def test_a_secret_that_was_rotated_is_not_called_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mqtt.pw", "kafka.pw", "ca.pem"):
+        (tmp_path / name).write_text("s3cret")
+    text = line("a/#").replace('"mqtt://b" }', '"mqtts://b", password_file = "mqtt.pw", tls = { ca_file = "ca.pem" } }')
+    text = text.replace('"k:9092" }', '"k:9092", password_file = "kafka.pw" }')
+    scene = Scene(tmp_path, monkeypatch, text)
+    says = f"{tmp_path / 'bridge.toml'} says what runs"
+    assert scene.reload(text)["texts"] == [says]
+    for name in ("mqtt.pw", "kafka.pw"):
+        (tmp_path / name).write_text("s3cret, the second")
+    (tmp_path / "ca.pem").unlink()
+    (tmp_path / "ca.pem").write_text("s3cret")
+    at_connection = "is read at the next connection to the broker; one that is open stays as it is"
+    at_start = "is taken up by what connects to Kafka from now on; what is connected keeps the former until a restart"
+    assert scene.reload(text)["texts"] == [
+        says,
+        f"{tmp_path / 'kafka.pw'} {at_start}",
+        f"{tmp_path / 'mqtt.pw'} {at_connection}",
+        f"{tmp_path / 'ca.pem'} {at_connection}",
+    ]
+    assert scene.reload(text)["texts"] == [says]
+
+
 def test_without_other_filters_no_gateway_is_asked(scene: Scene) -> None:
     assert scene.reload(line("a/#", "b/#", topic="u"))["outcome"] == APPLIED
     assert scene.asked == ["judge up", "topics u", "hold up", "take {'up': ['a/#', 'b/#']}"]

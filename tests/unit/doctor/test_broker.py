@@ -22,10 +22,11 @@ from towline.doctor.case import filters_of, targets_of
 from towline.doctor.probes import Heard, KeptQueue, probe_topic
 from towline.doctor.table import Finding, NotAsked, Standing
 from towline.errors import Refused, Unreachable
-from towline.gateway.sessions import connection_options, password_of
+from towline.gateway.sessions import connection_options
 from towline.journal import Journal
 from towline.mqtt.events import SessionRecord
 from towline.mqtt.filters import matches
+from towline.net.credentials import read_credentials
 from towline.schema import ROW_SCHEMA
 
 #: A filter of MQTT, of few words, so that it meets the topics of probes.
@@ -395,6 +396,7 @@ def test_each_way_to_a_broker_is_examined_once(tmp_path: Path) -> None:
     [target] = targets_of(
         bridge_of(tmp_path / "3", "mqtt://127.0.0.1", mqtt=f'username = "u"\npassword_file = "{secret}"')
     )
-    options = connection_options(target.settings, password_of(target.settings))
-    assert options.session.password == b"s3cret"
-    assert "s3cret" not in repr((target, options))
+    options = connection_options(target.settings)
+    read = read_credentials(options, lambda: False)
+    assert read.login.password == b"s3cret"
+    assert "s3cret" not in repr((target, options, read))

@@ -16,7 +16,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline.errors import ConfigError, TowlineError, Unreachable
-from towline.net.transport import Endpoint, Proxy, connect
+from towline.net.transport import Endpoint, Proxy, Tls, connect
 from towline.net.transport.patience import Patience
 from towline.net.transport.sockets import Address, interleaved
 from towline_prove.devstack.ports import free_port
@@ -322,3 +322,9 @@ def _later(call: Callable[[], None]) -> None:
     timer = threading.Timer(0.2, call)
     timer.daemon = True
     timer.start()
+
+
+def test_a_missing_file_of_tls_is_said_before_a_broker_is_asked(tmp_path: Path) -> None:
+    nobody = Endpoint("mqtts", LOOPBACK, free_port())
+    with pytest.raises(ConfigError, match=r"ca\.pem: not usable \(no such file or directory\).*TL-C30"):
+        connect(nobody, tls=Tls(ca_file=tmp_path / "ca.pem"))

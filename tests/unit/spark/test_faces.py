@@ -88,7 +88,7 @@ def test_all_faces_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "headers").write_text("A: b\n")
     text = GOOD.partition("[[uplink.route]]")[0] + "[uplink.mqtt]" + TOML + ROUTE
     (line,) = read(text, tmp_path).uplinks
-    spark, toml, out = (connection_options(one, None) for one in (source, line.gateway, sink))
+    spark, toml, out = (connection_options(one) for one in (source, line.gateway, sink))
     assert facts(spark) == facts(toml)
     wanted = Filter("a/#", 1, no_local=True, retain_as_published=False, retain_handling=2, identifier=7)
     assert spark.session.filters == (wanted,)

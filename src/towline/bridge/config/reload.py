@@ -7,7 +7,8 @@ for each such key, so that nobody takes half of a file for the whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from towline.bridge.config.mistakes import ConfigMistakes
@@ -17,7 +18,7 @@ from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import common, unshared
 
-__all__ = ["LineChange", "changes"]
+__all__ = ["LineChange", "changes", "secret_files"]
 
 #: Keys of an uplink that its query alone knows: it is stopped between two batches and started again.
 _OF_ITS_QUERY: Final = frozenset(
@@ -101,6 +102,24 @@ class LineChange:
             parts += [f"subscribed {', '.join(self.added)}"] if self.added else []
             parts += [f"unsubscribed {', '.join(self.removed)}"] if self.removed else []
         return f'line "{self.after.name}": {"; ".join(parts)}'
+
+
+#: When the new content of a file with a secret counts, by who reads it.
+_AT_CONNECTION: Final = "is read at the next connection to the broker; one that is open stays as it is"
+_AT_START: Final = (
+    "is taken up by what connects to Kafka from now on; what is connected keeps the former until a restart"
+)
+
+
+def secret_files(bridge: Bridge) -> dict[Path, str]:
+    """The files with secrets and certificates of the ways to brokers and to Kafka, and when a new content counts."""
+    clients = bridge.kafka.client().items()
+    found = {Path(value): _AT_START for name, value in clients if name.endswith((".file", ".location"))}
+    for line in bridge.lines:
+        for settings in (line.gateway, *(line.members if isinstance(line, Line) else ())):
+            named = [*settings, *asdict(settings.tls).items()]
+            found |= {value: _AT_CONNECTION for name, value in named if name.endswith("_file") and value}
+    return found
 
 
 def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:

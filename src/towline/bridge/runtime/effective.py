@@ -141,8 +141,7 @@ class _Connection:
 
     def __init__(self, line: AnyLine, gateway: GatewaySettings, origins: Origins, table: tuple[str, int]) -> None:
         self._line, self._gateway, self._origins, self._table = line, gateway, origins, table
-        # An authenticator is code of the user's: it is named, and not asked for anything here.
-        self._options = connection_options(gateway.model_copy(update={"authenticator": None}), None)
+        self._options = connection_options(gateway)
         self._config = self._options.session_at(self._options.levels[0])
         self._promised = f"guarantee = {line.guarantee}"
 
@@ -172,6 +171,7 @@ class _Connection:
         yield self._setting("client id", self._config.client_id, "client_id", " and ".join(filter(None, names)))
         yield from self._optional("user name", self._config.username, "username")
         yield from self._optional("password", _file(gateway.password_file), "password_file")
+        yield from self._optional("password", gateway.token_provider, "token_provider")
         yield from self._optional("authentication", gateway.authenticator, "authenticator")
 
     def _session(self) -> Iterator[EffectiveSetting]:
@@ -212,6 +212,7 @@ class _Connection:
             yield from (self._setting(name, value, key) for name, value, key in _tls(options.tls or gateway.tls))
         yield from self._optional("proxy", options.proxy, "proxy")
         yield from self._optional("WebSocket headers", _file(gateway.websocket_headers_file), "websocket_headers_file")
+        yield from self._optional("WebSocket query", _file(gateway.websocket_query_file), "websocket_query_file")
         yield self._setting("connect time-out", _seconds(self._config.connect_timeout_s), "connect_timeout_s")
         yield self._setting("first pause", _seconds(options.reconnect_delay_s), "reconnect_delay_s")
         yield self._setting("longest pause", _seconds(options.reconnect_max_delay_s), "reconnect_max_delay_s")

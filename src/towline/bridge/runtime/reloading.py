@@ -27,8 +27,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from towline import files
 from towline.bridge.config.mistakes import ConfigMistakes
-from towline.bridge.config.reload import LineChange, changes
+from towline.bridge.config.reload import LineChange, changes, secret_files
 from towline.bridge.lines.leftovers import remember
 from towline.bridge.runtime.state import digest_of, is_there, read_state
 from towline.bridge.runtime.supervision import unforeseen
@@ -98,6 +99,7 @@ class Reloading:
         self._stopping = stopping
         self._thread: threading.Thread | None = None
         self._count = 0
+        self._versions = self._secrets()
 
     @property
     def under_way(self) -> bool:
@@ -124,6 +126,7 @@ class Reloading:
             outcome, texts = APPLIED, self._reload()
             if not texts:
                 outcome, texts = UNCHANGED, [f"{self._file.file} says what runs"]
+            texts += self._renewed()
             self._state.file_read(digest)
         except TowlineError as error:
             outcome, texts = REFUSED, str(error).splitlines()
@@ -132,6 +135,15 @@ class Reloading:
         head = "reload refused, the bridge goes on as before:\n" if outcome == REFUSED else "reload: "
         self._state.reload = {**begun, "outcome": outcome, "at": time.time(), "texts": texts}
         self._state.say(head + "\n".join(texts))
+
+    def _secrets(self) -> dict[Path, tuple[int, ...]]:
+        return {path: files.version(path) for path in secret_files(self._file)}
+
+    def _renewed(self) -> list[str]:
+        """The files with secrets that were written since the last look, and when that counts: no reload is needed."""
+        before, self._versions = self._versions, self._secrets()
+        when = secret_files(self._file)
+        return [f"{path} {when[path]}" for path, one in self._versions.items() if before.get(path, one) != one]
 
     def _reload(self) -> list[str]:
         wanted = self._read()

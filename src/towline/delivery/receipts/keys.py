@@ -36,10 +36,16 @@ class ReceiptKeys:
 
     Args:
         keys: The publisher each key belongs to, "" for a line's key, and its 32 bytes; the newest first.
+        path: The file that has them; None for no file.
+
+    Attributes:
+        problem: Why the keys that the file has now are not taken, and those before are; None where they are.
     """
 
-    def __init__(self, keys: Sequence[tuple[str, bytes]]) -> None:
+    def __init__(self, keys: Sequence[tuple[str, bytes]], path: Path | None = None) -> None:
         self._keys = tuple(keys)
+        self._path, self._version = path, path and files.version(path)
+        self.problem: ConfigError | None = None
         self._makers = lru_cache(maxsize=_REMEMBERED)(self._prepare)
 
     @classmethod
@@ -49,6 +55,23 @@ class ReceiptKeys:
         Raises:
             ConfigError: TL-C85, the file can't be read, others may read it, or it holds something else.
         """
+        return cls(cls._in(path), path)
+
+    def refresh(self) -> bool:
+        """Read the file again where it has changed; whether other keys count now."""
+        if self._path is None or (version := files.version(self._path)) == self._version:
+            return False
+        self._version = version
+        try:
+            self._keys, self.problem = tuple(self._in(self._path)), None
+        except ConfigError as error:
+            self.problem = error
+            return False
+        self._makers.cache_clear()
+        return True
+
+    @staticmethod
+    def _in(path: Path) -> Sequence[tuple[str, bytes]]:
         try:
             if path.stat().st_mode & _READABLE_BY_OTHERS:
                 raise _unusable(path, "every user of this machine may read or write it", "chmod 600 it.")
@@ -63,7 +86,7 @@ class ReceiptKeys:
         if len(keys) != len(matches) or not 0 < len(keys) <= _MOST_KEYS:
             what = f"it holds something other than 1 to {_MOST_KEYS} keys of 64 hex digits, one a line"
             raise _unusable(path, what, "Make one with: openssl rand -hex 32")
-        return cls(keys)
+        return keys
 
     def speaks_for(self, publisher: str) -> bool:
         """Whether there is a key of a publisher, or of its line."""

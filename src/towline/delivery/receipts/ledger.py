@@ -190,10 +190,12 @@ class Ledger:
     def _genuine_mark(self, packet: _Marked, topic: str) -> Mark | None:
         properties = packet.user_properties
         mark = mark_of(properties) if properties else None
-        if mark is not None and not is_genuine(mark, self.keys, packet, topic, self._largest):
-            self.forged += 1
-            return None
-        return mark
+        if mark is None or is_genuine(mark, self.keys, packet, topic, self._largest):
+            return mark
+        if self.keys.refresh() and is_genuine(mark, self.keys, packet, topic, self._largest):
+            return mark
+        self.forged += 1
+        return None
 
     def take(self, mark: Mark, now_s: int) -> MarkVerdict:
         """Judge a message and, if it is new, see it."""

@@ -29,8 +29,8 @@ __all__ = ["ReceiptConfig", "ReceiptSender", "ledger_of"]
 _MOST_OPEN: Final = 200
 #: Pause between two rounds of receipts, in seconds: each costs a sync.
 _PAUSE: Final = 0.05
-#: How often silent publishers are looked for, in seconds.
-_EXPIRE: Final = 600.0
+#: How often silent publishers are looked for, and keys that were taken away, in seconds.
+_EXPIRE: Final = 60.0
 _REFUSAL: Final = 0x80
 _FORGED: Final = "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
 
@@ -125,6 +125,9 @@ class ReceiptSender:
             self._log.warning(_FORGED, code="TL-M35")
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE
+            self._ledger.keys.refresh()
+            if problem := self._ledger.keys.problem:
+                self._log.warning("the keys before count on", reason=str(problem), code=problem.code)
             self._keep(self._ledger.expire(int(time.time())))
         room = _MOST_OPEN - len(self._open)
         if not online or not self._ledger.due or room <= 0 or now < self._next_at:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from socket import socket
 
 from towline.errors import ConfigError, Unreachable
@@ -26,6 +27,7 @@ def connect(
     keep_alive_s: int = 60,
     cancelled: Callable[[], bool] = lambda: False,
     headers: Sequence[tuple[str, str]] = (),
+    query: str = "",
 ) -> Transport:
     """Open a connection; its answer never blocks.
 
@@ -37,6 +39,7 @@ def connect(
         keep_alive_s: A peer that answers nothing on the TCP level for 1.5 times as long is given up; from 1.
         cancelled: Asked while waiting; True gives up at once.
         headers: Further ones of the request that opens a WebSocket.
+        query: Of that request, in place of the endpoint's.
 
     Raises:
         Unreachable: With the reason: TL-M01 no connection, TL-M02 no TLS, TL-M07 the broker's certificate, TL-M09
@@ -47,11 +50,13 @@ def connect(
     patience = Patience(timeout_s, cancelled)
     where = str(endpoint)
     security = (tls or Tls()) if endpoint.tls else None
+    context = security.context() if security else None  # its files first: what is wrong there, no broker mends
     sock = _reach(endpoint, proxy, keep_alive_s, patience)
-    if security:
-        sock = handshake(sock, security, endpoint.host, where, patience)
+    if security and context:
+        sock = handshake(sock, security, context, endpoint.host, where, patience)
     transport = SocketTransport(sock, where, security)
-    return _upgrade(transport, Framing(endpoint, headers), where, patience) if endpoint.websocket else transport
+    framing = Framing(replace(endpoint, query=query or endpoint.query), headers)
+    return _upgrade(transport, framing, where, patience) if endpoint.websocket else transport
 
 
 def _reach(endpoint: Endpoint, proxy: Proxy | None, keep_alive_s: int, patience: Patience) -> socket:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Final, Literal, Self, TypeAlias, cast
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["DEFAULT_PATH", "DEFAULT_PORTS", "Endpoint", "Scheme"]
+__all__ = ["DEFAULT_PATH", "DEFAULT_PORTS", "Endpoint", "Scheme", "query_problem"]
 
 Scheme: TypeAlias = Literal["mqtt", "mqtts", "ws", "wss", "unix"]
 
@@ -21,6 +22,8 @@ _LONGEST_UNIX_PATH: Final = 107
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 #: A URI path as RFC 3986 section 3.3 allows it; no control character may reach a request line.
 _URI_PATH: Final = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
+#: And a query, as section 3.4 does.
+_URI_QUERY: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/?-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +35,18 @@ class Endpoint:
         host: Name or address; ``localhost`` for a Unix socket.
         port: TCP port; 0 for a Unix socket.
         path: Of the WebSocket resource or of the Unix socket; empty for plain MQTT.
+        query: Of the WebSocket resource, without ``?``; never shown, because that of a presigned URL is a secret.
     """
 
     scheme: Scheme
     host: str
     port: int
     path: str = ""
+    query: str = field(default="", repr=False)
 
     @classmethod
     def parse(cls, uri: str) -> Self:
-        """Read ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://HOST[:PORT][/PATH]``, ``wss://`` or ``unix:///PATH``.
+        """Read ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://HOST[:PORT][/PATH][?QUERY]``, ``wss://`` or ``unix:///PATH``.
 
         Raises:
             ValueError: For anything else, and for credentials, which a URI would carry into every log.
@@ -55,12 +60,14 @@ class Endpoint:
             raise ValueError(f'"{parts.scheme}://" is not a broker scheme; use {known}')
         if parts.username is not None or parts.password is not None:
             raise ValueError("a broker URI carries no user or password; use username and password_file")
-        if parts.query or parts.fragment:
-            raise ValueError("a broker URI ends with its path: no ? and no #")
         scheme = cast("Scheme", parts.scheme)
+        if parts.fragment or (parts.query and scheme not in {"ws", "wss"}):
+            raise ValueError("a broker URI ends with its path: no #, and ? with ws:// and wss:// only")
+        if parts.query and (problem := query_problem(parts.query)):
+            raise ValueError(problem)
         if scheme == "unix":
             return cls(scheme, "localhost", 0, _unix_path(parts))
-        return cls(scheme, _host(parts), _port(parts), _web_path(parts))
+        return cls(scheme, _host(parts), _port(parts), _web_path(parts), parts.query)
 
     @property
     def tls(self) -> bool:
@@ -78,7 +85,15 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        return f"unix://{self.path}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{self.path}"
+        hidden = "?…" if self.query else ""
+        return (
+            f"unix://{self.path}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{self.path}{hidden}"
+        )
+
+
+def query_problem(query: str) -> str | None:
+    """Say why a WebSocket request can't have a query, or None; never with the query, which may be a secret."""
+    return None if _URI_QUERY.fullmatch(query) else "the query of a WebSocket URI has characters that a URI can't have"
 
 
 def _host(parts: SplitResult) -> str:
@@ -90,6 +105,8 @@ def _host(parts: SplitResult) -> str:
         host = ""
     if not _HOST.fullmatch(host):
         raise ValueError("the host of a broker URI is a name or an address: letters, digits, dots and dashes")
+    if ":" in host and "%" not in host and ip_address(host).is_link_local:
+        raise ValueError(f"{host} is a link-local address, and needs its interface: [{host}%eth0]")
     return host
 
 

@@ -138,23 +138,26 @@ def _unusable(error: BaseException, option: str, *files: Path | None) -> NoRetur
     raise ConfigError("TL-C30", names, what, f"Check {option}.") from None
 
 
-def handshake(sock: socket.socket, tls: Tls, host: str, where: str, patience: Patience) -> ssl.SSLSocket:
+def handshake(
+    sock: socket.socket, tls: Tls, context: ssl.SSLContext, host: str, where: str, patience: Patience
+) -> ssl.SSLSocket:
     """Encrypt a connected socket; it is closed when that fails.
 
     Args:
         sock: Non-blocking.
         tls: The settings.
+        context: Made of them.
         host: Name or address in the broker's URI, for verification and SNI unless `tls` names another.
         where: Begins the error.
         patience: The time there is.
 
     Raises:
         Unreachable: The broker's certificate is not accepted (TL-M07), ours is not (TL-M09), or TLS fails (TL-M02).
-        ConfigError: The files of `tls` can't be used, or the server name is none (TL-C30).
+        ConfigError: The server name is none (TL-C30).
     """
     name = tls.server_name or host
     try:
-        wrapped = tls.context().wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+        wrapped = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
     except ValueError:  # an ill-formed name; UnicodeError is one
         sock.close()
         what = f'"{name}" can\'t be the name of a server'

@@ -99,6 +99,7 @@ class Framing:
     def opening(self) -> bytes:
         """The request that opens the WebSocket; send it first."""
         host, target = self._endpoint.authority, self._endpoint.path
+        target += f"?{self._endpoint.query}" if self._endpoint.query else ""
         request = Request(host=host, target=target, subprotocols=[SUBPROTOCOL], extra_headers=self._headers)
         return self._web.send(request)
 

@@ -9,10 +9,11 @@ import pytest
 from mqtt5 import ConnAckPacket, PubAckPacket, PubAckReasonCode, PublishPacket
 
 from tests.helpers import read_all
-from tests.unit.delivery.receipts.marks import KEYS, NOW
+from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, mark, sent
 from tests.unit.journal.support import FillingDisk
 from towline import files
 from towline.delivery.intake import to_rows
+from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.ledger import MarkVerdict
 from towline.delivery.receipts.mark import Mark
 from towline.delivery.receipts.payload import ReceiptPayload
@@ -67,9 +68,9 @@ class Gateway:
 
     def arrive(self, number: int, publisher: str = "p", nonce: str = "") -> None:
         """A message comes, is stored, and reaches Kafka."""
-        mark = Mark(publisher, 1, number, 0, nonce)
-        assert self.ledger.take(mark, NOW) is MarkVerdict.NEW
-        change = self.ledger.storing([mark])
+        made = Mark(publisher, 1, number, 0, nonce)
+        assert self.ledger.take(made, NOW) is MarkVerdict.NEW
+        change = self.ledger.storing([made])
         row = to_rows(Messages([PublishPacket("t", b"")], b"\x30", ["t"]), self.inbox.end, 0, "plant")
         self.ledger.stored(change, self.inbox.append(row, notes=change.notes))
         self.inbox.commit("spark", self.inbox.end)
@@ -244,7 +245,7 @@ def test_who_is_silent_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatc
     gateway.answer()
     assert "publisher:p" in gateway.inbox.notes
     monkeypatch.setattr(time, "time", lambda: NOW + 101.0)
-    gateway.turn(100.0)
+    gateway.turn(50.0)
     assert gateway.sender.status()["publishers"] == 1, "nobody is looked for in each turn"
     gateway.turn(1000.0)
     assert gateway.sender.status()["publishers"] == 0
@@ -258,3 +259,27 @@ def test_a_wrong_code_is_told_once(gateway: Gateway) -> None:
         gateway.turn(now)
     assert gateway.logged == ["TL-M35"]
     assert gateway.sender.status()["forged"] == 2
+
+
+def test_keys_are_changed_in_their_file_while_it_runs(gateway: Gateway, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    other = ReceiptKeys([("", bytes([7] * 32))])
+
+    def judged(keys: ReceiptKeys, number: int) -> bool:
+        message = sent(mark(number).signed(keys, CONTENT))
+        return gateway.ledger.screen([message], ["t"], NOW).tags[0] is not None
+
+    assert judged(KEYS, 0)
+    assert not judged(other, 1)
+    files.replace(path, bytes([7] * 32).hex() + "\n" + bytes(range(32)).hex())
+    assert judged(other, 1), "at once"
+    assert judged(KEYS, 2), "both count"
+    files.replace(path, "half wri")
+    gateway.sender.turn(time.monotonic() + 100, online=True)
+    assert gateway.logged[-1] == "TL-C85"
+    assert judged(KEYS, 3), "those before count on"
+    files.replace(path, bytes([7] * 32).hex())
+    gateway.sender.turn(time.monotonic() + 200, online=True)
+    assert not judged(KEYS, 4), "it was taken away"
+    assert judged(other, 4)
+    assert ReceiptKeys.read(path).refresh() is False
