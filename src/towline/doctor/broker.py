@@ -43,8 +43,6 @@ def _connection(one: Broker) -> Iterator[Answer]:
         level = one.level
     except (BrokerError, ConfigError) as error:
         do = "Start the broker, or correct brokers." if error.do in {"", "Trying again."} else error.do
-        if endpoint.scheme in {"mqtt", "ws"} and error.code == "TL-M03":
-            do = f"Is it a port for TLS? Write {str(endpoint).replace('://', 's://', 1)}. {do}"
         yield Answer(BROKEN, f"{error.where}: {error.what} ({error.code})", "now: nothing is received or sent", do)
         return
     name = one.target.settings.username

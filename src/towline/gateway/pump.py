@@ -29,7 +29,7 @@ from towline.delivery.plain import plain_run
 from towline.delivery.receipts.sender import ReceiptSender, ledger_of
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
-from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, TowlineError, Unreachable
+from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, TakenOver, TowlineError, Unreachable
 from towline.gateway.clients import directories, end_client, given_up, note_client
 from towline.gateway.draining import Drain, DrainStep, end_session
 from towline.gateway.filters import WantedFilters
@@ -48,6 +48,7 @@ from towline.mqtt.events import (
     SessionLost,
 )
 from towline.mqtt.inbound import Screening
+from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.stubs import Published
 from towline.mqtt.subscriptions import UNSURE
@@ -454,8 +455,12 @@ class Pump:
                 last = row.column("received_at")[0].as_py()
         since = f"{last:%Y-%m-%d %H:%M:%S} UTC, when the last message was stored," if last else "the last connection"
         what = f"the broker has lost our session: what came to it between {since} and now may be missing"
-        self._shown["session_lost"] = {"at": now.timestamp(), "since": last.timestamp() if last else None, "text": what}
-        self._log.warning(what, code="TL-M22", broker=str(self._driver.endpoint))
+        do = KEEP_SESSIONS
+        if isinstance(self._driver.error, TakenOver):
+            do = "Another client had taken over the client id, and began without it: give each client an id of its own."
+        times = {"at": now.timestamp(), "since": last.timestamp() if last else None}
+        self._shown["session_lost"] = {**times, "text": what, "do": do}
+        self._log.warning(what, do=do, code="TL-M22", broker=str(self._driver.endpoint))
 
     def _ended(self) -> bool:
         """The connection is gone; whether the message was found at which the broker ended it."""

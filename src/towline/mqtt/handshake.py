@@ -12,7 +12,7 @@ from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnectPacket, Disc
 
 from towline.errors import BrokerError, Refused, TakenOver, Unreachable
 from towline.mqtt.events import Authenticator, Close, Filter, SessionConfig
-from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, SUBSCRIBE_ADVICE, USE_ANOTHER, reason_words, shown
+from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, SUBSCRIBE_ADVICE, TAKEN_OVER, USE_ANOTHER, reason_words, shown
 
 __all__ = [
     "Authentication",
@@ -162,7 +162,7 @@ def connection_ended(packet: DisconnectPacket, client_id: str, where: str) -> Cl
     reason = int(packet.reason_code)
     if reason in {USE_ANOTHER, MOVED}:
         return _redirected(reason, packet.server_reference, where)
-    if reason == 0x8E:
+    if reason == TAKEN_OVER:
         what = f'another client took over the client id "{client_id}"'
         return Close(TakenOver("TL-M21", where, what, "Two lines with one id? Give each its own."))
     what = f"the broker ended the connection: {_told(reason, packet.reason_str)}"

@@ -9,11 +9,13 @@ __all__ = [
     "CONNECT_ADVICE",
     "CUT",
     "ID_IN_USE",
+    "KEEP_SESSIONS",
     "MOVED",
     "NO_SUBSCRIBERS",
     "QOS_NOT_SUPPORTED",
     "QUOTA_EXCEEDED",
     "SUBSCRIBE_ADVICE",
+    "TAKEN_OVER",
     "USE_ANOTHER",
     "reason_words",
     "shown",
@@ -21,6 +23,10 @@ __all__ = [
 
 #: The server took the message, and nobody is subscribed to its topic [MQTT 5 section 3.4.2.1].
 NO_SUBSCRIBERS: Final = 0x10
+#: Another client has connected with our client id [MQTT 5 section 3.14.2.1].
+TAKEN_OVER: Final = 0x8E
+#: What to do where a session was lost, if nothing more is known.
+KEEP_SESSIONS: Final = "Let the broker keep sessions on disk."
 #: About the packet id of the request, not about what it asks for [MQTT 5 section 3.9.3].
 ID_IN_USE: Final = 0x91
 #: The server may take the message later [MQTT 5 section 3.4.2.1].

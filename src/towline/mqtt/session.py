@@ -83,7 +83,7 @@ from towline.mqtt.inbound import AliasError, Inbound
 from towline.mqtt.liveness import PONG_WITHIN, Liveness
 from towline.mqtt.outbound import Answer, Outbound, Unexpected
 from towline.mqtt.plain import PlainRun
-from towline.mqtt.reasons import BLAMING, ID_IN_USE
+from towline.mqtt.reasons import BLAMING, ID_IN_USE, TAKEN_OVER
 from towline.mqtt.rules import check_config, connack_problem, unsupported
 from towline.mqtt.subscriptions import Request, Subscribe, Subscriptions, SubscriptionStep, Unsubscribe
 
@@ -610,6 +610,9 @@ class Session:
             self._violation("set a Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]", 0x82, actions)
             return
         self.cut = int(packet.reason_code) in BLAMING
+        if int(packet.reason_code) == TAKEN_OVER:  # and perhaps made anew: then Session Present says so of an empty one
+            self.subscriptions.step(SubscriptionStep.ELSEWHERE)
+            self._remember_subscriptions(actions)
         self._go_offline()
         actions.append(connection_ended(packet, self.config.client_id, self.config.where))
 

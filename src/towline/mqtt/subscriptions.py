@@ -34,7 +34,7 @@ class SubscriptionStep(Enum):
     REFUSED = "CONNACK says no"
     RESUMED = "CONNACK says Session Present"
     PERHAPS_RESUMED = "CONNACK of MQTT 3.1, which can't say"
-    ELSEWHERE = "CONNACK of what may be another server than before says Session Present"
+    ELSEWHERE = "CONNACK of what may be another server says Session Present; or another client had our session"
     NEW = "CONNACK says that there was no session"
     SUBSCRIBE = "SUBSCRIBE is about to leave"
     GRANTED = "SUBACK grants it"

@@ -46,7 +46,7 @@ from towline.net.credentials import read_credentials
 from towline.net.linger import Linger
 from towline.net.options import ConnectionOptions
 from towline.net.reconnect import Attempts, Pauses
-from towline.net.transport import Endpoint, Transport, connect
+from towline.net.transport import Endpoint, Transport, connect, other_port
 
 __all__ = ["Hooks", "SessionDriver"]
 
@@ -381,6 +381,8 @@ class SessionDriver:
 
     def _failed(self, error: BrokerError | ConfigError, *, for_good: bool, served: bool = False) -> None:
         self.error = error
+        if error.code in {"TL-M03", "TL-M30"} and not self.ever_online and not self.endpoint.tls:
+            error.do += other_port(str(self.endpoint))
         if for_good:
             self.fatal = error
         else:

@@ -297,14 +297,19 @@ def test_a_missing_password_file_is_a_config_error(
 
 
 def test_a_client_id_taken_over_twice_stops_the_line(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    """The first rival made the session anew, and left one: Session Present says nothing of our filters then."""
     gateway = new_gateway(mosquitto)
     gateway.start()
     rivals: list[socket.socket] = []
-    for _ in range(2):
+    for expiry_s in (3600, 0):
         wait_until(lambda: gateway.log.read_text().count('"online"') > len(rivals))
+        if rivals:
+            with Client(mosquitto.uri, client_id="device") as client:
+                client.publish("t/1", b"").wait(60)
+            gateway.until(journaled=1)
         rival = socket.create_connection(("127.0.0.1", mosquitto.port))
         rivals.append(rival)
-        rival.sendall(ConnectPacket("plant-7", session_expiry_interval=3600).write())
+        rival.sendall(ConnectPacket("plant-7", clean_start=True, session_expiry_interval=expiry_s).write())
         assert rival.recv(100)
         wait_until(lambda: gateway.log.read_text().count("TL-M21") >= len(rivals))
     for rival in rivals:
@@ -312,6 +317,17 @@ def test_a_client_id_taken_over_twice_stops_the_line(mosquitto: Mosquitto, new_g
     assert gateway.process is not None
     assert gateway.process.wait(60) == 1
     assert "took over the client id" in gateway.log.read_text().splitlines()[-1]
+
+
+def test_after_a_takeover_the_brokers_disk_is_not_blamed(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto)
+    gateway.start()
+    gateway.until(state="online")
+    rival = socket.create_connection(("127.0.0.1", mosquitto.port))
+    rival.sendall(ConnectPacket("plant-7", clean_start=True).write())
+    lost = gateway.until(sessions_lost=1, state="online")["session_lost"]
+    assert lost["do"].startswith("Another client had taken over the client id")
+    rival.close()
 
 
 def test_one_gateway_per_state_directory(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:

@@ -80,8 +80,9 @@ def faces(new_gateway: NewGateway) -> dict[str, Face]:
         will = {**WILL, "topic": WILL["topic"].format(name)}
         running = new_gateway(uri, name, will=will, websocket_headers_file=file)
         running.start()
-        running.until(state="online")
+        assert running.until(state="online")["broker"].endswith("/mqtt?…")
         yield running
+        assert "s3cret" not in running.log.read_text()
 
     def client(uri: str, name: str, place: Path) -> contextlib.AbstractContextManager[object]:
         del place
@@ -112,11 +113,12 @@ def test_will_and_websocket_headers(new_mosquitto: NewMosquitto, faces: dict[str
         relays = {name: Overheard(("127.0.0.1", port)) for name in faces}
         for name, face in faces.items():
             with relays[name] as relay:
-                stack.enter_context(face(f"ws://{relay.address}/mqtt", name, tmp_path))
+                stack.enter_context(face(f"ws://{relay.address}/mqtt?sig=s3cret", name, tmp_path))
         wait_until(lambda: len(wills) == len(faces), 60, "the wills")
     watcher.disconnect()
     watcher.loop_stop()
     for name, relay in relays.items():
+        assert relay.said.startswith(b"GET /mqtt?sig=s3cret HTTP/1.1\r\n"), name
         for header, value in HEADERS.items():
             assert f"{header}: {value}\r\n".lower() in relay.said.decode().lower(), name
         will = wills[f"will/{name}"]

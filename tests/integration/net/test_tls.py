@@ -18,6 +18,8 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway
 from tests.integration.net.conftest import Authority
+from tests.integration.net.scripted import Line, Scripted
+from towline import Client
 from towline.errors import BrokerError, Unreachable
 from towline.net.transport import Endpoint, Tls, connect
 from towline_prove.devstack import Mosquitto
@@ -175,7 +177,31 @@ def test_an_older_tls_than_wanted(authority: Authority) -> None:
 def test_tls_to_a_port_without(mosquitto: Mosquitto) -> None:
     said = refusal(mosquitto, Tls())
     assert said.startswith("mqtts://localhost:PORT: no TLS (")
-    assert said.endswith("Is this port a TLS listener?   [TL-M02]")
+    assert said.endswith(
+        "Is it a port without TLS? That is mqtt://localhost:PORT, which anyone on the way can read.   [TL-M02]"
+    )
+
+
+def test_a_port_for_tls_without_it(new_mosquitto: NewMosquitto, authority: Authority) -> None:
+    broker = new_mosquitto(**authority.listener("localhost"))
+    for scheme, said in (("mqtt", "Is this port an MQTT listener"), ("ws", "Is this port a WebSocket listener?")):
+        uri = f"{scheme}://localhost:{broker.port}"
+        with pytest.raises(BrokerError) as caught:
+            Client(uri, client_id="x")
+        assert said in caught.value.do
+        assert f" Is it a port for TLS? That is {scheme}s://localhost:{broker.port}" in caught.value.do
+
+
+def test_a_port_for_tls_that_answers_so() -> None:
+    """As the TLS of Java 17.0.15 does, with which Java's brokers listen: an alert, unexpected_message."""
+
+    def alerting(line: Line) -> None:
+        line.expect(ConnectPacket)
+        line.sock.sendall(bytes.fromhex("1503030002020a"))
+
+    with Scripted(alerting) as server, pytest.raises(BrokerError) as caught:
+        Client(server.uri, client_id="x")
+    assert f"Is it a port for TLS? That is {server.uri.replace('mqtt:', 'mqtts:')}." in str(caught.value)
 
 
 def server_context(authority: Authority) -> ssl.SSLContext:

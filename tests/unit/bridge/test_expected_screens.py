@@ -390,6 +390,9 @@ def test_the_broker_loses_the_session(up: Watched, gateways: list[tuple[InboxSer
     assert not [line for line in again.seen() if "TL-M22" in line]
     again.answer(sessions_lost=2)
     assert again.seen() == [f'line "telemetry": {what}. {do}']
+    taken = "Give each client an id of its own."
+    again.answer(sessions_lost=3, session_lost={"do": taken})
+    assert again.seen() == [f'line "telemetry": {what}. {taken}   [TL-M22]']
 
 
 def test_a_broker_that_answers_qos_2_as_qos_1(down: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:

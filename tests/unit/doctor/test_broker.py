@@ -360,7 +360,8 @@ def test_a_first_start_is_told_until_a_broker_has_taken_the_line_in(tmp_path: Pa
 
 
 def test_a_broker_that_is_not_met_is_broken_and_the_rest_unknown(tmp_path: Path) -> None:
-    cut = Unreachable("TL-M03", "mqtt://127.0.0.1", "the connection ended in place of CONNACK", "Trying again.")
+    do = "Is this port an MQTT listener? Is it a port for TLS? That is mqtts://127.0.0.1:1883."
+    cut = Unreachable("TL-M03", "mqtt://127.0.0.1", "the connection ended in place of CONNACK", do)
     names = ("_first", "connack", "level", "topic", "queue", "window", "heard", "qos_2")
     one = broker_of(tmp_path, UP_2)
     for name in names:
@@ -368,7 +369,7 @@ def test_a_broker_that_is_not_met_is_broken_and_the_rest_unknown(tmp_path: Path)
         vars(one)[f"no {name}"] = cut
     found = rows(CHECKS, one)
     assert found["TL-D02"].verdict is BROKEN
-    assert "Write mqtts://127.0.0.1:1883" in found["TL-D02"].mend
+    assert found["TL-D02"].mend == do
     unknown = {code for code, one in found.items() if one.verdict is UNKNOWN}
     assert unknown >= {"TL-D03", "TL-D04", "TL-D05", "TL-D09", "TL-D10", "TL-D11", "TL-D12", "TL-D13", "TL-D17"}
 

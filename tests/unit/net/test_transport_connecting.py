@@ -210,7 +210,8 @@ def test_a_websocket_that_is_refused_or_is_none() -> None:
             'Is "/mqtt" the right path?   [TL-M14]'
         )
         assert refusal(uri) == (
-            f"{uri}: the server does not answer in HTTP. Is this port a WebSocket listener?   [TL-M14]"
+            f"{uri}: the server does not answer in HTTP. Is this port a WebSocket listener? "
+            f"Is it a port for TLS? That is wss://127.0.0.1:{port}/mqtt.   [TL-M14]"
         )
         assert "the server closed instead of answering" in refusal(uri)
 

@@ -28,6 +28,7 @@ from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import ensure
 from towline.guarantee import AckAfter
+from towline.mqtt.reasons import KEEP_SESSIONS
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine
@@ -193,7 +194,7 @@ def grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """What a gateway counts only when a promise is at stake, said when it happens: once for what may come in crowds."""
     if now.get("sessions_lost", 0) > before.get("sessions_lost", 0):
         what = "the broker lost this client's session, and every message that only the session held"
-        yield f"{what}. Let the broker keep sessions on disk.   [TL-M22]"
+        yield f"{what}. {(now.get('session_lost') or {}).get('do', KEEP_SESSIONS)}   [TL-M22]"
     first, degraded = ((status.get("outbox") or {}).get("degraded", 0) for status in (before, now))
     if degraded and not first:
         what = "the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled"

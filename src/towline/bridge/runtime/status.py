@@ -24,6 +24,7 @@ from towline.bridge.runtime.state import (
     read_state,
 )
 from towline.errors import ConfigError
+from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted, printable
 
 __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]
@@ -217,7 +218,7 @@ _OUTBOX = {
 _BROKER = {
     "held_back": "the broker is held back ({why}). Nothing is lost; make room, or bring Kafka back.",
     "sessions_lost": "the broker lost this client's session ({times}), and every message that only the session held. "
-    "Let the broker keep sessions on disk.   [TL-M22]",
+    "{do}   [TL-M22]",
     "window_overruns": "the broker sent more than Receive Maximum allows ({times}): its window is broken, update it.",
     "packets_too_large": "larger than max_packet_bytes: {n}. Their payload is not kept, only what they were.",
     "too_many_properties": "with more than 1,000 properties: {n}. They are kept as packets, not as messages.",
@@ -236,7 +237,9 @@ def _told_of(words: Mapping[str, str], facts: Mapping[str, Any]) -> Iterator[str
     for name, text in words.items():
         if value := facts.get(name):
             number = value if isinstance(value, int) else 0
-            yield text.format(n=counted(number), times="once" if number == 1 else f"{number:,} times", why=value)
+            times = "once" if number == 1 else f"{number:,} times"
+            do = (facts.get("session_lost") or {}).get("do", KEEP_SESSIONS)
+            yield text.format(n=counted(number), times=times, why=value, do=do)
 
 
 def render(status: dict[str, Any]) -> str:

@@ -5,10 +5,10 @@ WebSocket (`websocket`). `connect` stacks them and returns a `Transport`.
 """
 
 from towline.net.transport.connecting import connect
-from towline.net.transport.endpoint import Endpoint, query_problem
+from towline.net.transport.endpoint import Endpoint, other_port, query_problem
 from towline.net.transport.proxy import Proxy
 from towline.net.transport.stream import Transport
 from towline.net.transport.tls import Tls
 from towline.net.transport.websocket import header_problem
 
-__all__ = ["Endpoint", "Proxy", "Tls", "Transport", "connect", "header_problem", "query_problem"]
+__all__ = ["Endpoint", "Proxy", "Tls", "Transport", "connect", "header_problem", "other_port", "query_problem"]

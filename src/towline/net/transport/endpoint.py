@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import Final, Literal, Self, TypeAlias, cast
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["DEFAULT_PATH", "DEFAULT_PORTS", "Endpoint", "Scheme", "query_problem"]
+__all__ = ["DEFAULT_PATH", "DEFAULT_PORTS", "Endpoint", "Scheme", "other_port", "query_problem"]
 
 Scheme: TypeAlias = Literal["mqtt", "mqtts", "ws", "wss", "unix"]
 
@@ -89,6 +89,18 @@ class Endpoint:
         return (
             f"unix://{self.path}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{self.path}{hidden}"
         )
+
+
+def other_port(where: str) -> str:
+    """A question about TLS for a port that does not answer as its scheme wants; with a space, "" for a Unix socket.
+
+    Args:
+        where: The endpoint as text.
+    """
+    scheme, _, rest = where.partition("://")
+    if scheme in {"mqtts", "wss"}:
+        return f" Is it a port without TLS? That is {scheme[:-1]}://{rest}, which anyone on the way can read."
+    return f" Is it a port for TLS? That is {scheme}s://{rest}." if scheme in DEFAULT_PORTS else ""
 
 
 def query_problem(query: str) -> str | None:

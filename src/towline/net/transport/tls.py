@@ -16,6 +16,7 @@ from annotated_types import Len
 
 from towline import files
 from towline.errors import BrokerError, ConfigError, Unreachable
+from towline.net.transport.endpoint import other_port
 from towline.net.transport.patience import Patience, plain
 
 __all__ = ["Tls", "certificate_problem", "handshake", "tls_problem"]
@@ -286,4 +287,4 @@ def tls_problem(error: OSError, tls: Tls, where: str) -> BrokerError:
     if "NO_APPLICATION_PROTOCOL" in reason:
         offered = ", ".join(tls.alpn)
         return Unreachable("TL-M02", where, f"the broker takes none of the ALPN protocols {offered}", "Check tls.alpn.")
-    return Unreachable("TL-M02", where, f"no TLS ({plain(error)})", "Is this port a TLS listener?")
+    return Unreachable("TL-M02", where, f"no TLS ({plain(error)})", other_port(where).strip())

@@ -26,7 +26,7 @@ from wsproto.events import (
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
-from towline.net.transport.endpoint import Endpoint
+from towline.net.transport.endpoint import Endpoint, other_port
 from towline.net.transport.proxy import http_status
 
 __all__ = ["SUBPROTOCOL", "Framing", "HandshakeRefusal", "Taken", "header_problem"]
@@ -110,7 +110,7 @@ class Framing:
             Why the server does not open the WebSocket; None when it did, or more bytes are needed.
         """
         if not data:
-            return HandshakeRefusal("the server closed instead of answering", "Is this port a WebSocket listener?")
+            return HandshakeRefusal("the server closed instead of answering", self._doubt)
         try:
             self._web.receive_data(data)
             for event in self._web.events():
@@ -121,8 +121,12 @@ class Framing:
         except RemoteProtocolError as error:
             foreign = error.__context__ is not None  # of h11, which reads the answer
             what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({_shown(str(error))})"
-            return HandshakeRefusal(f"the server {what}", "Is this port a WebSocket listener?")
+            return HandshakeRefusal(f"the server {what}", self._doubt)
         return None
+
+    @property
+    def _doubt(self) -> str:
+        return f"Is this port a WebSocket listener?{'' if self._endpoint.tls else other_port(str(self._endpoint))}"
 
     def _accepted(self, event: AcceptConnection) -> HandshakeRefusal | None:
         if event.subprotocol != SUBPROTOCOL:
