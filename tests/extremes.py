@@ -142,6 +142,8 @@ def outbox_rows(seed: int, schema: Any, more: int = 40) -> Any:
         ],
         "message_expiry_seconds": [None, -(2**63), -1, 0, 1, 2**32, 2**63 - 1],
         "arrived_at": [0, -(2**63) + 1, 2**63 - 1],
+        "arrived_boottime_us": [None, -(2**63), 2**63 - 1],
+        "arrived_boot": [None, -(2**63), 2**63 - 1],
     }
     rng = random.Random(seed)
     chosen = [{}, *({name: value} for name, values in extremes.items() for value in values), {}]

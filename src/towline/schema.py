@@ -3,7 +3,7 @@
     ROW_SCHEMA       a received message, from the inbox to Spark
     TIMED_SCHEMA     the same with an event time, for a query with a watermark
     MESSAGE_SCHEMA   a message to be sent, as Spark or the `Publisher` brings it
-    OUTBOX_SCHEMA    the same with the time of its arrival, from which its expiry counts
+    OUTBOX_SCHEMA    the same with the time of its arrival, from which its expiry counts: a `towline.timing.Moment`
     REFUSED_SCHEMA   a message that the broker refused for good
 
 `ROW_SCHEMA` must *equal* Spark's own conversion of `SPARK_SCHEMA` (``to_arrow_schema(schema, timezone="UTC")``), or
@@ -15,6 +15,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 __all__ = [
+    "ARRIVAL",
     "EVENT_TIME",
     "MESSAGE_SCHEMA",
     "NO_MESSAGES",
@@ -78,7 +79,10 @@ NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)
 #: What a received message has and a message to be sent has too: what came up can be sent down as it is.
 _SENDABLE = ("topic", "payload", "qos", "retain", *(name for name in OPTIONAL if name != "subscription_ids"))
 MESSAGE_SCHEMA = pa.schema([ROW_SCHEMA.field(name) for name in _SENDABLE])
-OUTBOX_SCHEMA = MESSAGE_SCHEMA.append(pa.field("arrived_at", pa.timestamp("us", "UTC")))
+ARRIVAL = pa.schema(
+    [("arrived_at", pa.timestamp("us", "UTC")), ("arrived_boottime_us", pa.int64()), ("arrived_boot", pa.int64())]
+)
+OUTBOX_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *ARRIVAL])
 #: The message, its number in the outbox, and the reason code.
 REFUSED_SCHEMA = OUTBOX_SCHEMA.append(pa.field("number", pa.int64())).append(pa.field("reason", pa.int16()))
 

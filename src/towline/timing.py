@@ -1,12 +1,15 @@
-"""How long things take, counted in fixed buckets: what happens thousands of times a second costs one bisection."""
+"""How long things take, counted in fixed buckets of which each costs one bisection; and how old things are."""
 
 from __future__ import annotations
 
+import functools
+import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
 
-__all__ = ["BATCHES", "SYNCS", "Histogram"]
+__all__ = ["BATCHES", "SYNCS", "Histogram", "Moment"]
 
 #: Bounds in seconds: of a sync of a file, from a disk with a cache that survives a power failure to one that is dying.
 SYNCS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -53,3 +56,47 @@ class Histogram:
         made = cls(values["bounds"])
         made.counts, made.seconds = [int(count) for count in values["counts"]], float(values["seconds"])
         return made
+
+
+def _boottime_us() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
+
+#: When this process began: what another boot has stored is older.
+_BEGAN_US: Final = _boottime_us()
+
+
+@functools.cache
+def _boot() -> int:
+    try:
+        return int(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").replace("-", "")[:15], 16)
+    except (OSError, ValueError):
+        return 0
+
+
+class Moment(NamedTuple):
+    """A time by the wall clock, which people and NTP set, and by CLOCK_BOOTTIME, which nobody does.
+
+    Attributes:
+        wall_us: Microseconds since 1970 UTC.
+        boottime_us: Microseconds since the machine was booted, those asleep included.
+        boot: Names the boot: 60 bits of its random id (proc(5)); 0 for unknown.
+    """
+
+    wall_us: int
+    boottime_us: int = 0
+    boot: int = 0
+
+    @classmethod
+    def now(cls) -> Self:
+        """This moment."""
+        return cls(time.time_ns() // 1000, _boottime_us(), _boot())
+
+    def age_us(self, now: Moment) -> int:
+        """Microseconds from here to `now`, at least 0: by boot time within a boot, by the wall clock across boots.
+
+        What another boot has stored is at least as old as this process, so that no clock that was ahead keeps it young.
+        """
+        if self.boot and self.boot == now.boot:
+            return max(0, now.boottime_us - self.boottime_us)
+        return max(0, now.wall_us - self.wall_us, now.boottime_us - _BEGAN_US)

@@ -38,6 +38,7 @@ from towline.mqtt.outbound import Phase
 from towline.mqtt.reasons import NO_SUBSCRIBERS, QOS_NOT_SUPPORTED, reason_words
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.suspects import STRIKES, Culprits
+from towline.timing import Moment
 
 __all__ = ["Downlink", "Outcome"]
 
@@ -186,7 +187,7 @@ class Downlink:
             message = rows.get(number) or self._upcoming.message(number)
             topic, size, packet = message.topic, message.size, message.content
             phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
-            left = _left(message, time.monotonic(), time.time_ns() // 1000)
+            left = _left(message, time.monotonic(), Moment.now())
         given_up = packet if isinstance(packet, int) else 0
         content = _UNNAMED if isinstance(packet, int) else packet
         session.outbound.restore(packet_id, number, content, phase, left, flight.reason)
@@ -328,7 +329,7 @@ class Downlink:
 
     def _send(self, now: float) -> None:
         messages: list[Publish] = []
-        clock = time.time_ns() // 1000
+        clock = Moment.now()
         ready = self._dispatch.ready(now, _MOST_READY)
         while not self._dispatch.full and (number := next(ready, None)) is not None:
             message = self._upcoming.message(number)
@@ -346,9 +347,9 @@ class Downlink:
             self._settle_before(messages)
             self._handle(PublishMany(messages))
 
-    def _go(self, message: Outgoing, now: float, clock_us: int, messages: list[Publish]) -> None:
-        expires = self._expires(message)
-        if expires is not None and expires <= clock_us:
+    def _go(self, message: Outgoing, now: float, clock: Moment, messages: list[Publish]) -> None:
+        longest = min((us for us in (self._max_age_us, message.expiry_us) if us is not None), default=None)
+        if longest is not None and message.arrived.age_us(clock) >= longest:
             self._dispatch.drop(message.number, message.topic)
             self._culprits.answered(message.number)
             self._done(message.number, Outcome.EXPIRED)
@@ -357,13 +358,7 @@ class Downlink:
             self._refusals[message.number] = message.content
         else:
             self._dispatch.hand_over(message.number, message.topic, message.size)
-            messages.append(Publish(message.number, message.content, _left(message, now, clock_us)))
-
-    def _expires(self, message: Outgoing) -> int | None:
-        if self._max_age_us is None:
-            return message.expires_at_us
-        oldest = message.arrived_at_us + self._max_age_us
-        return oldest if message.expires_at_us is None else min(oldest, message.expires_at_us)
+            messages.append(Publish(message.number, message.content, _left(message, now, clock)))
 
     def _settle_before(self, messages: list[Publish]) -> None:
         """Make it durable that messages of QoS 0 are done: after a crash they must not leave a second time."""
@@ -486,10 +481,9 @@ class Downlink:
         self._log.warning("no room, holding back", reason=str(error), code=error.code)
 
 
-def _left(message: Outgoing, now: float, clock_us: int) -> float | None:
+def _left(message: Outgoing, now: float, clock: Moment) -> float | None:
     """When a message expires, on the clock of `now`."""
-    at = message.expires_at_us
-    return None if at is None else now + (at - clock_us) / 1e6
+    return None if message.expiry_us is None else now + (message.expiry_us - message.arrived.age_us(clock)) / 1e6
 
 
 def _flights(tokens: Mapping[int, Token], phase: int) -> dict[int, Flight]:

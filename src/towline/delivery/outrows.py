@@ -11,7 +11,8 @@ from towline.delivery.receipts.mark import Content, unmarked
 from towline.mqtt import fence
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import LONGEST_EXPIRY
-from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
+from towline.schema import ARRIVAL, MESSAGE_SCHEMA, OUTBOX_SCHEMA
+from towline.timing import Moment
 
 __all__ = ["Outgoing", "arrived", "message_of", "outgoing", "rows_of"]
 
@@ -30,8 +31,8 @@ class Outgoing(NamedTuple):
         topic: Where it goes.
         qos: 0, 1 or 2.
         size: Bytes of it in memory, about: payload, topic and properties.
-        arrived_at_us: Microseconds since 1970 UTC.
-        expires_at_us: The same, None for never.
+        arrived: When it came.
+        expiry_us: Microseconds after that; None for never.
         content: The message, or the reason code of what MQTT has no way to say.
     """
 
@@ -39,15 +40,15 @@ class Outgoing(NamedTuple):
     topic: str
     qos: int
     size: int
-    arrived_at_us: int
-    expires_at_us: int | None
+    arrived: Moment
+    expiry_us: int | None
     content: OutboundMessage | int
 
 
-def arrived(rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+def arrived(rows: pa.RecordBatch, at: Moment) -> pa.RecordBatch:
     """Rows of `MESSAGE_SCHEMA` as the outbox stores them, with the time of their arrival."""
-    stamps = pa.repeat(pa.scalar(now_us, pa.timestamp("us", "UTC")), rows.num_rows)
-    return pa.RecordBatch.from_arrays([*rows.columns, stamps], schema=OUTBOX_SCHEMA)
+    stamps = [pa.repeat(pa.scalar(v, field.type), rows.num_rows) for field, v in zip(ARRIVAL, at, strict=True)]
+    return pa.RecordBatch.from_arrays([*rows.columns, *stamps], schema=OUTBOX_SCHEMA)
 
 
 def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -77,13 +78,14 @@ def outgoing(
     """
     columns, unreadable = _values(rows)
     topics, payloads, qos, retain, *rest = columns
-    stamps = rows.column("arrived_at").view(pa.int64()).to_pylist()  # a cast would load pyarrow.compute
+    # A cast of the first would load pyarrow.compute.
+    stamps = (rows.column(name).view(pa.int64()).to_pylist() for name in ARRIVAL.names)
+    arrivals = map(Moment._make, zip(*([value or 0 for value in column] for column in stamps), strict=True))
     plain = not any(rest)
-    for at in range(rows.num_rows):
+    for at, arrival in enumerate(arrivals):
         topic = (topics[at] if topics else None) or ""
         payload = (payloads[at] if payloads else None) or b""
         level = (qos[at] if qos else None) or 0
-        arrival = stamps[at] or 0
         extra = () if plain else tuple(column[at] if column else None for column in rest)
         expiry = extra[5] if extra else None
         if mark is not None:
@@ -99,19 +101,19 @@ def outgoing(
             level,
             len(payload) + len(topic) + (_size(extra) if extra else 0),
             arrival,
-            None if expiry is None else arrival + _expiry(expiry) * 1_000_000,
+            None if expiry is None else _expiry(expiry) * 1_000_000,
             unreadable.get(at) or message_of(topic, payload, level, bool(retain and retain[at]) and not again, *extra),
         )
 
 
 def _values(rows: pa.RecordBatch) -> tuple[list[list[Any] | None], dict[int, int]]:
-    """The columns but the last as lists, None for an empty one; and place → reason of rows with text that is none.
+    """The columns of the message as lists, None for an empty one; and place → reason of rows with text that is none.
 
     Arrow does not look whether a string is UTF-8, nor does Spark where bytes are cast to one.
     """
     columns: list[list[Any] | None] = []
     unreadable: dict[int, int] = {}
-    for field, column in zip(rows.schema, rows.columns[:-1], strict=False):
+    for field, column in zip(MESSAGE_SCHEMA, rows.columns, strict=False):
         try:
             columns.append(column.to_pylist() if column.null_count < len(column) else None)
         except UnicodeDecodeError:

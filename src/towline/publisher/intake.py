@@ -15,6 +15,7 @@ from towline.delivery.outrows import arrived, rows_of
 from towline.errors import JournalFull, PublisherError
 from towline.journal import Outbox, largest_frame
 from towline.publisher.receipt import Lifecycle, Log, PendingMessage
+from towline.timing import Moment
 
 __all__ = ["Intake"]
 
@@ -161,7 +162,7 @@ class Intake:
 
     def _store(self, group: list[PendingMessage]) -> None:
         while group:  # less of it, or nothing, after a wait for room
-            rows = arrived(rows_of([message.fields for message in group]), time.time_ns() // 1000)
+            rows = arrived(rows_of([message.fields for message in group]), Moment.now())
             try:
                 end = self._outbox.append(rows).end
             except JournalFull as error:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,6 +202,28 @@ def test_a_message_that_can_not_be_said_is_refused_at_once(broker: Mosquitto, tm
         expired = publisher.publish("d/1", "1", expiry_s=0)
         with pytest.raises(PublisherError, match="TL-O05"):
             expired.at_broker.result(60)
+
+
+def test_what_came_before_the_clock_was_set_is_delivered(
+    broker: Mosquitto, heard: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device without a clock of its own: it stores by 1970, then NTP sets the clock; or one that was ahead."""
+    broker.stop()
+    for number, came_s in enumerate((0.0, time.time() + 365 * 86_400)):
+        with monkeypatch.context() as clock, Publisher(broker.uri, state_dir=tmp_path / str(number)) as publisher:
+            clock.setattr(time, "time_ns", lambda came_s=came_s: int(came_s * 1e9))
+            publisher.publish("d/1", str(number), expiry_s=300)
+            publisher.close(0)
+    broker.start()
+    with Client(broker.uri, client_id="watch", subscribe="d/1") as watch:
+        for number in range(2):
+            with Publisher(broker.uri, state_dir=tmp_path / str(number)) as publisher:
+                assert publisher.flush(60) == 0
+                assert publisher.status()["expired"] == 0
+            message = watch.receive(60)
+            assert message is not None
+            assert 200 < (message.expiry_s or 0) <= 300
+    wait_until(lambda: heard == [0, 1], what="both")
 
 
 def test_asyncio(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from mqtt5 import (
 
 from tests.unit.delivery.test_outbound import Line
 from tests.unit.journal.support import FillingDisk
+from towline import timing
 from towline.delivery import outbound as module
 from towline.delivery import upcoming
 from towline.delivery.outbound import Outcome
@@ -30,19 +31,23 @@ from towline.mqtt import suspects
 from towline.mqtt.events import Flying, Lost, Received
 from towline.mqtt.outbound import Phase
 from towline.schema import OUTBOX_SCHEMA
+from towline.timing import Moment
 
 #: Microseconds since 1970, and seconds of the clock that never goes back.
 WALL_US = 1_700_000_000_000_000
 
 
 class Clock:
-    """Both clocks, as a test sets them."""
+    """The clocks, as a test sets them; `ahead_s` is how much the wall clock is, `boot` names the boot."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now, self.ahead_s, self.boot = 1000.0, 0, 1
 
     def wall_ns(self) -> int:
-        return (WALL_US + int((self.now - 1000.0) * 1e6)) * 1000
+        return (WALL_US + int((self.now - 1000.0 + self.ahead_s) * 1e6)) * 1000
+
+    def boottime_ns(self, _clock: int) -> int:
+        return int(self.now * 1e9)
 
 
 @pytest.fixture
@@ -50,6 +55,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     set_by_test = Clock()
     monkeypatch.setattr(time, "monotonic", lambda: set_by_test.now)
     monkeypatch.setattr(time, "time_ns", set_by_test.wall_ns)
+    monkeypatch.setattr(time, "clock_gettime_ns", set_by_test.boottime_ns)
+    monkeypatch.setattr(timing, "_boot", lambda: set_by_test.boot)
+    monkeypatch.setattr(timing, "_BEGAN_US", 1_000_000_000)
     return set_by_test
 
 
@@ -60,7 +68,10 @@ def arrive(line: Line, *expiries: int | None, age_s: int = 0, qos: int = 1) -> N
         {"topic": "d", "payload": b"%d" % number, "qos": qos, "message_expiry_seconds": expiry}
         for number, expiry in enumerate(expiries, first)
     ]
-    line.outbox.append(arrived(rows_of(messages), WALL_US - age_s * 1_000_000))
+    wall_us, boottime_us, boot = Moment.now()
+    line.outbox.append(
+        arrived(rows_of(messages), Moment(wall_us - age_s * 1_000_000, boottime_us - age_s * 1_000_000, boot))
+    )
 
 
 def test_nothing_more_is_handed_over_while_the_transport_holds_much(tmp_path: Path) -> None:
@@ -87,6 +98,52 @@ def test_an_expiry_counts_from_the_arrival_and_what_is_left_of_it_leaves(tmp_pat
     again = Line(tmp_path, 0)
     assert again.connect() == [0, 1, 3], "they may have come: with the packet id, and for a last second"
     assert [packet.message_expiry_interval for packet in again.sent] == [30, None, 1]
+
+
+YEAR_S = 365 * 86_400
+
+
+@pytest.mark.parametrize("step_s", [-YEAR_S, 0, 56 * YEAR_S])
+def test_setting_the_clock_makes_nothing_older_and_nothing_younger(tmp_path: Path, clock: Clock, step_s: int) -> None:
+    """What came before NTP did is not dropped; what came by a clock that was ahead does not live longer."""
+    line = Line(tmp_path, 0, max_age_s=100)
+    arrive(line, 60, 20, None)
+    clock.ahead_s += step_s
+    clock.now += 30
+    assert line.connect() == [0, 2]
+    assert [packet.message_expiry_interval for packet in line.sent] == [30, None]
+    line.outbox.journal.close()
+    clock.now += 20
+    again = Line(tmp_path, 0, max_age_s=100)
+    arrive(again, None, age_s=100)
+    assert again.connect() == [0, 2], "after a restart in the same boot, too"
+    assert [packet.message_expiry_interval for packet in again.sent] == [10, None]
+    assert again.downlink.status()["expired"] == 2
+
+
+@pytest.mark.parametrize(
+    ("off_s", "up_s", "left"),
+    [
+        (10, 0, [50, 10, None]),
+        (30, 0, [30, None]),
+        (YEAR_S, 0, [None]),
+        (-YEAR_S, 0, [60, 20, None]),
+        (-YEAR_S, 30, [30, None]),
+        (-YEAR_S, 60, [None]),
+    ],
+)
+def test_across_boots_the_wall_clock_counts(
+    tmp_path: Path, clock: Clock, off_s: int, up_s: int, left: list[int | None]
+) -> None:
+    """One that is behind what it was makes nothing older; but as old as this process is all that it finds."""
+    line = Line(tmp_path, 0)
+    arrive(line, 60, 20, None)
+    line.outbox.journal.close()
+    clock.boot, clock.ahead_s = 2, off_s
+    clock.now += up_s
+    again = Line(tmp_path, 0)
+    again.connect()
+    assert [packet.message_expiry_interval for packet in again.sent] == left
 
 
 @pytest.mark.parametrize(("age_s", "left"), [(29, [0, 1, 2]), (30, []), (19, [0, 1, 2, 3]), (21, [0, 1, 2])])
@@ -248,7 +305,7 @@ def test_a_message_larger_than_any_that_was_taken_is_told_so(
     monkeypatch.setattr(suspects, "_QUIET_S", 0.0)
     line = Line(tmp_path, 0)
     for size in (*before, 60):
-        line.outbox.append(arrived(rows_of([{"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}]), 0))
+        line.outbox.append(arrived(rows_of([{"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}]), Moment(0)))
     line.connect()
     line.handle(Received([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:-1]]))
     for _ in range(3):
@@ -287,7 +344,7 @@ def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
     monkeypatch.setattr(upcoming, "_CHUNK_BYTES", 1)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0, segment_bytes=4096))
     for _ in range(12):
-        outbox.append(arrived(rows_of([{"topic": "d", "payload": bytes(2000), "qos": 1}]), 0))
+        outbox.append(arrived(rows_of([{"topic": "d", "payload": bytes(2000), "qos": 1}]), Moment(0)))
     messages = upcoming.Upcoming(outbox, None)
     messages.repeat([(0, 12)], lambda number: number != 10)
     first = messages.following_repeat()
@@ -311,7 +368,7 @@ def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, 
     before = line()
     for number in range(4):
         payload = b"%d" % number + b" " * 2000
-        before.outbox.append(arrived(rows_of([{"topic": "d", "payload": payload, "qos": qos}]), 0))
+        before.outbox.append(arrived(rows_of([{"topic": "d", "payload": payload, "qos": qos}]), Moment(0)))
     before.connect()
     before.answer()
     before.downlink.send_again([(0, 1)], lambda _: True)

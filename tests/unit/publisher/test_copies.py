@@ -19,8 +19,9 @@ from towline.delivery.receipts.mark import Content, Mark, mark_of
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
 from towline.publisher.awaited import Awaited, Restored
+from towline.timing import Moment
 
-NOW = 1_000
+NOW = Moment(1_000_000_000)
 END = 1_000_000
 
 

@@ -29,6 +29,7 @@ from towline.delivery.receipts.openings import Openings
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
 from towline.mqtt.inbound import NOTHING, Screening
+from towline.timing import Moment
 
 __all__ = ["Change", "Ledger", "MarkVerdict"]
 
@@ -76,8 +77,8 @@ class _PublisherState:
     seen: Ranges
     journaled: Ranges
     committed: Ranges
-    #: when it was last heard, in seconds since 1970
-    heard_s: int
+    #: when it was last heard
+    heard: Moment
     #: end of a frame → the numbers in the journal then, in order: committed as soon as the frame is
     waiting: deque[tuple[int, Ranges]] = field(default_factory=deque)
     #: the questions to be answered
@@ -100,7 +101,7 @@ class _PublisherState:
 
     def note(self, journaled: Ranges | None = None) -> list[Any]:
         journaled = self.journaled if journaled is None else journaled
-        marks = [self.epoch, journaled.watermark, journaled.above(), self.committed.watermark, self.heard_s]
+        marks = [self.epoch, journaled.watermark, journaled.above(), self.committed.watermark, self.heard]
         return [*marks, self.openings.steps()]
 
 
@@ -159,9 +160,9 @@ class Ledger:
                 self._restore(name.removeprefix(_NOTE), note, end)
 
     def _restore(self, name: str, note: Sequence[Any], end: int) -> None:
-        epoch, watermark, above, committed, heard_s, openings = note
+        epoch, watermark, above, committed, heard, openings = note
         journaled = Ranges(watermark, above)
-        state = _PublisherState(epoch, journaled.copy(), journaled, Ranges(committed), heard_s, noted=committed)
+        state = _PublisherState(epoch, journaled.copy(), journaled, Ranges(committed), Moment(*heard), noted=committed)
         state.fresh = True
         state.openings = Openings(openings)
         # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
@@ -175,13 +176,13 @@ class Ledger:
 
     # -- coming in --
 
-    def screen(self, packets: Sequence[_Marked], topics: Sequence[str], now_s: int) -> Screening:
+    def screen(self, packets: Sequence[_Marked], topics: Sequence[str], now: Moment) -> Screening:
         """Take messages in: which must not be stored, and the marks of those that are new, as their tags."""
         left_out = bytearray(len(packets))
         marks: list[Mark | None] = []
         for place, packet in enumerate(packets):
             mark = self._genuine_mark(packet, topics[place])
-            verdict = None if mark is None else self.take(mark, now_s)
+            verdict = None if mark is None else self.take(mark, now)
             if verdict in _DROPPED:
                 left_out[place] = 1
             marks.append(mark if verdict is MarkVerdict.NEW else None)
@@ -197,15 +198,15 @@ class Ledger:
         self.forged += 1
         return None
 
-    def take(self, mark: Mark, now_s: int) -> MarkVerdict:
+    def take(self, mark: Mark, now: Moment) -> MarkVerdict:
         """Judge a message and, if it is new, see it."""
-        state = self._state_of(mark, now_s)
+        state = self._state_of(mark, now)
         if state is None or mark.number > state.seen.end + FARTHEST:
             self.unknown += 1
             if mark.publisher in self._publishers:  # a copy of an older epoch has to learn of the newer one
                 self._note_question(mark.publisher, self._publishers[mark.publisher], mark)
             return MarkVerdict.UNKNOWN
-        state.heard_s = max(state.heard_s, now_s)
+        state.heard = now
         if mark.number in state.seen and state.openings.of(mark.number) not in (None, mark.opening):
             verdict = self._refuse_foreign(mark, state)
         else:
@@ -235,7 +236,7 @@ class Ledger:
             self._due[mark.publisher] = None
         return MarkVerdict.FOREIGN
 
-    def _state_of(self, mark: Mark, now_s: int) -> _PublisherState | None:
+    def _state_of(self, mark: Mark, now: Moment) -> _PublisherState | None:
         state = self._publishers.get(mark.publisher)
         if state is not None and mark.epoch == state.epoch:
             return state
@@ -244,7 +245,7 @@ class Ledger:
         if state is not None and not state.epoch < mark.epoch <= state.epoch + MOST_EPOCHS:
             return None
         low = mark.low
-        fresh = _PublisherState(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now_s)
+        fresh = _PublisherState(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now)
         fresh.announced = fresh.low = low  # the publisher knows
         self._publishers[mark.publisher] = fresh
         self._waiting.discard(mark.publisher)
@@ -384,12 +385,12 @@ class Ledger:
 
     # -- forgetting --
 
-    def expire(self, now_s: int) -> dict[str, None]:
+    def expire(self, now: Moment) -> dict[str, None]:
         """Forget who is silent for too long and has nothing on the way to Kafka; returns the notes to remove."""
         silent = [
             name
             for name, state in self._publishers.items()
-            if now_s - state.heard_s > self._keep_s and name not in self._waiting
+            if state.heard.age_us(now) > self._keep_s * 1e6 and name not in self._waiting
         ]
         for name in silent:
             del self._publishers[name]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 from mqtt5 import PublishPacket, QoS
 
-from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, mark, opened, sent, store
+from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, later, mark, opened, sent, store
 from towline.delivery.receipts.ledger import Ledger, MarkVerdict
 from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Content, Mark, mark_of
 from towline.delivery.receipts.payload import ReceiptPayload
@@ -155,14 +156,26 @@ def test_numbers_and_epochs_as_far_away_as_they_may_be() -> None:
         assert ledger.take(mark(0, epoch=1 + MOST_EPOCHS + far), NOW) is verdict
 
 
+def test_setting_the_clock_forgets_nobody() -> None:
+    """Who was heard before NTP set the clock would be forgotten, and what it sends again be stored twice."""
+    ledger = Ledger({}, 0, keep_s=100, keys=KEYS)
+    ledger.take(mark(0), later(0, boot=1))
+    notes = store(ledger, [mark(0)], 1)
+    ledger.commit(1)
+    for known in (ledger, Ledger(json.loads(json.dumps(notes)), 1, keep_s=100, keys=KEYS)):
+        known.commit(1)
+        assert known.expire(later(99, set_s=1e9, boot=1)) == {}
+        assert known.expire(later(101, set_s=-1e9, boot=1)) == {"publisher:p": None}
+
+
 def test_a_silent_publisher_is_forgotten_once_all_is_in_kafka() -> None:
     ledger = Ledger({}, 0, keep_s=100, keys=KEYS)
     ledger.take(mark(0), NOW)
     store(ledger, [mark(0)], 1)
-    assert ledger.expire(NOW + 1000) == {}
+    assert ledger.expire(later(1000)) == {}
     ledger.commit(1)
-    assert ledger.expire(NOW + 100) == {}
-    assert ledger.expire(NOW + 101) == {"publisher:p": None}
+    assert ledger.expire(later(100)) == {}
+    assert ledger.expire(later(101)) == {"publisher:p": None}
     assert ledger.take(mark(0), NOW) is MarkVerdict.NEW
 
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.unit.delivery.receipts.marks import KEYS, NOW
+from tests.unit.delivery.receipts.marks import KEYS, NOW, later
 from towline.delivery.receipts.ledger import Ledger, MarkVerdict
 from towline.delivery.receipts.mark import Mark
 from towline.delivery.receipts.payload import ReceiptPayload
@@ -113,7 +113,7 @@ class Gateway(RuleBasedStateMachine):
 
     @rule()
     def expiry(self) -> None:
-        assert self.ledger.expire(NOW + 10) == {}
+        assert self.ledger.expire(later(10)) == {}
 
     @invariant()
     def sound(self) -> None:

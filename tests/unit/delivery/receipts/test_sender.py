@@ -9,7 +9,7 @@ import pytest
 from mqtt5 import ConnAckPacket, PubAckPacket, PubAckReasonCode, PublishPacket
 
 from tests.helpers import read_all
-from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, mark, sent
+from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, later, mark, sent
 from tests.unit.journal.support import FillingDisk
 from towline import files
 from towline.delivery.intake import to_rows
@@ -23,6 +23,7 @@ from towline.mqtt.events import Acknowledged, Event, Lost, Messages, Opened, Rec
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.schema import ROW_SCHEMA
+from towline.timing import Moment
 
 
 class Gateway:
@@ -91,7 +92,7 @@ class Gateway:
 
 @pytest.fixture
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateway:
-    monkeypatch.setattr(time, "time", lambda: float(NOW))
+    monkeypatch.setattr(Moment, "now", lambda: NOW)
     return Gateway(tmp_path)
 
 
@@ -244,7 +245,7 @@ def test_who_is_silent_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatc
     gateway.turn(0.0)
     gateway.answer()
     assert "publisher:p" in gateway.inbox.notes
-    monkeypatch.setattr(time, "time", lambda: NOW + 101.0)
+    monkeypatch.setattr(Moment, "now", lambda: later(101))
     gateway.turn(50.0)
     assert gateway.sender.status()["publishers"] == 1, "nobody is looked for in each turn"
     gateway.turn(1000.0)
