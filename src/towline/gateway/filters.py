@@ -7,13 +7,15 @@ words again until it is told how that went, so that a gateway that was killed me
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from towline.errors import ConfigError
 from towline.gateway.request import bad_request
 from towline.gateway.sessions import filters_of, inbound_config
 from towline.gateway.settings import SubscribedFilter
@@ -24,8 +26,13 @@ if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
     from towline.net.driver import SessionDriver
 
-__all__ = ["ChangeState", "WantedFilters"]
+__all__ = ["NEITHER", "ChangeState", "WantedFilters", "check_session"]
 
+#: Why filters with topics in common can't pass into each other.
+NEITHER: Final = (
+    "while both are subscribed a broker may send a message for each [MQTT-3.3.4-2], while neither is it keeps none, "
+    "and guarantee exactly_once allows neither"
+)
 _FILTERS: Final = TypeAdapter(tuple[SubscribedFilter, ...])
 
 
@@ -38,6 +45,26 @@ class ChangeState(StrEnum):
     GRANTED = "granted"
     #: The broker does not want one of them, and the filters are those before.
     REFUSED = "refused"
+
+
+def check_session(settings: GatewaySettings, stored: Mapping[str, Any]) -> None:
+    """See that a gateway can begin with its filters, where the broker's session has others.
+
+    Args:
+        settings: The gateway's.
+        stored: The session as its journal has it; empty for none.
+
+    Raises:
+        ConfigError: TL-C182, a filter that comes takes topics of one that goes, which the guarantee does not bear.
+    """
+    ours = bool(stored) and stored["client_id"] == settings.mqtt_client_id
+    if ours and (pair := settings.can_not_pass(stored["subscriptions"])):
+        what = f'the session at the broker has "{pair[1]}", and "{pair[0]}" takes topics of it: {NEITHER}'
+        do = (
+            f"Take filters that share no topic; or start once without the former, which costs what comes between; or "
+            f"begin another session with another client_id and abandon_session = {json.dumps(stored['client_id'])}."
+        )
+        raise ConfigError("TL-C182", settings.name, what, do)
 
 
 class WantedFilters:

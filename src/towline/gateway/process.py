@@ -27,6 +27,7 @@ from towline import files
 from towline.errors import ConfigError, GatewayError, JournalError, TowlineError
 from towline.gateway.belonging import check_checkpoint, check_outbox
 from towline.gateway.endpoint import ERROR_FILE, error_fields
+from towline.gateway.filters import check_session
 from towline.gateway.listen import ServerCertificate, TokenFile
 from towline.gateway.memory import give_memory_back
 from towline.gateway.network import NetworkFront
@@ -155,6 +156,7 @@ class _Gateway:
         if self._journal.recovery.note:
             self._log.warning("journal repaired", note=self._journal.recovery.note)
         try:
+            check_session(settings, self._journal.session)
             check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
             self._journal.tidy()
         except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +25,7 @@ from towline.gateway.listen import ListenSettings
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
+from towline.mqtt.filters import overlapping
 from towline.mqtt.rules import filter_problem
 from towline.net.options import LONGEST_DELAY_S, ProtocolName
 from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
@@ -236,6 +237,8 @@ class GatewaySettings(_Model):
             gives an `towline.mqtt.Authenticator`.
         listen: Where to listen on a network, besides the unix socket; None for not at all.
         share: Which member of a line this is; None for a line's only gateway.
+        repeatable: Filters of which a message may come twice, because who reads drops repeats by a key, or promises at
+            least once. Others may have no topic in common, unless the guarantee is at_least_once.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -278,6 +281,7 @@ class GatewaySettings(_Model):
     authenticator: str | None = Field(default=None, pattern=FUNCTION)
     listen: ListenSettings | None = None
     share: ShareSettings | None = None
+    repeatable: tuple[str, ...] = ()
 
     @field_validator("brokers", mode="before")
     @classmethod
@@ -318,6 +322,16 @@ class GatewaySettings(_Model):
         if self.acks not in table.acks:
             wanted = " or ".join(table.acks)
             raise ValueError(f"guarantee {self.guarantee} needs ack_after {wanted}, not {self.acks}")
+        return self
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if pair := next(overlapping(self.single), None):
+            raise ValueError(
+                f'"{pair[0]}" and "{pair[1]}" have topics in common, and a broker may send a message for each '
+                f"[MQTT-3.3.4-2]: guarantee {self.guarantee} does not bear it; take one wider filter, a line or query "
+                "for each, or a dedupe key of the line"
+            )
         return self
 
     @model_validator(mode="after")
@@ -367,6 +381,29 @@ class GatewaySettings(_Model):
         if any(broker.scheme == "unix" for broker in self.brokers):
             raise ValueError("a Unix socket is not reached through a proxy")
         return self
+
+    @property
+    def single(self) -> list[str]:
+        """Filters of which no message may come twice."""
+        if self.guarantee is Guarantee.AT_LEAST_ONCE:
+            return []
+        return [one.pattern for one in self.subscriptions if one.pattern not in self.repeatable]
+
+    def can_not_pass(self, former: Iterable[str]) -> tuple[str, str] | None:
+        """A filter that comes and one that goes which take the same topics, where that can't be kept; None for none.
+
+        What may be neither lost nor doubled can't pass from one filter to another: while both are subscribed a broker
+        may send it twice, while neither is it keeps none.
+
+        Args:
+            former: Filters that the session has.
+        """
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return None
+        former, wanted = list(former), {one.pattern for one in self.subscriptions}
+        comes = [one for one in self.single if one not in former]
+        pairs = ((one, gone) for one in comes for gone in former if gone not in wanted)
+        return next((pair for pair in pairs if any(overlapping(pair))), None)
 
     @property
     def several_sessions(self) -> bool:

@@ -7,10 +7,11 @@ or nothing: so whether filters overlap is proven, not guessed.
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator
+from itertools import combinations, zip_longest
 from typing import NamedTuple, Self
 
-__all__ = ["common", "matches", "unshared"]
+__all__ = ["common", "matches", "overlapping", "unshared"]
 
 
 def unshared(pattern: str) -> str:
@@ -46,6 +47,11 @@ def common(one: str, other: str) -> str | None:
     if len(found) < len(both):
         return None
     return "/".join([*found, *(["#"] if short.deep and long.deep else [])])
+
+
+def overlapping(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of subscribed filters with topics in common: a broker may send a message for each [MQTT-3.3.4-2]."""
+    return ((a, b) for a, b in combinations(patterns, 2) if common(unshared(a), unshared(b)) is not None)
 
 
 class _Levels(NamedTuple):

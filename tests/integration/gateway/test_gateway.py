@@ -17,7 +17,7 @@ from mqtt5 import ConnectPacket
 
 from tests.conftest import NewMosquitto
 from tests.helpers import commit, wait_until
-from tests.integration.gateway.conftest import NewGateway, payloads, publish
+from tests.integration.gateway.conftest import Gateway, NewGateway, payloads, publish
 from tests.integration.gateway.test_outbox import save
 from towline import Client, ClientSettings, Publisher
 from towline.gateway.client import GatewayClient
@@ -446,6 +446,30 @@ def test_changed_subscriptions_are_taken_over_by_difference(mosquitto: Mosquitto
     changed.until(journaled=2)
     changed.stop()
     assert payloads(changed) == [1, 2]
+
+
+def test_a_session_with_filters_that_cant_pass_into_others_is_refused(
+    mosquitto: Mosquitto, new_gateway: NewGateway
+) -> None:
+    def exactly(*filters: str, repeatable: tuple[str, ...] = ()) -> Gateway:
+        wanted = [{"filter": one, "qos": 2} for one in filters]
+        return new_gateway(mosquitto, guarantee="exactly_once", subscriptions=wanted, repeatable=repeatable)
+
+    first = exactly("a/+/c", "k")
+    first.start()
+    first.until(state="online")
+    first.stop()
+    line = exactly("a/b/+", "k").fail()
+    assert 'the session at the broker has \\"a/+/c\\", and \\"a/b/+\\" takes topics of it' in line
+    assert "[TL-C182]" in line
+    for filters in (("k",), ("a/b/+", "k")):  # the way that is told
+        again = exactly(*filters)
+        again.start()
+        again.until(state="online")
+        again.stop()
+    keyed = exactly("a/+/c", "k", repeatable=("a/+/c",))
+    keyed.start()
+    keyed.until(state="online")
 
 
 def test_settings_that_make_no_sense_are_one_line(tmp_path: Path) -> None:

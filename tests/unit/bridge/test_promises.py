@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.unit.bridge.test_config import changed, read
+from tests.unit.bridge.test_config import changed, read, told
 from towline.bridge.config.plan import plan_of, render
 from towline.bridge.lines.sql import DeadLetterTarget
 from towline.bridge.runtime.session import settings_of
@@ -240,3 +240,53 @@ def test_no_two_sentences_of_a_plan_contradict_each_other(
         "sends twice as two messages is two": guarantee is Guarantee.EXACTLY_ONCE and not keyed,
     }
     assert {sentence: sentence in text for sentence in says} == says
+
+
+def route(filter_: str, more: str = "") -> str:
+    return f'[[uplink.route]]\nfrom = "{filter_}"\ntopic = "t"\n{more}\n'
+
+
+HEAD = (
+    'name = "plant"\nstate_dir = "state"\nmqtt = { brokers = "mqtt://b" }\nkafka = { bootstrap_servers = "k:9092" }\n'
+)
+WEAKER, KEY, LOSES = 'promise = "at_least_once"', 'dedupe = { key = "{mqtt.topic}" }', 'promise = "at_most_once"'
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "routes", "refused"),
+    [
+        ("exactly_once", [route("a/+/c"), route("a/b/+")], True),
+        ("at_most_once", [route("a/+/c"), route("a/b/+")], True),
+        ("at_least_once", [route("a/+/c"), route("a/b/+")], False),
+        ("exactly_once", [route("a/+/c"), route("b/b/+")], False),
+        ("exactly_once", [route("a/#"), route("a/b/+")], False),  # the second is not subscribed
+        ("exactly_once", [route("$share/g/a/+/c"), route("$share/g/a/b/+")], True),
+        ("exactly_once", [route("$share/g/a/#"), route("a/b")], True),  # another group: both are subscribed
+        ("exactly_once", [route("a/+/c", KEY), route("a/b/+", KEY)], False),
+        ("exactly_once", [route("a/+/c", KEY), route("a/b/+")], False),  # the first route takes what both bring
+        ("exactly_once", [route("a/b/+"), route("a/+/c", KEY)], True),
+        ("exactly_once", [route("a/+/c", WEAKER), route("a/b/+")], False),
+        ("exactly_once", [route("a/+/c", LOSES), route("a/b/+")], True),
+        ("exactly_once", [route("a/b/c"), route("a/+/c", WEAKER), route("a/b/+", WEAKER)], True),  # the narrowest first
+    ],
+)
+def test_filters_that_overlap_are_for_who_bears_a_repeat(
+    tmp_path: Path, guarantee: str, routes: list[str], *, refused: bool
+) -> None:
+    text = f'{HEAD}[[uplink]]\nname = "up"\nguarantee = "{guarantee}"\n{"".join(routes)}'
+    if not refused:
+        warned = any("overlap" in one for one in plan_of(read(text, tmp_path))["warnings"])
+        assert warned is (guarantee == "at_least_once" or WEAKER in routes[0])
+        return
+    (mistake,) = told(text, tmp_path)
+    assert f"guarantee {guarantee} does not bear it. Take one wider filter, a line or query for each, or " in mistake
+    assert mistake.endswith("[TL-C05]")
+
+
+def test_a_members_own_filters_do_not_overlap(tmp_path: Path) -> None:
+    text = f'{HEAD}[[uplink]]\nname = "up"\nguarantee = "exactly_once"\n{route("a/#")}'
+    member = '[[uplink.member]]\nname = "m"\nfilters = ["a/+/c", "a/b/+"]\n'
+    (mistake,) = told(text + member, tmp_path)
+    assert '"a/+/c" and "a/b/+" have topics in common' in mistake
+    keyed = text.replace('"exactly_once"\n', f'"exactly_once"\n{KEY}\n')
+    assert len(read(keyed + member, tmp_path).uplinks[0].members) == 1

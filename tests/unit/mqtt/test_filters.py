@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.mqtt.filters import common, matches, unshared
+from towline.mqtt.filters import common, matches, overlapping, unshared
 
 LEVELS = ("a", "b", "", "$x")
 TOPICS = ["/".join(levels) for depth in (1, 2, 3, 4) for levels in product(LEVELS, repeat=depth)]
@@ -73,3 +73,11 @@ def test_examples(one: str, other: str, both: str | None) -> None:
 def test_a_shared_subscription_is_taken_apart() -> None:
     assert unshared("$share/g/a/#") == "a/#"
     assert unshared("a/#") == "a/#"
+
+
+def test_pairs_of_subscriptions_that_overlap() -> None:
+    assert [*overlapping(["a/+/c", "k", "a/b/+", "$share/g/a/b/c"])] == [
+        ("a/+/c", "a/b/+"),
+        ("a/+/c", "$share/g/a/b/c"),
+        ("a/b/+", "$share/g/a/b/c"),
+    ]

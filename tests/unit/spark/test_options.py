@@ -343,6 +343,15 @@ def test_a_mistake_is_one_line(options: dict[str, str], line: str) -> None:
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize("guarantee", ["at_most_once", "exactly_once"])
+def test_filters_that_overlap_are_refused_where_nothing_may_double(guarantee: str) -> None:
+    qos = 0 if guarantee == "at_most_once" else 2
+    with pytest.raises(ConfigError, match=r'"a/\+/c" and "a/b/\+" have topics in common.*TL-C12') as caught:
+        parse(subscribe=f"a/+/c:{qos},a/b/+:{qos}", guarantee=guarantee)
+    assert "\n" not in str(caught.value)
+    parse(subscribe="a/+/c:1,a/b/+:1")
+
+
 @pytest.mark.parametrize(
     "gateway", ["", "grpc+tls://x", "grpc+tls://x:port", "grpc+tcp://127.0.0.1:8815", "grpc+unix://relative"]
 )

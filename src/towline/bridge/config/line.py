@@ -24,7 +24,7 @@ from towline.bridge.config.model import (
 )
 from towline.bridge.config.patterns import Pattern, Template, allowed, kafka_name_problem
 from towline.bridge.config.places import KeyPath
-from towline.bridge.config.routes import Route, at_odds, subscriptions
+from towline.bridge.config.routes import Route, at_odds, repeatable, subscriptions
 from towline.bridge.config.services import LISTENING
 from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.bridge.config.tables import Head, Tables
@@ -186,7 +186,9 @@ class LineReader(TableReader):
         sections, routes = self._routes(guarantee, uplink.dedupe if uplink else None)
         self._one_within(uplink, sections)
         gateways = self._gateways(uplink)
-        own: dict[str, Any] = {"subscriptions": subscriptions(routes) or ({"filter": "x"},)}
+        filters = subscriptions(routes)
+        own: dict[str, Any] = {"subscriptions": filters or ({"filter": "x"},)}
+        own["repeatable"] = repeatable(routes, [one.pattern for one in filters])
         own["journal"] = self._limits("journal")
         if gateways and not self._has_members:
             own["listen"] = None

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from towline.bridge.config.model import NAME, Line, UplinkSection
 from towline.bridge.config.places import KeyPath
-from towline.bridge.config.routes import Route
+from towline.bridge.config.routes import Route, repeatable
 from towline.bridge.config.section import Section
 from towline.bridge.config.tables import Tables
 from towline.gateway.clients import MEMBERS
@@ -198,6 +198,7 @@ class MembersReader:
             "client_id": share.id_of(section.name),
             "state_dir": gateway.state_dir / MEMBERS / section.name,
             "subscriptions": subscriptions,
+            "repeatable": repeatable(line.routes, [one.pattern for one in subscriptions]),
             "share": share,
         }
         try:

@@ -167,6 +167,7 @@ class RouteSection(Section):
             ),
             dedupe=None if dedupe is None else dedupe.compile(names),
             told_by_key=qos < promise.least_qos,
+            repeatable=dedupe is not None or (self.promise or guarantee) is Guarantee.AT_LEAST_ONCE,
             dead_letter_topics=dead_letter_topics,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Any, Final
 
 from towline.bridge.config.downlink import KafkaPattern, Sql
@@ -10,14 +9,14 @@ from towline.bridge.config.kafka_source import source_text
 from towline.bridge.config.members import render_share, share_plan, share_warnings
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.places import Document
-from towline.bridge.config.routes import Route, shadowed, subscriptions
+from towline.bridge.config.routes import Route, shadowed
 from towline.bridge.config.written import WrittenValues
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
-from towline.mqtt.filters import common, unshared
+from towline.mqtt.filters import overlapping
 from towline.text import printable
 
-__all__ = ["overlapping", "plan_of", "render", "warnings"]
+__all__ = ["plan_of", "render", "warnings"]
 
 #: What the promise of an uplink costs beside the CPU, in words; a downlink's is below.
 _COST_UP: Final = {
@@ -270,7 +269,7 @@ def _uplink_warnings(line: Line, written: WrittenValues) -> list[str]:
         f'the filters "{written.shown(a, "filter")}" and "{written.shown(b, "filter")}" overlap; '
         "a broker may send a message once for each [MQTT-3.3.4-2], and it would be in Kafka twice. "
         "Subscribe to one wider filter, or make two lines."
-        for a, b in overlapping(routes)
+        for a, b in overlapping([] if line.within else [one.pattern for one in line.gateway.subscriptions])
     ]
     texts += [
         f"route {index + 1} takes its topic from the message and has neither fallback nor dead letters: "
@@ -319,12 +318,6 @@ def _transport_warnings(line: AnyLine, written: WrittenValues) -> list[str]:
         where = written.shown(str(open_to_all[0]), "brokers")
         texts.append(f"the password crosses the network in clear text to {where}. Use mqtts:// or wss://.")
     return texts
-
-
-def overlapping(routes: tuple[Route, ...]) -> list[tuple[str, str]]:
-    """Subscribed filters that share some topics without one covering the other."""
-    filters = [s.pattern for s in subscriptions(routes)]
-    return [(a, b) for a, b in combinations(filters, 2) if common(unshared(a), unshared(b)) is not None]
 
 
 def render(plan: dict[str, Any]) -> str:

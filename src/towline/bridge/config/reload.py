@@ -14,9 +14,9 @@ from typing import Any, Final
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import AnyLine, Bridge, Line
 from towline.errors import ConfigError
+from towline.gateway.filters import NEITHER
 from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter
-from towline.mqtt.filters import common, unshared
 
 __all__ = ["LineChange", "changes", "secret_files"]
 
@@ -33,7 +33,9 @@ _OF_ITS_QUERY: Final = frozenset(
     }
 )
 #: What a gateway's settings are made of that stands elsewhere in the file, or follows from what does.
-_DERIVED: Final = frozenset({"name", "state_dir", "checkpoint", "guarantee", "subscriptions", "client", "owner_pid"})
+_DERIVED: Final = frozenset(
+    {"name", "state_dir", "checkpoint", "guarantee", "subscriptions", "repeatable", "client", "owner_pid"}
+)
 #: Keys of a gateway that stand beside the table ``mqtt`` of its line.
 _BESIDE_MQTT: Final = frozenset({"ack_after", "journal", "outbox", "receipts", "listen", "share"})
 #: What is said of the file, and what is compared line by line.
@@ -87,12 +89,9 @@ class LineChange:
     @property
     def overlap(self) -> tuple[str, str] | None:
         """A filter that comes and one that goes which take the same topics, where that can't be kept; None for none."""
-        keyed = all(route.dedupe is not None for route in self.after.routes)
-        # What may be neither lost nor doubled can't pass from one filter to another that takes the same topics.
-        if not self.refilters or keyed or self.after.guarantee is not Guarantee.EXACTLY_ONCE:
+        if not self.refilters:
             return None
-        pairs = ((one, other) for one in self.added for other in self.removed)
-        return next((pair for pair in pairs if common(*map(unshared, pair)) is not None), None)
+        return self.after.gateway.can_not_pass(one.pattern for one in self.before.gateway.subscriptions)
 
     def told(self) -> str:
         """The change in one line."""
@@ -191,9 +190,6 @@ def _needs_a_start(wanted: Bridge, key: str) -> ConfigError:
 
 def _can_not_pass(wanted: Bridge, change: LineChange, comes: str, goes: str) -> ConfigError:
     where = f'{wanted.file}  uplink "{change.after.name}"'
-    what = (
-        f'"{comes}" takes topics of "{goes}", which goes: while both are subscribed a broker may send a message for '
-        f"each [MQTT-3.3.4-2], while neither is it keeps none, and guarantee {change.after.guarantee} allows neither"
-    )
+    what = f'"{comes}" takes topics of "{goes}", which goes: {NEITHER}'
     do = "Take filters that share no topic; or reload twice, first without the former, which costs what comes between."
     return ConfigError("TL-C170", where, what, do)

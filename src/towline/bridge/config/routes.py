@@ -15,7 +15,7 @@ The rules, which `towline.bridge.uplink.sql` compiles for Spark and `Route.recor
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,8 +23,9 @@ from towline.bridge.config.patterns import FIELDS, Pattern, Template, covers, ka
 from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
 from towline.kafka.reserved import INTERNAL, reserved
 from towline.mqtt.events import Filter
+from towline.mqtt.filters import common, unshared
 
-__all__ = ["HEADERS", "Route", "at_odds", "first_match", "shadowed", "subscriptions"]
+__all__ = ["HEADERS", "Route", "at_odds", "first_match", "repeatable", "shadowed", "subscriptions"]
 
 #: Kafka header → what it carries. The first two are always there, the others when the message has them; user properties
 #: keep their order and repetition [MQTT-3.3.2-18]. DUP and topic aliases belong to one hop, not to the message.
@@ -69,6 +70,7 @@ class Route:
         terms: Further options of the subscription, as `Filter` has them, but for its filter and QoS.
         dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
         told_by_key: Whether that alone tells a repeat, as its QoS can't: a message without a key is a dead letter.
+        repeatable: Whether a message may come twice: that has a key, or at least once is all that is promised.
         dead_letter_topics: Of all lines of the bridge; no message may name one.
     """
 
@@ -88,6 +90,7 @@ class Route:
     terms: Filter = _NO_FILTER
     dedupe: Template | str | None = None
     told_by_key: bool = False
+    repeatable: bool = False
     dead_letter_topics: tuple[str, ...] = ()
 
     @property
@@ -189,6 +192,17 @@ def subscriptions(routes: Sequence[Route]) -> tuple[Filter, ...]:
         kept = [entry for entry in kept if entry not in swallowed]
         kept.append((route, max([qos, *(q for _, q in swallowed)])))
     return tuple(replace(route.terms, pattern=route.pattern.filter, qos=qos) for route, qos in kept)
+
+
+def repeatable(routes: Sequence[Route], filters: Iterable[str]) -> tuple[str, ...]:
+    """Filters of which all messages go by routes that bear a repeat."""
+    return tuple(one for one in filters if _bear(routes, unshared(one)))
+
+
+def _bear(routes: Sequence[Route], pattern: str) -> bool:
+    taking = [(route, common(unshared(route.pattern.filter), pattern)) for route in routes]
+    alone = next((at for at, (_, taken) in enumerate(taking, start=1) if taken == pattern), None)
+    return all(route.repeatable for route, taken in taking[:alone] if taken is not None)
 
 
 def at_odds(routes: Sequence[Route]) -> tuple[int, int] | None:

@@ -32,6 +32,7 @@ _NOT_MQTT = {
     "owner_pid",
     "drain_s",
     "receipts",
+    "repeatable",
     "share",
 }
 #: Settings of a gateway that [mqtt] may say.
