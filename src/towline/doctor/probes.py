@@ -354,23 +354,22 @@ class Broker(contextlib.ExitStack):
         anything of it is acknowledged.
         """
         options = connection_options(self.target.settings)
-        session, secrets = options.session, read_credentials(options, lambda: False)
+        session, (credentials, headers, _) = options.session, read_credentials(options, lambda: False)
         level = vars(self).get("level", 0)  # what the broker answered to first
         settings = ClientSettings(
             username=session.username,
-            password=secrets.login.password,
+            **credentials,
             protocol=_PROTOCOLS[level] if level else options.protocol,
             session_expiry_s=expiry_s,
             unknown_session="adopt" if adopt else "refuse",
             keep_alive_s=30,
-            authenticator=secrets.login.authenticator,
             receive_maximum=window,
             tls=options.tls,
             proxy=options.proxy,
             connect_timeout_s=self.case.patience,
             reconnect_delay_s=_NEVER_S,
             reconnect_max_delay_s=_NEVER_S,
-            websocket_headers=dict(secrets.headers),
+            websocket_headers=dict(headers),
             websocket_query_file=options.websocket_query_file,
         )
         return Client(self.target.endpoint, client_id=client_id, subscribe=subscribe, settings=settings)

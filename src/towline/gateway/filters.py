@@ -7,9 +7,8 @@ words again until it is told how that went, so that a gateway that was killed me
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,20 +18,17 @@ from towline.errors import ConfigError
 from towline.gateway.request import bad_request
 from towline.gateway.sessions import filters_of, inbound_config
 from towline.gateway.settings import SubscribedFilter
+from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter, Want
+from towline.mqtt.filters import overlapping
 
 if TYPE_CHECKING:
     from towline.delivery.inbound import Uplink
     from towline.gateway.settings import GatewaySettings
     from towline.net.driver import SessionDriver
 
-__all__ = ["NEITHER", "ChangeState", "WantedFilters", "check_session"]
+__all__ = ["ChangeState", "WantedFilters", "check_session", "passing_problem"]
 
-#: Why filters with topics in common can't pass into each other.
-NEITHER: Final = (
-    "while both are subscribed a broker may send a message for each [MQTT-3.3.4-2], while neither is it keeps none, "
-    "and guarantee exactly_once allows neither"
-)
 _FILTERS: Final = TypeAdapter(tuple[SubscribedFilter, ...])
 
 
@@ -47,24 +43,34 @@ class ChangeState(StrEnum):
     REFUSED = "refused"
 
 
-def check_session(settings: GatewaySettings, stored: Mapping[str, Any]) -> None:
-    """See that a gateway can begin with its filters, where the broker's session has others.
+def passing_problem(settings: GatewaySettings, former: Iterable[str], where: str) -> ConfigError | None:
+    """Why a session can't pass from its filters to those of the settings: TL-C170; None where it can.
+
+    What may be neither lost nor doubled can't pass from a filter that goes to one that takes the same topics.
 
     Args:
         settings: The gateway's.
-        stored: The session as its journal has it; empty for none.
-
-    Raises:
-        ConfigError: TL-C182, a filter that comes takes topics of one that goes, which the guarantee does not bear.
+        former: Filters that the session has.
+        where: Begins the error.
     """
-    ours = bool(stored) and stored["client_id"] == settings.mqtt_client_id
-    if ours and (pair := settings.can_not_pass(stored["subscriptions"])):
-        what = f'the session at the broker has "{pair[1]}", and "{pair[0]}" takes topics of it: {NEITHER}'
-        do = (
-            f"Take filters that share no topic; or start once without the former, which costs what comes between; or "
-            f"begin another session with another client_id and abandon_session = {json.dumps(stored['client_id'])}."
-        )
-        raise ConfigError("TL-C182", settings.name, what, do)
+    if settings.guarantee is not Guarantee.EXACTLY_ONCE:
+        return None
+    former, wanted = list(former), {one.pattern for one in settings.subscriptions}
+    pairs = ((one, gone) for one in settings.single if one not in former for gone in former if gone not in wanted)
+    comes, goes = next((pair for pair in pairs if any(overlapping(pair))), ("", ""))
+    what = (
+        f'"{comes}" takes topics of "{goes}", which the session has and which goes: while both are subscribed a broker '
+        "may send a message for each [MQTT-3.3.4-2], while neither is it keeps none, and exactly_once allows neither"
+    )
+    do = "Take filters that share no topic; or pass in two steps, first without the former: what comes between is lost."
+    return ConfigError("TL-C170", where, what, do) if goes else None
+
+
+def check_session(settings: GatewaySettings, stored: Mapping[str, Any]) -> None:
+    """See that the broker's session, as a journal has it, can pass into these filters; raises ConfigError TL-C170."""
+    ours = stored.get("client_id") == settings.mqtt_client_id
+    if ours and (problem := passing_problem(settings, stored["subscriptions"], settings.name)):
+        raise problem
 
 
 class WantedFilters:

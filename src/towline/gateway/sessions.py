@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from mqtt5 import QoS, Will
 
@@ -11,7 +11,7 @@ from towline.delivery.receipts.sender import ReceiptConfig
 from towline.gateway.settings import GatewaySettings, WillSettings
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Filter, SessionConfig
-from towline.net.options import NOT_READ_YET, ConnectionOptions
+from towline.net.options import NOT_READ_YET, Connecting, ConnectionOptions
 
 __all__ = ["connection_options", "filters_of", "inbound_config", "receipt_config"]
 
@@ -39,20 +39,9 @@ def connection_options(settings: GatewaySettings) -> ConnectionOptions:
     return ConnectionOptions(
         session=session,
         brokers=settings.brokers,
-        tls=settings.tls,
-        proxy=settings.way,
-        protocol=settings.protocol,
-        max_packet_bytes=settings.max_packet_bytes,
-        follow_redirects=settings.follow_redirects,
-        brokers_share_sessions=settings.brokers_share_sessions,
         linger_s=settings.linger_ms / 1000,
-        reconnect_delay_s=settings.reconnect_delay_s,
-        reconnect_max_delay_s=settings.reconnect_max_delay_s,
-        password_file=settings.password_file,
-        token_provider=settings.token_provider,
         authenticator=settings.authenticator,
-        websocket_headers_file=settings.websocket_headers_file,
-        websocket_query_file=settings.websocket_query_file,
+        **{one.name: getattr(settings, one.name) for one in fields(Connecting)} | {"proxy": settings.way},
     )
 
 

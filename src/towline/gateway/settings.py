@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -388,22 +388,6 @@ class GatewaySettings(_Model):
         if self.guarantee is Guarantee.AT_LEAST_ONCE:
             return []
         return [one.pattern for one in self.subscriptions if one.pattern not in self.repeatable]
-
-    def can_not_pass(self, former: Iterable[str]) -> tuple[str, str] | None:
-        """A filter that comes and one that goes which take the same topics, where that can't be kept; None for none.
-
-        What may be neither lost nor doubled can't pass from one filter to another: while both are subscribed a broker
-        may send it twice, while neither is it keeps none.
-
-        Args:
-            former: Filters that the session has.
-        """
-        if self.guarantee is not Guarantee.EXACTLY_ONCE:
-            return None
-        former, wanted = list(former), {one.pattern for one in self.subscriptions}
-        comes = [one for one in self.single if one not in former]
-        pairs = ((one, gone) for one in comes for gone in former if gone not in wanted)
-        return next((pair for pair in pairs if any(overlapping(pair))), None)
 
     @property
     def several_sessions(self) -> bool:

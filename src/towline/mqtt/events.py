@@ -243,26 +243,18 @@ class SessionConfig(SessionTerms):
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
-    """The credentials of one connection, in place of those of `SessionConfig`: they may have been renewed."""
-
-    password: bytes | None = field(default=None, repr=False)
-    authenticator: Authenticator | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Opened:
     """The transport is connected; nothing has been sent.
 
     Attributes:
         server: Names the server; empty where all that may be reached share sessions.
         alone: It is the only one, so another name than before may stand for the same server.
-        login: Read for this connection; None for what the configuration says.
+        config: With the credentials of this connection, which may have been renewed; None for the same as before.
     """
 
     server: str = ""
     alone: bool = False
-    login: Login | None = None
+    config: SessionConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,10 +253,9 @@ class Session:
         self._elsewhere = self._perhaps_elsewhere and bool(last) and not event.alone
         self._liveness.opened(now)
         self._ids_in_use = 0
-        if event.login is not None:
-            login = event.login
-            self.config = replace(self.config, password=login.password, authenticator=login.authenticator)
-            self._authentication = Authentication(login.authenticator, self.config.where)
+        if event.config is not None:
+            self.config = event.config
+            self._authentication = Authentication(self.config.authenticator, self.config.where)
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
             self._remember(SessionRecord(self.config.client_id), actions)

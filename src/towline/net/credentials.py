@@ -3,68 +3,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final
 
-from towline import files
 from towline.errors import ConfigError, Unreachable
-from towline.mqtt.events import Authenticator, Login
+from towline.mqtt.events import Authenticator
 from towline.net.options import ConnectionOptions
 from towline.net.transport import header_problem, query_problem
 from towline.net.transport.patience import Patience
+from towline.net.transport.secrets import secret_of
 from towline.providers import credential
 
-__all__ = ["Credentials", "read_credentials"]
+__all__ = ["Headers", "read_credentials"]
+
+Headers = tuple[tuple[str, str], ...]
 
 #: MQTT's password is binary data with a length of two bytes [MQTT 5 section 3.1.3.6].
 _LONGEST_PASSWORD: Final = 0xFFFF
 _URL: Final = re.compile(r"wss?://[^?]*\?")
 
 
-class Credentials(NamedTuple):
-    """What one connection shows.
-
-    Attributes:
-        login: For MQTT.
-        headers: Of the request that opens a WebSocket.
-        query: Of the same; "" for that of the broker's URI, or none.
-    """
-
-    login: Login
-    headers: tuple[tuple[str, str], ...]
-    query: str
-
-
-def read_credentials(options: ConnectionOptions, cancelled: Callable[[], bool]) -> Credentials:
-    """The credentials as they are now.
+def read_credentials(options: ConnectionOptions, cancelled: Callable[[], bool]) -> tuple[dict[str, Any], Headers, str]:
+    """The credentials as they are now: fields of `SessionConfig`, and headers and query of a WebSocket's request.
 
     Args:
         options: Where they are.
         cancelled: Ends the wait for a provider, which has as long as a connection.
 
     Raises:
-        ConfigError: TL-C31, TL-C38, a file can't be read, is empty, or holds something else. TL-C179, the
-            authenticator can't be had.
+        ConfigError: TL-C31, a file can't be read, is empty, or holds something else. TL-C179, the authenticator.
         Unreachable: TL-C179, the provider gave no password: it may do better with the next try.
     """
-    session = options.session
-    password = session.password
+    session, headers, query = options.session, options.websocket_headers, ""
+    password, authenticator = session.password, session.authenticator
     if options.password_file is not None:
-        password = _secret("password_file", Path(options.password_file), "TL-C31")
-        if len(password) > _LONGEST_PASSWORD:
-            what = f"password_file has {len(password):,} bytes, and a password of MQTT at most 65,535"
-            raise ConfigError("TL-C31", str(options.password_file), what, "Check that it is the right file.")
+        password = secret_of("password_file", options.password_file, _password)
     elif options.token_provider is not None:
         password = _provided(options.token_provider, session.where, Patience(session.connect_timeout_s, cancelled))
-    authenticator = session.authenticator
     if options.authenticator is not None:
-        what = "an authenticator (towline.mqtt.Authenticator)"
-        authenticator = credential(
-            options.authenticator, session.where, _authenticator, what, session.username, password
-        )
-    headers = (*options.websocket_headers, *_headers(options.websocket_headers_file))
-    return Credentials(Login(password, authenticator), headers, _query(options.websocket_query_file))
+        given = (session.username, password)
+        authenticator = credential(options.authenticator, session.where, _authenticator, "an Authenticator", *given)
+    if options.websocket_headers_file is not None:
+        headers += secret_of("websocket_headers_file", options.websocket_headers_file, _headers)
+    if options.websocket_query_file is not None:
+        query = secret_of("websocket_query_file", options.websocket_query_file, _query)
+    return {"password": password, "authenticator": authenticator}, headers, query
 
 
 def _provided(name: str, where: str, patience: Patience) -> bytes:
@@ -79,47 +62,30 @@ def _provided(name: str, where: str, patience: Patience) -> bytes:
 def _password(given: Any) -> bytes:
     password = given.encode() if isinstance(given, str) else given
     if not isinstance(password, bytes) or not 0 < len(password) <= _LONGEST_PASSWORD:
-        raise ValueError
+        raise ValueError("a password of MQTT has 1 to 65,535 bytes")
     return password
 
 
 def _authenticator(given: Any) -> Authenticator:
-    given.method, given.start, given.challenge, given.finish  # noqa: B018 - AttributeError for what is none
-    authenticator: Authenticator = given
-    return authenticator
+    if not all(hasattr(given, name) for name in ("method", "start", "challenge", "finish")):
+        raise TypeError
+    made: Authenticator = given
+    return made
 
 
-def _headers(path: str | Path | None) -> Sequence[tuple[str, str]]:
-    """The headers of a file, ``Name: value`` a line; an error never shows a value."""
-    if path is None:
-        return ()
-    text = _secret("websocket_headers_file", Path(path), "TL-C38").decode("latin-1")
-    headers = []
-    for number, line in enumerate((line for line in text.splitlines() if line.strip()), start=1):
-        name, colon, value = (part.strip() for part in line.partition(":"))
-        if problem := header_problem(name, value) if colon else "it is no header":
-            raise ConfigError("TL-C38", f"{path}:{number}", problem, "Write one header a line, as Name: value.")
-        headers.append((name, value))
-    return headers
+def _headers(content: bytes) -> Headers:
+    """One header a line, as ``Name: value``."""
+    lines = (line for line in content.decode("latin-1").splitlines() if line.strip())
+    parts = [[part.strip() for part in line.partition(":")] for line in lines]
+    for number, (name, colon, value) in enumerate(parts, start=1):
+        if problem := header_problem(name, value) if colon else "it is no header, written as Name: value":
+            raise ValueError(f"line {number}: {problem}")
+    return tuple((name, value) for name, _, value in parts)
 
 
-def _query(path: str | Path | None) -> str:
-    """The query in a file, or that of a whole presigned URL there."""
-    if path is None:
-        return ""
-    query = _URL.sub("", _secret("websocket_query_file", Path(path), "TL-C38").decode("latin-1").strip(), count=1)
-    query = query.removeprefix("?")
+def _query(content: bytes) -> str:
+    """The query alone, or that of a whole presigned URL."""
+    query = _URL.sub("", content.decode("latin-1").strip(), count=1).removeprefix("?")
     if problem := query_problem(query):
-        raise ConfigError("TL-C38", str(path), problem, "Write the query alone, or the whole presigned URL.")
+        raise ValueError(problem)
     return query
-
-
-def _secret(key: str, path: Path, code: str) -> bytes:
-    """The content of a file that a setting names."""
-    try:
-        if content := files.secret(path.expanduser()):
-            return content
-        what = f"{key} is empty: is it being written?"
-    except OSError as error:
-        what = f"{key} can't be read ({files.why(error)})"
-    raise ConfigError(code, str(path), what, "Check its name, rights and content; it is read at each connection.")

@@ -14,7 +14,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -261,7 +261,7 @@ class SessionDriver:
     def _connect(self) -> None:
         endpoint = self._attempts.begin()
         try:
-            credentials = read_credentials(self._options, self._cancelled.is_set)
+            credentials, headers, query = read_credentials(self._options, self._cancelled.is_set)
             self._transport = connect(
                 endpoint,
                 tls=self._options.tls,
@@ -269,8 +269,8 @@ class SessionDriver:
                 timeout_s=self._options.session.connect_timeout_s,
                 keep_alive_s=self.session.config.keep_alive_s or 60,
                 cancelled=self._cancelled.is_set,
-                headers=credentials.headers,
-                query=credentials.query,
+                headers=headers,
+                query=query,
             )
         except (BrokerError, ConfigError) as error:
             if not self._cancelled.is_set():
@@ -283,7 +283,8 @@ class SessionDriver:
         self._reading = True
         self.count += 1
         server = "" if self._options.brokers_share_sessions else str(endpoint)
-        self.handle(Opened(server, not self._options.several_sessions, credentials.login))
+        config = replace(self.session.config, **credentials)
+        self.handle(Opened(server, not self._options.several_sessions, config))
 
     def _wait(self, transport: Transport | None, timeout_s: float) -> None:
         poller = select.poll()

@@ -13,9 +13,8 @@ from towline.mqtt.rules import check_config, filter_problem, message_problem, wh
 from towline.mqtt.versions import LEVELS
 from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Endpoint, Proxy, Tls, header_problem
-from towline.providers import check_provider
 
-__all__ = ["LONGEST_DELAY_S", "NOT_READ_YET", "ClientSettings", "ConnectionOptions", "ProtocolName", "refuse"]
+__all__ = ["LONGEST_DELAY_S", "ClientSettings", "ConnectionOptions", "ProtocolName", "refuse"]
 
 #: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
 ProtocolName: TypeAlias = Literal["5", "3.1.1", "3.1", "auto"]
@@ -154,8 +153,6 @@ class ClientSettings(Connecting, SessionTerms):
             refuse("websocket_headers", problem)
         if sum(one is not None for one in (self.password, self.password_file, self.token_provider)) > 1:
             refuse(where, "password, password_file and token_provider each give the password")
-        if self.token_provider is not None:
-            check_provider(self.token_provider, "token_provider")
         if self.will and (problem := message_problem(self.will.topic, self.will.payload or b"", int(self.will.qos))):
             refuse("will", problem)
         expiry = session_expiry_s if self.session_expiry_s is None else self.session_expiry_s

@@ -123,7 +123,7 @@ def test_a_filter_passes_into_one_of_the_same_topics_only_where_that_can_be_kept
     after = read(HEAD + line(route("k/#", more=more), route("a/#", more=more), own=own), tmp_path)
     if stops:
         (told,) = refused(before, after)
-        assert '"a/#" takes topics of "a/b/#", which goes' in told
+        assert '"a/#" takes topics of "a/b/#", which the session has and which goes' in told
         assert told.endswith("[TL-C170]")
         return
     (one,) = changes(before, after)
@@ -134,7 +134,7 @@ def test_a_filter_passes_into_one_of_the_same_topics_only_where_that_can_be_kept
 def test_a_key_for_repeats_lets_filters_pass(tmp_path: Path) -> None:
     own = 'guarantee = "exactly_once"\ndedupe = { key = "{mqtt.user.id}" }'
     before, after = (read(HEAD + line(route(one, more="qos = 2"), own=own), tmp_path) for one in ("a/b/#", "a/#"))
-    assert [one.overlap for one in changes(before, after)] == [None]
+    assert len(changes(before, after)) == 1
 
 
 def test_gateways_elsewhere_have_filters_of_their_own(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def test_a_password_that_can_not_be_carried_is_not_told(kind: type[HttpProxy], t
         scheme = "http" if kind is HttpProxy else "socks5"
         said = refusal("mqtt://broker:1", Proxy.parse(f"{scheme}://me@{proxy.address}", secret))
     assert "geheimnis" not in said
-    assert said.endswith("Use ASCII.   [TL-C33]")
+    assert said.endswith("Use ASCII.   [TL-C31]")
 
 
 @pytest.mark.parametrize("scheme", ["http", "socks5"])

@@ -174,13 +174,13 @@ def test_proxy_settings_that_contradict_each_other(tmp_path: Path) -> None:
 def test_a_proxy_password_is_read_each_time(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     proxy = Proxy.parse("http://me@proxy:1", secret)
-    with pytest.raises(ConfigError, match=r"no such file.*TL-C33"):
+    with pytest.raises(ConfigError, match=r"no such file.*TL-C31"):
         proxy.password()
     for word in ("one", "zwölf"):
         secret.write_text(f"{word}\r\n", "utf-8")
         assert proxy.password() == word
     secret.write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="no UTF-8"):
+    with pytest.raises(ConfigError, match="no text in UTF-8"):
         proxy.password()
 
 

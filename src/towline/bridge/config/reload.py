@@ -14,7 +14,7 @@ from typing import Any, Final
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import AnyLine, Bridge, Line
 from towline.errors import ConfigError
-from towline.gateway.filters import NEITHER
+from towline.gateway.filters import passing_problem
 from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter
 
@@ -38,6 +38,8 @@ _DERIVED: Final = frozenset(
 )
 #: Keys of a gateway that stand beside the table ``mqtt`` of its line.
 _BESIDE_MQTT: Final = frozenset({"ack_after", "journal", "outbox", "receipts", "listen", "share"})
+#: Ends of settings of Kafka's client that name a file.
+_OF_FILES: Final = (".file", ".location")
 #: What is said of the file, and what is compared line by line.
 _READ: Final = ("file", "lines", "leave_waiting")
 _DO: Final = "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."
@@ -56,6 +58,11 @@ class LineChange:
     after: Line
 
     @property
+    def former(self) -> list[str]:
+        """Filters that are subscribed."""
+        return [one.pattern for one in self.before.gateway.subscriptions]
+
+    @property
     def added(self) -> list[str]:
         """Filters that are to be subscribed, those with other options included."""
         known = {one.pattern: one.terms for one in self.before.gateway.subscriptions}
@@ -65,7 +72,7 @@ class LineChange:
     def removed(self) -> list[str]:
         """Filters that are to be unsubscribed."""
         wanted = {one.pattern for one in self.after.gateway.subscriptions}
-        return [one.pattern for one in self.before.gateway.subscriptions if one.pattern not in wanted]
+        return [one for one in self.former if one not in wanted]
 
     @property
     def refilters(self) -> bool:
@@ -86,13 +93,6 @@ class LineChange:
             return tuple(one for pattern, one in new.items() if pattern in old)
         return tuple((old | new).values())
 
-    @property
-    def overlap(self) -> tuple[str, str] | None:
-        """A filter that comes and one that goes which take the same topics, where that can't be kept; None for none."""
-        if not self.refilters:
-            return None
-        return self.after.gateway.can_not_pass(one.pattern for one in self.before.gateway.subscriptions)
-
     def told(self) -> str:
         """The change in one line."""
         old, new = self.before.sections, self.after.sections
@@ -103,22 +103,12 @@ class LineChange:
         return f'line "{self.after.name}": {"; ".join(parts)}'
 
 
-#: When the new content of a file with a secret counts, by who reads it.
-_AT_CONNECTION: Final = "is read at the next connection to the broker; one that is open stays as it is"
-_AT_START: Final = (
-    "is taken up by what connects to Kafka from now on; what is connected keeps the former until a restart"
-)
-
-
-def secret_files(bridge: Bridge) -> dict[Path, str]:
-    """The files with secrets and certificates of the ways to brokers and to Kafka, and when a new content counts."""
-    clients = bridge.kafka.client().items()
-    found = {Path(value): _AT_START for name, value in clients if name.endswith((".file", ".location"))}
-    for line in bridge.lines:
-        for settings in (line.gateway, *(line.members if isinstance(line, Line) else ())):
-            named = [*settings, *asdict(settings.tls).items()]
-            found |= {value: _AT_CONNECTION for name, value in named if name.endswith("_file") and value}
-    return found
+def secret_files(bridge: Bridge) -> list[Path]:
+    """The files with secrets and certificates of the ways to brokers and to Kafka."""
+    gateways = (one for line in bridge.lines for one in (line.gateway, *getattr(line, "members", ())))
+    named = [pair for one in gateways for pair in (*one, *asdict(one.tls).items())]
+    named += [(f"{name}_file", value) for name, value in bridge.kafka.client().items() if name.endswith(_OF_FILES)]
+    return [Path(value) for name, value in named if name.endswith("_file") and value]
 
 
 def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:
@@ -136,9 +126,13 @@ def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:
         raise ConfigMistakes(fixed)
     before = {line.name: line for line in running.uplinks}
     changed = [LineChange(before[line.name], line) for line in wanted.uplinks if line != before[line.name]]
-    overlaps = [_can_not_pass(wanted, one, *one.overlap) for one in changed if one.overlap]
-    if overlaps:
-        raise ConfigMistakes(overlaps)
+    passing = (
+        passing_problem(one.after.gateway, one.former, f'{wanted.file}  uplink "{one.after.name}"')
+        for one in changed
+        if one.refilters
+    )
+    if problems := [problem for problem in passing if problem]:
+        raise ConfigMistakes(problems)
     return changed
 
 
@@ -186,10 +180,3 @@ def _differing(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
 
 def _needs_a_start(wanted: Bridge, key: str) -> ConfigError:
     return ConfigError("TL-C169", str(wanted.file), f"{key} needs a restart, and is unchanged until then", _DO)
-
-
-def _can_not_pass(wanted: Bridge, change: LineChange, comes: str, goes: str) -> ConfigError:
-    where = f'{wanted.file}  uplink "{change.after.name}"'
-    what = f'"{comes}" takes topics of "{goes}", which goes: {NEITHER}'
-    do = "Take filters that share no topic; or reload twice, first without the former, which costs what comes between."
-    return ConfigError("TL-C170", where, what, do)

@@ -142,8 +142,8 @@ class Reloading:
     def _renewed(self) -> list[str]:
         """The files with secrets that were written since the last look, and when that counts: no reload is needed."""
         before, self._versions = self._versions, self._secrets()
-        when = secret_files(self._file)
-        return [f"{path} {when[path]}" for path, one in self._versions.items() if before.get(path, one) != one]
+        renewed = ", ".join(str(path) for path, one in self._versions.items() if before.get(path, one) != one)
+        return [f"{renewed}: read by each connection from now on; one that is open stays as it is"] if renewed else []
 
     def _reload(self) -> list[str]:
         wanted = self._read()

@@ -44,7 +44,7 @@ def connect(
     Raises:
         Unreachable: With the reason: TL-M01 no connection, TL-M02 no TLS, TL-M07 the broker's certificate, TL-M09
             ours, TL-M14 no WebSocket, TL-M15 the proxy.
-        ConfigError: The files under tls (TL-C30) or the proxy's password (TL-C33) can't be used, python-socks is
+        ConfigError: The files under tls (TL-C30) or the proxy's password (TL-C31) can't be used, python-socks is
             missing (TL-C34), or a Unix socket is to be reached through a proxy (TL-C35).
     """
     patience = Patience(timeout_s, cancelled)

@@ -85,10 +85,8 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        hidden = "?…" if self.query else ""
-        return (
-            f"unix://{self.path}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{self.path}{hidden}"
-        )
+        shown = f"{self.path}?…" if self.query else self.path
+        return f"unix://{shown}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{shown}"
 
 
 def other_port(where: str) -> str:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
 
-from towline import files
 from towline.errors import ConfigError, Unreachable
 from towline.net.transport.endpoint import Endpoint
 from towline.net.transport.patience import Patience, plain
+from towline.net.transport.secrets import secret_of
 
 __all__ = ["Proxy", "connect_through", "http_status"]
 
@@ -78,16 +78,9 @@ class Proxy:
         """The password, empty without a file.
 
         Raises:
-            ConfigError: The file can't be read (TL-C33).
+            ConfigError: The file can't be read (TL-C31).
         """
-        if self.password_file is None:
-            return ""
-        try:
-            return files.secret(self.password_file).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = plain(error) if isinstance(error, OSError) else "it is no UTF-8 text"
-            where, advice = str(self.password_file), "Check proxy_password_file."
-            raise ConfigError("TL-C33", where, f"the proxy's password can't be read ({reason})", advice) from None
+        return secret_of("proxy_password_file", self.password_file, bytes.decode) if self.password_file else ""
 
 
 def connect_through(proxy: Proxy, endpoint: Endpoint, patience: Patience) -> socket.socket:
@@ -95,7 +88,7 @@ def connect_through(proxy: Proxy, endpoint: Endpoint, patience: Patience) -> soc
 
     Raises:
         Unreachable: The proxy is not there (TL-M01), or does not let us through (TL-M15).
-        ConfigError: Its password can't be read (TL-C33), or python-socks is not installed (TL-C34).
+        ConfigError: Its password can't be read or carried (TL-C31), or python-socks is not installed (TL-C34).
     """
     try:
         import python_socks  # noqa: PLC0415  # optional: towline[proxy]
@@ -113,7 +106,7 @@ def connect_through(proxy: Proxy, endpoint: Endpoint, patience: Patience) -> soc
         )
     except UnicodeError:  # it would carry the password
         what = "the proxy's user or password has characters that can't be carried"
-        raise ConfigError("TL-C33", str(proxy), what, "Use ASCII.") from None
+        raise ConfigError("TL-C31", str(proxy), what, "Use ASCII.") from None
     except python_socks.ProxyConnectionError as error:
         reason = plain(error.__cause__ or error)
         where, advice = f"{endpoint} through {proxy}", "Is the proxy up, and the port right?"

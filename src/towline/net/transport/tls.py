@@ -14,10 +14,10 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 from annotated_types import Len
 
-from towline import files
 from towline.errors import BrokerError, ConfigError, Unreachable
 from towline.net.transport.endpoint import other_port
 from towline.net.transport.patience import Patience, plain
+from towline.net.transport.secrets import secret_of
 
 __all__ = ["Tls", "certificate_problem", "handshake", "tls_problem"]
 
@@ -102,7 +102,8 @@ class Tls:
             _unusable(error, "tls.ca_file", self.ca_file)
 
     def _show(self, context: ssl.SSLContext, cert_file: Path) -> None:
-        password = self._key_password()
+        file = self.key_password_file
+        password = secret_of("tls.key_password_file", file, bytes) if file else None
         asked = False
 
         def answer() -> bytes:  # without it OpenSSL would ask on the terminal
@@ -121,14 +122,6 @@ class Tls:
                     "TL-C30", f"{self.key_file or cert_file}", what, "Set tls.key_password_file."
                 ) from None
             _unusable(error, "tls.cert_file and tls.key_file", cert_file, self.key_file)
-
-    def _key_password(self) -> bytes | None:
-        if self.key_password_file is None:
-            return None
-        try:
-            return files.secret(self.key_password_file)
-        except OSError as error:
-            _unusable(error, "tls.key_password_file", self.key_password_file)
 
 
 def _unusable(error: BaseException, option: str, *files: Path | None) -> NoReturn:
