@@ -58,12 +58,8 @@ class Histogram:
         return made
 
 
-def _boottime_us() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
-
-
 #: When this process began: what another boot has stored is older.
-_BEGAN_US: Final = _boottime_us()
+_BEGAN_US: Final = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
 
 @functools.cache
@@ -90,7 +86,7 @@ class Moment(NamedTuple):
     @classmethod
     def now(cls) -> Self:
         """This moment."""
-        return cls(time.time_ns() // 1000, _boottime_us(), _boot())
+        return cls(time.time_ns() // 1000, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000, _boot())
 
     def age_us(self, now: Moment) -> int:
         """Microseconds from here to `now`, at least 0: by boot time within a boot, by the wall clock across boots.

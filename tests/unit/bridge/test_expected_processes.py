@@ -68,7 +68,7 @@ def test_a_real_one_that_reaches_nothing(nowhere: tuple[Path, dict[str, str]]) -
             f"spark: the session did not start: Spark's JVM ended before it was ready. The details are in the driver's log.   [TL-B01]; {again}",
             f"spark: the same; {again}",
             "127.0.0.1:1: Kafka did not answer for N s: 127.0.0.1:1: Connect to ipv4#127.0.0.1:1 failed: Connection refused. Check the bootstrap servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
-            f"reload: HERE/{nowhere[0].name} says what runs",
+            f"reload: HERE/{nowhere[0].name} says what runs; files with secrets are read at each new connection, Kafka's by each new client",
             "kafka: messages go on being received and wait on disk; trying again",
             'line "telemetry": received 0 = in Kafka 0 + waiting 0   adds up ✓',
             'line "telemetry": no broker was reached',

@@ -134,22 +134,11 @@ def test_what_comes_is_subscribed_before_the_query_and_what_goes_is_unsubscribed
     assert scene.state.heard()[0].startswith('reload: line "up": ')
 
 
-def test_a_secret_that_was_rotated_is_not_called_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("mqtt.pw", "kafka.pw", "ca.pem"):
-        (tmp_path / name).write_text("s3cret")
-    text = line("a/#").replace('"mqtt://b" }', '"mqtts://b", password_file = "mqtt.pw", tls = { ca_file = "ca.pem" } }')
-    text = text.replace('"k:9092" }', '"k:9092", password_file = "kafka.pw" }')
-    scene = Scene(tmp_path, monkeypatch, text)
-    says = f"{tmp_path / 'bridge.toml'} says what runs"
-    assert scene.reload(text)["texts"] == [says]
-    for name in ("mqtt.pw", "kafka.pw"):
-        (tmp_path / name).write_text("s3cret, the second")
-    (tmp_path / "ca.pem").unlink()
-    (tmp_path / "ca.pem").write_text("s3cret")
-    renewed = ", ".join(str(tmp_path / name) for name in ("mqtt.pw", "ca.pem", "kafka.pw"))
-    stays = "read by each connection from now on; one that is open stays as it is"
-    assert scene.reload(text)["texts"] == [says, f"{renewed}: {stays}"]
-    assert scene.reload(text)["texts"] == [says]
+def test_a_secret_that_was_rotated_is_not_called_in_force(scene: Scene) -> None:
+    (text,) = scene.reload(line("a/#", "b/#"))["texts"]
+    assert text.endswith(
+        "says what runs; files with secrets are read at each new connection, Kafka's by each new client"
+    )
 
 
 def test_without_other_filters_no_gateway_is_asked(scene: Scene) -> None:

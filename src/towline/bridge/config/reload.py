@@ -7,8 +7,7 @@ for each such key, so that nobody takes half of a file for the whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final
 
 from towline.bridge.config.mistakes import ConfigMistakes
@@ -18,7 +17,7 @@ from towline.gateway.filters import passing_problem
 from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter
 
-__all__ = ["LineChange", "changes", "secret_files"]
+__all__ = ["LineChange", "changes"]
 
 #: Keys of an uplink that its query alone knows: it is stopped between two batches and started again.
 _OF_ITS_QUERY: Final = frozenset(
@@ -38,8 +37,6 @@ _DERIVED: Final = frozenset(
 )
 #: Keys of a gateway that stand beside the table ``mqtt`` of its line.
 _BESIDE_MQTT: Final = frozenset({"ack_after", "journal", "outbox", "receipts", "listen", "share"})
-#: Ends of settings of Kafka's client that name a file.
-_OF_FILES: Final = (".file", ".location")
 #: What is said of the file, and what is compared line by line.
 _READ: Final = ("file", "lines", "leave_waiting")
 _DO: Final = "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."
@@ -101,14 +98,6 @@ class LineChange:
             parts += [f"subscribed {', '.join(self.added)}"] if self.added else []
             parts += [f"unsubscribed {', '.join(self.removed)}"] if self.removed else []
         return f'line "{self.after.name}": {"; ".join(parts)}'
-
-
-def secret_files(bridge: Bridge) -> list[Path]:
-    """The files with secrets and certificates of the ways to brokers and to Kafka."""
-    gateways = (one for line in bridge.lines for one in (line.gateway, *getattr(line, "members", ())))
-    named = [pair for one in gateways for pair in (*one, *asdict(one.tls).items())]
-    named += [(f"{name}_file", value) for name, value in bridge.kafka.client().items() if name.endswith(_OF_FILES)]
-    return [Path(value) for name, value in named if name.endswith("_file") and value]
 
 
 def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:

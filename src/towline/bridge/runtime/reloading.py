@@ -27,9 +27,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from towline import files
 from towline.bridge.config.mistakes import ConfigMistakes
-from towline.bridge.config.reload import LineChange, changes, secret_files
+from towline.bridge.config.reload import LineChange, changes
 from towline.bridge.lines.leftovers import remember
 from towline.bridge.runtime.state import digest_of, is_there, read_state
 from towline.bridge.runtime.supervision import unforeseen
@@ -53,6 +52,8 @@ __all__ = ["APPLIED", "REFUSED", "UNCHANGED", "UNDER_WAY", "Reloading", "reload_
 #: What becomes of a reload.
 APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
 
+#: A file with a secret is no part of a reload: what is connected keeps what it was let in with.
+_SECRETS: Final = "files with secrets are read at each new connection, Kafka's by each new client"
 #: Longest wait for Spark, in seconds: it may be starting, and a batch be under way.
 _HOLD_S: Final = 120.0
 #: Longest wait for a broker's answer, in seconds.
@@ -99,7 +100,6 @@ class Reloading:
         self._stopping = stopping
         self._thread: threading.Thread | None = None
         self._count = 0
-        self._versions = self._secrets()
 
     @property
     def under_way(self) -> bool:
@@ -125,8 +125,7 @@ class Reloading:
             digest = digest_of(self._file.file)  # before it is read: what changes after that shows as a change
             outcome, texts = APPLIED, self._reload()
             if not texts:
-                outcome, texts = UNCHANGED, [f"{self._file.file} says what runs"]
-            texts += self._renewed()
+                outcome, texts = UNCHANGED, [f"{self._file.file} says what runs; {_SECRETS}"]
             self._state.file_read(digest)
         except TowlineError as error:
             outcome, texts = REFUSED, str(error).splitlines()
@@ -135,15 +134,6 @@ class Reloading:
         head = "reload refused, the bridge goes on as before:\n" if outcome == REFUSED else "reload: "
         self._state.reload = {**begun, "outcome": outcome, "at": time.time(), "texts": texts}
         self._state.say(head + "\n".join(texts))
-
-    def _secrets(self) -> dict[Path, tuple[int, ...]]:
-        return {path: files.version(path) for path in secret_files(self._file)}
-
-    def _renewed(self) -> list[str]:
-        """The files with secrets that were written since the last look, and when that counts: no reload is needed."""
-        before, self._versions = self._versions, self._secrets()
-        renewed = ", ".join(str(path) for path, one in self._versions.items() if before.get(path, one) != one)
-        return [f"{renewed}: read by each connection from now on; one that is open stays as it is"] if renewed else []
 
     def _reload(self) -> list[str]:
         wanted = self._read()
