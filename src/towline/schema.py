@@ -3,7 +3,7 @@
     ROW_SCHEMA       a received message, from the inbox to Spark
     TIMED_SCHEMA     the same with an event time, for a query with a watermark
     MESSAGE_SCHEMA   a message to be sent, as Spark or the `Publisher` brings it
-    OUTBOX_SCHEMA    the same with the time of its arrival, from which its expiry counts: a `towline.timing.Moment`
+    OUTBOX_SCHEMA    the same with the time of its arrival, from which its expiry counts: a `towline.timing.Stamp`
     REFUSED_SCHEMA   a message that the broker refused for good
 
 `ROW_SCHEMA` must *equal* Spark's own conversion of `SPARK_SCHEMA` (``to_arrow_schema(schema, timezone="UTC")``), or

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-__all__ = ["BATCHES", "SYNCS", "Histogram", "Moment"]
+__all__ = ["BATCHES", "SYNCS", "Histogram", "Stamp"]
 
 #: Bounds in seconds: of a sync of a file, from a disk with a cache that survives a power failure to one that is dying.
 SYNCS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -70,7 +70,7 @@ def _boot() -> int:
         return 0
 
 
-class Moment(NamedTuple):
+class Stamp(NamedTuple):
     """A time by the wall clock, which people and NTP set, and by CLOCK_BOOTTIME, which nobody does.
 
     Attributes:
@@ -88,7 +88,7 @@ class Moment(NamedTuple):
         """This moment."""
         return cls(time.time_ns() // 1000, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000, _boot())
 
-    def age_us(self, now: Moment) -> int:
+    def age_us(self, now: Stamp) -> int:
         """Microseconds from here to `now`, at least 0: by boot time within a boot, by the wall clock across boots.
 
         What another boot has stored is at least as old as this process, so that no clock that was ahead keeps it young.

@@ -38,7 +38,7 @@ from towline.mqtt.outbound import Phase
 from towline.mqtt.reasons import NO_SUBSCRIBERS, QOS_NOT_SUPPORTED, reason_words
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.suspects import STRIKES, Culprits
-from towline.timing import Moment
+from towline.timing import Stamp
 
 __all__ = ["Downlink", "Outcome"]
 
@@ -187,7 +187,7 @@ class Downlink:
             message = rows.get(number) or self._upcoming.message(number)
             topic, size, packet = message.topic, message.size, message.content
             phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
-            left = _left(message, time.monotonic(), Moment.now())
+            left = _left(message, time.monotonic(), Stamp.now())
         given_up = packet if isinstance(packet, int) else 0
         content = _UNNAMED if isinstance(packet, int) else packet
         session.outbound.restore(packet_id, number, content, phase, left, flight.reason)
@@ -329,7 +329,7 @@ class Downlink:
 
     def _send(self, now: float) -> None:
         messages: list[Publish] = []
-        clock = Moment.now()
+        clock = Stamp.now()
         ready = self._dispatch.ready(now, _MOST_READY)
         while not self._dispatch.full and (number := next(ready, None)) is not None:
             message = self._upcoming.message(number)
@@ -347,7 +347,7 @@ class Downlink:
             self._settle_before(messages)
             self._handle(PublishMany(messages))
 
-    def _go(self, message: Outgoing, now: float, clock: Moment, messages: list[Publish]) -> None:
+    def _go(self, message: Outgoing, now: float, clock: Stamp, messages: list[Publish]) -> None:
         longest = min((us for us in (self._max_age_us, message.expiry_us) if us is not None), default=None)
         if longest is not None and message.arrived.age_us(clock) >= longest:
             self._dispatch.drop(message.number, message.topic)
@@ -481,7 +481,7 @@ class Downlink:
         self._log.warning("no room, holding back", reason=str(error), code=error.code)
 
 
-def _left(message: Outgoing, now: float, clock: Moment) -> float | None:
+def _left(message: Outgoing, now: float, clock: Stamp) -> float | None:
     """When a message expires, on the clock of `now`."""
     return None if message.expiry_us is None else now + (message.expiry_us - message.arrived.age_us(clock)) / 1e6
 

@@ -12,7 +12,7 @@ from towline.mqtt import fence
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import LONGEST_EXPIRY
 from towline.schema import ARRIVAL, MESSAGE_SCHEMA, OUTBOX_SCHEMA
-from towline.timing import Moment
+from towline.timing import Stamp
 
 __all__ = ["Outgoing", "arrived", "message_of", "outgoing", "rows_of"]
 
@@ -40,12 +40,12 @@ class Outgoing(NamedTuple):
     topic: str
     qos: int
     size: int
-    arrived: Moment
+    arrived: Stamp
     expiry_us: int | None
     content: OutboundMessage | int
 
 
-def arrived(rows: pa.RecordBatch, at: Moment) -> pa.RecordBatch:
+def arrived(rows: pa.RecordBatch, at: Stamp) -> pa.RecordBatch:
     """Rows of `MESSAGE_SCHEMA` as the outbox stores them, with the time of their arrival."""
     stamps = [pa.repeat(pa.scalar(v, field.type), rows.num_rows) for field, v in zip(ARRIVAL, at, strict=True)]
     return pa.RecordBatch.from_arrays([*rows.columns, *stamps], schema=OUTBOX_SCHEMA)
@@ -80,7 +80,7 @@ def outgoing(
     topics, payloads, qos, retain, *rest = columns
     # A cast of the first would load pyarrow.compute.
     stamps = (rows.column(name).view(pa.int64()).to_pylist() for name in ARRIVAL.names)
-    arrivals = map(Moment._make, zip(*([value or 0 for value in column] for column in stamps), strict=True))
+    arrivals = map(Stamp._make, zip(*([value or 0 for value in column] for column in stamps), strict=True))
     plain = not any(rest)
     for at, arrival in enumerate(arrivals):
         topic = (topics[at] if topics else None) or ""

@@ -21,7 +21,7 @@ from towline.journal import Batch, Outbox, largest_frame
 from towline.journal.batches import Appended
 from towline.journal.reading import RowSlice, combined
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
-from towline.timing import Moment
+from towline.timing import Stamp
 
 __all__ = ["OutboxHandler"]
 
@@ -98,7 +98,7 @@ class OutboxHandler:
         stored = self._outbox.stored(batch)
         try:
             for piece, last in _pieces(self._rows(reader), self._frame_bytes):
-                rows = arrived(piece, Moment.now())
+                rows = arrived(piece, Stamp.now())
                 stored = self._outbox.append(rows, batch, start=start, whole=whole and last)
                 start += piece.num_rows
                 del piece, rows  # the next one may be as large

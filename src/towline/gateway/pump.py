@@ -55,7 +55,7 @@ from towline.mqtt.subscriptions import UNSURE
 from towline.mqtt.versions import NAMES
 from towline.net.driver import Hooks, SessionDriver
 from towline.schema import NO_ROWS
-from towline.timing import Moment
+from towline.timing import Stamp
 
 __all__ = ["Pump"]
 
@@ -351,7 +351,7 @@ class Pump:
     def _screened(self, packets: Sequence[Published], topics: Sequence[str]) -> Screening:
         """What publishers with receipts send again is left out."""
         assert self._ledger is not None
-        return self._ledger.screen(packets, topics, Moment.now())
+        return self._ledger.screen(packets, topics, Stamp.now())
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, Deliver):

@@ -15,7 +15,7 @@ from towline.delivery.outrows import arrived, rows_of
 from towline.errors import JournalFull, PublisherError
 from towline.journal import Outbox, largest_frame
 from towline.publisher.receipt import Lifecycle, Log, PendingMessage
-from towline.timing import Moment
+from towline.timing import Stamp
 
 __all__ = ["Intake"]
 
@@ -162,7 +162,7 @@ class Intake:
 
     def _store(self, group: list[PendingMessage]) -> None:
         while group:  # less of it, or nothing, after a wait for room
-            rows = arrived(rows_of([message.fields for message in group]), Moment.now())
+            rows = arrived(rows_of([message.fields for message in group]), Stamp.now())
             try:
                 end = self._outbox.append(rows).end
             except JournalFull as error:

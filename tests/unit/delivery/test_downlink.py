@@ -31,7 +31,7 @@ from towline.mqtt import suspects
 from towline.mqtt.events import Flying, Lost, Received
 from towline.mqtt.outbound import Phase
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Moment
+from towline.timing import Stamp
 
 #: Microseconds since 1970, and seconds of the clock that never goes back.
 WALL_US = 1_700_000_000_000_000
@@ -68,9 +68,9 @@ def arrive(line: Line, *expiries: int | None, age_s: int = 0, qos: int = 1) -> N
         {"topic": "d", "payload": b"%d" % number, "qos": qos, "message_expiry_seconds": expiry}
         for number, expiry in enumerate(expiries, first)
     ]
-    wall_us, boottime_us, boot = Moment.now()
+    wall_us, boottime_us, boot = Stamp.now()
     line.outbox.append(
-        arrived(rows_of(messages), Moment(wall_us - age_s * 1_000_000, boottime_us - age_s * 1_000_000, boot))
+        arrived(rows_of(messages), Stamp(wall_us - age_s * 1_000_000, boottime_us - age_s * 1_000_000, boot))
     )
 
 
@@ -305,7 +305,7 @@ def test_a_message_larger_than_any_that_was_taken_is_told_so(
     monkeypatch.setattr(suspects, "_QUIET_S", 0.0)
     line = Line(tmp_path, 0)
     for size in (*before, 60):
-        line.outbox.append(arrived(rows_of([{"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}]), Moment(0)))
+        line.outbox.append(arrived(rows_of([{"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}]), Stamp(0)))
     line.connect()
     line.handle(Received([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:-1]]))
     for _ in range(3):
@@ -344,7 +344,7 @@ def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
     monkeypatch.setattr(upcoming, "_CHUNK_BYTES", 1)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0, segment_bytes=4096))
     for _ in range(12):
-        outbox.append(arrived(rows_of([{"topic": "d", "payload": bytes(2000), "qos": 1}]), Moment(0)))
+        outbox.append(arrived(rows_of([{"topic": "d", "payload": bytes(2000), "qos": 1}]), Stamp(0)))
     messages = upcoming.Upcoming(outbox, None)
     messages.repeat([(0, 12)], lambda number: number != 10)
     first = messages.following_repeat()
@@ -368,7 +368,7 @@ def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, 
     before = line()
     for number in range(4):
         payload = b"%d" % number + b" " * 2000
-        before.outbox.append(arrived(rows_of([{"topic": "d", "payload": payload, "qos": qos}]), Moment(0)))
+        before.outbox.append(arrived(rows_of([{"topic": "d", "payload": payload, "qos": qos}]), Stamp(0)))
     before.connect()
     before.answer()
     before.downlink.send_again([(0, 1)], lambda _: True)

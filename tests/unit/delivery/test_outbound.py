@@ -29,7 +29,7 @@ from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConf
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Moment
+from towline.timing import Stamp
 
 
 class Log:
@@ -62,7 +62,7 @@ class Line:
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits, disk=disk)
         if messages:
             rows = rows_of([{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)])
-            self.outbox.append(arrived(rows, Moment(0)))
+            self.outbox.append(arrived(rows, Stamp(0)))
         config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
         self.session = Session(config)
         self.sent: list[PublishPacket] = []
@@ -218,7 +218,7 @@ def test_an_end_long_after_the_message_counts_nothing(tmp_path: Path, monkeypatc
 def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -> None:
     """An attempt of a batch fills the outbox, the next one drops its rows, and the process ends before it is noted."""
     limits = Limits(max_bytes=100_000, min_free_bytes=0)
-    rows = arrived(rows_of([{"topic": "d", "payload": bytes(9_000), "qos": 1}]), Moment(0))
+    rows = arrived(rows_of([{"topic": "d", "payload": bytes(9_000), "qos": 1}]), Stamp(0))
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
     for start in range(8):
         outbox.append(rows, Batch("q/0", 0, attempt="a"), start=start, whole=False)
@@ -343,7 +343,7 @@ def test_what_expired_stays_counted_whatever_frame_says_that_it_is_done(tmp_path
     line = Line(tmp_path, 0)
     expiring = [{"topic": "d", "payload": b"%d" % n, "qos": 1, "message_expiry_seconds": 0} for n in range(2)]
     lasting = [{"topic": "d", "payload": b"%d" % n, "qos": 1} for n in range(2, 5)]
-    line.outbox.append(arrived(rows_of(expiring + lasting), Moment(0)))
+    line.outbox.append(arrived(rows_of(expiring + lasting), Stamp(0)))
     line.connect(window=1)
     line.session.outbound._last_id = 0  # the next message takes the id that was freed last
     line.answer()

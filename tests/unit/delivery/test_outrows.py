@@ -19,7 +19,7 @@ from towline.mqtt.events import Acknowledged, Action, Send
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import LONGEST_EXPIRY, Outbound, Phase
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Moment
+from towline.timing import Stamp
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 #: Arrow does not look whether a string is UTF-8, so text is drawn as bytes.
@@ -143,7 +143,7 @@ def test_every_row_is_sent_or_has_a_reason(rows: pa.RecordBatch, version: int, r
 @pytest.mark.parametrize("restored", [False, True])
 def test_an_extreme_value(field: str, value: object, reason: int | None, restored: bool) -> None:
     row = rows_of([{"topic": "d", "payload": b"x", "qos": 2, field: value}])
-    (message,) = outgoing(arrived(row, Moment(0)), 0)
+    (message,) = outgoing(arrived(row, Stamp(0)), 0)
     assert fate(message, 5, 0.0, restored=restored) == reason
 
 
@@ -151,12 +151,12 @@ def test_the_size_of_a_message_is_not_its_payload_alone() -> None:
     """What is handed over at once is bounded by it."""
     pairs = [{"key": "k" * 10, "value": "v" * 10}] * 1000
     row = {"topic": "t" * 100, "payload": b"p", "correlation_data": bytes(50), "user_properties": pairs}
-    (message,) = outgoing(arrived(rows_of([row]), Moment(0)), 0)
+    (message,) = outgoing(arrived(rows_of([row]), Stamp(0)), 0)
     assert message.size >= 1000 * 20 + 151
 
 
 def test_an_expiry_beyond_mqtt_s_longest_is_that_one() -> None:
-    (message,) = outgoing(arrived(rows_of([{"topic": "d", "message_expiry_seconds": 2**40, "qos": 1}]), Moment(0)), 0)
+    (message,) = outgoing(arrived(rows_of([{"topic": "d", "message_expiry_seconds": 2**40, "qos": 1}]), Stamp(0)), 0)
     assert message.expiry_us == LONGEST_EXPIRY * 1_000_000
     outbound = Outbound(encode)
     assert isinstance(message.content, OutboundMessage)

@@ -19,7 +19,7 @@ from towline.journal import Limits, Outbox
 from towline.mqtt.events import Event, Opened, PublishMany, Received, SessionConfig
 from towline.mqtt.session import Session
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Moment
+from towline.timing import Stamp
 
 #: Room for some messages of 50 KB.
 _SMALL = Limits(max_bytes=3 << 20, min_free_bytes=0, segment_bytes=64 << 10)
@@ -39,7 +39,7 @@ def outbox_at(directory: Path) -> Outbox:
 
 
 def rows(*payloads: bytes, topic: str = "d", at: int = 1) -> pa.RecordBatch:
-    return arrived(rows_of([{"topic": topic, "payload": payload, "qos": 1} for payload in payloads]), Moment(at))
+    return arrived(rows_of([{"topic": topic, "payload": payload, "qos": 1} for payload in payloads]), Stamp(at))
 
 
 def refuse(outbox: Outbox, refused: RefusedMessages, *numbers: int) -> None:

@@ -17,13 +17,13 @@ from towline.delivery.standing import standing
 from towline.journal import Limits, Outbox
 from towline.mqtt.events import Lost
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Moment
+from towline.timing import Stamp
 
 
 def an_outbox(directory: Path, messages: int = 0) -> Outbox:
     outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
     if messages:
-        outbox.append(arrived(rows_of([{"topic": "t", "payload": b"7", "qos": 1} for _ in range(messages)]), Moment(0)))
+        outbox.append(arrived(rows_of([{"topic": "t", "payload": b"7", "qos": 1} for _ in range(messages)]), Stamp(0)))
     return outbox
 
 
@@ -85,7 +85,7 @@ def test_whatever_a_crash_takes_both_counts_are_of_one_moment(steps: list[str]) 
 def _step(line: Line, step: str, directory: Path) -> Line:
     online = line.session.state.name == "ONLINE"
     if step == "append":
-        line.outbox.append(arrived(rows_of([{"topic": "d0", "payload": b"7", "qos": 1}]), Moment(0)))
+        line.outbox.append(arrived(rows_of([{"topic": "d0", "payload": b"7", "qos": 1}]), Stamp(0)))
         line.downlink.turn()
     elif step == "connect" and not online:
         line.connect()

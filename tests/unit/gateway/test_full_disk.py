@@ -13,7 +13,7 @@ from towline.gateway.pump import Pump
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
-from towline.timing import Moment
+from towline.timing import Stamp
 
 LIMITS = Limits(max_bytes=64 << 10, min_free_bytes=0)
 
@@ -40,7 +40,7 @@ def test_a_session_made_anew_while_rows_wait(tmp_path: Path, broker: Broker) -> 
         last += 1
         broker.say(pump, message(last))
     assert 0 < inbox.end <= last
-    outbox.append(arrived(rows_of([{"topic": "out", "payload": b"", "qos": 2}]), Moment(0)))
+    outbox.append(arrived(rows_of([{"topic": "out", "payload": b"", "qos": 2}]), Stamp(0)))
     disk.full = True
     turn(pump)  # what is to be sent can't be recorded
     assert not pump._driver.connected

@@ -26,7 +26,7 @@ from towline.journal.reading import RowSlice
 from towline.mqtt.events import Deliver, Messages
 from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
 from towline.spark import sink
-from towline.timing import Moment
+from towline.timing import Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +142,7 @@ def _nobody(_what: object) -> Any:
 def test_refused_messages_of_any_size_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused, "_GROUP_BYTES", BOUND)
     sizes = [1000, 10, 9000, 0, 0, 1500, 700]
-    rows = arrived(messages(sizes), Moment(0))
+    rows = arrived(messages(sizes), Stamp(0))
     refused_messages = RefusedMessages(tmp_path / "refused")
     groups = list(refused_messages.keep((rows.slice(n, 1), n, 0x87) for n in range(7)))
     assert [number for group in groups for number in group] == list(range(7))

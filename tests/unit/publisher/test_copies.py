@@ -19,9 +19,9 @@ from towline.delivery.receipts.mark import Content, Mark, mark_of
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
 from towline.publisher.awaited import Awaited, Restored
-from towline.timing import Moment
+from towline.timing import Stamp
 
-NOW = Moment(1_000_000_000)
+NOW = Stamp(1_000_000_000)
 END = 1_000_000
 
 

@@ -22,7 +22,7 @@ from towline.mqtt.codec import encode
 from towline.net.messages import outbound
 from towline.publisher.publisher import fields_of
 from towline.publisher.receipt import Receipt
-from towline.timing import Moment
+from towline.timing import Stamp
 
 NOWHERE = "mqtt://127.0.0.1:9"
 LARGEST = 268_435_455
@@ -150,7 +150,7 @@ def test_what_is_taken_can_be_stored_and_sent(**message: Any) -> None:
         fields = fields_of(**message)
     except ConfigError:
         return
-    (made,) = outgoing(arrived(rows_of([fields]), Moment(0)), 0)
+    (made,) = outgoing(arrived(rows_of([fields]), Stamp(0)), 0)
     assert not isinstance(made.content, int)
     encode(made.content.packet(made.content.qos and 1, None))
 

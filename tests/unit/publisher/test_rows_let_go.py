@@ -30,7 +30,7 @@ from towline.mqtt.events import Event, Opened, Received, Send, SessionConfig
 from towline.mqtt.session import Session
 from towline.publisher.awaited import CONSUMER, Awaited, awaited_of, keep
 from towline.schema import OUTBOX_SCHEMA
-from towline.timing import Moment
+from towline.timing import Stamp
 
 LIMITS = Limits(min_free_bytes=0, segment_bytes=4096)
 ROWS = 20
@@ -48,7 +48,7 @@ class Life:
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=LIMITS)
         for number in range(rows):
             row = rows_of([{"topic": "d", "payload": b"%d" % number + bytes(1000), "qos": qos}])
-            self.outbox.append(arrived(row, Moment(0)))
+            self.outbox.append(arrived(row, Stamp(0)))
         self.awaited: Awaited | None = awaited_of(self.outbox, 1.0, KEYS) if receipts else None
         if not receipts:
             self.outbox.journal.forget(CONSUMER)
@@ -175,7 +175,7 @@ def test_rows_read_again_behind_a_batch_that_became_whole_may_be_gone(
     monkeypatch.setattr(upcoming, "_CHUNK_BYTES", 1500)
     monkeypatch.setattr(outbound, "_FLUSH_S", 0.0)
     life = Life(tmp_path, receipts=False)
-    row = arrived(rows_of([{"topic": "d", "payload": bytes(1000), "qos": 1}]), Moment(0))
+    row = arrived(rows_of([{"topic": "d", "payload": bytes(1000), "qos": 1}]), Stamp(0))
     for start in (0, 1):
         life.outbox.append(row, Batch("q/0", 0, attempt="a"), start=start, whole=False)
     for number in range(ROWS):

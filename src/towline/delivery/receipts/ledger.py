@@ -29,7 +29,7 @@ from towline.delivery.receipts.openings import Openings
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
 from towline.mqtt.inbound import NOTHING, Screening
-from towline.timing import Moment
+from towline.timing import Stamp
 
 __all__ = ["Change", "Ledger", "MarkVerdict"]
 
@@ -78,7 +78,7 @@ class _PublisherState:
     journaled: Ranges
     committed: Ranges
     #: when it was last heard
-    heard: Moment
+    heard: Stamp
     #: end of a frame → the numbers in the journal then, in order: committed as soon as the frame is
     waiting: deque[tuple[int, Ranges]] = field(default_factory=deque)
     #: the questions to be answered
@@ -162,7 +162,7 @@ class Ledger:
     def _restore(self, name: str, note: Sequence[Any], end: int) -> None:
         epoch, watermark, above, committed, heard, openings = note
         journaled = Ranges(watermark, above)
-        state = _PublisherState(epoch, journaled.copy(), journaled, Ranges(committed), Moment(*heard), noted=committed)
+        state = _PublisherState(epoch, journaled.copy(), journaled, Ranges(committed), Stamp(*heard), noted=committed)
         state.fresh = True
         state.openings = Openings(openings)
         # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
@@ -176,7 +176,7 @@ class Ledger:
 
     # -- coming in --
 
-    def screen(self, packets: Sequence[_Marked], topics: Sequence[str], now: Moment) -> Screening:
+    def screen(self, packets: Sequence[_Marked], topics: Sequence[str], now: Stamp) -> Screening:
         """Take messages in: which must not be stored, and the marks of those that are new, as their tags."""
         left_out = bytearray(len(packets))
         marks: list[Mark | None] = []
@@ -198,7 +198,7 @@ class Ledger:
         self.forged += 1
         return None
 
-    def take(self, mark: Mark, now: Moment) -> MarkVerdict:
+    def take(self, mark: Mark, now: Stamp) -> MarkVerdict:
         """Judge a message and, if it is new, see it."""
         state = self._state_of(mark, now)
         if state is None or mark.number > state.seen.end + FARTHEST:
@@ -236,7 +236,7 @@ class Ledger:
             self._due[mark.publisher] = None
         return MarkVerdict.FOREIGN
 
-    def _state_of(self, mark: Mark, now: Moment) -> _PublisherState | None:
+    def _state_of(self, mark: Mark, now: Stamp) -> _PublisherState | None:
         state = self._publishers.get(mark.publisher)
         if state is not None and mark.epoch == state.epoch:
             return state
@@ -385,7 +385,7 @@ class Ledger:
 
     # -- forgetting --
 
-    def expire(self, now: Moment) -> dict[str, None]:
+    def expire(self, now: Stamp) -> dict[str, None]:
         """Forget who is silent for too long and has nothing on the way to Kafka; returns the notes to remove."""
         silent = [
             name

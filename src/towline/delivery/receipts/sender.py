@@ -22,7 +22,7 @@ from towline.mqtt.events import Acknowledged, Event, Publish, PublishMany, Token
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.reasons import reason_words
 from towline.schema import NO_ROWS
-from towline.timing import Moment
+from towline.timing import Stamp
 
 __all__ = ["ReceiptConfig", "ReceiptSender", "ledger_of"]
 
@@ -129,7 +129,7 @@ class ReceiptSender:
             self._ledger.keys.refresh()
             if problem := self._ledger.keys.problem:
                 self._log.warning("the keys before count on", reason=str(problem), code=problem.code)
-            self._keep(self._ledger.expire(Moment.now()))
+            self._keep(self._ledger.expire(Stamp.now()))
         room = _MOST_OPEN - len(self._open)
         if not online or not self._ledger.due or room <= 0 or now < self._next_at:
             return

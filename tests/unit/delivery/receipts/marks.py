@@ -9,18 +9,18 @@ from mqtt5 import PublishPacket, QoS
 from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.ledger import Ledger
 from towline.delivery.receipts.mark import Content, Mark
-from towline.timing import Moment
+from towline.timing import Stamp
 
 __all__ = ["CONTENT", "KEYS", "NOW", "later", "mark", "opened", "sent", "store"]
 
-NOW = Moment(1_000_000_000)
+NOW = Stamp(1_000_000_000)
 KEYS = ReceiptKeys([("", bytes(range(32)))])
 CONTENT = Content("t", b"21.5", "text/plain", True, "answers", b"7", (("a", "1"),))
 
 
-def later(seconds: float, *, set_s: float = 0, boot: int = 0) -> Moment:
+def later(seconds: float, *, set_s: float = 0, boot: int = 0) -> Stamp:
     """A moment after `NOW`, the wall clock set by some seconds meanwhile; boot 0 is unknown."""
-    return Moment(NOW.wall_us + int((seconds + set_s) * 1e6), int(seconds * 1e6), boot)
+    return Stamp(NOW.wall_us + int((seconds + set_s) * 1e6), int(seconds * 1e6), boot)
 
 
 def store(ledger: Ledger, marks: list[Mark], end: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from towline.mqtt.events import Acknowledged, Event, Lost, Messages, Opened, Rec
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.schema import ROW_SCHEMA
-from towline.timing import Moment
+from towline.timing import Stamp
 
 
 class Gateway:
@@ -92,7 +92,7 @@ class Gateway:
 
 @pytest.fixture
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateway:
-    monkeypatch.setattr(Moment, "now", lambda: NOW)
+    monkeypatch.setattr(Stamp, "now", lambda: NOW)
     return Gateway(tmp_path)
 
 
@@ -245,7 +245,7 @@ def test_who_is_silent_is_forgotten_on_the_disk_too(gateway: Gateway, monkeypatc
     gateway.turn(0.0)
     gateway.answer()
     assert "publisher:p" in gateway.inbox.notes
-    monkeypatch.setattr(Moment, "now", lambda: later(101))
+    monkeypatch.setattr(Stamp, "now", lambda: later(101))
     gateway.turn(50.0)
     assert gateway.sender.status()["publishers"] == 1, "nobody is looked for in each turn"
     gateway.turn(1000.0)
