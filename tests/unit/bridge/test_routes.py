@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.bridge.config.model import RouteSection
-from towline.bridge.config.patterns import Pattern, Template, allowed, covers, kafka_name_problem
-from towline.bridge.config.routes import Route, first_match, shadowed, subscriptions
+from towline.bridge.config.patterns import Pattern, Template, allowed, kafka_name_problem
+from towline.bridge.config.routes import Route, covers, first_match, shadowed, subscriptions
 from towline.guarantee import Guarantee
 from towline.mqtt.rules import filter_problem
 

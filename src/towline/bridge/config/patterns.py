@@ -17,7 +17,6 @@ __all__ = [
     "Pattern",
     "Template",
     "allowed",
-    "covers",
     "kafka_name_problem",
     "kafka_topic",
 ]
@@ -132,19 +131,6 @@ def _unbrace(level: str) -> str:
         return brace[0][0]
 
     return _BRACE.sub(single, level)
-
-
-def covers(wide: Pattern, narrow: Pattern) -> bool:
-    """Whether every topic that ``narrow`` matches is matched by ``wide`` too."""
-    if wide.deep:
-        if len(narrow.levels) < len(wide.levels):
-            return False
-    elif narrow.deep or len(narrow.levels) != len(wide.levels):
-        return False
-    first_is_dollar = bool(narrow.levels) and (narrow.levels[0] or "").startswith("$")
-    if wide.wild_start and first_is_dollar:
-        return False
-    return all(a is None or a == b for a, b in zip(wide.levels, narrow.levels, strict=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,11 +55,6 @@ class LineChange:
     after: Line
 
     @property
-    def former(self) -> list[str]:
-        """Filters that are subscribed."""
-        return [one.pattern for one in self.before.gateway.subscriptions]
-
-    @property
     def added(self) -> list[str]:
         """Filters that are to be subscribed, those with other options included."""
         known = {one.pattern: one.terms for one in self.before.gateway.subscriptions}
@@ -69,7 +64,7 @@ class LineChange:
     def removed(self) -> list[str]:
         """Filters that are to be unsubscribed."""
         wanted = {one.pattern for one in self.after.gateway.subscriptions}
-        return [one for one in self.former if one not in wanted]
+        return [one.pattern for one in self.before.gateway.subscriptions if one.pattern not in wanted]
 
     @property
     def refilters(self) -> bool:
@@ -115,11 +110,7 @@ def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:
         raise ConfigMistakes(fixed)
     before = {line.name: line for line in running.uplinks}
     changed = [LineChange(before[line.name], line) for line in wanted.uplinks if line != before[line.name]]
-    passing = (
-        passing_problem(one.after.gateway, one.former, f'{wanted.file}  uplink "{one.after.name}"')
-        for one in changed
-        if one.refilters
-    )
+    passing = [_passing_problem(wanted, one) for one in changed if one.refilters]
     if problems := [problem for problem in passing if problem]:
         raise ConfigMistakes(problems)
     return changed
@@ -169,3 +160,8 @@ def _differing(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
 
 def _needs_a_start(wanted: Bridge, key: str) -> ConfigError:
     return ConfigError("TL-C169", str(wanted.file), f"{key} needs a restart, and is unchanged until then", _DO)
+
+
+def _passing_problem(wanted: Bridge, change: LineChange) -> ConfigError | None:
+    former, where = change.before.gateway.subscriptions, f'{wanted.file}  uplink "{change.after.name}"'
+    return passing_problem(change.after.gateway, (one.pattern for one in former), where)

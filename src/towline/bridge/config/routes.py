@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from towline.bridge.config.patterns import FIELDS, Pattern, Template, covers, kafka_name_problem, kafka_topic
+from towline.bridge.config.patterns import FIELDS, Pattern, Template, kafka_name_problem, kafka_topic
 from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
 from towline.kafka.reserved import INTERNAL, reserved
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import common, unshared
 
-__all__ = ["HEADERS", "Route", "at_odds", "first_match", "repeatable", "shadowed", "subscriptions"]
+__all__ = ["HEADERS", "Route", "at_odds", "covers", "first_match", "repeatable", "shadowed", "subscriptions"]
 
 #: Kafka header → what it carries. The first two are always there, the others when the message has them; user properties
 #: keep their order and repetition [MQTT-3.3.2-18]. DUP and topic aliases belong to one hop, not to the message.
@@ -163,6 +163,12 @@ def _micros(moment: Any) -> int:
 def first_match(routes: Sequence[Route], topic: str) -> int | None:
     """Index of the route that takes a topic, or None."""
     return next((i for i, route in enumerate(routes) if route.pattern.match(topic) is not None), None)
+
+
+def covers(wide: Pattern, narrow: Pattern) -> bool:
+    """Whether every topic that ``narrow`` matches is matched by ``wide`` too."""
+    inner = unshared(narrow.filter)
+    return common(unshared(wide.filter), inner) == inner
 
 
 def shadowed(routes: Sequence[Route]) -> list[tuple[int, int]]:

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from towline import files
 from towline.bridge.config.model import Dedupe, Line, RouteSection
-from towline.bridge.config.patterns import Pattern, covers
+from towline.bridge.config.patterns import Pattern
+from towline.bridge.config.routes import covers
 from towline.bridge.config.section import Section
 from towline.errors import ConfigError
 
