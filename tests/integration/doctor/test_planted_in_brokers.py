@@ -75,7 +75,7 @@ PLANTED = {
     ),
     "silent-size-limit": Planted("TL-D17", {"message_size_limit": "1000"}, WARNS, "acknowledged and dropped"),
     "small-packets": Planted("TL-D17", {"max_packet_size": "9000"}, WARNS, "more than 9,000 bytes", DOWN),
-    "tls-port": Planted("TL-D02", {"certfile": ""}, BROKEN, "Write mqtts://127.0.0.1:", unknown=UNMET),
+    "tls-port": Planted("TL-D02", {"certfile": ""}, BROKEN, "That is mqtts://127.0.0.1:", unknown=UNMET),
     "wrong-password": Planted("TL-D02", {"password_file": ""}, BROKEN, "not authorized", unknown=UNMET),
     "knows-only-3-1-1": Planted("TL-D02", {"port": "3.1.1"}, BROKEN, 'protocol = "3.1.1"', unknown=UNMET),
     "nobody-there": Planted("TL-D02", {"port": "nobody"}, BROKEN, "TL-M01", unknown=UNMET),
