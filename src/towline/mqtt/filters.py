@@ -21,13 +21,7 @@ def unshared(pattern: str) -> str:
 
 def matches(pattern: str, topic: str) -> bool:
     """Whether a filter takes a topic."""
-    if topic.startswith("$") and pattern[:1] in {"+", "#"}:
-        return False
-    wanted, levels = _Levels.of(pattern), topic.split("/")
-    if wanted.deep:
-        levels = levels[: len(wanted.levels)]
-    fits = len(wanted.levels) == len(levels)
-    return fits and all(w in {"+", have} for w, have in zip(wanted.levels, levels, strict=True))
+    return common(pattern, topic) == topic
 
 
 def common(one: str, other: str) -> str | None:

@@ -202,7 +202,7 @@ def test_a_text_frame_ends_it() -> None:
 def test_a_close_is_answered_and_told() -> None:
     framing, server = opened()
     got = framing.take(server.says(CloseConnection(code=1001, reason="see you\x00")))
-    assert got.ended == "the WebSocket was closed (1001, going away, see you?)"
+    assert got.ended == "the WebSocket was closed (1001, going away, see you\\x00)"
     assert [type(event) for event in server.takes(got.answer)] == [CloseConnection]
     assert framing.frame(b"late") == b""
     assert framing.closing() == b"", "said once"

@@ -18,6 +18,7 @@ from towline.errors import BrokerError, ConfigError, Unreachable
 from towline.net.transport.endpoint import other_port
 from towline.net.transport.patience import Patience, plain
 from towline.net.transport.secrets import secret_of
+from towline.text import printable
 
 __all__ = ["Tls", "certificate_problem", "handshake", "tls_problem"]
 
@@ -239,7 +240,7 @@ def _names(certificate: Mapping[str, Any]) -> str:
     found = [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind in {"DNS", "IP Address"}]
     if not found and (common := _common_name(certificate.get("subject", ()))):
         found = [common]
-    quoted = [f'"{_printable(name)}"' for name in dict.fromkeys(found)]
+    quoted = [f'"{printable(name, _NAME_LENGTH)}"' for name in dict.fromkeys(found)]
     if len(quoted) > _NAMES_SHOWN:
         quoted[_NAMES_SHOWN:] = [f"{len(quoted) - _NAMES_SHOWN} more"]
     return " or ".join(filter(None, (", ".join(quoted[:-1]), quoted[-1]))) if quoted else ""
@@ -248,11 +249,7 @@ def _names(certificate: Mapping[str, Any]) -> str:
 def _common_name(parts: object) -> str:
     """The common name of a subject or issuer, else its organisation."""
     named = {key: value for part in parts for key, value in part} if isinstance(parts, tuple) else {}
-    return _printable(str(named.get("commonName") or named.get("organizationName") or ""))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:_NAME_LENGTH])
+    return printable(str(named.get("commonName") or named.get("organizationName") or ""), _NAME_LENGTH)
 
 
 def _day(text: object) -> datetime | None:

@@ -28,6 +28,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from towline.net.transport.endpoint import Endpoint, other_port
 from towline.net.transport.proxy import http_status
+from towline.text import printable
 
 __all__ = ["SUBPROTOCOL", "Framing", "HandshakeRefusal", "Taken", "header_problem"]
 
@@ -119,8 +120,9 @@ class Framing:
                 if isinstance(event, RejectConnection):
                     return _refused(event, self._endpoint)
         except RemoteProtocolError as error:
+            said = printable(str(error), _WORDS_SHOWN)
             foreign = error.__context__ is not None  # of h11, which reads the answer
-            what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({_shown(str(error))})"
+            what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({said})"
             return HandshakeRefusal(f"the server {what}", self._doubt)
         return None
 
@@ -194,9 +196,5 @@ def _refused(event: RejectConnection, endpoint: Endpoint) -> HandshakeRefusal:
 
 def _closed(event: CloseConnection) -> str:
     name = event.code.name.lower().replace("_", " ") if isinstance(event.code, CloseReason) else ""
-    details = ", ".join(filter(None, (f"{int(event.code)}", name, _shown(event.reason or ""))))
+    details = ", ".join(filter(None, (f"{int(event.code)}", name, printable(event.reason or "", _WORDS_SHOWN))))
     return f"the WebSocket was closed ({details})"
-
-
-def _shown(words: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in words[:_WORDS_SHOWN])
