@@ -12,7 +12,8 @@ from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnectPacket, Disc
 
 from towline.errors import BrokerError, Refused, TakenOver, Unreachable
 from towline.mqtt.events import Authenticator, Close, Filter, SessionConfig
-from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, SUBSCRIBE_ADVICE, TAKEN_OVER, USE_ANOTHER, reason_words, shown
+from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, SUBSCRIBE_ADVICE, TAKEN_OVER, USE_ANOTHER, reason_words
+from towline.text import printable
 
 __all__ = [
     "Authentication",
@@ -27,6 +28,8 @@ __all__ = [
 
 _T = TypeVar("_T")
 
+#: Characters of a peer's text that are shown.
+_SHOWN: Final = 200
 #: PUBACK, PUBREC, PUBREL and PUBCOMP in their short form.
 _SMALLEST_ANSWER: Final = 4
 #: format("mqtt") has no such option.
@@ -170,14 +173,14 @@ def connection_ended(packet: DisconnectPacket, client_id: str, where: str) -> Cl
 
 
 def _told(reason: int, text: str | None) -> str:
-    said = f" ({shown(text)})" if text else ""
+    said = f" ({printable(text, _SHOWN)})" if text else ""
     return f"{reason_words(reason)}{said} (0x{reason:02X})"
 
 
 def _redirected(reason: int, reference: str | None, where: str) -> Close:
     """Where the broker wants us; the driver decides whether to go there [MQTT 5 section 4.11]."""
     moved = reason == MOVED
-    place = f": {shown(reference)}" if reference else ", and does not say which"
+    place = f": {printable(reference, _SHOWN)}" if reference else ", and does not say which"
     verb = "says that it has moved to another server" if moved else "asks us to use another server for now"
     what = f"the broker {verb}{place} (0x{reason:02X})"
     if moved:

@@ -18,7 +18,6 @@ __all__ = [
     "TAKEN_OVER",
     "USE_ANOTHER",
     "reason_words",
-    "shown",
 ]
 
 #: The server took the message, and nobody is subscribed to its topic [MQTT 5 section 3.4.2.1].
@@ -40,8 +39,6 @@ MOVED: Final = 0x9D
 BLAMING: Final = frozenset({0x80, 0x81, 0x82, 0x83, 0x87, 0x90, 0x94, 0x95, 0x99, 0x9A, 0x9B})
 #: A reason of ours, beyond MQTT's: each time the message was sent, the broker ended the connection.
 CUT: Final = 0x100
-#: Characters of a peer's text that are shown.
-_SHOWN: Final = 200
 
 _WORDS: Final = {
     0x00: "success",
@@ -118,9 +115,3 @@ SUBSCRIBE_ADVICE: Final = {
 def reason_words(code: int) -> str:
     """The name the standard gives a reason code; a code it does not know is told as such."""
     return _WORDS.get(code, "unknown reason")
-
-
-def shown(text: str) -> str:
-    """A peer's text as it may stand in an error: one line, printable, not long."""
-    printable = "".join(c if c.isprintable() else "?" for c in text[:_SHOWN])
-    return printable + ("…" if len(text) > _SHOWN else "")
