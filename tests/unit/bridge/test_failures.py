@@ -98,9 +98,8 @@ def test_the_exception_is_the_reason_and_not_the_head_of_its_trace(said: str) ->
     trace = f"Traceback (most recent call last):{TRACES[said]}TimeoutError\n SQLSTATE: 38000 SQLSTATE: XXKST"
     head = "[STREAM_FAILED] Query [id = d3942f10, runId = f0cbe912] terminated with exception: "
     why = reason(RuntimeError(f"{head}{said}: {trace}{PLAN}"), 'line "x"')
-    assert why.text.startswith(
-        f'line "x": the query failed: {said.replace("[", "").replace("]", "")}: TimeoutError. The'
-    )
+    condition = said.partition("]")[0].removeprefix("[")
+    assert why.text.startswith(f'line "x": the query failed: {condition} TimeoutError. The')
     assert reason(f"{trace}{PLAN}", "x").text.startswith("x: the query failed: TimeoutError")
 
 

@@ -24,8 +24,6 @@ _OURS = re.compile(r"towline\.errors\.\w+: ([^\n]*\[(TL-[A-Z]\d+)\])")
 _RAISED = re.compile(r"^(?:.*?\[USER_RAISED_EXCEPTION\] )?(.*\[(TL-[A-Z]\d+)\])(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _SPARK = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
 _PLAN = "\n=== Streaming Query ==="
-#: Python's trace before the exception that counts.
-_FRAMES = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]+[^\n]*\n)*")
 #: Around the exception that counts: whose call it was, and of which query.
 _AROUND = re.compile(r"^(?:An error occurred while calling \S+\n: |\[STREAM_FAILED\] .*? terminated with exception: )")
 #: Where the cause of a foreign error stands below its first line: what a Python that does not start says, the last
@@ -84,7 +82,7 @@ def reason(error: BaseException | str, where: str, failed: str = "the query fail
     """
     if isinstance(error, TowlineError):
         return FailureReason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))
-    text = _FRAMES.sub("", _AROUND.sub("", str(error).partition(_PLAN)[0]))
+    text = _AROUND.sub("", str(error).partition(_PLAN)[0])
     if ours := _OURS.search(text) or _RAISED.search(text):
         line = _JAVA_PREFIX.sub("", ours[1].strip())
         return FailureReason(ours[2], line, _is_permanent(ours[2]))
