@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ import pytest
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_for_end, wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from towline.gateway.endpoint import GatewayEndpoint
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 
 pytestmark = pytest.mark.spark
@@ -37,10 +40,15 @@ where = "length(payload) > 1"
 def test_messages_arrive_whatever_is_killed(
     bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
-    """The gateway, then the whole bridge, with its last word; `test_delivery_semantics` kills driver and JVM."""
+    """The gateway, then the whole bridge, with its last word; `test_delivery_semantics` kills driver and JVM.
+
+    Beside it a line whose topic is missing: that is its own fault, and it goes on by itself when the topic comes.
+    """
     broker = new_mosquitto(max_queued_messages="0")
     name, dead = topic(), topic("dead")
-    write(bridge, broker.port, kafka.bootstrap, name)
+    missing = f"missing.{name}"
+    down = f'[[downlink]]\nname = "down"\nfrom = "{missing}"\ntopic = "down/{{key}}"'
+    write(bridge, broker.port, kafka.bootstrap, name, down)
     lettered = f'name = "line"\ndead_letter_topic = "{dead}"'
     bridge.file.write_text(bridge.file.read_text().replace('name = "line"', lettered))
     bridge.start()
@@ -53,7 +61,11 @@ def test_messages_arrive_whatever_is_killed(
     record = in_kafka(kafka.bootstrap, name)[0]
     assert (record[0], record[2]["mqtt.topic"], record[2]["mqtt.qos"]) == (b"d", b"t/d/x", b"1")
 
-    bridge.kill("towline.gateway")
+    bridge.said(f'{kafka.bootstrap}: the topic "{missing}" is not there. Create it, or let Towline do it')
+    assert bridge.line("down")["query"] == "waiting to retry"
+    endpoint = GatewayEndpoint.read(bridge.state_dir)
+    assert endpoint is not None
+    os.kill(endpoint.pid, signal.SIGKILL)
     publish(broker, 500, 500)
     wait_until(lambda: bridge.account()["received"] >= 1007, PATIENCE, "the gateway again")
     publish(broker, 0, 1, topic="t/d/large", text="x" * 1_100_000)
@@ -75,6 +87,8 @@ def test_messages_arrive_whatever_is_killed(
     assert account["adds_up"]
     assert account["dead_lettered"] == 1, "one that nobody had heard of [I11]"
     assert account["uncounted"] >= 1008
+    kafka.create_topics({missing: 1})
+    wait_until(lambda: bridge.line("down")["query"] == "running", PATIENCE, "the line that lacked its topic")
     assert bridge.interrupt() == 0
 
     values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
@@ -108,15 +122,6 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     assert "100 messages on disk; the next start carries on" in bridge.out
     line = bridge.line()
     assert (line["gateway_running"], line["account"], line["last"]["account"]["waiting"]) == (False, None, 100)
-
-
-def test_a_missing_topic_is_one_line_and_the_end(bridge: Running, mosquitto: Mosquitto, kafka: Kafka) -> None:
-    write(bridge, mosquitto.port, kafka.bootstrap, "nowhere")
-    bridge.start()
-    assert bridge.ended() == 1
-    errors = [line for line in bridge.out.splitlines() if "TL-" in line]
-    do = "Create it, or let Towline do it with create_topics = { partitions = 6 } in [kafka]."
-    assert errors == [f'{kafka.bootstrap}: the topic "nowhere" is not there. {do}   [TL-B03]']
 
 
 def test_a_wrong_where_stops_its_line(bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic) -> None:

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from tests.unit.bridge.spark_texts import TOPICS_GONE
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import LineQuery
@@ -22,6 +23,7 @@ from towline.bridge.uplink import query
 from towline.bridge.uplink.account import UplinkCounts
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
+from towline.errors import KafkaError
 from towline.spark.tally import given
 
 
@@ -241,6 +243,45 @@ def test_a_disk_that_has_room_again_is_not_waited_for(uplink: UplinkQuery, capsy
     assert "No space left" in capsys.readouterr().err  # the log has all of it
 
 
+def test_a_line_that_lacks_a_topic_looks_again_each_minute(
+    uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By itself; a Kafka that does not answer is no reason to wait, and what was made is told."""
+    out = io.StringIO()
+    host: Any = SimpleNamespace(say=Reports(out).say, spark=None, ending=lambda: False)
+    answers: list[Any] = [KafkaError("TL-B03", "k", "it is not there"), KafkaError("TL-K01", "k", "silent"), "made"]
+
+    def see_to(*_: object) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, KafkaError):
+            raise answer
+        return str(answer)
+
+    monkeypatch.setattr("towline.bridge.runtime.runner.see_to", see_to)
+    monkeypatch.setattr(uplink, "unreported", lambda *_: [])
+    monkeypatch.setattr(uplink, "start", lambda _: SimpleNamespace(isActive=True))
+    runner = LineRunner(host, uplink, {})
+    for _ in range(3):
+        runner._again_at, runner._running = 0.0, None
+        runner.step()
+    said = [json.loads(text) for text in out.getvalue().splitlines()]
+    assert [report["kind"] for report in said] == ["failed", "started", "noted", "started"]
+    assert said[0]["code"] == "TL-B03"
+    assert said[0]["again_in"] <= 60
+    assert "TL-B03" in capsys.readouterr().err
+
+
+def test_what_a_look_at_the_topics_does_not_change_is_not_tried_for_ever(
+    uplink: UplinkQuery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host: Any = SimpleNamespace(say=Reports(io.StringIO()).say, ending=lambda: False)
+    runner = LineRunner(host, uplink, {})
+    for text, given_up in ((TOPICS_GONE[0], False), (TOPICS_GONE[1], False), (TOPICS_GONE[1], True)):
+        runner._failed(RuntimeError(text))
+        assert runner.given_up is given_up
+    assert "Partitions Set" in capsys.readouterr().err
+
+
 def test_a_query_that_can_not_be_noted_is_stopped(uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that went on unknown to its runner would keep its successor from starting."""
     stopped: list[bool] = []
@@ -285,6 +326,7 @@ def test_a_query_begins_until_its_first_batch_or_for_a_while(
 ) -> None:
     host: Any = SimpleNamespace(say=Reports(io.StringIO()).say, spark=None, ending=lambda: False)
     monkeypatch.setattr(uplink, "unreported", lambda *_: [])
+    monkeypatch.setattr("towline.bridge.runtime.runner.see_to", lambda *_: "")
     monkeypatch.setattr(uplink, "start", lambda _: SimpleNamespace(isActive=True))
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("towline.bridge.runtime.runner.time.monotonic", lambda: clock.now)

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 - a screen's line is as long as it is
 
-# ruff: noqa: E501 - a screen's line is as long as it is
-
 from __future__ import annotations
 
 import json
@@ -101,3 +99,19 @@ def test_a_real_one_that_is_killed(nowhere: tuple[Path, dict[str, str]]) -> None
         ("owner ended, ending too", None, None),
         ("ended", None, "as asked"),
     ]
+
+
+def test_lines_from_kafka_without_their_jars_are_no_other_lines_fault(nowhere: tuple[Path, dict[str, str]]) -> None:
+    """No Maven, and nothing that it brought before: the uplink's gateway receives all the same."""
+    file, environ = nowhere
+    with file.open("a") as more:
+        more.write('\n[[downlink]]\nname = "commands"\nfrom = "commands"\n')
+    place = str(file.parent)
+    poor = {**environ, "PATH": f"{place}/bin", "HOME": place, "XDG_CACHE_HOME": place}
+    process = real((file, poor), "run")
+    try:
+        said = console(nowhere, "[TL-B07]", 'line "commands": this line stops', "kafka: messages go on being received")
+        assert any(text.startswith('line "telemetry": mqtt://127.0.0.1:1: no connection') for text in said)
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0

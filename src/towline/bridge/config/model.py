@@ -387,9 +387,13 @@ class Bridge(Section):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Kafka topics that must be there, and where topics are created those that a list names too, sorted."""
-        listed = (line.listed_topics for line in self.lines if self.kafka.create_topics)
-        return tuple(sorted({name for line in self.lines for name in line.fixed_topics}.union(*listed)))
+        """`topics_of` all lines."""
+        return self.topics_of(*self.lines)
+
+    def topics_of(self, *lines: Line | DownLine) -> tuple[str, ...]:
+        """Kafka topics that lines must have, and where topics are created those that a list names too, sorted."""
+        listed = (line.listed_topics for line in lines if self.kafka.create_topics)
+        return tuple(sorted({name for line in lines for name in line.fixed_topics}.union(*listed)))
 
     @property
     def logs(self) -> Path:

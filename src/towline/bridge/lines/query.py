@@ -47,6 +47,11 @@ class LineQuery(ABC, Generic[LineT]):
         line: Which line.
     """
 
+    #: What weakens the line's promise since its `start`, or has cost something: a line each.
+    remarks: tuple[str, ...] = ()
+    #: It finishes the batch that was begun, and ends.
+    _finishes = False
+
     def __init__(self, bridge: Bridge, line: LineT) -> None:
         self.bridge = bridge
         self.line = line
@@ -55,7 +60,7 @@ class LineQuery(ABC, Generic[LineT]):
         """Start it, once checkpoint, journal and identity belong together.
 
         Raises:
-            TowlineError: TL-B22 to TL-B27, they do not; TL-C76 to TL-C78; others in Spark's wrapping, which
+            TowlineError: TL-B22 to TL-B26, they do not; TL-C76 to TL-C78; others in Spark's wrapping, which
                 `towline.bridge.runtime.failures.reason` reads.
             pyspark.errors.AnalysisException: For SQL that is none over the source's columns.
         """
@@ -89,6 +94,8 @@ class LineQuery(ABC, Generic[LineT]):
 
     def _trigger(self) -> dict[str, Any]:
         """When a batch begins, as `DataStreamWriter.trigger` takes it."""
+        if self._finishes:
+            return {"once": True}
         return {"processingTime": f"{self.line.trigger_interval_s:g} seconds"}
 
     def _conf(self) -> dict[str, str]:

@@ -4,8 +4,8 @@ It reads the bridge as JSON from the first line of standard input, from the seco
 commands: ``go`` starts the queries, ``stop`` ends them after their batch; ``{"hold": NAME}`` stops the query of a line
 after its batch, ``{"take": LINE}`` starts it again as that line says; ``{"judge": [LINE], "of": ID}`` asks for mistakes
 in the SQL of lines. End of input means that the supervisor has died: the same as ``stop``. It reports JSON lines on
-standard output: ``ready``, ``counted``, ``started``, ``progress``, ``failed``, ``held``, ``judged``, ``stopped``; all
-else goes to standard error, which the supervisor keeps in a file.
+standard output: ``ready``, ``counted``, ``started``, ``noted``, ``progress``, ``failed``, ``held``, ``judged``,
+``stopped``; all else goes to standard error, which the supervisor keeps in a file.
 """
 
 from __future__ import annotations

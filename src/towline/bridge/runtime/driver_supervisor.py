@@ -154,6 +154,14 @@ class DriverSupervisor(ChildSupervisor):
                 return answer.get(timeout=_AGAIN_S)
         return None
 
+    def give_up(self, name: str, why: str) -> None:
+        """Leave the query of a line out, and say why."""
+        self.given_up[name] = why
+        with self._state.lock:
+            view = self._state.lines[name]
+            view.query, view.query_error = "stopped", why
+        self._state.say(f'{why}\nline "{name}": this line stops')
+
     def take(self, bridge: Bridge, lines: Sequence[str]) -> None:
         """Run another bridge from now on.
 
@@ -265,7 +273,14 @@ class DriverSupervisor(ChildSupervisor):
         view.counts = view.counts.add(report)
 
     def _on_started(self, report: dict[str, Any]) -> None:
-        self._state.lines[report["line"]].query = "running"
+        view = self._state.lines[report["line"]]
+        view.query = "running"
+        before, view.remarks = view.remarks, report.get("remarks", ())
+        for text in (one for one in view.remarks if one not in before):
+            self._state.say(f'line "{view.name}": {text}')
+
+    def _on_noted(self, report: dict[str, Any]) -> None:
+        self._state.say(report["text"])
 
     def _on_progress(self, report: dict[str, Any]) -> None:
         view = self._state.lines[report["line"]]
@@ -297,7 +312,8 @@ class DriverSupervisor(ChildSupervisor):
         if again is None:
             self.given_up[view.name] = report["text"]
         if fresh or again is None:
-            then = "this line stops" if again is None else "messages wait on disk; trying again"
+            waits = "messages wait on disk" if view.direction == "up" else "what is not read yet stays in Kafka"
+            then = "this line stops" if again is None else f"{waits}; trying again"
             self._state.say(f'{report["text"]}\nline "{view.name}": {then}')
 
     def _on_held(self, report: dict[str, Any]) -> None:

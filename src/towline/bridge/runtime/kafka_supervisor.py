@@ -1,4 +1,4 @@
-"""Waits for Kafka, sees that a bridge's topics are there, and looks every few seconds whether it still answers."""
+"""Waits for Kafka, looks every few seconds whether it still answers, and sees that topics are there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
     from towline.bridge.runtime.state import BridgeState
 
-__all__ = ["KafkaSupervisor"]
+__all__ = ["KafkaSupervisor", "see_to"]
 
 #: Seconds between two looks at Kafka, for what is measured in one, and for its answer, which a busy one takes time for:
 #: one that is gone, or stands still, shows within 10 s.
@@ -29,10 +29,10 @@ _LOOK_S, _ANSWER_S = 2.0, 5.0
 
 
 class KafkaSupervisor(ChildSupervisor):
-    """Waits for Kafka and sees that the fixed topics are there, before any query begins; then follows how Kafka is.
+    """Waits for Kafka before any query begins, then follows how it is; a query looks at its topics when it starts.
 
     Args:
-        bridge: Its Kafka and its topics.
+        bridge: Its Kafka.
         state: Where Kafka's state goes.
         stopping: Set when the bridge ends.
     """
@@ -42,9 +42,9 @@ class KafkaSupervisor(ChildSupervisor):
 
     def __init__(self, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
         super().__init__(name="kafka", daemon=True)
-        #: Set once every fixed topic is there.
+        #: Set once Kafka has answered.
         self.ready = threading.Event()
-        #: What only a person can mend: a missing topic, a wrong setting.
+        #: What only a person can mend: a wrong setting.
         self.fatal: TowlineError | None = None
         self._bridge = bridge
         self._state = state
@@ -53,7 +53,7 @@ class KafkaSupervisor(ChildSupervisor):
 
     @property
     def wanted(self) -> bool:
-        """Until the bridge ends, or a topic is missing."""
+        """Until the bridge ends."""
         return self.fatal is None and not self._stopping.is_set()
 
     def _round(self) -> None:
@@ -66,47 +66,14 @@ class KafkaSupervisor(ChildSupervisor):
                 answer(admin.describe_cluster(request_timeout=_ANSWER_S), _ANSWER_S)
                 admin.poll(0)
                 last.answered()
-                if not self.ready.is_set():
-                    self._look()
                 self._answers()
                 self._measure(admin)
                 self._stopping.wait(_LOOK_S)
 
-    def take(self, bridge: Bridge) -> None:
-        """Look for the topics of another bridge from now on, while no answer has come."""
-        self._bridge = bridge
-
     def see_to(self, bridge: Bridge, topics: Iterable[str]) -> None:
-        """See that topics are there, and make them where the file says so.
-
-        Args:
-            bridge: Says how they are made.
-            topics: Their names.
-
-        Raises:
-            KafkaError: TL-B03, one is not there; TL-K01, Kafka does not answer; TL-K09, one can't be made.
-        """
-        from towline.kafka.admin import create_topics, missing_topics  # noqa: PLC0415 - loads librdkafka
-
-        client, plan = bridge.kafka.client(), bridge.kafka.create_topics
-        missing = missing_topics(client, topics, timeout=5.0)
-        if missing and plan is None:
-            raise _missing(bridge, missing)
-        if missing and plan is not None:
-            wanted = dict.fromkeys(missing, plan.partitions)
-            created = create_topics(client, wanted, replication=plan.replication_factor)
-            self._state.say(f"kafka: created {', '.join(created)} with {plan.partitions} partitions each")
-
-    def _look(self) -> None:
-        bridge = self._bridge
-        try:
-            self.see_to(bridge, bridge.topics)
-        except KafkaError as error:
-            if error.code != "TL-B03":
-                raise
-            self.fatal = error
-            return
-        self.ready.set()
+        """As the function, and tell what was made."""
+        if made := see_to(bridge, topics):
+            self._state.say(made)
 
     def _answers(self) -> None:
         self._pauses.reset()
@@ -115,6 +82,7 @@ class KafkaSupervisor(ChildSupervisor):
             self._state.kafka, self._state.kafka_error = "reachable", None
         if waited:
             self._state.say(f"kafka: {self._bridge.kafka.bootstrap_servers} answers")
+        self.ready.set()
 
     def _measure(self, admin: Any) -> None:
         """How far each line from Kafka is from the end, by its checkpoint; unknown without a client [I19]."""
@@ -153,6 +121,28 @@ class KafkaSupervisor(ChildSupervisor):
         if first:
             self._state.say(f"{error}\nkafka: {self._meanwhile}; trying again")
         self._stopping.wait(self._pauses.next())
+
+
+def see_to(bridge: Bridge, topics: Iterable[str]) -> str:
+    """See that topics are there, and make them where the file says so; what was made, in words.
+
+    Args:
+        bridge: Says how they are made.
+        topics: Their names.
+
+    Raises:
+        KafkaError: TL-B03, one is not there; TL-K01, Kafka does not answer; TL-K09, one can't be made.
+    """
+    from towline.kafka.admin import create_topics, missing_topics  # noqa: PLC0415 - loads librdkafka
+
+    client, plan = bridge.kafka.client(), bridge.kafka.create_topics
+    missing = missing_topics(client, topics, timeout=5.0)
+    if missing and plan is None:
+        raise _missing(bridge, missing)
+    if not missing or plan is None:
+        return ""
+    created = create_topics(client, dict.fromkeys(missing, plan.partitions), replication=plan.replication_factor)
+    return f"kafka: created {', '.join(created)} with {plan.partitions} partitions each"
 
 
 def _missing(bridge: Bridge, missing: list[str]) -> KafkaError:

@@ -164,7 +164,6 @@ class Reloading:
         self._file, self._bridge = wanted, bridge
         for one in found:
             self._gateways[one.after.name].line = one.after
-        self._kafka.take(bridge)
         self._driver.take(bridge, names)
         return [f"{one.told()}{self._unsubscribe(one, change)}" for one in found]
 

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from towline.backoff import Backoff
 from towline.bridge.runtime.failures import reason
+from towline.bridge.runtime.kafka_supervisor import see_to
 from towline.bridge.runtime.placing import look_at_executors
+from towline.errors import KafkaError
+from towline.kafka.faults import SILENCE
 from towline.text import printable_lines
 
 if TYPE_CHECKING:
@@ -72,6 +75,10 @@ class LineRunner:
         self._begun = False
         #: Set by each batch; cleared to wait for the next.
         self._batch_done = threading.Event()
+        #: Whether the topics that the line names were there.
+        self._has_topics = False
+        #: What the last failure was, until a batch is committed.
+        self._failure = ""
         #: Whether it stopped because another try would fail the same way.
         self.given_up = False
         #: What was counted before this process; None when there is no more to count again.
@@ -93,13 +100,15 @@ class LineRunner:
         try:
             if self.due:
                 look_at_executors(self._host.spark, self._wanted.bridge)
+                if not self._has_topics:
+                    self._see_to_topics()
                 self._count_again()
                 self._started_at, self._begun = time.monotonic(), False
                 self._current = self._wanted.in_force()
                 self._running = self._current.start(self._host.spark)
                 if (begun := self._current.begun()) is not None:
                     self._host.say("counted", line=self._name, **begun)
-                self._host.say("started", line=self._name)
+                self._host.say("started", line=self._name, remarks=self._current.remarks)
             elif self._running is not None and not self._running.isActive:
                 self._catch_up(self._running)
                 error, self._running = self._running.exception(), None
@@ -107,6 +116,18 @@ class LineRunner:
                     self._failed(error)
         except Exception as error:  # noqa: BLE001 - whatever ended the query is reported, and the line tries again
             self._failed(error)
+
+    def _see_to_topics(self) -> None:
+        """See that the topics which the line names are there; no answer is no reason: its query waits longer."""
+        try:
+            made = see_to(self._wanted.bridge, self._wanted.bridge.topics_of(self._wanted.line))
+        except KafkaError as error:
+            if error.code not in SILENCE:
+                raise
+            return
+        self._has_topics = True
+        if made:
+            self._host.say("noted", text=made)
 
     def _count_again(self) -> None:
         """Report what was committed and not reported, because a process was killed in between; once is enough."""
@@ -124,6 +145,7 @@ class LineRunner:
         self._report(progress)
         self._begun = True
         self._pauses.reset()
+        self._failure = ""
         self._batch_done.set()
 
     def _report(self, progress: Mapping[str, Any]) -> None:
@@ -173,7 +195,9 @@ class LineRunner:
             return
         sys.stderr.write(f"--- line {self._name}\n{printable_lines(str(error).expandtabs(4))}\n")
         why = reason(error, f'line "{self._name}"')
-        self.given_up = why.permanent
-        pause = None if why.permanent else min(self._pauses.next(), _SOON.get(why.code, math.inf))
+        # Kafka's topics were looked at in between, and that has changed nothing.
+        self.given_up = why.permanent or (why.code == "TL-B06" and why.text == self._failure)
+        self._failure = why.text
+        pause = None if self.given_up else min(self._pauses.next(), _SOON.get(why.code, math.inf))
         self._again_at = time.monotonic() + (pause or 0.0)
         self._host.say("failed", line=self._name, code=why.code, text=why.text, again_in=pause)

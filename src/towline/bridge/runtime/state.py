@@ -73,6 +73,7 @@ class LineView:
         heard: When that was, in seconds since 1970; None before the first.
         gateway_error: Why its gateway does not run, or None.
         query_error: Why its query failed last, or None since the last good batch.
+        remarks: What weakens its promise since its query started, or has cost something; a line each.
         counts: Of committed batches.
         asked: The same when the gateway was asked last.
         counted: The same when that was answered: none of it can be newer than the answer.
@@ -95,6 +96,7 @@ class LineView:
     heard: float | None = None
     gateway_error: str | None = None
     query_error: str | None = None
+    remarks: Sequence[str] = ()
     counts: LineCounts = field(default_factory=UplinkCounts)
     asked: LineCounts | None = None
     counted: LineCounts | None = None
@@ -186,6 +188,7 @@ class LineView:
             "heard": self.heard,
             "gateway_error": self.gateway_error,
             "query_error": self.query_error,
+            "remarks": list(self.remarks),
             "restarts": self.restarts,
             "gateway_restarts": self.gateway_restarts,
             "batch_ms": self.batch_ms,

@@ -121,6 +121,7 @@ def _line(
         "query": query,
         "query_error": saved.get("query_error"),
         "gateway_error": saved.get("gateway_error"),
+        "remarks": saved.get("remarks") or [],
         **{name: saved.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
         "fallback": counts.fallback,
         "account": None,
@@ -149,6 +150,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     for error in dict.fromkeys((line["gateway_error"], line["query_error"])):
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
+    yield from line.get("remarks", ())
     yield from _troubles(gateway)
     yield from told_of_sharing(line)
     account = line["account"] or last.get("account") or {}  # these only grow

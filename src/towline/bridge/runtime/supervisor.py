@@ -1,8 +1,7 @@
 """`towline run`: one process without Spark that starts everything else, keeps it running and shows the account.
 
-Order matters twice. The gateways come first and go last: they receive while Spark or Kafka is down. And the driver is
-told to go only when Kafka has answered and its fixed topics are there, so that a missing topic is one line, not a
-query that fails again and again.
+The gateways come first and go last: they receive while Spark or Kafka is down. The driver is told to go only when Kafka
+has answered; a line whose topics are not there then waits for them by itself.
 """
 
 from __future__ import annotations
@@ -108,8 +107,14 @@ class Supervisor:
             check_java()
             check_python(bridge.spark.master)
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-            bridge = self._bridge = equipped(bridge)
-            if jars := source_text(bridge):
+            unequipped: ConfigError | None = None
+            try:
+                bridge = self._bridge = equipped(bridge)
+            except ConfigError as error:
+                if not bridge.uplinks:
+                    raise
+                unequipped = error  # of the lines from Kafka; the others need no jar
+            if not unequipped and (jars := source_text(bridge)):
                 self._screen.say(jars)
             if not any(line.gateway.drain_s is not None for line in bridge.lines):  # else it ends (`retiring`)
                 for text in (*settle(bridge), *left_texts(bridge)):
@@ -123,6 +128,8 @@ class Supervisor:
             self._observe(self._state)
             self._kafka = KafkaSupervisor(bridge, self._state, self._spark_ending)
             self._driver = DriverSupervisor(bridge, self._state, self._kafka, self._spark_ending)
+            for line in bridge.downlinks if unequipped else ():
+                self._driver.give_up(line.name, str(unequipped))
             self._gateways = [self._gateway_of(line) for line in bridge.lines]
             self._reloading = Reloading(
                 self._file,

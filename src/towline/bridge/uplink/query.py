@@ -63,9 +63,6 @@ class UplinkQuery(LineQuery[Line]):
     #: The same by journal; none where the checkpoint has batches.
     _first: Mapping[str, int] = MappingProxyType({})
 
-    #: It finishes the batch that was begun, and ends.
-    _finishes = False
-
     def ran_last(self) -> UplinkQuery:
         """By the routes of its last start.
 
@@ -95,9 +92,6 @@ class UplinkQuery(LineQuery[Line]):
         elif kept != former and (decided or former is None):
             kept.save(state_dir)  # before there is a batch that was begun so
         return query
-
-    def _trigger(self) -> dict[str, Any]:
-        return {"once": True} if self._finishes else super()._trigger()
 
     def _conf(self) -> dict[str, str]:
         limited = self.line.max_bytes_per_trigger > BATCH_BYTES
