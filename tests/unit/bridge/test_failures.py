@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.bridge.spark_texts import DATA_LOSS, TOPICS_GONE
 from towline.bridge.runtime.failures import NO_JVM, reason
 from towline.errors import KafkaError
 
@@ -253,3 +254,19 @@ def test_an_exception_without_words_is_told_by_its_cause() -> None:
     assert why.text.startswith(
         "x: the query failed: Caused by: java.io.IOException: error=2, No such file or directory."
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "permanent", "tells"),
+    [
+        *((text, True, 'set on_data_loss = "go_on"') for text in DATA_LOSS),
+        *((text, False, "Whether records of it were unread is looked at") for text in TOPICS_GONE),
+    ],
+)
+def test_what_kafka_has_deleted_is_told_with_topic_and_offsets(text: str, permanent: bool, tells: str) -> None:
+    """As Spark 4.3 says it; the topic, partition and offsets are in its reason."""
+    why = reason(RuntimeError(text + PLAN), 'line "commands"')
+    assert (why.code, why.permanent) == ("TL-B06", permanent)
+    assert text.partition("Reason: ")[2].split("\n")[0].rstrip(".") in why.text
+    assert tells in why.text
+    assert "spark-kafka-source" not in why.text

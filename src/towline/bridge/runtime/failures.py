@@ -52,6 +52,10 @@ _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _ENDED = re.compile(r"\(no cause message\)|Python worker exited unexpectedly|^java\.io\.EOFException")
 #: How it says that a task, or the files of a shuffle, went with their executor (`DAGScheduler`, `TaskSetManager`).
 _EXECUTOR_LOST = re.compile(r"\b(?:Metadata)?FetchFailed|ExecutorLostFailure")
+#: How Spark's Kafka source (4.2 to 4.3) says that it misses records; no error class stands there.
+_LOST = re.compile(r"Some data may have been lost because they are not available(?s:.*?)\nReason: ([^\n]+)")
+#: What of that the topics' ids and the checkpoint say more about, at the next try (`look_at_topics`).
+_TOPIC = re.compile(r"Partitions .* have been deleted|Cannot find initial offsets|Partition \S+ offset was changed")
 _STATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
 #: Text of a foreign error that is shown; the rest is in the log.
 MAX_TEXT = 300
@@ -104,14 +108,12 @@ def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> 
         return TowlineError(
             "TL-B56", where, what, "Make room; it is tried again by itself, and nothing is lost."
         ), False
+    if lost := _LOST.search(text):
+        return _data_loss(lost[1], where)
     if kind in {"AnalysisException", "ParseException"} and _SQL.search(text):
         what = f"Spark does not understand the line's SQL: {_short(spark[2] if spark else text.splitlines()[0])}"
         do = "Correct it in the bridge file; the columns are those of the line's source."
         return TowlineError("TL-C74", where, what, do), True
-    if spark and spark[1].startswith("KAFKA_DATA_LOSS"):
-        what = f"Kafka no longer has records that the line had not read: {_short(spark[2])}"
-        do = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
-        return TowlineError("TL-B06", where, what, do), True
     cause = next((found[-1] for found in (one.findall(text) for one in _CAUSES) if found), "")
     first = next((line for line in _TASK.sub("", text).splitlines() if not _SILENT.fullmatch(line)), kind)
     words = f"{spark[1]} {cause or spark[2]}" if spark else cause or first
@@ -123,6 +125,17 @@ def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> 
         why = f" ({_short(cause)})" if cause else ""
         words = f"an executor was lost in the midst of a batch{why}, and its part is not run again by itself"
     return TowlineError("TL-B01", where, f"{failed}: {_short(words)}", "The details are in the driver's log."), False
+
+
+def _data_loss(why: str, where: str) -> tuple[TowlineError, bool]:
+    """Records that Kafka no longer has; a topic that may be gone or made anew is looked at before that is final."""
+    if _TOPIC.match(why):
+        what = f"Spark misses a topic of Kafka's that the line reads: {_short(why)}"
+        do = "Whether records of it were unread is looked at; the line goes on by itself if none was."
+        return TowlineError("TL-B06", where, what, do), False
+    what = f"Kafka no longer has records that the line had not read: {_short(why)}"
+    do = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
+    return TowlineError("TL-B06", where, what, do), True
 
 
 def _short(text: str) -> str:
