@@ -34,9 +34,9 @@ from towline.errors import JournalDamaged, JournalError
 from towline.ownership import check_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "kafka_offsets_in"]
 
 _OFFSETS: Final = "offsets"
 _COMMITS: Final = "commits"
@@ -69,6 +69,15 @@ class _Synced:
 
 #: By directory; `Checkpoint` objects come and go with every batch, the process stays.
 _SYNCED: dict[str, _Synced] = {}
+
+
+def kafka_offsets_in(values: Iterable[Any]) -> dict[str, dict[str, int]]:
+    """Offsets by topic and partition, of those source offsets that are of Spark's Kafka source."""
+    found: dict[str, dict[str, int]] = {}
+    for value in values:
+        if isinstance(value, dict) and "gateways" not in value and all(isinstance(one, dict) for one in value.values()):
+            found |= value
+    return found
 
 
 class Checkpoint:

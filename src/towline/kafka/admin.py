@@ -38,6 +38,7 @@ __all__ = [
     "client_config",
     "create_topics",
     "described",
+    "first_offsets",
     "looking",
     "missing_topics",
     "reachable",
@@ -177,6 +178,20 @@ def backlog(admin: AdminClient, taken: Mapping[str, Mapping[str, int]], timeout:
     high = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, timeout)
     behind = sum(max(0, high[place] - offset) for place, offset in at.items())
     return behind, sum(max(0, high[place] - max(offset, stable[place])) for place, offset in at.items())
+
+
+def first_offsets(
+    client: Mapping[str, str], topic: str, partitions: list[int], timeout: float = 10.0
+) -> dict[int, int]:
+    """The first offset that Kafka still has of each of some partitions of a topic.
+
+    Raises:
+        KafkaError: TL-K01.
+    """
+    with looking(client) as admin:
+        places, earliest = [TopicPartition(topic, one) for one in partitions], OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        ends = _answered(lambda: _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, timeout, earliest), timeout)
+    return {partition: offset for (_, partition), offset in ends.items()}
 
 
 def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[int, int]:
@@ -378,10 +393,10 @@ def settings_of(
 
 
 def _ends(
-    admin: AdminClient, places: list[TopicPartition], isolation: IsolationLevel, timeout: float
+    admin: AdminClient, places: list[TopicPartition], isolation: IsolationLevel, timeout: float, which: Any = None
 ) -> dict[tuple[str, int], int]:
-    latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    wanted = dict.fromkeys(places, latest)
+    which = which or OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    wanted = dict.fromkeys(places, which)
     answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout) if wanted else {}
     return {(place.topic, place.partition): answer(future, timeout).offset for place, future in answers.items()}
 

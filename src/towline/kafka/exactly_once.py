@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, TowlineError
-from towline.kafka import admin, screening, transactions
+from towline.kafka import admin, faults, screening, transactions
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery, Task
 from towline.kafka.markers import (
     ANYONE,
@@ -44,6 +44,7 @@ from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import FORMAT
 from towline.kafka.screening import RecordCheck
 from towline.kafka.spool import Spool
+from towline.kafka.topicids import ids_of, keep_ids, kept_ids, remade
 from towline.kafka.transactions import Indefinite, Transactional
 
 if TYPE_CHECKING:
@@ -339,6 +340,8 @@ def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin =
 
 #: Kafka answers a commit before its control records are everywhere: seconds to wait for the last marker to show.
 _SETTLED_S: Final = 5.0
+#: Note in a checkpoint: the id of the topic of its markers.
+_MARKERS: Final = "towline.markers"
 #: Checkpoints whose markers were held against the commit log; once in a process's life is enough, since every task
 #: compares its own marker in every batch.
 _checked: Final[set[tuple[str, str]]] = set()
@@ -371,11 +374,9 @@ def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
 
 def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, newest: int) -> None:
     done, store = checkpoint.last_commit_batch(), MarkerStore(settings, sink_id)
-    if done is None:  # before any task writes: to another partition of this sink a marker may say less than to one
-        for partition, marker in (store.read_all() if newest == 0 else {}).items():
-            claim = Claim(newest, partition, settings.parallelism, checkpoint.query)
-            if situation(marker, claim) is Situation.FOREIGN:
-                raise mismatch(Situation.FOREIGN, marker, claim, place_of(settings, sink_id))
+    if done is None:
+        if newest == 0:
+            _check_first_batch(settings, store, sink_id, checkpoint)
         return
     largest = _largest(store)
     if largest is None or largest.batch < done:
@@ -386,6 +387,29 @@ def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, 
     found = Situation.MISSING if largest is None else Situation.BEHIND
     claim = Claim(newest, 0, settings.parallelism, writer="")
     raise mismatch(found, largest, claim, place_of(settings, sink_id))
+
+
+def _check_first_batch(settings: SinkSettings, store: MarkerStore, sink_id: str, checkpoint: Checkpoint) -> None:
+    """Check the markers before any task of batch 0: none is another query's, and their topic is not made anew [I17].
+
+    The marker of one partition may say less than that of another: a task that looks at its own would write its part.
+    """
+    try:
+        store.ensure()
+        now, markers = ids_of(settings.client, [store.topic]), store.read_all()
+    except KafkaError as problem:
+        if problem.code not in faults.SILENCE:  # then the tasks wait longer for Kafka, and tell it
+            raise
+        return
+    for partition, marker in markers.items():
+        claim = Claim(0, partition, settings.parallelism, checkpoint.query)
+        if situation(marker, claim) is Situation.FOREIGN:
+            raise mismatch(Situation.FOREIGN, marker, claim, place_of(settings, sink_id))
+    if remade(kept_ids(checkpoint, _MARKERS), now) and not any(markers.values()):
+        raise mismatch(
+            Situation.MISSING, None, Claim(0, 0, settings.parallelism, writer=""), place_of(settings, sink_id)
+        )
+    keep_ids(checkpoint, now, _MARKERS)
 
 
 def _largest(store: MarkerStore) -> Marker | None:

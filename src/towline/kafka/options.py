@@ -72,6 +72,7 @@ class SinkSettings:
         create_marker_topic: Whether it is created when it is missing.
         verify: Whether a skipped batch is compared with its marker; None for "if parallelism > 1, or the
             source's offsets were not compared".
+        source_topics: Whether the query reads topics of the same Kafka with Spark's source, whose ids are then kept.
         spool_memory: Bytes of a task's rows kept in memory.
         spool_disk: Bytes of a task's rows kept on disk beyond that; None for what the disk holds.
     """
@@ -90,6 +91,7 @@ class SinkSettings:
     marker_topic: str | None = None
     create_marker_topic: bool = True
     verify: bool | None = None
+    source_topics: bool = False
     spool_memory: int = 64 << 20
     spool_disk: int | None = None
 
@@ -289,6 +291,7 @@ _FORMAT: Final = Format(
         Option("markerTopic", _name, "marker_topic", _EXACTLY_ONCE),
         Option("createMarkerTopic", truth, "create_marker_topic", _EXACTLY_ONCE),
         Option("verifyOnSkip", truth, "verify", _EXACTLY_ONCE),
+        Option("verifySourceTopics", truth, "source_topics"),
         Option("spoolMemoryBytes", whole(0, 1 << 40), "spool_memory", _EXACTLY_ONCE),
         Option("spoolDiskBytes", whole(0, 1 << 50), "spool_disk", _EXACTLY_ONCE),
     ),

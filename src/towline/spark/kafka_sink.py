@@ -23,6 +23,7 @@ from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, d
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.packed import unpacked
+from towline.kafka.topicids import SourceTopics
 from towline.spark import tally
 from towline.spark.gathering import Left, RowsForDriver
 from towline.spark.sink_note import SinkBatch
@@ -39,7 +40,15 @@ if TYPE_CHECKING:
 
     from towline.kafka.delivery import Delivery
 
-__all__ = ["BatchWriter", "GatheringWriter", "KafkaGathered", "KafkaTransactional", "KafkaWritten", "StreamWriter"]
+__all__ = [
+    "BatchWriter",
+    "FailingWriter",
+    "GatheringWriter",
+    "KafkaGathered",
+    "KafkaTransactional",
+    "KafkaWritten",
+    "StreamWriter",
+]
 
 #: Of `Delivered`, over the tasks of a batch.
 _SUMMED: Final = ("rows", "bytes", "lost", "dead_lettered")
@@ -111,7 +120,7 @@ class KafkaTransactional(DataSource):
         )
 
     @one_line
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Bind the columns of a stream; complete mode appends, as in Spark's Kafka sink.
 
         Spark calls this on the driver before the tasks of every batch. The checkpoint is synced here, but for
@@ -126,18 +135,20 @@ class KafkaTransactional(DataSource):
         location = self.options.get("checkpointlocation", "")
         if not policy(self._settings.guarantee).serves_again:
             Checkpoint(location).sync()
+        sources = self._settings.source_topics and location
+        topics = SourceTopics(self._settings.client, location, FORMAT, _ANEW) if sources else None
         looks = self._settings.guarantee == "exactly_once" and location
         try:
+            if topics:
+                topics.look()
             origin = batch_origin(self._settings, location) if looks else BatchOrigin()
         except KafkaError as problem:
-            if not self._settings.gather:
-                raise
-            return FailingWriter(self._delivery(schema), problem)
+            return FailingWriter(problem)
         delivery = self._delivery(schema, origin)
         if not self._settings.gather:
-            return StreamWriter(delivery, location)
+            return StreamWriter(delivery, location, topics)
         place = RowsForDriver.beside(location, origin.newest, self._settings.spool_disk)
-        return GatheringWriter(delivery, location, place)
+        return GatheringWriter(delivery, location, place, topics)
 
     @one_line
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
@@ -163,6 +174,9 @@ class KafkaTransactional(DataSource):
         return delivery_for(self._settings, columns, origin or BatchOrigin())
 
 
+_ANEW: Final = (
+    "To read the new one, start the query with a new checkpoint and a new sinkId; startingOffsets says from where."
+)
 #: What was told of settings in this process.
 _told: Final[set[str]] = set()
 
@@ -180,11 +194,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
     Args:
         delivery: The strategy.
         location: The checkpoint; empty if unknown.
+        topics: Where the rows came from, if that is to be looked at.
     """
 
-    def __init__(self, delivery: Delivery, location: str = "") -> None:
+    def __init__(self, delivery: Delivery, location: str = "", topics: SourceTopics | None = None) -> None:
         self._delivery = delivery
         self._location = location
+        self._topics = topics
 
     @one_line
     def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:
@@ -211,6 +227,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             JournalError: TL-J20, the state can't be made durable.
         """
         settle()
+        if self._topics:
+            self._topics.look(after=True)
         self._account(answers(messages, KafkaWritten, batchId, _out_of_place), batchId)
 
     def _account(self, written: Sequence[KafkaWritten], batch: int) -> None:
@@ -248,10 +266,13 @@ class GatheringWriter(StreamWriter):
         delivery: The strategy.
         location: The checkpoint.
         place: Where the tasks of this batch leave their rows.
+        topics: As `StreamWriter` has it.
     """
 
-    def __init__(self, delivery: Delivery, location: str, place: RowsForDriver) -> None:
-        super().__init__(delivery, location)
+    def __init__(
+        self, delivery: Delivery, location: str, place: RowsForDriver, topics: SourceTopics | None = None
+    ) -> None:
+        super().__init__(delivery, location, topics)
         self._place = place
 
     @one_line
@@ -274,6 +295,8 @@ class GatheringWriter(StreamWriter):
             JournalError: TL-J20, the state can't be made durable.
         """
         settle()
+        if self._topics:
+            self._topics.look(after=True)
         gathered = answers(messages, KafkaGathered, batchId, _out_of_place)
         gathered.sort(key=lambda answer: answer.partition)
         if not gathered:
@@ -288,19 +311,17 @@ class GatheringWriter(StreamWriter):
         self._account([KafkaWritten(0, batchId, first.query, done, given)], batchId)
 
 
-class FailingWriter(StreamWriter):
+class FailingWriter(DataSourceStreamArrowWriter):
     """Writes nothing and says why.
 
     Spark makes a writer anew to abort a batch whose commit failed; an error of that one would hide the error of the
     commit from the user ("Writing job failed").
 
     Args:
-        delivery: Unused.
         problem: What each task says.
     """
 
-    def __init__(self, delivery: Delivery, problem: KafkaError) -> None:
-        super().__init__(delivery)
+    def __init__(self, problem: KafkaError) -> None:
         self._problem = problem
 
     @one_line
@@ -311,9 +332,6 @@ class FailingWriter(StreamWriter):
             KafkaError: The problem.
         """
         raise self._problem
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Do nothing: nothing was begun."""
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -19,6 +19,7 @@ from confluent_kafka import KafkaException, Producer
 from tests.conftest import NewTopic
 from tests.helpers import produce_all
 from tests.integration.bridge.running import PATIENCE, in_kafka
+from tests.integration.kafka.test_topic_ids import make_anew
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
 from towline.bridge.deadletters import dlq, replay
@@ -73,6 +74,18 @@ key = "{{device}}"
 
 def values(kafka: Kafka, topic: str) -> list[bytes]:
     return [value.rstrip(b".") for _, value, _ in in_kafka(kafka.bootstrap, topic)]
+
+
+def test_a_dead_letter_topic_made_anew_amid_a_replay_gets_no_mark_of_the_old_one(make: Make, kafka: Kafka) -> None:
+    """A mark names offsets: in another topic it would hide other dead letters."""
+    bridge, _, dead = make()
+    put(kafka.bootstrap, dead, [letter(number) for number in range(3)])
+    (ledger,) = dlq.shelves(bridge)
+    waiting = list(ledger.entries(dlq.Wanted()))
+    assert len(ledger.waiting(waiting)) == 3
+    make_anew(kafka, dead)
+    with pytest.raises(KafkaError, match=r"was deleted and made again while it was replayed.*TL-B30"):
+        ledger.waiting(waiting)
 
 
 def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:

@@ -28,6 +28,7 @@ from towline.kafka import faults
 from towline.kafka.admin import client_config, watermarks
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET
 from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header, from_record
+from towline.kafka.topicids import ids_of, remade
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
@@ -144,6 +145,7 @@ class DeadLetterTopic:
     absent: bool = field(default=False, init=False)
     nobodys: Counter[str] = field(default_factory=Counter, init=False)
     strange: int = field(default=0, init=False)
+    _ids: dict[str, str] = field(default_factory=dict, init=False)
     _replayed: _Settled = field(default_factory=_Settled, init=False)
     #: Partition -> end up to which its marks were read.
     _known: dict[int, int] = field(default_factory=dict, init=False)
@@ -158,6 +160,7 @@ class DeadLetterTopic:
             KafkaError: TL-K01.
         """
         self._replayed, self._known, self.nobodys, self.strange = _Settled(), {}, Counter(), 0
+        self._ids = ids_of(self.client, [self.topic])
         self._read_marks(self._ends())
         return (entry for entry in self._letters() if self._chosen(entry, wanted))
 
@@ -165,8 +168,12 @@ class DeadLetterTopic:
         """Those that still wait; asked when a new producer has fenced all others, so that no mark can follow.
 
         Raises:
-            KafkaError: TL-K01; TL-B31 when somebody's transaction stays open in the topic.
+            KafkaError: TL-K01; TL-B30 when it is another topic now, in which a mark would name other dead letters;
+                TL-B31 when somebody's transaction stays open in the topic.
         """
+        if remade(self._ids, ids_of(self.client, [self.topic])):
+            what = f'the topic "{self.topic}" was deleted and made again while it was replayed'
+            raise KafkaError("TL-B30", _servers(self.client), what, "Run it again: it begins with the new one.")
         what = f'a transaction of another writer is open in "{self.topic}", and may hide what was replayed before'
         do = "Run it again when that has ended; Kafka ends it by itself after its time-out."
         stuck = KafkaError("TL-B31", _servers(self.client), what, do)

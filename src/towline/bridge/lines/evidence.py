@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from towline.checkpoint import Checkpoint
+from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import GatewayError, GatewayUnreachable
 from towline.gateway.launch import discover
 from towline.spark.offsets import Position
@@ -127,7 +127,4 @@ def kafka_offsets(checkpoint: Path, batch: int | None) -> KafkaOffsets:
         Offsets by topic and partition; nothing where that can't be read, or the line goes the other way.
     """
     logs = Checkpoint(str(checkpoint))
-    for value in [logs.first_offsets()] if batch is None else logs.offsets(batch):
-        if isinstance(value, dict) and "gateways" not in value and all(isinstance(one, dict) for one in value.values()):
-            return value
-    return {}
+    return kafka_offsets_in([logs.first_offsets()] if batch is None else logs.offsets(batch))

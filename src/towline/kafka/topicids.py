@@ -1,0 +1,155 @@
+"""The ids of Kafka topics beside what is kept of them by name (KIP-516): a topic made anew has another id [I17].
+
+A checkpoint has offsets by topic and partition. Deleted and made again, a topic of that name is another one, and read
+on from an offset of the old one its first records would never come. So the ids are noted in the checkpoint beside
+Spark's own files, and compared before the tasks of each batch that reads the topic, and after them. A broker that
+gives no ids leaves them unknown, and nothing is compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import KafkaException, TopicCollection, Uuid
+
+from towline.checkpoint import Checkpoint, kafka_offsets_in
+from towline.errors import KafkaError
+from towline.kafka import faults
+from towline.kafka.admin import looking
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["SourceTopics", "id_text", "ids_of", "keep_ids", "kept_ids", "made_anew", "remade"]
+
+_NOTE: Final = "towline.topics"
+#: Seconds to wait for the ids.
+_PATIENCE_S: Final = 10.0
+#: By process and configuration, the client that was asked last: a new connection for each batch would cost 20 ms.
+_clients: Final[dict[tuple[int, frozenset[tuple[str, str]]], Any]] = {}
+
+
+def ids_of(client: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]:
+    """The ids of topics, by name; "" for one that is unknown, because the broker gives none or this user may not ask.
+
+    Args:
+        client: A client configuration, unresolved.
+        topics: Names; one that is not there is left out of the answer, and is not created.
+
+    Raises:
+        KafkaError: TL-K01, no answer in 10 s.
+        ConfigError: The configuration is impossible.
+    """
+    key, names = (os.getpid(), frozenset(client.items())), sorted(set(topics))
+    if not names:
+        return {}
+    if (kept := _clients.pop(key, None)) is not None:
+        with contextlib.suppress(*faults.FOREIGN):  # a new client knows why there is no answer
+            found = _described(kept, names)
+            _clients[key] = kept
+            return found
+    with looking(client) as admin:
+        found = _described(admin, names)
+    _clients[key] = admin
+    return found
+
+
+def _described(admin: Any, names: list[str]) -> dict[str, str]:
+    found = {}
+    for name, future in admin.describe_topics(TopicCollection(names), request_timeout=_PATIENCE_S).items():
+        try:
+            found[name] = id_text(future.result().topic_id)
+        except KafkaException as problem:
+            if faults.name_of(problem) == "TOPIC_AUTHORIZATION_FAILED":
+                found[name] = ""
+            elif faults.name_of(problem) != "UNKNOWN_TOPIC_OR_PART":
+                raise
+    return found
+
+
+def id_text(topic_id: Uuid) -> str:
+    """A topic id as Kafka's tools show it; "" for none, which is how a broker before Kafka 2.8 answers."""
+    return str(topic_id).replace(str(Uuid(0, 0)), "")
+
+
+def kept_ids(checkpoint: Checkpoint, note: str = _NOTE) -> dict[str, str]:
+    """The ids noted in a checkpoint, by topic; none where the note can't be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(checkpoint.note(note) or "{}"))
+    return {}
+
+
+def keep_ids(checkpoint: Checkpoint, ids: Mapping[str, str], note: str = _NOTE) -> None:
+    """Note ids in a checkpoint, durably; nothing where it is on no disk of this machine.
+
+    Raises:
+        JournalError: TL-J20, the disk did not take them.
+    """
+    if ids != kept_ids(checkpoint, note):
+        checkpoint.keep_note(note, json.dumps(ids))
+
+
+def remade(kept: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Topics with another id than the one that was noted, sorted; an unknown id is no other one."""
+    return sorted(name for name, one in now.items() if one and kept.get(name, "") not in ("", one))
+
+
+def made_anew(
+    where: str, do: str, offsets: Mapping[str, Mapping[str, int]], kept: Mapping[str, str], now: Mapping[str, str]
+) -> KafkaError:
+    """TL-B06 of a query that stands at offsets of topics which were deleted and made again."""
+    told = (
+        f'"{name}" (its id was {kept[name]}, and is {now[name]}): offset '
+        + ", ".join(f"{at:,} of partition {part}" for part, at in offsets.get(name, {}).items())
+        for name in remade(kept, now)
+    )
+    what = f"Kafka topics were deleted and made again, and the query stands in the old ones, {'; '.join(told)}"
+    return KafkaError("TL-B06", where, f"{what}; nothing is read from there", do)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTopics:
+    """The topics that a query reads with Spark's Kafka source, looked at around each of its batches, on the driver.
+
+    Attributes:
+        client: A client configuration, unresolved.
+        location: The query's checkpoint.
+        where: Whose query it is, for messages.
+        do: The ways out of TL-B06.
+    """
+
+    client: Mapping[str, str]
+    location: str
+    where: str
+    do: str
+
+    def look(self, *, after: bool = False) -> None:
+        """Compare the topics of the newest batch, and note the ids of those that are new in it.
+
+        Only topics with records in the batch are asked about: one that stands still is not read from a wrong offset.
+
+        Args:
+            after: Its tasks have ended. No answer ends no batch then: the note stays as it is, and the next batch is
+                not read before it was compared.
+
+        Raises:
+            KafkaError: TL-B06, a topic was made anew; TL-K01, no answer before the tasks.
+            JournalError: TL-J20, the ids can't be noted.
+        """
+        logs = Checkpoint(self.location)
+        batch, kept = logs.last_offsets_batch(), kept_ids(logs)
+        begun = kafka_offsets_in(logs.offsets(batch - 1) if batch else [logs.first_offsets()])
+        ends = kafka_offsets_in(logs.offsets(batch))
+        try:
+            now = ids_of(self.client, [name for name in ends if name not in kept or begun.get(name) != ends[name]])
+        except KafkaError as error:
+            if after and error.code in faults.SILENCE:
+                return
+            raise
+        if remade(kept, now):
+            raise made_anew(self.where, self.do, begun, kept, now)
+        keep_ids(logs, {name: kept.get(name) or now.get(name, "") for name in ends})
