@@ -122,10 +122,10 @@ class Spool:
         self._writer.write_batch(batch)
 
     def __iter__(self) -> Iterator[Any]:
+        """The batches in their order; those of the file are mapped, their pages are the kernel's to take back."""
         yield from self._kept
         if self._file is not None:
-            self._file.seek(0)
-            yield from pa.ipc.open_stream(self._file)
+            yield from pa.ipc.open_stream(pa.memory_map(f"/proc/self/fd/{self._file.fileno()}"))
 
 
 def full(why: str, do: str) -> KafkaError:

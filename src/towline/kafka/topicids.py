@@ -27,21 +27,20 @@ if TYPE_CHECKING:
 __all__ = ["SourceTopics", "id_text", "ids_of", "keep_ids", "kept_ids", "made_anew", "remade"]
 
 _NOTE: Final = "towline.topics"
-#: Seconds to wait for the ids.
-_PATIENCE_S: Final = 10.0
 #: By process and configuration, the client that was asked last: a new connection for each batch would cost 20 ms.
 _clients: Final[dict[tuple[int, frozenset[tuple[str, str]]], Any]] = {}
 
 
-def ids_of(client: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]:
+def ids_of(client: Mapping[str, str], topics: Iterable[str], timeout_s: float = 10.0) -> dict[str, str]:
     """The ids of topics, by name; "" for one that is unknown, because the broker gives none or this user may not ask.
 
     Args:
         client: A client configuration, unresolved.
         topics: Names; one that is not there is left out of the answer, and is not created.
+        timeout_s: Seconds to wait for the answer.
 
     Raises:
-        KafkaError: TL-K01, no answer in 10 s.
+        KafkaError: TL-K01, no answer.
         ConfigError: The configuration is impossible.
     """
     key, names = (os.getpid(), frozenset(client.items())), sorted(set(topics))
@@ -49,18 +48,18 @@ def ids_of(client: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]:
         return {}
     if (kept := _clients.pop(key, None)) is not None:
         with contextlib.suppress(*faults.FOREIGN):  # a new client knows why there is no answer
-            found = _described(kept, names)
+            found = _described(kept, names, timeout_s)
             _clients[key] = kept
             return found
     with looking(client) as admin:
-        found = _described(admin, names)
+        found = _described(admin, names, timeout_s)
     _clients[key] = admin
     return found
 
 
-def _described(admin: Any, names: list[str]) -> dict[str, str]:
+def _described(admin: Any, names: list[str], timeout_s: float) -> dict[str, str]:
     found = {}
-    for name, future in admin.describe_topics(TopicCollection(names), request_timeout=_PATIENCE_S).items():
+    for name, future in admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
         try:
             found[name] = id_text(future.result().topic_id)
         except KafkaException as problem:

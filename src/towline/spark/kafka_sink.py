@@ -120,7 +120,7 @@ class KafkaTransactional(DataSource):
         )
 
     @one_line
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Bind the columns of a stream; complete mode appends, as in Spark's Kafka sink.
 
         Spark calls this on the driver before the tasks of every batch. The checkpoint is synced here, but for
@@ -311,7 +311,7 @@ class GatheringWriter(StreamWriter):
         self._account([KafkaWritten(0, batchId, first.query, done, given)], batchId)
 
 
-class FailingWriter(DataSourceStreamArrowWriter):
+class FailingWriter(StreamWriter):
     """Writes nothing and says why.
 
     Spark makes a writer anew to abort a batch whose commit failed; an error of that one would hide the error of the
@@ -321,7 +321,7 @@ class FailingWriter(DataSourceStreamArrowWriter):
         problem: What each task says.
     """
 
-    def __init__(self, problem: KafkaError) -> None:
+    def __init__(self, problem: KafkaError) -> None:  # it has no delivery
         self._problem = problem
 
     @one_line
@@ -332,6 +332,9 @@ class FailingWriter(DataSourceStreamArrowWriter):
             KafkaError: The problem.
         """
         raise self._problem
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """Do nothing: nothing was begun."""
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
 def test_a_kafka_that_is_away_is_asked_before_the_tasks_and_ends_no_batch_after_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topicids, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(topicids, "ids_of", partial(ids_of, timeout_s=0.5))
     topics = SourceTopics({"bootstrap.servers": "127.0.0.1:1"}, str(tmp_path), 'line "x"', "")
     plan(tmp_path, 0, {"t": 3})
     with pytest.raises(KafkaError, match="TL-K01"):

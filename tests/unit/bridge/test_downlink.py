@@ -16,14 +16,13 @@ from towline.bridge.deadletters.remap import RemapFate, Returner
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.downlink.sink import sorted_out
-from towline.bridge.downlink.spill import Spill
 from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, PLACE
 from towline.bridge.runtime import status
-from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import summary
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason
+from towline.kafka.spool import Spool
 
 OUTBOX = {"accepted": 90, "delivered": 70, "acknowledged": 70, "expired": 2, "refused": 3}
 
@@ -108,9 +107,9 @@ def test_rows_of_any_size_come_in_order_and_in_bounded_batches(
     letters = [{"key": b"k", "value": b"%d" % n} if n in dead else None for n in order]
     payloads = [b"%d" % n + bytes(100 * n) for n in order]
     records = pa.RecordBatch.from_pydict({"payload": payloads, PLACE: place, DEAD_LETTER: letters}, schema=_SORTED)
-    with Spill(memory) as spill:
-        kept = spill.kept(records.slice(at, group) for at in range(0, 12, group))
-        rows, dead_letters = (list(part) for part in sorted_out(kept, most=1000))
+    with Spool(memory, None) as spool:
+        spool.fill(records.slice(at, group) for at in range(0, 12, group))
+        rows, dead_letters = (list(part) for part in sorted_out(list(spool), most=1000))
         assert all(batch.num_rows == 1 or batch.nbytes <= 1000 for batch in rows)
         sent = [payload.rstrip(b"\0") for batch in rows for payload in batch.column("payload").to_pylist()]
         assert sent == [b"%d" % n for n in range(12) if n not in dead]
@@ -131,8 +130,8 @@ _SORTED = pa.schema(
 def test_a_disk_without_room_for_a_batch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/full").open("r+b", buffering=0) as full:
         monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
-        with Spill(0) as spill, pytest.raises(KafkaError, match=r"do not fit .*No space left.*TL-K23"):
-            spill.kept([pa.RecordBatch.from_pydict({"payload": [b"x"]})])
+        with Spool(0, None) as spool, pytest.raises(KafkaError, match=r"do not fit .*No space left.*TL-K23"):
+            spool.fill([pa.RecordBatch.from_pydict({"payload": [b"x"]})])
 
 
 def test_a_letter_goes_back_where_it_came_from() -> None:
@@ -140,12 +139,6 @@ def test_a_letter_goes_back_where_it_came_from() -> None:
     (outcome,) = Returner().outcomes([letter])
     assert outcome.fate is RemapFate.MENDED
     assert outcome.record == ("commands", b"v", b"k", 3, None, None, 17, [("h", b"1")])
-
-
-def test_data_kafka_has_deleted_stops_the_line() -> None:
-    why = reason("x [KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost.", 'line "commands"')
-    assert (why.code, why.permanent) == ("TL-B06", True)
-    assert 'on_data_loss = "go_on"' in why.text
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD, read, the_line
 from towline.bridge.config.model import DownLine
-from towline.bridge.downlink.mapping import check_mapping, mapping_of
+from towline.bridge.downlink.mapping import begun_line, mapping_of
 from towline.bridge.downlink.query import DownlinkQuery, covering
-from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import begin_again
-from towline.bridge.runtime.failures import reason
-from towline.errors import TowlineError
+from towline.checkpoint import Checkpoint
+from towline.kafka.topicids import keep_ids
 
 # -- beginning again --
 
@@ -37,23 +36,32 @@ def test_it_begins_again_behind_the_last_batch_that_is_done(tmp_path: Path) -> N
     checkpoint(line, {"commands": {"0": 12}})
     checkpoint(line, {"commands": {"0": 20}}, 1, done=False)
     Identity("commands", "plant-7.commands", query="q").save(line.gateway.state_dir)
+    keep_ids(Checkpoint(str(line.checkpoint)), {"commands": "A"})
     assert "begins again" in begin_again(line)
     fresh = Identity.read(line.gateway.state_dir)
     assert fresh is not None
+    assert json.loads(fresh.topic_ids) == {"commands": "A"}, "beside the offsets"
     assert (json.loads(fresh.offsets), fresh.sink) == ({"commands": {"0": 12}}, "plant-7.commands.2")
     assert not line.checkpoint.exists()
 
 
-def test_an_undecided_batch_keeps_its_mapping(tmp_path: Path) -> None:
-    line = the_line(GOOD, tmp_path)
-    checkpoint(line, {"commands": {"0": 12}}, done=False)
-    seen = read_checkpoint(line.checkpoint)
-    check_mapping(line, tmp_path / "bridge.toml", Identity("c", "s", mapping="same"), seen, "same")
-    with pytest.raises(TowlineError) as caught:
-        check_mapping(line, tmp_path / "bridge.toml", Identity("c", "s", mapping="same"), seen, "other")
-    assert caught.value.code == "TL-B27"
-    assert "begin-again commands" in str(caught.value)
-    assert reason(caught.value, "line").permanent
+def test_a_batch_that_was_begun_is_finished_by_its_settings(tmp_path: Path) -> None:
+    """All that decides about its rows is as it was, and what is to be done about a loss as the file says it now."""
+    bridge = read(GOOD + 'where = "old"\nparallelism = 2\ndead_letter_topic = "dead"\n', tmp_path)
+    (before,) = bridge.downlinks
+    checkpoint(before, {"commands": {"0": 12}}, done=False)
+    Identity("commands", "plant-7.commands", query="q", mapping=mapping_of(before)).save(before.gateway.state_dir)
+    new = GOOD + 'where = "new"\nguarantee = "exactly_once"\non_data_loss = "go_on"\n'
+    bridge = read(new.replace('guarantee = "at_least_once"\n', ""), tmp_path)
+    query = DownlinkQuery(bridge, bridge.downlinks[0])
+    former = query.in_force()
+    assert (former.line.section.where, former.line.guarantee, former.line.parallelism) == ("old", before.guarantee, 2)
+    assert (former.line.dead_letter_topic, former.line.section.on_data_loss) == ("dead", "go_on")
+    assert former._trigger() == {"once": True}, "and then the file counts"
+    checkpoint(before, {"commands": {"0": 12}})
+    assert query.in_force().line == query.line
+    assert query.in_force()._trigger() != {"once": True}
+    assert query.ran_last().line == former.line, "what it left is told by its own settings"
 
 
 class Asked(Exception):
@@ -66,19 +74,19 @@ class Spark:
         raise Asked
 
 
-@pytest.mark.parametrize(
-    ("query", "mapped", "asks"),
-    [("q", True, True), ("another", True, False), ("q", False, False)],
-)
-def test_only_batches_of_its_own_are_counted_again(tmp_path: Path, query: str, mapped: bool, asks: bool) -> None:
-    """A copied checkpoint is refused when the query starts; its batches must not be in the account by then."""
+@pytest.mark.parametrize(("query", "id_now", "asks"), [("q", "A", True), ("another", "A", False), ("q", "B", False)])
+def test_only_batches_of_its_own_are_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str, id_now: str, asks: bool
+) -> None:
+    """A copied checkpoint is refused when the query starts, and so is one of topics that were made anew [I17]."""
+    monkeypatch.setattr("towline.bridge.downlink.query.ids_of", lambda *_: {"commands": id_now})
     bridge = read(GOOD, tmp_path)
     (line,) = bridge.downlinks
     checkpoint(line, {"commands": {"0": 12}})
     (line.checkpoint / "sources" / "0").mkdir(parents=True)
     (line.checkpoint / "sources" / "0" / "0").write_text('\0v1\n{"commands":{"0":5}}')
-    mapping = mapping_of(line) if mapped else "other"
-    Identity("commands", "plant-7.commands", query=query, mapping=mapping).save(line.gateway.state_dir)
+    keep_ids(Checkpoint(str(line.checkpoint)), {"commands": "A"})
+    Identity("commands", "plant-7.commands", query=query).save(line.gateway.state_dir)
     spark: Any = Spark()
     with pytest.raises(Asked) if asks else contextlib.nullcontext():
         assert list(DownlinkQuery(bridge, line).unreported(spark, {})) == []
@@ -87,7 +95,7 @@ def test_only_batches_of_its_own_are_counted_again(tmp_path: Path, query: str, m
 @pytest.mark.parametrize(
     ("more", "same"),
     [
-        ("max_messages_per_trigger = 7\n", True),
+        ('on_data_loss = "go_on"\n', True),
         ("trigger_interval_s = 3\n", True),
         ('confirm = "broker"\n', True),
         ('starting_offsets = "latest"\n', True),
@@ -104,7 +112,7 @@ def test_what_decides_which_record_becomes_which_row(tmp_path: Path, more: str, 
     key = more.partition(" ")[0]
     kept = head + "[[downlink]]" + "".join(f"{said}\n" for said in own.split("\n") if not said.startswith(f"{key} ="))
     now, before = the_line(kept + more, tmp_path), the_line(GOOD, tmp_path)
-    assert (mapping_of(now) == mapping_of(before)) is same
+    assert (begun_line(now, mapping_of(before)) == begun_line(now, "")) is same
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,6 @@ class ModelLine:
         options = {"kafka.bootstrap.servers": "k1:9092", "guarantee": self.guarantee, "sinkId": f"s{self.sink}"}
         options |= {"parallelism": "1"} if self.guarantee == "exactly_once" else {}
         sink = KafkaTransactional({**options, "topic": "t"}).streamWriter(SCHEMA, overwrite=False)
-        assert isinstance(sink, StreamWriter)
         sink._location = str(self.path)
         return sink
 

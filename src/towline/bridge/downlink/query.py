@@ -14,18 +14,21 @@ from towline.bridge.config.downlink import DownlinkSection, KafkaPattern
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
 from towline.bridge.downlink.account import DownlinkCounts
-from towline.bridge.downlink.mapping import mapping_of, section_of, with_mapping
+from towline.bridge.downlink.mapping import begun_line, with_mapping
 from towline.bridge.downlink.recount import recounted
-from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MQTT, DownlinkSink
+from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MQTT, WAYS_OUT, WHERE, DownlinkSink
 from towline.bridge.downlink.sql import DownlinkStatements, apply
+from towline.bridge.downlink.topics import GLANCE_S, UNLISTED, TopicFindings, look_at_topics, ways_out
 from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
+from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.belonging import Remembered
 from towline.kafka.admin import reachable
 from towline.kafka.options import SinkSettings
+from towline.kafka.topicids import ids_of, kept_ids, remade
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,21 +36,46 @@ if TYPE_CHECKING:
 
 __all__ = ["DownlinkQuery", "covering", "find_modules"]
 
-#: The start of a partition, as Spark's Kafka source takes it.
+#: The start of a partition, and its end, as Spark's Kafka source takes them.
 _EARLIEST: Final = -2
-#: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].
-_UNLISTED: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+_LATEST: Final = -1
 
 
 class DownlinkQuery(LineQuery[DownLine]):
     """The query of a downlink."""
 
+    _findings = TopicFindings()
+    #: It finishes a batch without the topics that are gone.
+    _passes = False
+
+    def ran_last(self) -> DownlinkQuery:
+        """By the settings of its last start."""
+        return DownlinkQuery(self.bridge, begun_line(self.line, self._identity().mapping))
+
+    def in_force(self) -> DownlinkQuery:
+        """By the settings of the file, or those that a batch was begun with, until that is done."""
+        self._mended()
+        former = self.ran_last()
+        same = former.line == begun_line(self.line, "")
+        if same or read_checkpoint(self.line.checkpoint).decided:
+            return DownlinkQuery(self.bridge, self.line)
+        former._finishes = True  # noqa: SLF001 - our own
+        sys.stderr.write(f"--- line {self.line.name}\nthe batch that was begun is finished by the former settings\n")
+        return former
+
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
-        line, identity = self.line, self._identity()
+        line, file, identity = self.line, str(self.bridge.file), self._identity()
         evidence = read_checkpoint(line.checkpoint)
-        identity = examine(line, str(self.bridge.file), identity, evidence)
-        identity = with_mapping(line, str(self.bridge.file), identity, evidence)
+        identity = examine(line, file, identity, evidence)
+        limit = begun_line(line, identity.mapping).section.max_messages_per_trigger
+        evidence = read_checkpoint(line.checkpoint)  # it may begin anew behind what is done
+        self._findings = look_at_topics(line, file, evidence, self.bridge.kafka.client(), limit)
+        self.remarks = self._findings.remarks
+        # While a topic is missing Spark stops at a batch that was planned without it; all else was looked at.
+        self._passes = self._findings.gone and not evidence.decided
+        self._finishes = self._finishes or self._passes
+        identity = with_mapping(line, identity, evidence)
         statements, transform = self._statements(identity), _transform(line)
         rows = apply(self._records(spark, identity), statements, COUNTER, KEPT_COUNTER, transform)
         return rows.writeStream.format(FORMAT).options(**self._both_sinks(identity)), identity
@@ -56,8 +84,11 @@ class DownlinkQuery(LineQuery[DownLine]):
         """One report for each batch: its records are read and mapped once more, and nothing is written."""
         line = self.line
         identity, evidence = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
-        if identity is None or identity.query != evidence.query or identity.mapping != mapping_of(line):
-            return  # another line's batches, or made with another mapping than the line has now
+        if identity is None or identity.query != evidence.query:
+            return  # another line's batches
+        kept = kept_ids(Checkpoint(str(line.checkpoint)))
+        if remade(kept, ids_of(self.bridge.kafka.client(), kept, GLANCE_S)):
+            return  # their records are gone
 
         def read(options: Mapping[str, str]) -> DataFrame:
             return spark.read.format("kafka").options(**self._reading(), **options).load()
@@ -86,7 +117,8 @@ class DownlinkQuery(LineQuery[DownLine]):
 
     def _statements(self, identity: Identity) -> DownlinkStatements:
         line, dead_letters = self.line, self._dead_letters(identity)
-        section, limit = section_of(line), identity.packet_limit
+        section = line.section.model_copy(update={"control_characters": line.control_characters})
+        limit = identity.packet_limit
         return DownlinkStatements(section, line.name, line.qos, limit, dead_letters, line.parallelism)
 
     def _records(self, spark: SparkSession, identity: Identity) -> DataFrame:
@@ -96,7 +128,7 @@ class DownlinkQuery(LineQuery[DownLine]):
             **self._reading(),
             "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(section.topics),
             "startingOffsets": self._starting(identity),
-            "failOnDataLoss": str(section.on_data_loss == "stop").lower(),
+            "failOnDataLoss": str(section.on_data_loss == "stop" and not self._passes).lower(),
             "maxOffsetsPerTrigger": str(line.max_messages_per_trigger),
         }
         return spark.readStream.format("kafka").options(**options).load()
@@ -132,7 +164,11 @@ class DownlinkQuery(LineQuery[DownLine]):
         if identity.query:
             return identity.offsets
         topics = reachable(self.bridge.kafka.client()).topics  # Spark wants every partition
-        return json.dumps(covering(json.loads(identity.offsets), topics, section))
+        start, stood = section.starting_offsets, json.loads(identity.offsets)
+        for name in remade(json.loads(identity.topic_ids), self._findings.ids):  # they begin as the file says
+            latest = dict.fromkeys(map(str, range(topics[name])), _LATEST) if start == "latest" else {}
+            stood[name] = start.get(name, {}) if isinstance(start, dict) else latest
+        return json.dumps(covering(stood, topics, section))
 
     def _both_sinks(self, identity: Identity) -> dict[str, str]:
         """The options of `towline.bridge.downlink.sink`, which hands rows to MQTT and dead letters to Kafka."""
@@ -150,7 +186,8 @@ class DownlinkQuery(LineQuery[DownLine]):
             "guarantee": line.guarantee.value if line.guarantee.value == "exactly_once" else "at_least_once",
             **({"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}),
         }
-        return {**{MQTT + k: v for k, v in mqtt.items()}, **{DEAD_LETTERS + k: v for k, v in kafka.items()}}
+        topics = {WHERE: f'line "{line.name}"', WAYS_OUT: ways_out(line, str(self.bridge.file))}
+        return topics | {MQTT + k: v for k, v in mqtt.items()} | {DEAD_LETTERS + k: v for k, v in kafka.items()}
 
 
 def covering(
@@ -166,7 +203,7 @@ def covering(
     return {
         name: {str(part): stood.get(name, {}).get(str(part), _EARLIEST) for part in range(count)}
         for name, count in topics.items()
-        if section.reads(name) and name not in _UNLISTED
+        if section.reads(name) and name not in UNLISTED
     }
 
 
@@ -181,7 +218,7 @@ def _transform(line: DownLine) -> Callable[[DataFrame], DataFrame] | None:
     module, _, name = line.section.transform.partition(":")
     try:
         function: Callable[[DataFrame], DataFrame] = getattr(importlib.import_module(module), name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module that ends the process would end all lines
         what = f'transform "{line.section.transform}" can\'t be loaded ({type(error).__name__}: {error})'
         raise ConfigError("TL-C78", f'line "{line.name}"', what, "Correct the name, or install the module.") from error
     return function

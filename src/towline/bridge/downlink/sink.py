@@ -22,11 +22,13 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from towline.bridge.downlink.spill import Spill
 from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, PLACE
-from towline.errors import ConfigError
+from towline.errors import ConfigError, KafkaError
 from towline.journal.reading import BATCH_BYTES, RowSlice, combined
-from towline.spark.kafka_sink import KafkaTransactional
+from towline.kafka.options import SinkSettings
+from towline.kafka.spool import Spool
+from towline.kafka.topicids import SourceTopics
+from towline.spark.kafka_sink import FailingWriter, KafkaTransactional
 from towline.spark.sink import stream_writer
 
 if TYPE_CHECKING:
@@ -37,7 +39,11 @@ __all__ = ["DEAD_LETTERS", "FORMAT", "MQTT", "DownlinkSink", "DownlinkWriter", "
 FORMAT: Final = "towline_downlink"
 #: What options of either side begin with.
 MQTT, DEAD_LETTERS = "mqtt.", "letters."
+#: Options: whose topics they are, and what to do about one that was made anew.
+WHERE, WAYS_OUT = "topics.where", "topics.do"
 _CHECKPOINT: Final = "checkpointlocation"
+#: Bytes of a part that are kept in memory.
+_MEMORY: Final = 64 << 20
 #: Rows handed on at a time.
 _ROWS: Final = 10_000
 
@@ -71,15 +77,23 @@ class DownlinkSink(DataSource):
         """
         raise ConfigError("TL-C49", FORMAT, "this format only writes", 'Read with format("mqtt").')
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DownlinkWriter:  # noqa: N802, FBT001 - Spark's signature
-        """Bind both sides; what they raise, this raises."""
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802, FBT001 - Spark's signature
+        """Look at the topics of the batch, and bind both sides; what they raise, this raises."""
+        letters = _part(self.options, DEAD_LETTERS)
+        location = letters.get(_CHECKPOINT, "")
+        client = SinkSettings.parse(letters).client
+        topics = SourceTopics(client, location, self.options[WHERE], self.options[WAYS_OUT])
+        try:
+            topics.look()
+        except KafkaError as problem:
+            return FailingWriter(problem)
         rows = StructType([field for field in schema.fields if field.name not in (DEAD_LETTER, NOTICE, PLACE)])
         kafka = None
         if DEAD_LETTER in schema.names:
             dead_letters = schema[DEAD_LETTER].dataType
             assert isinstance(dead_letters, StructType)
-            kafka = KafkaTransactional(_part(self.options, DEAD_LETTERS)).streamWriter(dead_letters, overwrite)
-        return DownlinkWriter(stream_writer(_part(self.options, MQTT), rows), kafka)
+            kafka = KafkaTransactional(letters).streamWriter(dead_letters, overwrite)
+        return DownlinkWriter(stream_writer(_part(self.options, MQTT), rows), kafka, topics)
 
 
 def _part(options: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -94,24 +108,30 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
     Args:
         mqtt: Takes the rows.
         kafka: Takes the dead letters; None for a line that has none.
+        topics: Where the records came from.
     """
 
-    def __init__(self, mqtt: DataSourceStreamArrowWriter, kafka: DataSourceStreamArrowWriter | None) -> None:
+    def __init__(
+        self, mqtt: DataSourceStreamArrowWriter, kafka: DataSourceStreamArrowWriter | None, topics: SourceTopics
+    ) -> None:
         self._mqtt = mqtt
         self._kafka = kafka
+        self._topics = topics
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> DownlinkWritten:
         """Bring the rows of a partition to the outbox, then its dead letters to Kafka.
 
         Meanwhile they are kept where they can be read twice and in any order, on disk where they are large.
         """
-        with Spill() as spill:
-            rows, dead_letters = sorted_out(spill.kept(iterator))
+        with Spool(_MEMORY, None) as spool:
+            spool.fill(iterator)
+            rows, dead_letters = sorted_out(list(spool))
             sent = self._mqtt.write(rows)
             return DownlinkWritten(sent, self._kafka.write(dead_letters) if self._kafka else None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Let both sides account for the batch."""
+        """Let both sides account for the batch, unless a topic was made anew while it was read [TL-B06]."""
+        self._topics.look(after=True)
         both = [one if isinstance(one, DownlinkWritten) else None for one in messages]
         self._mqtt.commit([one and one.sent for one in both], batchId)
         if self._kafka:

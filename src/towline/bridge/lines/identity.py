@@ -42,7 +42,8 @@ class Identity:
         places: Where the query of an uplink without a checkpoint begins: the ``gateways`` of a source offset
             (`towline.spark.offsets`) as JSON; "" for where each gateway's account stands.
         offsets: The same of a downlink: offsets in Kafka as Spark's source takes them; "" for where the file says.
-        mapping: Digest of what a downlink makes of a record in batches that were begun.
+        topic_ids: Ids of the Kafka topics of those offsets, by name, as JSON.
+        mapping: The settings, as JSON, by which the last batches of a downlink were begun.
         packet_limit: Largest packet of the broker in those batches, in bytes; 0 for no limit.
         guarantee: Its promise when it ran last; "" before the first start.
         split: Digest of what the rows of a batch are made of, where that has several transactions; else "".
@@ -56,6 +57,7 @@ class Identity:
     parallelism: int = 0
     places: str = ""
     offsets: str = ""
+    topic_ids: str = "{}"
     mapping: str = ""
     packet_limit: int = 0
     guarantee: str = ""

@@ -25,6 +25,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, UNFIT, is_other
 from towline.guarantee import Guarantee, policy
+from towline.kafka.topicids import kept_ids
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine
@@ -34,6 +35,7 @@ __all__ = [
     "CheckpointSettings",
     "ResumeStep",
     "SetMarkers",
+    "again_command",
     "begin_again",
     "examine",
     "former_guarantee",
@@ -210,7 +212,7 @@ RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
     ("TL-B52", _resplit, "Set routes, dedupe and dead_letter_topic back until this batch is done, then change them"),
 )
 #: Another try finds the same.
-PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27", "TL-G55", "TL-K13", *UNFIT})
+PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B06", "TL-G55", "TL-K13", *UNFIT})
 
 
 def problem(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> tuple[str, str, str] | None:
@@ -285,10 +287,15 @@ def examine(
     return resumed
 
 
+def again_command(line: AnyLine, file: Path | str) -> str:
+    """The command with which a line begins again."""
+    return f"towline begin-again {line.name} {file}"
+
+
 def refusal(line: AnyLine, file: Path | str, code: str, what: str, way: str) -> TowlineError:
     """Why a line does not start, with both ways out: mend it, or begin again."""
-    again = f"towline begin-again {line.name} {file}"
     cost = _COST_OF_A_COPY if code == "TL-B24" and policy(line.guarantee).serves_again else _COST[line.guarantee.value]
+    again = again_command(line, file)
     do = f"{way} (in {line.gateway.state_dir}); or begin again where the gateway's account stands: {again} ({cost})."
     return TowlineError(code, f'line "{line.name}"', what, do)
 
@@ -342,6 +349,7 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     offsets = json.dumps(at) if at else identity.offsets
     ends = {place.gateway: place.to_json() for place in places_at(Checkpoint(str(line.checkpoint)), batch)}
     fresh = identity.again(json.dumps(ends) if ends else "", offsets, sinks(line.gateway.state_dir))
+    fresh = replace(fresh, topic_ids=json.dumps(kept_ids(Checkpoint(str(line.checkpoint)))))
     if line.checkpoint.exists():
         line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
         _remove_oldest(line.checkpoint)

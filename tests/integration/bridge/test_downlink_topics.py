@@ -1,0 +1,175 @@
+"""Kafka topics of a downlink that are deleted, made anew or overtaken by retention: real Spark, Kafka and gateway.
+
+The line's runner is the driver's own; the session of Spark is the tests'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from tests.conftest import NewTopic
+from tests.helpers import produce_all, wait_until
+from tests.integration.gateway.test_outbox import Ear
+from towline.bridge.config.file import parse
+from towline.bridge.downlink.query import DownlinkQuery
+from towline.bridge.lines.recovery import begin_again
+from towline.bridge.runtime.runner import LineRunner
+from towline.checkpoint import Checkpoint, kafka_offsets_in
+from towline.gateway.launch import ensure
+from towline.kafka.admin import reachable
+from towline_prove.devstack import Kafka, Mosquitto
+
+pytestmark = pytest.mark.spark
+
+PATIENCE = 120.0
+
+
+class Host:
+    """The driver, as far as a runner goes."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+        self.said: list[dict[str, Any]] = []
+
+    def say(self, kind: str, **values: Any) -> None:
+        self.said.append({"kind": kind, **values})
+
+    def ending(self) -> bool:
+        return False
+
+
+class Downlink:
+    """A line that runs in the session of the tests, and what a subscriber hears of it."""
+
+    def __init__(self, spark: SparkSession, broker: Mosquitto, kafka: Kafka, place: Path) -> None:
+        self.host, self.ear = Host(spark), Ear(broker)
+        self._broker, self._kafka, self._place = broker, kafka, place
+        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+
+    def run(self, *said: str) -> None:
+        """Start the line, as the file says it now."""
+        text = (
+            f'name = "{self._place.name}"\nstate_dir = "state"\nmqtt = {{ brokers = "{self._broker.uri}" }}\n'
+            f'kafka = {{ bootstrap_servers = "{self._kafka.bootstrap}" }}\n[[downlink]]\nname = "line"\n'
+            'topic = "down/{key}"\n' + "\n".join(said)
+        )
+        bridge = parse(text, self._place / "bridge.toml", {})
+        (self.line,) = bridge.downlinks
+        with ensure(self.line.gateway, owner_pid=os.getpid()):
+            pass
+        self.host.said.clear()
+        self.runner = LineRunner(self.host, DownlinkQuery(bridge, self.line), None)
+
+    def stop(self) -> None:
+        self.runner.finish(time.monotonic() + 30)
+
+    def put(self, topic: str, numbers: range) -> None:
+        produce_all(self._kafka.bootstrap, topic, ((b"k", b"%d" % number, []) for number in numbers))
+
+    def cut(self, topic: str, offset: int) -> None:
+        """What retention does."""
+        (future,) = self._admin.delete_records([TopicPartition(topic, 0, offset)]).values()
+        future.result(30)
+
+    def delete(self, topic: str, *, again: bool = False) -> None:
+        self._admin.delete_topics([topic])[topic].result(30)
+        wait_until(lambda: topic not in reachable(self._kafka.bootstrap).topics, 30, "the topic's end")
+        if again:
+            self._kafka.create_topics({topic: 1})
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        def stepped() -> bool:
+            self.runner.step()
+            return condition()
+
+        wait_until(stepped, PATIENCE, "the line")
+
+    def hears(self, numbers: list[int]) -> None:
+        self.until(lambda: self.ear.numbers() == numbers)
+
+    def stops(self) -> str:
+        """Why the line stops for good."""
+        self.until(lambda: self.runner.given_up)
+        return str(self.host.said[-1]["text"])
+
+    def taken(self) -> dict[str, int]:
+        """Where the last batch that is done ends, in the one topic."""
+        logs = Checkpoint(str(self.line.checkpoint))
+        return next(iter(kafka_offsets_in(logs.offsets(logs.last_commit_batch())).values()), {})
+
+    def close(self) -> None:
+        self.stop()
+        self.ear.close()
+
+
+@pytest.fixture
+def downlink(spark: SparkSession, mosquitto: Mosquitto, kafka: Kafka, tmp_path: Path) -> Iterator[Downlink]:
+    with contextlib.closing(Downlink(spark, mosquitto, kafka, tmp_path)) as line:
+        yield line
+
+
+def test_records_that_are_gone_and_a_topic_made_anew(downlink: Downlink, topic: NewTopic) -> None:
+    """Retention overtakes a stopped line, a batch is begun; then its topic is made anew, and is longer."""
+    name = topic()
+    source = f'from = "{name}"'
+    downlink.put(name, range(3))
+    downlink.run(source)
+    downlink.hears([0, 1, 2])
+    downlink.stop()
+
+    downlink.put(name, range(3, 10))
+    downlink.cut(name, 8)
+    downlink.run(source)
+    assert f"in offset [3, 10) for topic partition {name}-0" in downlink.stops()
+    assert '"go_on"' in downlink.stops()
+    assert "[TL-B06]" in downlink.stops()
+    downlink.stop()
+    downlink.run(source, 'on_data_loss = "go_on"', 'where = "false"')
+    downlink.hears([0, 1, 2, 8, 9])  # by the settings the batch was begun with
+    downlink.put(name, range(10, 12))
+    downlink.until(lambda: downlink.taken() == {"0": 12})  # and then by the file's
+    downlink.stop()
+
+    downlink.delete(name, again=True)
+    downlink.put(name, range(100, 120))
+    downlink.run(source, 'on_data_loss = "go_on"')
+    why = downlink.stops()
+    assert f'"{name}" (its id was ' in why
+    assert "offset 12 of partition 0; nothing is read from there" in why
+    assert "--begin-again line; from its end" in why
+    assert downlink.ear.numbers() == [0, 1, 2, 8, 9], "no record of the new one"
+    downlink.stop()
+    begin_again(downlink.line)
+    downlink.run(source)
+    downlink.hears([0, 1, 2, 8, 9, *range(100, 120)])
+
+
+def test_a_tenants_topic_that_is_gone_stops_nobody(downlink: Downlink, topic: NewTopic) -> None:
+    """All of it was delivered: a warning, and the others go on, while the line runs and after a stop."""
+    one, two, three = topic("one"), topic("two"), topic("three")
+    source = f"from = {{ pattern = '^(one|two|three)\\{one.removeprefix('one')[:-1]}' }}"
+    downlink.put(two, range(2))
+    downlink.run(source)
+    downlink.hears([0, 1])
+    downlink.delete(two)
+    downlink.put(one, range(2, 4))
+    downlink.hears([0, 1, 2, 3])
+    told = [text for report in downlink.host.said for text in report.get("remarks", ())]
+    assert told == [f'topic "{two}", read up to offset 2, is gone from Kafka; all that is known of it was delivered']
+    downlink.stop()
+    downlink.delete(three)
+    downlink.run(source)
+    downlink.put(one, range(4, 5))
+    downlink.hears([0, 1, 2, 3, 4])
+    (stopped,) = [report for report in downlink.host.said if report["kind"] == "failed"]
+    assert "Partitions Set(" in stopped["text"], "Spark is asked to stop at any other loss"

@@ -1,0 +1,178 @@
+"""What becomes of a line whose Kafka topics are gone, and what a broker without topic ids leaves unknown.
+
+What Kafka answers is given; `tests/integration/bridge/test_downlink_topics.py` asks a real one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Uuid
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.bridge.test_downlink_file import GOOD, read
+from tests.unit.bridge.test_downlink_mapping import checkpoint
+from towline.bridge.downlink import topics
+from towline.bridge.downlink.query import DownlinkQuery
+from towline.bridge.downlink.topics import TopicFindings, look_at_topics
+from towline.bridge.lines.evidence import read_checkpoint
+from towline.bridge.lines.identity import Identity
+from towline.checkpoint import Checkpoint
+from towline.errors import KafkaError
+from towline.kafka.topicids import id_text, keep_ids, remade
+
+PATTERN = GOOD.replace('from = "commands"', "from = { pattern = '^t\\.' }")
+GO_ON = PATTERN + 'on_data_loss = "go_on"\n'
+#: Of batch 0, which is done, and of batch 1, which is or is not: where each topic ends. What that makes of topic t.b,
+#: which is gone, with batches of at most 100 records.
+CASES = [
+    # all of it was delivered: it stood still, or the batch had room for more
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 5}, True, PATTERN, ""),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 50}, True, PATTERN, ""),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 200, "t.b": 5}, True, PATTERN, ""),
+    # the batch was full: there was more of it, or there may have been
+    ({"t.a": 1, "t.b": 5}, {"t.a": 50, "t.b": 55}, True, PATTERN, 'topic "t.b" behind offset 55'),
+    # begun without it, as Spark does when it is gone, and never run
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9}, False, PATTERN, ""),
+    ({"t.a": 50, "t.b": 55}, {"t.a": 60}, False, PATTERN, 'topic "t.b" behind offset 55'),
+    # begun with records of it, or with none
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, PATTERN, 'offsets 5 to 7 of topic "t.b", partition 0'),
+    ({"t.a": 1, "t.b": 5}, {"t.a": 9, "t.b": 8}, False, GO_ON, "Spark would wait for a topic that is gone"),
+    ({"t.a": 1}, {"t.a": 9, "t.b": 0}, False, PATTERN, ""),
+    ({"t.a": 50, "t.b": 55}, {"t.a": 60}, False, GO_ON, ""),
+]
+
+
+def ends(of: dict[str, int]) -> dict[str, dict[str, int]]:
+    return {name: {"0": at} for name, at in of.items()}
+
+
+@pytest.mark.parametrize(("first", "second", "done", "file", "lost"), CASES)
+def test_a_topic_that_is_gone_stops_a_line_only_where_records_were_unread(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: dict[str, int],
+    second: dict[str, int],
+    done: bool,
+    file: str,
+    lost: str,
+) -> None:
+    bridge = read(file, tmp_path)
+    (line,) = bridge.downlinks
+    checkpoint(line, ends(first))
+    checkpoint(line, ends(second), 1, done=done)
+    monkeypatch.setattr(topics, "reachable", lambda *_: type("Info", (), {"topics": {"t.a": 1, "other": 1}}))
+    monkeypatch.setattr(topics, "ids_of", lambda _, names, __: {"t.a": "A"} if "t.a" in names else {})
+    monkeypatch.setattr(topics, "first_offsets", lambda *_: {0: 0})
+
+    def look() -> TopicFindings:
+        return look_at_topics(line, "bridge.toml", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
+
+    if lost:
+        with pytest.raises(KafkaError, match=r"TL-B06") as caught:
+            look()
+        assert lost in str(caught.value)
+        assert "towline run bridge.toml --begin-again commands" in caught.value.do
+        return
+    found = look()
+    assert found.gone
+    (remark,) = found.remarks
+    assert ("is gone from Kafka; all that is known of it was delivered" in remark) is (file is PATTERN)
+
+
+def test_while_a_topic_is_gone_what_retention_took_of_the_others_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark is told not to stop at a loss for that one batch, and would not say it."""
+    bridge = read(PATTERN, tmp_path)
+    (line,) = bridge.downlinks
+    checkpoint(line, ends({"t.a": 1, "t.b": 5}))
+    checkpoint(line, ends({"t.a": 9}), 1, done=False)
+    monkeypatch.setattr(topics, "reachable", lambda *_: type("Info", (), {"topics": {"t.a": 1}}))
+    monkeypatch.setattr(topics, "ids_of", lambda *_: {"t.a": "A"})
+    monkeypatch.setattr(topics, "first_offsets", lambda *_: {0: 4})
+    with pytest.raises(KafkaError, match=r'offsets 1 to 3 of topic "t\.a", partition 0.*go_on.*TL-B06'):
+        look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
+
+
+def test_a_topic_that_is_named_and_gone_is_waited_for_and_one_taken_out_of_the_file_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic'), tmp_path)
+    (line,) = bridge.downlinks
+    checkpoint(line, ends({"commands": 1, "former": 5}))
+    monkeypatch.setattr(topics, "ids_of", lambda *_: {"commands": "A", "former": "B"})
+    with pytest.raises(KafkaError, match=r"reads more, and Kafka has no such topic. Create it.*TL-B03"):
+        look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
+    monkeypatch.setattr(topics, "ids_of", lambda *_: {"commands": "A", "former": "B", "more": ""})
+    found = look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
+    assert found.remarks[0] == 'topic "former", read up to offset 5, is not read any more'
+    assert found.remarks[1].startswith("topic ids unknown (more): this Kafka gives none")
+
+
+def test_before_the_first_offset_the_ids_are_noted_and_a_silent_kafka_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With "latest" the first offset is one of the topic that was there then."""
+    bridge = read(GOOD, tmp_path)
+    (line,) = bridge.downlinks
+
+    def silent(*_: object) -> dict[str, str]:
+        raise KafkaError("TL-K01", "k", "no answer")
+
+    monkeypatch.setattr(topics, "ids_of", silent)
+    evidence = read_checkpoint(line.checkpoint)
+    with pytest.raises(KafkaError, match="TL-K01"):
+        look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
+    monkeypatch.setattr(topics, "ids_of", lambda *_: {"commands": "A"})
+    look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
+    initial = line.checkpoint / "sources" / "0" / "0"
+    initial.parent.mkdir(parents=True)
+    initial.write_text('\0v1\n{"commands":{"0":5}}')
+    monkeypatch.setattr(topics, "ids_of", lambda *_: {"commands": "B"})
+    with pytest.raises(KafkaError, match=r"its id was A, and is B\): offset 5 of partition 0.*TL-B06"):
+        look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
+    monkeypatch.setattr(topics, "ids_of", silent)
+    assert look_at_topics(line, "b", evidence, bridge.kafka.client(), 100) == TopicFindings()
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted"),
+    [("", {"0": -2, "1": -2}), ('"latest"', {"0": -1, "1": -1}), ('{ commands = { "0" = 7 } }', {"0": 7, "1": -2})],
+)
+def test_a_line_that_begins_again_reads_a_topic_made_anew_as_the_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, wanted: dict[str, int]
+) -> None:
+    """Both ways out of TL-B06; the other topics go on where they stood."""
+    said = f"starting_offsets = {start}\n" if start else ""
+    bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic') + said, tmp_path)
+    query = DownlinkQuery(bridge, bridge.downlinks[0])
+    query._findings = TopicFindings({"commands": "B", "more": "M"})
+    monkeypatch.setattr(
+        "towline.bridge.downlink.query.reachable", lambda _: type("Info", (), {"topics": {"commands": 2, "more": 1}})
+    )
+    offsets, ids = json.dumps(ends({"commands": 12, "more": 3})), json.dumps({"commands": "A", "more": "M"})
+    begins = json.loads(query._starting(Identity("commands", "s", offsets=offsets, topic_ids=ids)))
+    assert begins == {"commands": wanted, "more": {"0": 3}}
+
+
+_IDS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "1", "2"]))
+
+
+@given(_IDS, _IDS)
+def test_an_unknown_id_is_no_other_one(kept: dict[str, str], now: dict[str, str]) -> None:
+    both = {name for name in kept.keys() & now.keys() if kept[name] and now[name]}
+    assert remade(kept, now) == sorted(name for name in both if kept[name] != now[name])
+
+
+def test_a_broker_without_ids_answers_with_zeros_and_a_note_that_is_torn_has_none(tmp_path: Path) -> None:
+    """Kafka before 2.8 has no topic ids, and librdkafka shows 0 for that."""
+    assert (id_text(Uuid(0, 0)), id_text(Uuid(0, 1))) == ("", "AAAAAAAAAAAAAAAAAAAAAQ")
+    logs = Checkpoint(str(tmp_path))
+    keep_ids(logs, {"t": "A"})
+    (tmp_path / "towline.topics").write_text("{")
+    keep_ids(logs, {"t": "B"})
+    assert json.loads((tmp_path / "towline.topics").read_text()) == {"t": "B"}
