@@ -126,29 +126,21 @@ class SourceTopics:
     where: str
     do: str
 
-    def look(self, *, after: bool = False) -> None:
+    def look(self) -> None:
         """Compare the topics of the newest batch, and note the ids of those that are new in it.
 
-        Only topics with records in the batch are asked about: one that stands still is not read from a wrong offset.
-
-        Args:
-            after: Its tasks have ended. No answer ends no batch then: the note stays as it is, and the next batch is
-                not read before it was compared.
+        Call it when a writer is made, which Spark does before the tasks of a batch and again for its commit. Only
+        topics with records in the batch are asked about: one that stands still is not read from a wrong offset.
 
         Raises:
-            KafkaError: TL-B06, a topic was made anew; TL-K01, no answer before the tasks.
+            KafkaError: TL-B06, a topic was made anew; TL-K01, no answer.
             JournalError: TL-J20, the ids can't be noted.
         """
         logs = Checkpoint(self.location)
         batch, kept = logs.last_offsets_batch(), kept_ids(logs)
         begun = kafka_offsets_in(logs.offsets(batch - 1) if batch else [logs.first_offsets()])
         ends = kafka_offsets_in(logs.offsets(batch))
-        try:
-            now = ids_of(self.client, [name for name in ends if name not in kept or begun.get(name) != ends[name]])
-        except KafkaError as error:
-            if after and error.code in faults.SILENCE:
-                return
-            raise
+        now = ids_of(self.client, [name for name in ends if name not in kept or begun.get(name) != ends[name]])
         if remade(kept, now):
             raise made_anew(self.where, self.do, begun, kept, now)
         keep_ids(logs, {name: kept.get(name) or now.get(name, "") for name in ends})

@@ -135,20 +135,18 @@ class KafkaTransactional(DataSource):
         location = self.options.get("checkpointlocation", "")
         if not policy(self._settings.guarantee).serves_again:
             Checkpoint(location).sync()
-        sources = self._settings.source_topics and location
-        topics = SourceTopics(self._settings.client, location, FORMAT, _ANEW) if sources else None
         looks = self._settings.guarantee == "exactly_once" and location
         try:
-            if topics:
-                topics.look()
+            if self._settings.source_topics and location:
+                SourceTopics(self._settings.client, location, FORMAT, _ANEW).look()
             origin = batch_origin(self._settings, location) if looks else BatchOrigin()
         except KafkaError as problem:
             return FailingWriter(problem)
         delivery = self._delivery(schema, origin)
         if not self._settings.gather:
-            return StreamWriter(delivery, location, topics)
+            return StreamWriter(delivery, location)
         place = RowsForDriver.beside(location, origin.newest, self._settings.spool_disk)
-        return GatheringWriter(delivery, location, place, topics)
+        return GatheringWriter(delivery, location, place)
 
     @one_line
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
@@ -194,13 +192,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
     Args:
         delivery: The strategy.
         location: The checkpoint; empty if unknown.
-        topics: Where the rows came from, if that is to be looked at.
     """
 
-    def __init__(self, delivery: Delivery, location: str = "", topics: SourceTopics | None = None) -> None:
+    def __init__(self, delivery: Delivery, location: str = "") -> None:
         self._delivery = delivery
         self._location = location
-        self._topics = topics
 
     @one_line
     def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:
@@ -227,8 +223,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
             JournalError: TL-J20, the state can't be made durable.
         """
         settle()
-        if self._topics:
-            self._topics.look(after=True)
         self._account(answers(messages, KafkaWritten, batchId, _out_of_place), batchId)
 
     def _account(self, written: Sequence[KafkaWritten], batch: int) -> None:
@@ -266,13 +260,10 @@ class GatheringWriter(StreamWriter):
         delivery: The strategy.
         location: The checkpoint.
         place: Where the tasks of this batch leave their rows.
-        topics: As `StreamWriter` has it.
     """
 
-    def __init__(
-        self, delivery: Delivery, location: str, place: RowsForDriver, topics: SourceTopics | None = None
-    ) -> None:
-        super().__init__(delivery, location, topics)
+    def __init__(self, delivery: Delivery, location: str, place: RowsForDriver) -> None:
+        super().__init__(delivery, location)
         self._place = place
 
     @one_line
@@ -295,8 +286,6 @@ class GatheringWriter(StreamWriter):
             JournalError: TL-J20, the state can't be made durable.
         """
         settle()
-        if self._topics:
-            self._topics.look(after=True)
         gathered = answers(messages, KafkaGathered, batchId, _out_of_place)
         gathered.sort(key=lambda answer: answer.partition)
         if not gathered:
@@ -331,6 +320,11 @@ class FailingWriter(StreamWriter):
         Raises:
             KafkaError: The problem.
         """
+        raise self._problem
+
+    @one_line
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+        """Say it, as `write`: Spark makes the writer anew for a commit, too."""
         raise self._problem
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's

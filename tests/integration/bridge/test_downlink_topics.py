@@ -152,6 +152,10 @@ def test_records_that_are_gone_and_a_topic_made_anew(downlink: Downlink, topic: 
     begin_again(downlink.line)
     downlink.run(source)
     downlink.hears([0, 1, 2, 8, 9, *range(100, 120)])
+    downlink.delete(name, again=True)  # while it runs
+    downlink.put(name, range(200, 230))
+    assert "its id was" in downlink.stops()
+    assert downlink.ear.numbers() == [0, 1, 2, 8, 9, *range(100, 120)]
 
 
 def test_a_tenants_topic_that_is_gone_stops_nobody(downlink: Downlink, topic: NewTopic) -> None:

@@ -42,7 +42,7 @@ def plan(checkpoint: Path, batch: int, end: dict[str, int]) -> None:
 
 
 def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
-    """Before its tasks, and after them; a topic without records in the batch is not asked about."""
+    """A topic without records in the batch is not asked about, and not read either."""
     client, one, two = {"bootstrap.servers": kafka.bootstrap}, topic("one"), topic("two")
     topics, logs = SourceTopics(client, str(tmp_path), 'line "x"', "Begin again."), Checkpoint(str(tmp_path))
     plan(tmp_path, 0, {one: 3, two: 0})
@@ -52,29 +52,25 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
     make_anew(kafka, two)
     plan(tmp_path, 1, {one: 5, two: 0})
     topics.look()
-    topics.look(after=True)
     make_anew(kafka, one)
-    for after in (True, False):
-        with pytest.raises(KafkaError) as caught:
-            topics.look(after=after)
-        assert caught.value.code == "TL-B06"
-        assert f'"{one}" (its id was {ids[one]}, and is ' in caught.value.what
-        assert "offset 3 of partition 0; nothing is read from there" in caught.value.what
+    with pytest.raises(KafkaError) as caught:
+        topics.look()
+    assert caught.value.code == "TL-B06"
+    assert f'"{one}" (its id was {ids[one]}, and is ' in caught.value.what
+    assert "offset 3 of partition 0; nothing is read from there" in caught.value.what
     assert kept_ids(logs) == ids, "what was noted stays"
     plan(tmp_path, 2, {two: 0})
     topics.look()
     assert set(kept_ids(logs)) == {two}, "one that is gone and comes again begins anew"
 
 
-def test_a_kafka_that_is_away_is_asked_before_the_tasks_and_ends_no_batch_after_them(
+def test_nothing_is_read_while_kafka_does_not_say_which_topic_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topicids, "ids_of", partial(ids_of, timeout_s=0.5))
-    topics = SourceTopics({"bootstrap.servers": "127.0.0.1:1"}, str(tmp_path), 'line "x"', "")
     plan(tmp_path, 0, {"t": 3})
     with pytest.raises(KafkaError, match="TL-K01"):
-        topics.look()
-    topics.look(after=True)
+        SourceTopics({"bootstrap.servers": "127.0.0.1:1"}, str(tmp_path), 'line "x"', "").look()
     assert kept_ids(Checkpoint(str(tmp_path))) == {}
 
 

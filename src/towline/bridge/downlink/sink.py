@@ -80,11 +80,9 @@ class DownlinkSink(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802, FBT001 - Spark's signature
         """Look at the topics of the batch, and bind both sides; what they raise, this raises."""
         letters = _part(self.options, DEAD_LETTERS)
-        location = letters.get(_CHECKPOINT, "")
-        client = SinkSettings.parse(letters).client
-        topics = SourceTopics(client, location, self.options[WHERE], self.options[WAYS_OUT])
+        client, location = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT, "")
         try:
-            topics.look()
+            SourceTopics(client, location, self.options[WHERE], self.options[WAYS_OUT]).look()
         except KafkaError as problem:
             return FailingWriter(problem)
         rows = StructType([field for field in schema.fields if field.name not in (DEAD_LETTER, NOTICE, PLACE)])
@@ -93,7 +91,7 @@ class DownlinkSink(DataSource):
             dead_letters = schema[DEAD_LETTER].dataType
             assert isinstance(dead_letters, StructType)
             kafka = KafkaTransactional(letters).streamWriter(dead_letters, overwrite)
-        return DownlinkWriter(stream_writer(_part(self.options, MQTT), rows), kafka, topics)
+        return DownlinkWriter(stream_writer(_part(self.options, MQTT), rows), kafka)
 
 
 def _part(options: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -108,15 +106,11 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
     Args:
         mqtt: Takes the rows.
         kafka: Takes the dead letters; None for a line that has none.
-        topics: Where the records came from.
     """
 
-    def __init__(
-        self, mqtt: DataSourceStreamArrowWriter, kafka: DataSourceStreamArrowWriter | None, topics: SourceTopics
-    ) -> None:
+    def __init__(self, mqtt: DataSourceStreamArrowWriter, kafka: DataSourceStreamArrowWriter | None) -> None:
         self._mqtt = mqtt
         self._kafka = kafka
-        self._topics = topics
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> DownlinkWritten:
         """Bring the rows of a partition to the outbox, then its dead letters to Kafka.
@@ -130,8 +124,7 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             return DownlinkWritten(sent, self._kafka.write(dead_letters) if self._kafka else None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Let both sides account for the batch, unless a topic was made anew while it was read [TL-B06]."""
-        self._topics.look(after=True)
+        """Let both sides account for the batch."""
         both = [one if isinstance(one, DownlinkWritten) else None for one in messages]
         self._mqtt.commit([one and one.sent for one in both], batchId)
         if self._kafka:
