@@ -57,10 +57,10 @@ class Scene:
         self.stopping = threading.Event()
         self.children: Any = [SimpleNamespace(line=one, fatal=None) for one in bridge.lines]
         driver: Any = SimpleNamespace(judge=self._judge, hold=self._hold, take=self._take)
-        kafka: Any = SimpleNamespace(see_to=self._see_to, take=lambda _: None)
+        monkeypatch.setattr(reloading, "see_to", self._see_to)
         monkeypatch.setattr(reloading, "discover", lambda _: self)
         monkeypatch.setattr(reloading, "_GRANT_S", 0.3)
-        self.reloading = Reloading(bridge, bridge, self._read, self.state, driver, kafka, self.children, self.stopping)
+        self.reloading = Reloading(bridge, bridge, self._read, self.state, driver, self.children, self.stopping)
 
     def write(self, text: str) -> Bridge:
         (self._place / "bridge.toml").write_text(text)
@@ -82,10 +82,11 @@ class Scene:
         routes = {name: [one.from_ for one in bridge.line(name).sections] for name in names}  # type: ignore[union-attr]
         self.asked.append(f"take {routes}")
 
-    def _see_to(self, _: Bridge, topics: list[str]) -> None:
+    def _see_to(self, _: Bridge, topics: list[str]) -> str:
         self.asked.append(f"topics {' '.join(topics)}")
         if self.kafka_error:
             raise self.kafka_error
+        return ""
 
     def want(self, _: str, filters: list[dict[str, Any]], __: str) -> tuple[str, str]:
         named = " ".join(one["filter"] for one in filters)

@@ -70,11 +70,6 @@ class KafkaSupervisor(ChildSupervisor):
                 self._measure(admin)
                 self._stopping.wait(_LOOK_S)
 
-    def see_to(self, bridge: Bridge, topics: Iterable[str]) -> None:
-        """As the function, and tell what was made."""
-        if made := see_to(bridge, topics):
-            self._state.say(made)
-
     def _answers(self) -> None:
         self._pauses.reset()
         with self._state.lock:

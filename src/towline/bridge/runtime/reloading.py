@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.reload import LineChange, changes
 from towline.bridge.lines.leftovers import remember
+from towline.bridge.runtime.kafka_supervisor import see_to
 from towline.bridge.runtime.state import digest_of, is_there, read_state
 from towline.bridge.runtime.supervision import unforeseen
 from towline.errors import ConfigError, GatewayUnreachable, KafkaError, TowlineError
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from towline.bridge.runtime.driver_supervisor import DriverSupervisor
     from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
     from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
-    from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
     from towline.bridge.runtime.state import BridgeState
     from towline.mqtt.events import Filter
 
@@ -75,7 +75,6 @@ class Reloading:
         read: Reads the file anew.
         state: Where the outcome goes.
         driver: Runs the queries.
-        kafka: Looks for topics.
         gateways: Of the lines.
         stopping: Set when the bridge ends.
     """
@@ -87,7 +86,6 @@ class Reloading:
         read: Callable[[], Bridge],
         state: BridgeState,
         driver: DriverSupervisor,
-        kafka: KafkaSupervisor,
         gateways: Sequence[GatewaySupervisor | GatewaysSupervisor],
         stopping: threading.Event,
     ) -> None:
@@ -95,7 +93,6 @@ class Reloading:
         self._read = read
         self._state = state
         self._driver = driver
-        self._kafka = kafka
         self._gateways = {child.line.name: child for child in gateways}
         self._stopping = stopping
         self._thread: threading.Thread | None = None
@@ -191,7 +188,8 @@ class Reloading:
         if not topics:
             return
         try:
-            self._kafka.see_to(bridge, topics)
+            if made := see_to(bridge, topics):
+                self._state.say(made)
         except KafkaError as error:
             if error.code != "TL-K01":
                 raise

@@ -137,7 +137,6 @@ class Supervisor:
                 self._read,
                 self._state,
                 self._driver,
-                self._kafka,
                 self._gateways,
                 self._spark_ending,
             )
