@@ -83,6 +83,20 @@ def test_a_topic_that_is_gone_stops_a_line_only_where_records_were_unread(
     assert ("is gone from Kafka; all that is known of it was delivered" in remark) is (file is PATTERN)
 
 
+def test_a_topic_that_is_gone_before_the_first_batch_may_have_had_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge = read(PATTERN, tmp_path)
+    (line,) = bridge.downlinks
+    initial = line.checkpoint / "sources" / "0" / "0"
+    initial.parent.mkdir(parents=True)
+    initial.write_text('\0v1\n{"t.b":{"0":5}}')
+    monkeypatch.setattr(topics, "reachable", lambda *_: type("Info", (), {"topics": {}}))
+    monkeypatch.setattr(topics, "ids_of", lambda *_: {})
+    with pytest.raises(KafkaError, match=r'topic "t\.b" behind offset 5, where more records were, or may have been'):
+        look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
+
+
 def test_while_a_topic_is_gone_what_retention_took_of_the_others_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,12 +130,11 @@ def _unread(name: str, evidence: Evidence, checkpoint: Path, limit: int) -> str:
     before, begun = _batch(checkpoint, evidence.planned)
     if not evidence.decided and name in begun:
         return _told(name, _ranges(before, begun, name))
-    if evidence.done is None:
-        return ""
-    start, end = _batch(checkpoint, evidence.done)
+    start, end = _batch(checkpoint, evidence.done)  # where the query began, and no record was taken, if none is done
     taken = [one for each in end for one in _ranges(start, end, each)]
     # Each partition with records gives a batch one at least, and the share of each is rounded.
-    if not _ranges(start, end, name) or sum(b - a for _, a, b in taken) + len(taken) < limit:
+    idle = not _ranges(start, end, name) or sum(b - a for _, a, b in taken) + len(taken) < limit
+    if idle and evidence.done is not None:
         return ""
     last = ", ".join(f"{at:,}" for at in end.get(name, {}).values())
     return f'topic "{name}" behind offset {last}, where more records were, or may have been'
