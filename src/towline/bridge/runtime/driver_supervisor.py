@@ -156,11 +156,8 @@ class DriverSupervisor(ChildSupervisor):
 
     def give_up(self, name: str, why: str) -> None:
         """Leave the query of a line out, and say why."""
-        self.given_up[name] = why
         with self._state.lock:
-            view = self._state.lines[name]
-            view.query, view.query_error = "stopped", why
-        self._state.say(f'{why}\nline "{name}": this line stops')
+            self._on_failed({"line": name, "text": why})
 
     def take(self, bridge: Bridge, lines: Sequence[str]) -> None:
         """Run another bridge from now on.
