@@ -12,10 +12,11 @@ import pytest
 from tests.unit.bridge.test_downlink_file import GOOD, read, the_line
 from towline.bridge.config.model import DownLine
 from towline.bridge.downlink.mapping import begun_line, mapping_of
-from towline.bridge.downlink.query import DownlinkQuery, covering
+from towline.bridge.downlink.query import DownlinkQuery, _transform, covering
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import begin_again
 from towline.checkpoint import Checkpoint
+from towline.errors import ConfigError
 from towline.kafka.topicids import keep_ids
 
 # -- beginning again --
@@ -128,3 +129,11 @@ def test_it_begins_again_with_every_partition_there_is(tmp_path: Path, source: s
     stood = {"commands": {"0": 12}, "gone": {"0": 3}}
     topics = {"commands": 3, "new": 1, "__mine": 1, "__consumer_offsets": 50}
     assert covering(stood, topics, section) == wanted
+
+
+def test_a_module_that_ends_the_process_ends_its_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One driver has all lines: it was started again and again."""
+    (tmp_path / "leaving.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"can't be loaded \(SystemExit: 3\).*TL-C78"):
+        _transform(the_line(GOOD + 'transform = "leaving:f"\n', tmp_path))
