@@ -14,12 +14,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import KafkaException, TopicCollection, Uuid
+from confluent_kafka import Uuid
 
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import KafkaError
 from towline.kafka import faults
-from towline.kafka.admin import looking
+from towline.kafka.admin import described, looking
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,26 +48,20 @@ def ids_of(client: Mapping[str, str], topics: Iterable[str], timeout_s: float = 
         return {}
     if (kept := _clients.pop(key, None)) is not None:
         with contextlib.suppress(*faults.FOREIGN):  # a new client knows why there is no answer
-            found = _described(kept, names, timeout_s)
+            found = _ids(kept, names, timeout_s)
             _clients[key] = kept
             return found
     with looking(client) as admin:
-        found = _described(admin, names, timeout_s)
+        found = _ids(admin, names, timeout_s)
     _clients[key] = admin
     return found
 
 
-def _described(admin: Any, names: list[str], timeout_s: float) -> dict[str, str]:
-    found = {}
-    for name, future in admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
-        try:
-            found[name] = id_text(future.result().topic_id)
-        except KafkaException as problem:
-            if faults.name_of(problem) == "TOPIC_AUTHORIZATION_FAILED":
-                found[name] = ""
-            elif faults.name_of(problem) != "UNKNOWN_TOPIC_OR_PART":
-                raise
-    return found
+def _ids(admin: Any, names: list[str], timeout_s: float) -> dict[str, str]:
+    return {
+        name: "" if topic is None else id_text(topic.topic_id)
+        for name, topic in described(admin, names, timeout_s).items()
+    }
 
 
 def id_text(topic_id: Uuid) -> str:

@@ -100,6 +100,7 @@ def test_what_is_no_whole_letter_is_counted_and_told(
     def read(*_: Any, **__: Any) -> Iterator[dlq._Record]:
         return (dlq._Record(0, at, 0, *one) for at, one in enumerate(records))
 
+    monkeypatch.setattr(dlq, "ids_of", lambda *_: {})
     monkeypatch.setattr(dlq.DeadLetterTopic, "_records", read)
     monkeypatch.setattr(dlq.DeadLetterTopic, "_ends", lambda *_: {0: len(records)})
     monkeypatch.setattr(dlq.DeadLetterTopic, "_read_marks", lambda *_: None)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, Uuid
 from confluent_kafka import KafkaError as ClientError
 
 from towline.kafka import admin, delivery, exactly_once, markerstore, producers, screening, transactions
@@ -345,6 +345,15 @@ class MemoryAdmin:
     def _config(self, name: str) -> dict[str, Any]:
         config = {"cleanup.policy": "delete", "max.message.bytes": "1048588", **self.kafka.configs.get(name, {})}
         return {key: SimpleNamespace(value=value) for key, value in config.items()}
+
+    def describe_topics(self, topics: TopicCollection, request_timeout: float, **_: Any) -> dict[str, Future[Any]]:
+        names = topics.topic_names
+        return {name: self._answer("describe_topics", partial(self._described, name)) for name in names}
+
+    def _described(self, name: str) -> Any:
+        if name not in self.kafka.topics:
+            raise raised("UNKNOWN_TOPIC_OR_PART", "Broker: Unknown topic or partition")
+        return SimpleNamespace(topic_id=Uuid(1, sum(name.encode())))
 
     def create_topics(self, new: list[Any], operation_timeout: float, request_timeout: float) -> dict[str, Future[Any]]:
         return {one.topic: self._answer("create_topics", partial(self._create, one)) for one in new}

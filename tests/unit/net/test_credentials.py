@@ -117,9 +117,9 @@ def test_a_file_that_can_not_be(tmp_path: Path, name: str, content: bytes | None
     ("name", "words"),
     [
         ("number", "returned int and not a password, text or bytes"),
-        ("away", "raised OSError"),
+        ("away", "failed (OSError"),
         ("hangs", "gave no password: no answer within 0.2 s"),
-        ("nothing", "can't be imported (AttributeError)"),
+        ("nothing", "can't be imported (AttributeError, "),
     ],
 )
 def test_a_provider_is_asked_again(name: str, words: str) -> None:
