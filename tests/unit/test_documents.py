@@ -124,6 +124,20 @@ def test_every_cell_of_what_may_be_changed_is_a_test() -> None:
             assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), f"{row[0]}: {file}::{test}"
 
 
+def test_every_cell_of_the_situations_is_a_test() -> None:
+    _, *situations = (ROOT / "docs" / "situations.md").read_text().split("\n## ")
+    assert len(situations) >= 20
+    for text in situations:
+        title, *lines = text.splitlines()
+        rows = [row.strip("| ").split(" | ") for row in lines if row.startswith("| ") and "what happens" not in row]
+        assert [row[0] for row in rows] == ["running", "stopped", "first start"], title
+        for _, _, tests in rows:
+            named = re.findall(r"`([\w/]+\.py)::(\w+)`", tests)
+            assert named, title
+            for file, test in named:
+                assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), f"{title}: {file}::{test}"
+
+
 def test_every_sentence_of_kafkas_page_is_a_test() -> None:
     page = (ROOT / "docs" / "guarantees.md").read_text().partition("## Kafka's own words")[2].partition("\n## ")[0]
     rows = [row for row in page.splitlines() if row.startswith("| ") and "Kafka's page says" not in row]

@@ -162,8 +162,6 @@ def test_a_changed_file_hides_neither_letters_nor_lines(bridge: Running) -> None
     assert (left["line"], left["waiting"], left["sessions"]) == ("line", 0, ["stubs-line"])
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv on this machine")
 def addresses(process: psutil.Process) -> list[Any]:
     """Where it listens; nowhere if it has ended, as Spark's Python workers do when they are idle."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -171,6 +169,8 @@ def addresses(process: psutil.Process) -> list[Any]:
     return []
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv on this machine")
 def test_another_user_reads_and_reaches_nothing(bridge: Running, mosquitto: Mosquitto) -> None:
     """Nothing with messages, and no port that talks."""
     received = bridge.account()["received"]
