@@ -19,7 +19,7 @@ from towline.bridge.config.plan import plan_of, render
 from towline.bridge.lines.elsewhere import away_trouble, combined
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import begin_again
-from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
+from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor
 from towline.bridge.runtime.screen import line_state, summary
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, code_of, collect

@@ -17,7 +17,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.backoff import Backoff
 from towline.bridge.runtime.failures import MAX_TEXT, NO_JVM
 from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
@@ -52,18 +51,13 @@ class DriverSupervisor(ChildSupervisor):
     command: Sequence[str] = (sys.executable, "-m", "towline.bridge.runtime.driver")
 
     def __init__(self, bridge: Bridge, state: BridgeState, kafka: KafkaSupervisor, stopping: threading.Event) -> None:
-        super().__init__(name="driver", daemon=True)
-        #: What only a person can mend: there is no Java that Spark can use.
-        self.fatal: TowlineError | None = None
+        super().__init__("driver", state, stopping, 30.0)
         #: Where the driver's standard error goes, Spark's included.
         self.log = bridge.logs / "driver.log"
         #: Lines whose query was given up, with the reason.
         self.given_up: dict[str, str] = {}
         self._bridge = bridge
-        self._state = state
         self._kafka = kafka
-        self._stopping = stopping
-        self._pauses = Backoff(first=0.5, most=30.0)
         self._process: subprocess.Popen[str] | None = None
         #: Held by whoever starts a process, or writes to it: each command is a line, and none is for the one before.
         self._writing = threading.RLock()
@@ -80,7 +74,7 @@ class DriverSupervisor(ChildSupervisor):
     @property
     def wanted(self) -> bool:
         """Until the bridge ends, no line is left, or Spark can't start."""
-        return self.fatal is None and len(self.given_up) < len(self._bridge.lines) and not self._stopping.is_set()
+        return super().wanted and len(self.given_up) < len(self._bridge.lines)
 
     def _round(self) -> None:
         self._last_word = ""

@@ -1,4 +1,4 @@
-"""Keeps the gateway of a line running, and asks it how it is."""
+"""Keeps the gateway of a line running, and asks it, or those of the line that run elsewhere, how they are."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.backoff import Backoff
+from towline.bridge.lines.elsewhere import AWAY, away_text, away_trouble, combined, each, is_refused, places_of
+from towline.bridge.lines.evidence import status_of
 from towline.bridge.lines.recovery import PERMANENT, refused
 from towline.bridge.runtime.members import is_drained, wanted_clients
 from towline.bridge.runtime.supervision import ChildSupervisor
@@ -31,10 +33,10 @@ from towline.guarantee import AckAfter
 from towline.mqtt.reasons import KEEP_SESSIONS
 
 if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine
+    from towline.bridge.config.model import AnyLine, Bridge, Line
     from towline.bridge.runtime.state import BridgeState, LineView
 
-__all__ = ["GatewaySupervisor", "grown"]
+__all__ = ["GatewaySupervisor", "GatewaysSupervisor", "LineSupervisor"]
 
 #: Seconds between two questions to a gateway.
 ASK_S: Final = 0.5
@@ -42,9 +44,47 @@ ASK_S: Final = 0.5
 _SILENCES: Final = 3
 #: What a person has to mend before another try makes sense.
 _FATAL: Final = (ConfigError, Refused, SessionUnknown, JournalLocked, JournalDamaged)
+#: A gateway that lets nobody in is told of again after so many seconds: only a person ends that.
+_REMIND_S: Final = 60.0
 
 
-class GatewaySupervisor(ChildSupervisor):
+class LineSupervisor(ChildSupervisor):
+    """Knows the account of a line, by what its gateway or its gateways say.
+
+    Args:
+        name: Of the thread.
+        line: Whose.
+        state: Where their status goes.
+        stopping: Set when the bridge ends.
+    """
+
+    def __init__(self, name: str, line: AnyLine, state: BridgeState, stopping: threading.Event) -> None:
+        super().__init__(name, state, stopping, 15.0)
+        self.line = line
+        self.where = f'line "{line.name}"'
+
+    @property
+    def _view(self) -> LineView:
+        return self._state.lines[self.line.name]
+
+    def _say(self, text: str) -> None:
+        """Tell an event, and whose it is; a gateway begins its errors with the name of its line."""
+        text = text.removeprefix(f"{self.line.name} at ").removeprefix(f"{self.line.name}: ")
+        self._state.say(text if self.where in text else f"{self.where}: {text}")
+
+    def _failed(self, error: TowlineError) -> None:
+        if self._stopping.is_set():
+            return
+        with self._state.lock:
+            fresh = self._view.gateway_error != str(error)
+            self._view.gateway_error = str(error)
+        if fresh:
+            self._say(str(error))
+        if self.fatal is None:
+            self._stopping.wait(self._pauses.next())
+
+
+class GatewaySupervisor(LineSupervisor):
     """Keeps one line's gateway running and knows its account.
 
     Args:
@@ -67,26 +107,14 @@ class GatewaySupervisor(ChildSupervisor):
         stopping: threading.Event,
         judge: Callable[[AnyLine], None] = lambda _line: None,
     ) -> None:
-        super().__init__(name=f"gateway {line.name}", daemon=True)
-        self.line = line
-        self.where = f'line "{line.name}"'
+        super().__init__(f"gateway {line.name}", line, state, stopping)
         self._file = file
-        #: The error that only a person can mend, or None.
-        self.fatal: TowlineError | None = None
         #: Set once the gateway has answered.
         self.up = threading.Event()
-        self._state = state
         self._log = log
-        self._stopping = stopping
         self._judge = judge
-        self._pauses = Backoff(first=0.5, most=15.0)
         #: What the gateway said last was wrong with it; None before its first answer.
         self._trouble: str | None = None
-
-    @property
-    def wanted(self) -> bool:
-        """Until the bridge ends, or only a person can help."""
-        return self.fatal is None and not self._stopping.is_set()
 
     def _round(self) -> None:
         if not self.up.is_set():
@@ -105,10 +133,6 @@ class GatewaySupervisor(ChildSupervisor):
         deadline = time.monotonic() + (0 if at_once else 15)
         while not endpoint.process.gone() and time.monotonic() < deadline:
             time.sleep(0.02)
-
-    @property
-    def _view(self) -> LineView:
-        return self._state.lines[self.line.name]
 
     def _online(self) -> None:
         again = self.up.is_set()
@@ -140,11 +164,6 @@ class GatewaySupervisor(ChildSupervisor):
             self._pauses.reset()
             self._take(status)
 
-    def _say(self, text: str) -> None:
-        """Tell an event, and whose it is; a gateway begins its errors with the name of its line."""
-        text = text.removeprefix(f"{self.line.name} at ").removeprefix(f"{self.line.name}: ")
-        self._state.say(text if self.where in text else f"{self.where}: {text}")
-
     def _see_whether_drained(self) -> None:
         """A gateway that has left its line is not started again: it would take part.
 
@@ -168,7 +187,7 @@ class GatewaySupervisor(ChildSupervisor):
             self._trouble = trouble
             again = "there is room again, and messages are received"
             self._say(trouble or (again if full else f"connected to {status.get('broker')}"))
-        for event in grown(self._view.before, status):
+        for event in _grown(self._view.before, status):
             self._say(event)
         self._view.before = status
 
@@ -181,16 +200,72 @@ class GatewaySupervisor(ChildSupervisor):
             self.fatal = error
         if error.code == "TL-G55" and self.line.gateway.drain_s is not None:
             return  # as it was asked to
+        super()._failed(error)
+
+
+class GatewaysSupervisor(LineSupervisor):
+    """Asks the gateways of a line that run elsewhere how they are; it starts and ends none, and waits for each.
+
+    Args:
+        line: Whose gateways.
+        bridge: The file, for what lets the bridge in.
+        state: Where their status goes.
+        stopping: Set when the bridge ends.
+    """
+
+    what = "the gateways"
+
+    def __init__(self, line: Line, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
+        super().__init__(f"gateways {line.name}", line, state, stopping)
+        access = bridge.gateway.access()
+        self._places = places_of(line.gateways, access)
+        #: What was wrong at each gateway when it was said last, and when that was.
+        self._trouble: dict[str, tuple[str, float]] = {}
+        self._view.gateways, self._view.access = line.gateways, asdict(access)
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Nothing: they are not ours."""
+
+    def look(self) -> None:
+        """Ask each once."""
+        self._view.asks()
+        answers = each(self._places, status_of)
+        silent = [answer for answer in answers.values() if isinstance(answer, GatewayError)]
+        status = combined(answers, self._view.status or self._view.before)
         with self._state.lock:
-            fresh = self._view.gateway_error != str(error)
-            self._view.gateway_error = str(error)
-        if fresh:
-            self._say(str(error))
-        if self.fatal is None:
-            self._stopping.wait(self._pauses.next())
+            self._view.gateway_error = str(silent[0]) if status["state"] == "away" else None
+            if self._view.gateway_error is None:
+                self._view.hear(status)
+        self._tell(status)
+
+    def _round(self) -> None:
+        self.look()
+        self._pauses.reset()
+        self._stopping.wait(ASK_S)
+
+    def _tell(self, status: Mapping[str, Any]) -> None:
+        """Say what has changed at each gateway since it was said last."""
+        before = self._view.before.get("gateways") or {}
+        for name, part in status["gateways"].items():
+            kind = _kind(name, part)
+            said, at = self._trouble.get(name, (None, 0.0))
+            if kind != said or (is_refused(part) and time.monotonic() - at > _REMIND_S):
+                well = f"gateway {name} is there, and {part.get('state')}"
+                self._say(away_trouble(name, part) if AWAY in part else kind or well)
+                self._trouble[name] = kind, time.monotonic()
+            for event in _grown(before.get(name, {}), part) if AWAY not in part else ():
+                self._say(f"gateway {name}: {event}")
+        self._view.before = status
 
 
-def grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _kind(name: str, part: Mapping[str, Any]) -> str:
+    """What there is to say of a gateway; "" where all is well."""
+    if AWAY in part:
+        return away_text(name, part)
+    return str((part.get("last_error") or {}).get("text", ""))
+
+
+def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """What a gateway counts only when a promise is at stake, said when it happens: once for what may come in crowds."""
     if now.get("sessions_lost", 0) > before.get("sessions_lost", 0):
         what = "the broker lost this client's session, and every message that only the session held"

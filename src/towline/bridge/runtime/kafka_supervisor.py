@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from towline.backoff import Backoff
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.lines.evidence import kafka_offsets, read_checkpoint
 from towline.bridge.runtime.supervision import ChildSupervisor
@@ -41,20 +40,10 @@ class KafkaSupervisor(ChildSupervisor):
     where = "kafka"
 
     def __init__(self, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
-        super().__init__(name="kafka", daemon=True)
+        super().__init__("kafka", state, stopping, 5.0)
         #: Set once Kafka has answered.
         self.ready = threading.Event()
-        #: What only a person can mend: a wrong setting.
-        self.fatal: TowlineError | None = None
         self._bridge = bridge
-        self._state = state
-        self._stopping = stopping
-        self._pauses = Backoff(first=0.5, most=5.0)
-
-    @property
-    def wanted(self) -> bool:
-        """Until the bridge ends."""
-        return self.fatal is None and not self._stopping.is_set()
 
     def _round(self) -> None:
         """Look until Kafka does not answer, with one client: it goes where brokers tell clients to come, as all do."""
@@ -107,7 +96,7 @@ class KafkaSupervisor(ChildSupervisor):
 
     def _failed(self, error: TowlineError) -> None:
         if not isinstance(error, KafkaError | GatewayError) and not self.ready.is_set():
-            self.fatal = error
+            self.fatal = error  # a wrong setting
             return
         with self._state.lock:
             first = self._state.kafka_error is None

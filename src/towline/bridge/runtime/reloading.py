@@ -42,8 +42,7 @@ from towline.threads import guarded_thread
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge, Line
     from towline.bridge.runtime.driver_supervisor import DriverSupervisor
-    from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
-    from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
+    from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
     from towline.bridge.runtime.state import BridgeState
     from towline.mqtt.events import Filter
 

@@ -6,18 +6,38 @@ import os
 import threading
 import traceback
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
+from towline.backoff import Backoff
 from towline.errors import GatewayError, TowlineError
+
+if TYPE_CHECKING:
+    from towline.bridge.runtime.state import BridgeState
 
 __all__ = ["ChildSupervisor", "no_start", "unforeseen"]
 
 
 class ChildSupervisor(threading.Thread, ABC):
-    """A thread that goes on whatever happens in it: what it supervises would end with it, and nobody would know."""
+    """A thread that goes on whatever happens in it: what it supervises would end with it, and nobody would know.
+
+    Args:
+        name: Of the thread.
+        state: Where it reports.
+        stopping: Set when the bridge ends.
+        longest_pause_s: Between two rounds that failed, in seconds.
+    """
 
     #: What it starts, and whose that is, for messages.
     what = ""
     where = ""
+
+    def __init__(self, name: str, state: BridgeState, stopping: threading.Event, longest_pause_s: float) -> None:
+        super().__init__(name=name, daemon=True)
+        #: What only a person can mend, and nothing is tried again after; or None.
+        self.fatal: TowlineError | None = None
+        self._state = state
+        self._stopping = stopping
+        self._pauses = Backoff(first=0.5, most=longest_pause_s)
 
     def run(self) -> None:
         """Do a round after the other until there is nothing left to do."""
@@ -32,9 +52,9 @@ class ChildSupervisor(threading.Thread, ABC):
                 self._failed(unforeseen(self.where, error))
 
     @property
-    @abstractmethod
     def wanted(self) -> bool:
         """Whether there is still something to do; a thread that has ended before is a fault."""
+        return self.fatal is None and not self._stopping.is_set()
 
     @abstractmethod
     def _round(self) -> None:

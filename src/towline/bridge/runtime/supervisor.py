@@ -21,8 +21,7 @@ from towline.bridge.config.model import Line
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.leftovers import left_texts, remember
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
-from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
-from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
+from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor, GatewaysSupervisor
 from towline.bridge.runtime.hangup import Terminal
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.reloading import Reloading
