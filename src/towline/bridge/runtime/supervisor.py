@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from towline import files
@@ -21,7 +22,7 @@ from towline.bridge.config.model import Line
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.leftovers import left_texts, remember
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
-from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor, GatewaysSupervisor
+from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
 from towline.bridge.runtime.hangup import Terminal
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.reloading import Reloading
@@ -101,7 +102,7 @@ class Supervisor:
             TowlineError: What keeps every line from running, in its own words.
         """
         bridge = self._bridge
-        with alone(bridge), _signals(self._interrupted), _hangup(self._hung_up):
+        with alone(bridge), _signals(self._interrupted, self._hung_up):
             _check_members(bridge)
             check_java()
             check_python(bridge.spark.master)
@@ -351,30 +352,18 @@ def alone(bridge: Bridge) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals(asked: Callable[[], None]) -> Iterator[None]:
-    """Call on SIGINT and SIGTERM, but for those that are ignored; the former handlers come back afterwards."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # a script's job &
-    former = {number: signal.signal(number, lambda *_: asked()) for number in heard}
+def _signals(asked: Callable[[], None], hung_up: Callable[..., None]) -> Iterator[None]:
+    """Call on SIGINT and SIGTERM, but for those that are ignored; the former handlers come back afterwards.
+
+    SIGHUP is heard even so: `hung_up` is told whether it was ``ignored`` (``nohup``).
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]  # a script's job &
+    calls = dict.fromkeys((number for number in numbers if number not in ignored), asked)
+    calls[signal.SIGHUP] = partial(hung_up, ignored=signal.SIGHUP in ignored)
+    former = {number: signal.signal(number, lambda *_, call=call: call()) for number, call in calls.items()}
     try:
         yield
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-class _Hangup(Protocol):
-    """Takes SIGHUP."""
-
-    def __call__(self, *, ignored: bool) -> None: ...
-
-
-@contextlib.contextmanager
-def _hangup(told: _Hangup) -> Iterator[None]:
-    """Call on SIGHUP, also where it was ignored (``nohup``); the former handler comes back afterwards."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    former = signal.signal(signal.SIGHUP, lambda *_: told(ignored=ignored))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, former)
