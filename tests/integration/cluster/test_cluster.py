@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.integration.cluster.hurting import ENVIRONMENTS, executors_of, kill, process_below, seen_by, shown_by
 from tests.integration.cluster.page import PATIENCE, Page, commands_of
-from towline.bridge.runtime.state import gateway_status
+from towline.bridge.lines.evidence import gateway_status
 from towline.bridge.runtime.status import collect
 from towline_prove.devstack.spark import SparkCluster
 from towline_prove.devstack.stack import Stack

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.downlink import DownlinkSection
-from towline.bridge.lines.evidence import Evidence, answer_of, status_of
+from towline.bridge.lines.evidence import Evidence, awaited_status
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import DownLine
@@ -30,7 +30,7 @@ def with_mapping(line: DownLine, identity: Identity, evidence: Evidence) -> Iden
     """
     if not evidence.decided:
         return identity
-    status = answer_of(line.gateway.state_dir, status_of)
+    status = awaited_status(line.gateway.state_dir)
     online = status.get("state") == "online"  # only then the broker's word is known, and None means no limit
     limit = int(status.get("broker_max_packet_bytes") or 0) if online else identity.packet_limit
     begun = replace(identity, mapping=mapping_of(line), packet_limit=limit)

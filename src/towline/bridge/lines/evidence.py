@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from towline.checkpoint import Checkpoint, kafka_offsets_in
-from towline.errors import GatewayError, GatewayUnreachable
+from towline.errors import GatewayError, GatewayUnreachable, NotAllowed
 from towline.gateway.launch import discover
 from towline.spark.offsets import Position
 
@@ -22,7 +22,8 @@ __all__ = [
     "NO_ANSWER",
     "Evidence",
     "KafkaOffsets",
-    "answer_of",
+    "awaited_status",
+    "gateway_status",
     "kafka_offsets",
     "places_at",
     "read_checkpoint",
@@ -37,8 +38,6 @@ NO_ANSWER: Final = ("no gateway answers", "It is started again by itself; the qu
 
 #: By topic and partition.
 KafkaOffsets: TypeAlias = Mapping[str, Mapping[str, int]]
-
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +90,27 @@ def read_checkpoint(checkpoint: Path) -> Evidence:
     return Evidence(logs.query, planned, done, stateful=logs.stateful, form=logs.form)
 
 
-def status_of(gateway: GatewayClient) -> Mapping[str, Any]:
+def status_of(gateway: GatewayClient) -> dict[str, Any]:
     """The answer of a line's gateway to the action ``status``."""
     return gateway.status(timeout_s=5.0)
 
 
-def answer_of(state_dir: Path, ask: Callable[[GatewayClient], _Answer]) -> _Answer:
-    """What a line's gateway answers to `ask`; the gateway is waited for.
+def gateway_status(state_dir: Path) -> dict[str, Any] | None:
+    """What the gateway of a state directory says of itself; None when none answers. Raises as `discover`."""
+    try:
+        client = discover(state_dir)
+        if client is None:
+            return None
+        with client:
+            return status_of(client)
+    except NotAllowed:
+        raise
+    except GatewayError:
+        return None
+
+
+def awaited_status(state_dir: Path) -> dict[str, Any]:
+    """What a line's gateway says of itself; it is waited for.
 
     Raises:
         GatewayUnreachable: TL-G01 when it does not answer for a while.
@@ -107,7 +120,7 @@ def answer_of(state_dir: Path, ask: Callable[[GatewayClient], _Answer]) -> _Answ
         client = discover(state_dir)
         if client is not None:
             with client:
-                return ask(client)
+                return status_of(client)
         time.sleep(0.1)
     raise GatewayUnreachable("TL-G01", str(state_dir), *NO_ANSWER)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from towline.bridge.config.model import AnyLine
-from towline.bridge.runtime.state import gateway_status
+from towline.bridge.lines.evidence import gateway_status
 from towline.gateway.clients import MEMBERS, read_clients
 
 __all__ = ["is_drained", "left_sessions", "look_at_members", "render_member", "told_of_sharing", "wanted_clients"]

@@ -16,12 +16,8 @@ from typing import Any, Final
 from towline import files
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.lines.account import LineAccount, LineCounts
-from towline.bridge.lines.elsewhere import combined, each, places_of
 from towline.bridge.uplink.account import UplinkCounts
-from towline.errors import GatewayError, NotAllowed
-from towline.gateway.access import Access
 from towline.gateway.endpoint import text_of
-from towline.gateway.launch import discover
 from towline.processes import ProcessMark
 from towline.timing import BATCHES, Histogram
 
@@ -32,8 +28,6 @@ __all__ = [
     "account_of",
     "counts_of",
     "digest_of",
-    "gateway_status",
-    "gateways_status",
     "is_there",
     "read_state",
 ]
@@ -283,35 +277,6 @@ def is_there(state: Mapping[str, Any]) -> bool:
     pid = state.get("pid")
     ticks = ProcessMark.of(pid).started if isinstance(pid, int) else 0
     return ticks != 0 and state.get("ticks") == ticks
-
-
-def gateway_status(state_dir: Path) -> dict[str, Any] | None:
-    """What the gateway of a state directory says of itself; None when none answers. Raises as `discover`."""
-    try:
-        client = discover(state_dir)
-        if client is None:
-            return None
-        with client:
-            return client.status(timeout_s=5.0)
-    except NotAllowed:
-        raise
-    except GatewayError:
-        return None
-
-
-def gateways_status(
-    gateways: Sequence[str], access: Mapping[str, str], before: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """What the gateways of a line that reads several say together; None when none answers.
-
-    Args:
-        gateways: State directories and locations.
-        access: As `LineView.access`.
-        before: What they said before.
-    """
-    answers = each(places_of(gateways, Access(**access)), lambda client: client.status(timeout_s=5.0))
-    status = combined(answers, before)
-    return None if status["state"] == "away" else status
 
 
 def digest_of(file: Path) -> str | None:

@@ -9,21 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from towline.bridge.lines.account import remark
-from towline.bridge.lines.elsewhere import AWAY, away_trouble
+from towline.bridge.lines.elsewhere import AWAY, away_trouble, combined, each, places_of
+from towline.bridge.lines.evidence import gateway_status, status_of
 from towline.bridge.runtime.members import is_drained, left_sessions, look_at_members, render_member, told_of_sharing
 from towline.bridge.runtime.reloading import REFUSED
 from towline.bridge.runtime.screen import lag_text
-from towline.bridge.runtime.state import (
-    SILENT_S,
-    account_of,
-    counts_of,
-    digest_of,
-    gateway_status,
-    gateways_status,
-    is_there,
-    read_state,
-)
+from towline.bridge.runtime.state import SILENT_S, account_of, counts_of, digest_of, is_there, read_state
 from towline.errors import ConfigError
+from towline.gateway.access import Access
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted, printable
 
@@ -139,8 +132,10 @@ def _line(
 
 
 def _several(saved: Mapping[str, Any]) -> dict[str, Any] | None:
-    access, said = saved.get("access") or {}, saved.get("gateway") or {}
-    return gateways_status(saved["gateways"], access, said)
+    """What the gateways of a line that reads several say together; None when none answers."""
+    places = places_of(saved["gateways"], Access(**saved.get("access") or {}))
+    status = combined(each(places, status_of), saved.get("gateway") or {})
+    return None if status["state"] == "away" else status
 
 
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:

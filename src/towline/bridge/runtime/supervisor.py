@@ -19,6 +19,7 @@ from towline import files
 from towline.bridge.config.file import load
 from towline.bridge.config.kafka_source import equipped, source_text
 from towline.bridge.config.model import Line
+from towline.bridge.lines.evidence import gateway_status
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.leftovers import left_texts, remember
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
@@ -26,7 +27,7 @@ from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, Gatewa
 from towline.bridge.runtime.hangup import Terminal
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.reloading import Reloading
-from towline.bridge.runtime.state import BridgeState, LineView, gateway_status
+from towline.bridge.runtime.state import BridgeState, LineView
 from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java, check_python
 from towline.errors import ConfigError, KafkaError, TowlineError

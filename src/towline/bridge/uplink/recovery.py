@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import CONSUMER
 from towline.bridge.lines.elsewhere import each, places_of
-from towline.bridge.lines.evidence import NO_ANSWER, Evidence, places_at, read_checkpoint, status_of
+from towline.bridge.lines.evidence import NO_ANSWER, Evidence, gateway_status, places_at, read_checkpoint, status_of
 from towline.bridge.lines.recovery import CheckpointSettings, problem, refusal
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayError, GatewayUnreachable
 from towline.gateway.belonging import is_other
-from towline.gateway.launch import discover
 from towline.guarantee import policy
 
 if TYPE_CHECKING:
@@ -125,15 +124,8 @@ def oldest_waiting(line: Line) -> float | None:
 
     0 where that is not known: of gateways elsewhere, and of one that does not answer.
     """
-    client = None if line.gateways else discover(line.gateway.state_dir)
-    if client is None:
-        return 0.0
-    with client:
-        try:
-            oldest: float | None = status_of(client).get("oldest")
-        except GatewayError:
-            return 0.0
-    return oldest
+    status = None if line.gateways else gateway_status(line.gateway.state_dir)
+    return 0.0 if status is None else status.get("oldest")
 
 
 def _asked(client: GatewayClient, places: Iterable[JournalPlace]) -> tuple[Mapping[str, Any], str]:
