@@ -11,8 +11,7 @@ import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD, read, the_line
 from towline.bridge.config.model import DownLine
-from towline.bridge.downlink.mapping import begun_line, mapping_of
-from towline.bridge.downlink.query import DownlinkQuery, _transform, covering
+from towline.bridge.downlink.query import DownlinkQuery, _transform, begun_line, covering, mapping_of
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import begin_again
 from towline.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.downlink.account import DownlinkCounts
-from towline.bridge.downlink.recount import recounted, uncounted
+from towline.bridge.downlink.query import between, uncounted
 from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.uplink.account import UplinkCounts
@@ -70,16 +70,9 @@ def test_only_the_newest_are_jobs_of_a_start(tmp_path: Path) -> None:
 
 def test_every_partition_is_named_at_both_ends(tmp_path: Path) -> None:
     """A partition that came during the batch was read from its first record."""
-    asked: list[Any] = []
-
-    def read(options: Any) -> Any:
-        asked.append(options)
-        raise LookupError
-
     place = checkpoint(tmp_path, ENDS, done=2)
-    with pytest.raises(LookupError):
-        list(recounted(place, read_checkpoint(place), DownlinkCounts("q", 0), read, lambda *_: read({})))
-    assert {name: json.loads(text) for name, text in asked[0].items()} == {
+    ((_, before, after),) = uncounted(place, read_checkpoint(place), DownlinkCounts("q", 0))
+    assert {name: json.loads(text) for name, text in between(before, after).items()} == {
         "assign": {"t": [0, 1]},
         "startingOffsets": {"t": {"0": 10, "1": -2}},
         "endingOffsets": {"t": {"0": 20, "1": 3}},

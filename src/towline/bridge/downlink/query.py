@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,12 +15,10 @@ from towline.bridge.config.downlink import DownlinkSection, KafkaPattern
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
 from towline.bridge.downlink.account import DownlinkCounts
-from towline.bridge.downlink.mapping import begun_line, with_mapping
-from towline.bridge.downlink.recount import recounted
 from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MQTT, WAYS_OUT, WHERE, DownlinkSink
 from towline.bridge.downlink.sql import DownlinkStatements, apply
 from towline.bridge.downlink.topics import GLANCE_S, UNLISTED, TopicFindings, look_at_topics, ways_out
-from towline.bridge.lines.evidence import read_checkpoint
+from towline.bridge.lines.evidence import awaited_status, kafka_offsets, read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
@@ -34,11 +33,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["DownlinkQuery", "covering", "find_modules"]
+    from towline.bridge.lines.evidence import Evidence, KafkaOffsets
+
+__all__ = ["DownlinkQuery", "begun_line", "between", "covering", "find_modules", "mapping_of", "uncounted"]
 
 #: The start of a partition, and its end, as Spark's Kafka source takes them.
 _EARLIEST: Final = -2
 _LATEST: Final = -1
+#: What does not decide which record becomes which row of a batch that was begun: it is as the file says now.
+_UNDECIDING: Final = ("name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s", "listen")
+#: So many of the newest batches are counted again, at most: each is a job of Spark's.
+_MOST: Final = 20
 
 
 class DownlinkQuery(LineQuery[DownLine]):
@@ -75,13 +80,18 @@ class DownlinkQuery(LineQuery[DownLine]):
         # While a topic is missing Spark stops at a batch that was planned without it; all else was looked at.
         self._passes = self._findings.gone and not evidence.decided
         self._finishes = self._finishes or self._passes
-        identity = with_mapping(line, identity, evidence)
+        identity = _with_mapping(line, identity, evidence)
         statements, transform = self._statements(identity), _transform(line)
         rows = apply(self._records(spark, identity), statements, COUNTER, KEPT_COUNTER, transform)
         return rows.writeStream.format(FORMAT).options(**self._both_sinks(identity)), identity
 
     def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """One report for each batch: its records are read and mapped once more, and nothing is written."""
+        """One report for each batch: its records are read and mapped once more, and nothing is written.
+
+        The checkpoint says which records it had, and what becomes of a record is decided by the record alone.
+        """
+        from pyspark.sql import Observation  # noqa: PLC0415 - only the driver has Spark
+
         line = self.line
         identity, evidence = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
         if identity is None or identity.query != evidence.query:
@@ -90,14 +100,13 @@ class DownlinkQuery(LineQuery[DownLine]):
         if remade(kept, ids_of(self.bridge.kafka.client(), kept, GLANCE_S)):
             return  # their records are gone
 
-        def read(options: Mapping[str, str]) -> DataFrame:
-            return spark.read.format("kafka").options(**self._reading(), **options).load()
-
-        def mapped(frame: DataFrame, rows: Any, kept: Any) -> DataFrame:
-            return apply(frame, self._statements(identity), rows, kept, _transform(line))
-
-        for report in recounted(line.checkpoint, evidence, DownlinkCounts.from_json(counts), read, mapped):
-            yield self._with_the_sink(report)
+        for batch, before, after in uncounted(line.checkpoint, evidence, DownlinkCounts.from_json(counts)):
+            taken, left = Observation(), Observation()
+            records = spark.read.format("kafka").options(**self._reading(), **between(before, after)).load()
+            rows = apply(records, self._statements(identity), taken, left, _transform(line))
+            rows.write.format("noop").mode("overwrite").save()
+            observed = {**taken.get, **left.get}
+            yield self._with_the_sink({"query": evidence.query, "batch": batch, "behind": None, "observed": observed})
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What the account takes of a batch; how many offsets of Kafka's it has, where Spark says it."""
@@ -188,6 +197,81 @@ class DownlinkQuery(LineQuery[DownLine]):
         }
         topics = {WHERE: f'line "{line.name}"', WAYS_OUT: ways_out(line, str(self.bridge.file))}
         return topics | {MQTT + k: v for k, v in mqtt.items()} | {DEAD_LETTERS + k: v for k, v in kafka.items()}
+
+
+def _with_mapping(line: DownLine, identity: Identity, evidence: Evidence) -> Identity:
+    """The identity with the settings of the next batches, durable before there is one; the same while one is undecided.
+
+    The outbox may have a part of a batch that a crash interrupted, and Kafka its dead letters [I10]: so it is finished
+    by what decided which record becomes a row when it was begun, whatever the file says by then.
+
+    Raises:
+        GatewayUnreachable: TL-G01 when the gateway does not answer for a while.
+    """
+    if not evidence.decided:
+        return identity
+    status = awaited_status(line.gateway.state_dir)
+    online = status.get("state") == "online"  # only then the broker's word is known, and None means no limit
+    limit = int(status.get("broker_max_packet_bytes") or 0) if online else identity.packet_limit
+    begun = replace(identity, mapping=mapping_of(line), packet_limit=limit)
+    begun.save(line.gateway.state_dir)
+    return begun
+
+
+def mapping_of(line: DownLine) -> str:
+    """A line's settings as JSON, with what it leaves to its dead-letter topic filled in."""
+    filled = {"control_characters": line.control_characters, "dead_letter_topic": line.dead_letter_topic or False}
+    return line.section.model_copy(update=filled).model_dump_json(by_alias=True, exclude_defaults=True)
+
+
+def begun_line(line: DownLine, mapping: str) -> DownLine:
+    """The line as its last batches were begun.
+
+    Args:
+        line: As the file says it.
+        mapping: Of its identity; "" for a line that never ran.
+    """
+    kept = DownlinkSection.model_validate_json(mapping or mapping_of(line))
+    return line.model_copy(
+        update={
+            "section": kept.model_copy(update={name: getattr(line.section, name) for name in _UNDECIDING}),
+            "guarantee": kept.guarantee,
+            "parallelism": kept.parallelism,
+            "dead_letter_topic": kept.dead_letter_topic or None,
+        }
+    )
+
+
+def uncounted(
+    checkpoint: Path, evidence: Evidence, counts: DownlinkCounts
+) -> Iterator[tuple[int, KafkaOffsets, KafkaOffsets]]:
+    """Batches that are committed and not counted: number, where each partition begins, where it ends.
+
+    Args:
+        checkpoint: Of the query, on a disk of this machine.
+        evidence: What it says.
+        counts: What has been counted.
+    """
+    if evidence.done is None:
+        return
+    last = counts.batch if counts.query == evidence.query else -1
+    for batch in range(max(last + 1, evidence.done + 1 - _MOST), evidence.done + 1):
+        before = kafka_offsets(checkpoint, batch - 1 if batch else None)
+        after = kafka_offsets(checkpoint, batch)
+        if before and after:
+            yield batch, before, after
+
+
+def between(before: KafkaOffsets, after: KafkaOffsets) -> dict[str, str]:
+    """A batch read of exactly these partitions and records; Spark wants every partition named at both ends."""
+    nowhere = {topic: dict.fromkeys(ends, _EARLIEST) for topic, ends in after.items()}
+    starts = {topic: {**parts, **before.get(topic, {})} for topic, parts in nowhere.items()}
+    return {
+        "assign": json.dumps({topic: sorted(map(int, ends)) for topic, ends in after.items()}),
+        "startingOffsets": json.dumps(starts),
+        "endingOffsets": json.dumps(after),
+        "failOnDataLoss": "true",  # rather not counted than counted short
+    }
 
 
 def covering(
