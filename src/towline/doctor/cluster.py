@@ -25,7 +25,6 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.leftovers import former_topics
 from towline.doctor.case import PROBE, Case
 from towline.doctor.table import NotAsked, fact
-from towline.guarantee import Guarantee, policy
 from towline.kafka import admin, faults
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.options import SinkSettings
@@ -109,7 +108,7 @@ def _of_line(bridge: Bridge, line: Line | DownLine, listed: list[str]) -> Iterat
     for name in filter(None, (line.dead_letter_topic, *{*former_topics(bridge)}.intersection(listed))):
         yield replace(plain, name=name, role=TopicRole.DEAD_LETTERS)
     if (sink := _sink(bridge, line)) is not None:
-        name = sink.markers_of(_sink_id(bridge, line))
+        name = sink.markers_of(str(sink.sink_id))
         yield TopicUse(name, TopicRole.MARKERS, line.name, line.parallelism, made=sink.create_marker_topic)
 
 
@@ -136,17 +135,10 @@ def _read(line: DownLine, plain: TopicUse, listed: list[str]) -> Iterator[TopicU
 
 def _sink(bridge: Bridge, line: AnyLine) -> SinkSettings | None:
     """What the line's sink is told, where it writes with transactions."""
-    writes = isinstance(line, Line) or line.dead_letter_topic is not None
-    if not writes or not policy(line.guarantee).transactions:
+    if not line.transacts:
         return None
-    client = {f"kafka.{name}": value for name, value in bridge.kafka.client().items()}
-    own = {"guarantee": Guarantee.EXACTLY_ONCE.value, "parallelism": str(line.parallelism)}
-    return SinkSettings.parse({**client, **own})
-
-
-def _sink_id(bridge: Bridge, line: AnyLine) -> str:
-    """A line that was begun again has another one than its name gives."""
-    return (Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)).sink
+    options = bridge.sink_options(line, Identity.of(bridge, line).sink)
+    return SinkSettings.parse({**options, "guarantee": line.guarantee.value})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +235,7 @@ class Cluster:
         bridge, found = self.case.bridge, []
         for line in bridge.lines:
             if (sink := _sink(bridge, line)) is not None:
-                prefix = f"{sink.prefix}.{_sink_id(bridge, line)}."
+                prefix = f"{sink.prefix}.{sink.sink_id}."
                 found.append(Writer(line.name, prefix, int(sink.client["transaction.timeout.ms"])))
         return tuple(found)
 

@@ -243,6 +243,11 @@ class AnyLine(Section):
         """Spark's checkpoint of the line's query."""
         return self.gateway.state_dir / CHECKPOINT
 
+    @property
+    def transacts(self) -> bool:
+        """Whether a batch is a transaction of Kafka's; a line from Kafka writes its dead letters alone."""
+        return policy(self.guarantee).transactions and (self.kind == "uplink" or self.dead_letter_topic is not None)
+
 
 class Line(AnyLine):
     """A line from MQTT to Kafka.
@@ -394,6 +399,12 @@ class Bridge(Section):
         """Kafka topics that lines must have, and where topics are created those that a list names too, sorted."""
         listed = (line.listed_topics for line in lines if self.kafka.create_topics)
         return tuple(sorted({name for line in lines for name in line.fixed_topics}.union(*listed)))
+
+    def sink_options(self, line: AnyLine, sink: str) -> dict[str, str]:
+        """Options of a line's sink to Kafka: its client's settings, its id, and how many transactions a batch is."""
+        client = {f"kafka.{name}": value for name, value in self.kafka.client().items()}
+        parts = {"parallelism": str(line.parallelism)} if policy(line.guarantee).transactions else {}
+        return {**client, "sinkId": sink, **parts}
 
     @property
     def logs(self) -> Path:

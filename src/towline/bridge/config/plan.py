@@ -161,9 +161,9 @@ def _uplink(line: Line) -> dict[str, Any]:
 
 
 def _downlink(line: DownLine) -> dict[str, Any]:
-    section, outbox, transactions = line.section, line.gateway.outbox, policy(line.guarantee).transactions
+    section, outbox = line.section, line.gateway.outbox
     topic, start = section.topic, section.starting_offsets
-    surcharge = "; a transaction a batch" if line.dead_letter_topic is not None and transactions else ""
+    surcharge = "; a transaction a batch" if line.transacts else ""
     return {
         "lost": _LOST_DOWN[line.guarantee],
         "doubled": _DOUBLED_DOWN[line.guarantee],

@@ -55,7 +55,7 @@ class DownlinkQuery(LineQuery[DownLine]):
 
     def ran_last(self) -> DownlinkQuery:
         """By the settings of its last start."""
-        return DownlinkQuery(self.bridge, begun_line(self.line, self._identity().mapping))
+        return DownlinkQuery(self.bridge, begun_line(self.line, Identity.of(self.bridge, self.line).mapping))
 
     def in_force(self) -> DownlinkQuery:
         """By the settings of the file, or those that a batch was begun with, until that is done."""
@@ -70,7 +70,7 @@ class DownlinkQuery(LineQuery[DownLine]):
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
-        line, file, identity = self.line, str(self.bridge.file), self._identity()
+        line, file, identity = self.line, str(self.bridge.file), Identity.of(self.bridge, self.line)
         evidence = read_checkpoint(line.checkpoint)
         identity = examine(line, file, identity, evidence)
         limit = begun_line(line, identity.mapping).section.max_messages_per_trigger
@@ -151,7 +151,7 @@ class DownlinkQuery(LineQuery[DownLine]):
         """What the sink of dead letters is told at the line's next start; None for a line without one."""
         if self.line.dead_letter_topic is None:
             return None
-        both = self._both_sinks(self._identity()).items()
+        both = self._both_sinks(Identity.of(self.bridge, self.line)).items()
         return SinkSettings.parse({k.removeprefix(DEAD_LETTERS): v for k, v in both if k.startswith(DEAD_LETTERS)})
 
     def _reading(self, environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
@@ -190,7 +190,7 @@ class DownlinkQuery(LineQuery[DownLine]):
             "retryAttempts": "-1",  # a full outbox is no reason to fail: the batch waits for room [I7]
         }
         kafka = {
-            **self._sink_options(identity),
+            **self.bridge.sink_options(line, identity.sink),
             # Counted as dead letters, so they must not be lost with any guarantee.
             "guarantee": line.guarantee.value if line.guarantee.value == "exactly_once" else "at_least_once",
             **({"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}),

@@ -70,6 +70,11 @@ class Identity:
         return cls(line, f"{bridge}.{line}")
 
     @classmethod
+    def of(cls, bridge: Bridge, line: AnyLine) -> Identity:
+        """That of a line of a bridge; a new one before its first start. Raises as `read`."""
+        return cls.read(line.gateway.state_dir) or cls.new(bridge.name, line.name)
+
+    @classmethod
     def read(cls, state_dir: Path) -> Identity | None:
         """The identity kept in a state directory; None where none is.
 

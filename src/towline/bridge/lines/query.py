@@ -158,11 +158,6 @@ class LineQuery(ABC, Generic[LineT]):
         whole = from_the_first and sums.since == 0
         return {**report, "sink": {"sums": sums.as_json(), "own": own.as_json(), "whole": whole}}
 
-    def _identity(self) -> Identity:
-        """Of the line; a new one before its first start."""
-        line = self.line
-        return Identity.read(line.gateway.state_dir) or Identity.new(self.bridge.name, line.name)
-
     def _dead_letters(self, identity: Identity) -> DeadLetterTarget | None:
         topic = self.line.dead_letter_topic
         return DeadLetterTarget(topic, identity.sink) if topic else None
@@ -174,12 +169,6 @@ class LineQuery(ABC, Generic[LineT]):
             return {"gateway": str(gateway.state_dir)}
         location = reachable(gateway.listen, self.bridge.spark.conf.get("spark.driver.host"))
         return {"gateway": location, **self.bridge.gateway.options()}
-
-    def _sink_options(self, identity: Identity) -> dict[str, str]:
-        """Options of the line's Kafka sink: its client's settings, its id, and how many transactions a batch is."""
-        client = {f"kafka.{name}": value for name, value in self.bridge.kafka.client().items()}
-        parts = {"parallelism": str(self.line.parallelism)} if policy(self.line.guarantee).transactions else {}
-        return {**client, "sinkId": identity.sink, **parts}
 
 
 def reachable(listen: ListenSettings, host: object = None) -> str:

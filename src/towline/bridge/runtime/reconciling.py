@@ -14,7 +14,6 @@ from towline.bridge.lines.evidence import places_at
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import refusal
 from towline.checkpoint import Checkpoint
-from towline.guarantee import policy
 from towline.kafka.markers import ANYONE, Marker, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
@@ -99,10 +98,9 @@ def of_journal(committed: int, done: int) -> Comparison:
 
 def _markers(bridge: Bridge, line: AnyLine) -> list[Comparison]:
     identity = Identity.read(line.gateway.state_dir)
-    writes = isinstance(line, Line) or line.dead_letter_topic is not None  # a line down has its dead letters alone
-    if not policy(line.guarantee).transactions or identity is None or not writes:
+    if identity is None or not line.transacts:
         return []
-    store = MarkerStore(_settings(bridge, line, identity.sink), identity.sink)
+    store = _store(bridge, line, identity, _TIMEOUT)
     sink = f"{identity.sink}/{line.parallelism}"
     found: list[Comparison] = []
     for _ in range(_LOOKS):
@@ -123,10 +121,9 @@ def foreign_marker(bridge: Bridge, line: AnyLine) -> TowlineError | None:
         KafkaError: As `MarkerStore.read`; it is not known then.
     """
     identity, ours = Identity.read(line.gateway.state_dir), Checkpoint(str(line.checkpoint)).query
-    transacted = isinstance(line, Line) and policy(line.guarantee).transactions
-    if not transacted or identity is None or identity.query:
+    if not (isinstance(line, Line) and line.transacts) or identity is None or identity.query:
         return None
-    for marker in MarkerStore(_settings(bridge, line, identity.sink, _SOON), identity.sink).read_all().values():
+    for marker in _store(bridge, line, identity, _SOON).read_all().values():
         if marker is not None and marker.writer not in (ANYONE, ours) and marker.total_rows:
             what = (
                 f'its sink "{identity.sink}" has {marker.total_rows:,} rows of query {marker.writer} in Kafka, whose '
@@ -136,10 +133,9 @@ def foreign_marker(bridge: Bridge, line: AnyLine) -> TowlineError | None:
     return None
 
 
-def _settings(bridge: Bridge, line: AnyLine, sink: str, patience_s: str = _TIMEOUT) -> SinkSettings:
-    client = {f"kafka.{name}": value for name, value in bridge.kafka.client().items()}
-    own = {"sinkId": sink, "parallelism": str(line.parallelism), "deliveryTimeout": patience_s}
-    return SinkSettings.parse({**client, **own})
+def _store(bridge: Bridge, line: AnyLine, identity: Identity, patience_s: str) -> MarkerStore:
+    options = {**bridge.sink_options(line, identity.sink), "deliveryTimeout": patience_s}
+    return MarkerStore(SinkSettings.parse(options), identity.sink)
 
 
 def of_markers(noted: NotedBatch | None, markers: Mapping[int, Marker | None], sink: str) -> Iterator[Comparison]:

@@ -99,7 +99,8 @@ class UplinkQuery(LineQuery[Line]):
         return {_ARROW_BYTES: str(most)}
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
-        line, former, file, access = self.line, self._identity(), str(self.bridge.file), self.bridge.gateway.access()
+        line, file, access = self.line, str(self.bridge.file), self.bridge.gateway.access()
+        former = Identity.of(self.bridge, line)
         seen = gather(line, access, former)
         belong(line, file, former, seen)
         identity = examine(line, file, former, seen.checkpoint, self._set_markers)
@@ -130,11 +131,11 @@ class UplinkQuery(LineQuery[Line]):
 
     def sink_settings(self) -> SinkSettings:
         """What the sink of the line's next start is told; no connection is made."""
-        return SinkSettings.parse(self._guaranteed_sink(self._identity()))
+        return SinkSettings.parse(self._guaranteed_sink(Identity.of(self.bridge, self.line)))
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
         own = {"deadLetterTopic": str(self.line.dead_letter_topic)} if self._sink_counts() else {}
-        return super()._sink_options(identity) | own
+        return self.bridge.sink_options(self.line, identity.sink) | own
 
     def _sink_counts(self) -> bool:
         """Whether the sink writes dead letters, and alone counts them: at_most_once gives up what Kafka refuses."""
