@@ -33,8 +33,6 @@ __all__ = ["TRANSACTIONS", "Cluster", "TopicRole", "TopicSeen", "TopicUse", "Wri
 
 #: Kafka's topic of transactions.
 TRANSACTIONS: Final = "__transaction_state"
-#: What no pattern of a downlink takes [Kafka: Topic.INTERNAL_TOPICS].
-_INTERNAL: Final = "__"
 #: Seconds that the way to one broker may take.
 _REACH_S: Final = 3.0
 #: Settings of a new topic that promises rest on; brokers have them under the same names.
@@ -128,8 +126,8 @@ def _read(line: DownLine, plain: TopicUse, listed: list[str]) -> Iterator[TopicU
     """Topics of a downlink; a pattern takes what is listed."""
     read = line.section
     yield from (TopicUse(name, TopicRole.SOURCE, line.name) for name in read.topics)
-    found = (name for name in listed if name not in read.topics and not name.startswith(_INTERNAL))
-    yield from (TopicUse(name, TopicRole.SOURCE, line.name, must=False) for name in found if read.reads(name))
+    found = (name for name in listed if name not in read.topics and read.reads(name))
+    yield from (TopicUse(name, TopicRole.SOURCE, line.name, must=False) for name in found)
     yield from (replace(plain, name=name, role=TopicRole.NOTICES, must=plain.made) for name in line.listed_topics)
 
 

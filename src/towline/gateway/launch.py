@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["START_S", "discover", "end_running", "ensure", "usable"]
+__all__ = ["START_S", "discover", "end_running", "ensure", "state_lock", "usable"]
 
 #: Longest time for a new gateway to listen, in seconds: recovery of a large journal and the start of Python.
 START_S = 20.0
@@ -113,15 +113,15 @@ def usable(state_dir: Path) -> None:
     Raises:
         ConfigError: TL-C25 when it can't be used.
     """
-    os.close(_starting(state_dir))
+    os.close(state_lock(state_dir))
 
 
-def _starting(state_dir: Path) -> int:
-    """The open file that one starter at a time locks."""
+def state_lock(state_dir: Path, name: str = "starting.lock") -> int:
+    """The open file of a state directory that one process at a time locks. Raises as `usable`, which makes both."""
     check_owner(state_dir)
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return files.open_lock(state_dir / "starting.lock")
+        return files.open_lock(state_dir / name)
     except OSError as error:
         raise ConfigError(
             "TL-C25",
@@ -134,7 +134,7 @@ def _starting(state_dir: Path) -> int:
 @contextlib.contextmanager
 def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
     """Make the state directory and let one starter in at a time."""
-    handle = _starting(state_dir)
+    handle = state_lock(state_dir)
     try:
         while not files.locked(handle):
             if time.monotonic() >= deadline:

@@ -41,6 +41,8 @@ OURS: Final = (
 _COLUMNS: Final = frozenset(
     ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "fault")
 )
+#: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].
+_UNLISTED: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _KNOWN: Final = "known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, " + ", ".join(f"{{{n}}}" for n in FIELDS)
 
 
@@ -236,5 +238,5 @@ class DownlinkSection(Section):
     def reads(self, topic: str) -> bool:
         """Whether a Kafka topic is among those it comes from; a pattern is looked for in the name, as Spark does."""
         if isinstance(self.from_, KafkaPattern):
-            return re.search(self.from_.pattern, topic) is not None
+            return topic not in _UNLISTED and re.search(self.from_.pattern, topic) is not None
         return topic in self.topics

@@ -344,7 +344,7 @@ def shelves(bridge: Bridge) -> list[DeadLetterTopic]:
     signs: dict[str, AnyLine] = {}
     before: dict[str, AnyLine] = {}
     for line in bridge.lines:
-        identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
+        identity = Identity.of(bridge, line)
         signs |= dict.fromkeys((line.name, identity.sink), line)
         before |= dict.fromkeys(_former(identity, bridge.name), line)
     lines = before | signs  # a line that has the name now is meant first
@@ -358,7 +358,7 @@ def shelves(bridge: Bridge) -> list[DeadLetterTopic]:
 
 def _former(identity: Identity, bridge: str) -> Iterator[str]:
     """What a line signed with before it was told to begin again, or had another name."""
-    base = identity.sink.removesuffix(f".{identity.generation}") if identity.generation > 1 else identity.sink
+    base = identity.first_sink
     yield base
     yield base.removeprefix(f"{bridge}.")
     yield from (f"{base}.{number}" for number in range(2, identity.generation))

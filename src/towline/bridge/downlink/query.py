@@ -17,7 +17,7 @@ from towline.bridge.config.model import DownLine
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MQTT, WAYS_OUT, WHERE, DownlinkSink
 from towline.bridge.downlink.sql import DownlinkStatements, apply
-from towline.bridge.downlink.topics import GLANCE_S, UNLISTED, TopicFindings, look_at_topics, ways_out
+from towline.bridge.downlink.topics import GLANCE_S, TopicFindings, look_at_topics, ways_out
 from towline.bridge.lines.evidence import awaited_status, kafka_offsets, read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
@@ -287,7 +287,7 @@ def covering(
     return {
         name: {str(part): stood.get(name, {}).get(str(part), _EARLIEST) for part in range(count)}
         for name, count in topics.items()
-        if section.reads(name) and name not in UNLISTED
+        if section.reads(name)
     }
 
 

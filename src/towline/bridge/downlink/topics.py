@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import DownLine
     from towline.bridge.lines.evidence import Evidence, KafkaOffsets
 
-__all__ = ["GLANCE_S", "UNLISTED", "TopicFindings", "look_at_topics", "ways_out"]
+__all__ = ["GLANCE_S", "TopicFindings", "look_at_topics", "ways_out"]
 
-#: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].
-UNLISTED: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 #: Seconds to wait for Kafka here, on the driver's main thread: other lines wait as long.
 GLANCE_S: Final = 4.0
 _CREATE: Final = "Create it, and the line goes on by itself; or take it out of the file."
@@ -84,9 +82,7 @@ def look_at_topics(
     stood = begun if evidence.decided else {**before, **begun}
     kept = kept_ids(logs) if stood else {}
     try:
-        named = section.topics or [
-            one for one in reachable(client, GLANCE_S).topics if section.reads(one) and one not in UNLISTED
-        ]
+        named = section.topics or list(filter(section.reads, reachable(client, GLANCE_S).topics))
         ids = ids_of(client, {*named, *stood}, GLANCE_S)
     except KafkaError:
         if not stood:

@@ -116,6 +116,11 @@ class Identity:
         """`places`, taken apart."""
         return tuple(JournalPlace.parse(name, fields) for name, fields in json.loads(self.places or "{}").items())
 
+    @property
+    def first_sink(self) -> str:
+        """The sink id of its first generation."""
+        return self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
+
     def again(self, places: str = "", offsets: str = "", taken: Container[str] = ()) -> Identity:
         """The same line with a new sink id and without a checkpoint, to begin in its gateways' journals or in Kafka.
 
@@ -134,7 +139,7 @@ class Identity:
 
     def _next(self, taken: Container[str]) -> tuple[str, int]:
         """Names may have dots and digits too: a line "a.2" beside a line "a" that begins again."""
-        base = self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
+        base = self.first_sink
         return next((sink, n) for n in count(self.generation + 1) if (sink := f"{base}.{n}") not in taken)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.model import DownLine
 from towline.bridge.lines.leftovers import JOURNALS, known_line
+from towline.bridge.runtime.members import left_sessions, wanted_clients
 from towline.bridge.runtime.state import BRIDGE_FILE
 from towline.bridge.runtime.supervisor import Display, Supervisor, alone
 from towline.bridge.runtime.surroundings import SCRATCH
@@ -81,8 +82,8 @@ def _check(line: AnyLine) -> None:
         do = "Put it back into the file, and drain each where it runs (towline gateway --drain); then retire --discard."
         raise ConfigError("TL-B38", where, "its gateways are on machines of their own", do)
     drainable(settings)
-    known = [one.client_id for one in read_clients(settings.state_dir) if one.ended is None]
-    if left := ", ".join(f'"{one}"' for one in known if one != settings.mqtt_client_id):
+    known = left_sessions(settings.state_dir, wanted_clients(line))
+    if left := ", ".join(f'"{one["client_id"]}"' for one in known):
         do = "Fetch it by that client_id first; or give up all that waits: --discard."
         raise ConfigError("TL-B38", where, f"the session {left} of a former client id is not ended", do)
 

@@ -31,9 +31,9 @@ from towline.bridge.runtime.state import BridgeState, LineView
 from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java, check_python
 from towline.errors import ConfigError, KafkaError, TowlineError
+from towline.gateway.launch import state_lock
 from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
-from towline.ownership import check_owner
 from towline.text import counted
 
 if TYPE_CHECKING:
@@ -330,21 +330,12 @@ def _end_here() -> None:
 @contextlib.contextmanager
 def alone(bridge: Bridge) -> Iterator[None]:
     """One bridge per state directory, as long as this process lives."""
-    state_dir = bridge.state_dir
-    check_owner(state_dir)
-    try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = files.open_lock(state_dir / "bridge.lock")
-    except OSError as error:
-        what = f"the state directory can't be used ({files.why(error)})"
-        raise ConfigError(
-            "TL-C25", str(state_dir), what, "Name one on a local disk that this user may write."
-        ) from error
+    handle = state_lock(bridge.state_dir, "bridge.lock")
     try:
         if not files.locked(handle):
             pid = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
             do = "Stop that one first, or give this bridge a state_dir of its own."
-            raise ConfigError("TL-B10", str(state_dir), f"a bridge runs here (pid {pid})", do)
+            raise ConfigError("TL-B10", str(bridge.state_dir), f"a bridge runs here (pid {pid})", do)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
