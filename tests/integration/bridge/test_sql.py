@@ -19,9 +19,8 @@ from towline.bridge.config.patterns import Pattern
 from towline.bridge.config.routes import Route, first_match
 from towline.bridge.deadletters.remap import Mapper, row_of
 from towline.bridge.lines.sql import DeadLetterTarget, literal
-from towline.bridge.uplink.counting import COUNTS, KEPT
 from towline.bridge.uplink.sql import apply, expressions, level_sql, matches
-from towline.bridge.uplink.working import REASON, SAME
+from towline.bridge.uplink.working import COUNTS, KEPT, REASON, SAME
 from towline.guarantee import Guarantee
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts

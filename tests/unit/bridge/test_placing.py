@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from towline.bridge.runtime.failures import reason
-from towline.bridge.runtime.placing import look_at_master
+from towline.bridge.runtime.session import look_at_master
 from towline.errors import SetupError
 
 

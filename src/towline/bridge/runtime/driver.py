@@ -29,9 +29,8 @@ from towline.bridge.config import sqlcheck
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.downlink.query import DownlinkQuery, find_modules
 from towline.bridge.runtime.failures import reason
-from towline.bridge.runtime.placing import look_at_executors, look_at_master
 from towline.bridge.runtime.runner import LineRunner
-from towline.bridge.runtime.session import session
+from towline.bridge.runtime.session import look_at_executors, look_at_master, session
 from towline.bridge.uplink.query import UplinkQuery
 from towline.errors import SetupError, TowlineError
 from towline.logfile import LogStream

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from towline.backoff import Backoff
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.kafka_supervisor import see_to
-from towline.bridge.runtime.placing import look_at_executors
+from towline.bridge.runtime.session import look_at_executors
 from towline.errors import KafkaError
 from towline.kafka.faults import SILENCE
 from towline.text import printable_lines

@@ -1,9 +1,10 @@
-"""The Spark session of a bridge."""
+"""The Spark session of a bridge, and what that needs of a cluster: a master that answers, executors that have all."""
 
 from __future__ import annotations
 
 import os
 import re
+import socket
 from typing import TYPE_CHECKING, Final
 
 from pyspark import SparkConf, SparkContext
@@ -14,19 +15,21 @@ from towline.bridge.config.kafka_source import java_client
 from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.surroundings import short_sockets
 from towline.bridge.uplink.source import PackedSource
-from towline.errors import ConfigError
+from towline.errors import ConfigError, SetupError
 from towline.guarantee import policy
 from towline.spark import localfs
-from towline.spark.masters import brings_a_secret, is_cluster, stays_here
+from towline.spark.executors import check_executors
+from towline.spark.masters import addresses, brings_a_secret, is_cluster, stays_here
 from towline.spark.registration import register
 from towline.spark.session import spark_conf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from towline.bridge.config.model import Bridge, SparkSection
 
-__all__ = ["secret_of", "session", "settings_of"]
+__all__ = ["files_of", "look_at_executors", "look_at_master", "secret_of", "session", "settings_of", "shared_of"]
 
 #: For a line that drops repeats. One partition, because rows of a device must not be spread over several and come back
 #: in another order; and no batch of its own to clear old keys, which the next batch clears as well.
@@ -48,6 +51,12 @@ _LOOPBACK: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host"
 #: Where executors have the sockets of their Python processes: a directory that every machine has. The driver's, or that
 #: of a container of YARN, may have a name too long for a socket.
 _SOCKETS: Final = {"spark.python.unix.domain.socket.dir": "/tmp"}  # noqa: S108 - on other machines; the names are UUIDs
+#: Settings of Kafka's client that name a file, beside the secrets.
+_FILES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.keystore.location")
+#: Of ``ssl.ca.location``: librdkafka looks for the machine's own certificates.
+_PROBE: Final = "probe"
+#: Seconds that one master may take to answer.
+_ANSWER_S: Final = 5.0
 
 
 def session(bridge: Bridge) -> SparkSession:
@@ -129,3 +138,45 @@ def settings_of(bridge: Bridge) -> dict[str, str]:
         **{name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in own.conf.items()},
         **EACH_ONCE,
     }
+
+
+def look_at_master(master: str) -> None:
+    """See that a standalone master can be reached: Spark tries for a minute, and then says that it was stopped.
+
+    Args:
+        master: Spark's; of several one is enough. Another kind is left to Spark.
+
+    Raises:
+        SetupError: TL-S34, none answers.
+    """
+    silent = []
+    for host, port in addresses(master):
+        try:
+            socket.create_connection((host, port), timeout=_ANSWER_S).close()
+        except OSError as error:
+            silent.append(f"{host}:{port} ({files.why(error)})")
+        else:
+            return
+    if silent:
+        what = f"no master answers at {', '.join(silent)}"
+        raise SetupError("TL-S34", "spark", what, "Start it, or correct --master, or master in [spark].")
+
+
+def look_at_executors(spark: SparkSession, bridge: Bridge) -> int:
+    """Ask those that were not asked before; nothing with a local master.
+
+    Raises:
+        SetupError: As `towline.spark.executors.check_executors`.
+    """
+    return check_executors(spark, shared=shared_of(bridge), files=files_of(bridge))
+
+
+def files_of(bridge: Bridge) -> list[str]:
+    """The files that a task reads where it runs: secrets and certificates of Kafka's client."""
+    client = bridge.kafka.client()
+    return [value for name, value in client.items() if name.endswith(".file") or (name in _FILES and value != _PROBE)]
+
+
+def shared_of(bridge: Bridge) -> list[Path]:
+    """The directories that tasks write and read as the driver does: state of lines that drop repeats."""
+    return [bridge.state_dir] if any(line.within for line in bridge.uplinks) else []

@@ -17,12 +17,12 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
 from towline.bridge.uplink.account import ranges_of
-from towline.bridge.uplink.counting import COUNTS, reasons
 from towline.bridge.uplink.inforce import KeptRoutes
 from towline.bridge.uplink.packing import plain_routes
 from towline.bridge.uplink.recovery import beginnings, belong, gather, offsets_of, oldest_waiting
 from towline.bridge.uplink.source import FORMAT
 from towline.bridge.uplink.sql import apply
+from towline.bridge.uplink.working import COUNTS, reasons
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import is_remote
 from towline.guarantee import policy

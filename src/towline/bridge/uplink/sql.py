@@ -31,7 +31,6 @@ from towline.bridge.lines.sql import (
     template,
     tried,
 )
-from towline.bridge.uplink.counting import to_count
 from towline.bridge.uplink.headers import dead_letter_headers, property_headers, rare_properties
 from towline.bridge.uplink.working import (
     KEEP,
@@ -45,6 +44,7 @@ from towline.bridge.uplink.working import (
     STUB,
     TOPIC,
     WHERE,
+    to_count,
 )
 from towline.kafka.columns import ORIGIN, PROPERTIES
 from towline.kafka.deadletters import Reason
