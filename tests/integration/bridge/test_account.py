@@ -18,9 +18,9 @@ from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publis
 from tests.integration.bridge.test_delivery_semantics import nothing_waits, online
 from tests.integration.bridge.test_downlink import put
 from towline.bridge.config.file import load
-from towline.bridge.runtime import reconciling
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
+from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka, Mosquitto
 
 # `make test` has the sums in unit/bridge/test_account*.py, one that adds up in each bridge that it starts, and
@@ -121,7 +121,8 @@ def asked(bridge: Running) -> tuple[int, dict[str, Any]]:
 def plant(bridge: Running, kafka: Kafka) -> None:
     """Somebody else writes a marker that is like ours, and has seven rows more."""
     loaded = load(Path(bridge.file))
-    store = MarkerStore(reconciling._settings(loaded, loaded.line("up"), "account.up"), "account.up")
+    options = loaded.sink_options(loaded.line("up"), "account.up")
+    store = MarkerStore(SinkSettings.parse(options), "account.up")
     marker = store.read(0)
     assert isinstance(marker, Marker)
     other = replace(marker, total_rows=marker.total_rows + 7)
