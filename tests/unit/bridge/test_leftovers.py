@@ -24,7 +24,7 @@ from towline.doctor.cluster import TopicRole, wanted
 from towline.doctor.machine import ThisMachine, _sound
 from towline.doctor.table import Standing
 from towline.errors import ConfigError
-from towline.gateway.clients import end_client, note_client
+from towline.gateway.clients import MEMBERS, end_client, note_client
 from towline.journal import Batch, Journal, Limits, Outbox
 from towline.journal.outbox import waiting_in
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
@@ -194,6 +194,17 @@ def test_gateways_elsewhere_are_named_with_what_is_not_known(tmp_path: Path) -> 
         retire(bridge(tmp_path, "b"), "a", PlainScreen(sys.stderr))
     assert "is retired: nothing waits" in retire(bridge(tmp_path, "b"), "a", PlainScreen(sys.stderr), discard=True)
     assert left_lines(bridge(tmp_path, "b")) == []
+
+
+def test_a_line_is_not_retired_over_the_session_of_a_member_that_was_taken_out(tmp_path: Path) -> None:
+    """Its directory goes with the line, and with that the only word of the session [I18]."""
+    line = bridge(tmp_path, "a").lines[0]
+    member = line.gateway.state_dir / MEMBERS / "g1"
+    member.mkdir(parents=True)
+    note_client(member, "plant-7-a-g1", "mqtt://h:1883")
+    with pytest.raises(ConfigError, match=r'the session "plant-7-a-g1" of a former client id is not ended.*TL-B38'):
+        retire(bridge(tmp_path, "a"), "a", PlainScreen(sys.stderr))
+    assert member.is_dir()
 
 
 def test_status_and_its_exit_code_name_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -358,9 +358,9 @@ def test_a_pattern_and_a_message_name_what_is_listed(tmp_path: Path) -> None:
         return change(text.replace("NAME", "b"))
 
     bridge = bridge_case(tmp_path, "b", "k:9092", dashed).bridge
-    uses = wanted(bridge, ["cmd-1", "to.a", "other", "__consumer_offsets", MARKERS])
+    uses = wanted(bridge, ["cmd-1", "__cmd-2", "to.a", "other", "__consumer_offsets", MARKERS])
     roles: Mapping[str, TopicRole] = {one.name: one.role for one in uses}
-    assert {name for name, role in roles.items() if role is TopicRole.SOURCE} == {"cmd-1"}
+    assert {name for name, role in roles.items() if role is TopicRole.SOURCE} == {"cmd-1", "__cmd-2"}
     records = {one.name: one.must for one in uses if one.role is TopicRole.RECORDS}
     assert records["to.a"] is False
     assert records["to.fixed"] is True
