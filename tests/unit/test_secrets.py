@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
+import logging
 import json
 import os
 import pkgutil
@@ -130,7 +131,7 @@ def test_a_publisher_in_an_application(
     with Publisher("mqtt://127.0.0.1:1", state_dir=tmp_path / "outbox", settings=settings) as publisher:
         publisher.publish("t", b"x").at_broker.add_done_callback(fault)
         publisher.close(timeout=0)
-    assert is_plain(caplog.text)
+    assert is_plain("\n".join(map(logging.Formatter().format, caplog.records)))
 
 
 def test_a_task_of_spark(fault: Callable[..., NoReturn], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +173,8 @@ def test_the_monitor(fault: Callable[..., NoReturn], capfd: pytest.CaptureFixtur
 def test_what_the_jvm_is_started_with_names_no_secret_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its command line is for every user of the machine; what `spark.redaction.regex` hides is told afterwards."""
     pyspark = pytest.importorskip("pyspark")
-    monkeypatch.setattr(pyspark.SparkContext, "_gateway", None)
+    for name in ("_gateway", "_jvm"):  # of a session that other tests had
+        monkeypatch.setattr(pyspark.SparkContext, name, None)
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     commands = []
 

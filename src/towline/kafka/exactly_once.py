@@ -403,7 +403,7 @@ def _check_first_batch(settings: SinkSettings, store: MarkerStore, sink_id: str,
         return
     for partition, marker in markers.items():
         claim = Claim(0, partition, settings.parallelism, checkpoint.query)
-        if situation(marker, claim) is Situation.FOREIGN:
+        if checkpoint.query and situation(marker, claim) is Situation.FOREIGN:  # unknown where no disk of ours has it
             raise mismatch(Situation.FOREIGN, marker, claim, place_of(settings, sink_id))
     if remade(kept_ids(checkpoint, _MARKERS), now) and not any(markers.values()):
         raise mismatch(

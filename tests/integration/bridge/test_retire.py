@@ -37,8 +37,8 @@ DOWN = '[[downlink]]\nname = "{0}"\nguarantee = "exactly_once"\nfrom = "{1}"\nto
 
 
 def written(place: Path, mosquitto: Mosquitto, kafka: str, *lines: str) -> Bridge:
-    """A bridge file, read."""
-    head = f'name = "tests"\nstate_dir = "state"\nmqtt = {{ brokers = "{mosquitto.uri}" }}\n'
+    """A bridge file, read; the bridge is called as its test, for its sinks are those of one Kafka for all tests."""
+    head = f'name = "{place.parent.name}"\nstate_dir = "state"\nmqtt = {{ brokers = "{mosquitto.uri}" }}\n'
     kafka_ = f'kafka = {{ bootstrap_servers = "{kafka}" }}\nspark = {{ master = "local[2]" }}\n'
     (place / "bridge.toml").write_text(head + kafka_ + "".join(lines))
     return load(place / "bridge.toml")
@@ -85,7 +85,7 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     )
     assert [value for _, value, _ in in_kafka(kafka.bootstrap, name)] == [f"m{n}".encode() for n in range(100)]
     assert not bridge.state_dir.exists()
-    assert not has_session(mosquitto, "tests-line")
+    assert not has_session(mosquitto, f"{before.name}-line")
     assert left_lines(load(bridge.file)) == []
 
 
@@ -113,7 +113,7 @@ def test_a_retirement_that_is_killed_at_work_goes_on_and_nothing_comes_twice(
     assert run.returncode == 0, run.stdout + run.stderr
     assert [value for _, value, _ in in_kafka(kafka.bootstrap, name)] == [f"m{n}".encode() for n in range(340)]
     assert not bridge.state_dir.exists()
-    assert not has_session(mosquitto, "tests-line")
+    assert not has_session(mosquitto, f"{before.name}-line")
 
 
 def test_a_downlink_sends_what_it_holds_and_is_ended(tmp_path: Path, mosquitto: Mosquitto) -> None:
@@ -133,7 +133,7 @@ def test_a_downlink_sends_what_it_holds_and_is_ended(tmp_path: Path, mosquitto: 
     outbox.close()
     after = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"))
     (left,) = left_lines(after)
-    assert (left.waiting, left.sessions) == (30, ("tests-down",))
+    assert (left.waiting, left.sessions) == (30, (f"{before.name}-down",))
     ear, thresholds = Ear(mosquitto, "c/#"), gc.get_threshold()
     try:
         retire(after, "down", PlainScreen(sys.stderr))
@@ -144,7 +144,7 @@ def test_a_downlink_sends_what_it_holds_and_is_ended(tmp_path: Path, mosquitto: 
         gc.set_threshold(*thresholds)
     assert [one.payload for one in ear.messages] == [f"{n}".encode() for n in range(30)]
     assert not (tmp_path / "state" / "down").exists()
-    assert not has_session(mosquitto, "tests-down")
+    assert not has_session(mosquitto, f"{before.name}-down")
 
 
 def test_what_cant_be_carried_on_is_refused_and_can_be_given_up(tmp_path: Path, mosquitto: Mosquitto) -> None:
@@ -160,7 +160,7 @@ def test_what_cant_be_carried_on_is_refused_and_can_be_given_up(tmp_path: Path, 
     assert left_lines(after)[0].waiting == 5
     told = retire(after, "line", screen, discard=True)
     assert told.startswith('line "line" is retired: 5 messages given up, no session is left at its broker')
-    assert not has_session(mosquitto, "tests-line")
+    assert not has_session(mosquitto, f"{before.name}-line")
     for name in ("line", "logs"):
         with pytest.raises(ConfigError, match="TL-C73"):
             retire(after, name, screen)

@@ -219,7 +219,7 @@ def test_the_brokers_reason_string_is_in_the_error() -> None:
 
     with Scripted(welcome) as server, pytest.raises(Refused) as caught:
         Client(server.uri, client_id="x")
-    assert "not authorized (come back? tomorrow) (0x87)" in str(caught.value)
+    assert r"not authorized (come back\x7f tomorrow) (0x87)" in str(caught.value)
 
 
 # Limits of the server -------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def test_enhanced_authentication(new_gateway: NewGateway, tmp_path: Path) -> Non
 def test_an_authenticator_that_cant_be_had_is_told(new_gateway: NewGateway, mosquitto: Mosquitto) -> None:
     line = new_gateway(mosquitto, authenticator="no.such:thing").fail()
     assert "no.such:thing" in line
-    assert "can't be imported (ModuleNotFoundError no)" in line
+    assert "can't be imported (ModuleNotFoundError no, " in line
     assert "TL-C179" in line
 
 
