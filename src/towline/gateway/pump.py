@@ -26,14 +26,14 @@ import structlog
 from towline.delivery.inbound import Uplink
 from towline.delivery.outbound import Downlink
 from towline.delivery.plain import plain_run
-from towline.delivery.receipts.sender import ReceiptSender, ledger_of
+from towline.delivery.receipts.sender import ReceiptSender
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
 from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, TakenOver, TowlineError, Unreachable
 from towline.gateway.clients import directories, end_client, given_up, note_client
 from towline.gateway.draining import Drain, DrainStep, end_session
 from towline.gateway.filters import WantedFilters
-from towline.gateway.sessions import connection_options, filters_of, inbound_config, receipt_config
+from towline.gateway.sessions import connection_options, filters_of, inbound_config, receipt_ledger
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox
@@ -91,8 +91,7 @@ class Pump:
         self._inbox, self._outbox = inbox, outbox
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         #: Publishers that want receipts; None when nobody gets any.
-        receipts = receipt_config(settings)
-        self._ledger = ledger_of(receipts, inbox) if receipts is not None else None
+        self._ledger = receipt_ledger(settings, inbox)
         #: The session was made while rows waited for room: it knows neither their numbers nor their packet ids.
         self._stale = False
         self._stopping = threading.Event()
@@ -132,8 +131,8 @@ class Pump:
                 exactly_once=settings.guarantee is Guarantee.EXACTLY_ONCE,
             )
         self._receipts: ReceiptSender | None = None
-        if self._ledger is not None and receipts is not None:
-            self._receipts = ReceiptSender(receipts.prefix, self._ledger, inbox, self._handle, self._log)
+        if self._ledger is not None and settings.receipts is not None:
+            self._receipts = ReceiptSender(settings.receipts.prefix, self._ledger, inbox, self._handle, self._log)
         hooks = Hooks(
             new_session=self._new_session,
             perform=self._perform,

@@ -7,13 +7,15 @@ from dataclasses import fields, replace
 from mqtt5 import QoS, Will
 
 from towline.delivery.inbound import InboundConfig
-from towline.delivery.receipts.sender import ReceiptConfig
+from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.ledger import Ledger
 from towline.gateway.settings import GatewaySettings, WillSettings
 from towline.guarantee import AckAfter, Guarantee, policy
+from towline.journal import Journal
 from towline.mqtt.events import Filter, SessionConfig
 from towline.net.options import NOT_READ_YET, Connecting, ConnectionOptions
 
-__all__ = ["connection_options", "filters_of", "inbound_config", "receipt_config"]
+__all__ = ["connection_options", "filters_of", "inbound_config", "receipt_ledger"]
 
 
 def connection_options(settings: GatewaySettings) -> ConnectionOptions:
@@ -66,12 +68,26 @@ def inbound_config(settings: GatewaySettings) -> InboundConfig:
     )
 
 
-def receipt_config(settings: GatewaySettings) -> ReceiptConfig | None:
-    """The part of receipts; None for a gateway that gives none."""
-    if settings.receipts is None:
+def receipt_ledger(settings: GatewaySettings, inbox: Journal) -> Ledger | None:
+    """The publishers that want receipts, as the inbox knows them; None for a gateway that gives none.
+
+    Raises:
+        ConfigError: TL-C85, the file of keys can't be used.
+    """
+    if (receipts := settings.receipts) is None:
         return None
-    values = settings.receipts.model_dump()
-    return ReceiptConfig(gateway=settings.name, max_packet_bytes=settings.max_packet_bytes, **values)
+    ledger = Ledger(
+        inbox.notes,
+        inbox.end,
+        gateway=settings.name,
+        most_publishers=receipts.max_publishers,
+        most_ranges=receipts.max_ranges,
+        keep_s=receipts.keep_s,
+        keys=ReceiptKeys.read(receipts.key_file),
+        largest=settings.max_packet_bytes,
+    )
+    ledger.commit(inbox.committed)
+    return ledger
 
 
 def _will(settings: WillSettings) -> Will:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.ledger import Ledger
 from towline.delivery.receipts.payload import ReceiptPayload, receipt_topic
 from towline.errors import JournalFull
@@ -24,7 +22,7 @@ from towline.mqtt.reasons import reason_words
 from towline.schema import NO_ROWS
 from towline.timing import Stamp
 
-__all__ = ["ReceiptConfig", "ReceiptSender", "ledger_of"]
+__all__ = ["ReceiptSender"]
 
 #: Receipts under way at once, at most: they share the broker's window with what else is sent.
 _MOST_OPEN: Final = 200
@@ -34,49 +32,6 @@ _PAUSE: Final = 0.05
 _EXPIRE: Final = 60.0
 _REFUSAL: Final = 0x80
 _FORGED: Final = "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiptConfig:
-    """What giving receipts needs to know of a gateway.
-
-    Attributes:
-        gateway: Its name, as receipts give it.
-        key_file: Holds the line's keys.
-        prefix: Receipts go to this topic, a slash, and the publisher's id.
-        max_publishers: More get no receipts.
-        max_ranges: Ranges of numbers of one publisher with others missing between them, at most.
-        keep_s: A publisher that is silent for so many seconds is forgotten.
-        max_packet_bytes: Bytes of a packet that is taken in whole.
-    """
-
-    gateway: str
-    key_file: Path
-    prefix: str
-    max_publishers: int
-    max_ranges: int
-    keep_s: float
-    max_packet_bytes: int
-
-
-def ledger_of(config: ReceiptConfig, inbox: Journal) -> Ledger:
-    """The publishers as the inbox knows them.
-
-    Raises:
-        ConfigError: TL-C85, the file of keys can't be used.
-    """
-    ledger = Ledger(
-        inbox.notes,
-        inbox.end,
-        gateway=config.gateway,
-        most_publishers=config.max_publishers,
-        most_ranges=config.max_ranges,
-        keep_s=config.keep_s,
-        keys=ReceiptKeys.read(config.key_file),
-        largest=config.max_packet_bytes,
-    )
-    ledger.commit(inbox.committed)
-    return ledger
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from tests.unit.journal.support import FillingDisk
 from towline import files
 from towline.delivery.intake import to_rows
 from towline.delivery.receipts.keys import ReceiptKeys
-from towline.delivery.receipts.ledger import MarkVerdict
+from towline.delivery.receipts.ledger import Ledger, MarkVerdict
 from towline.delivery.receipts.mark import Mark
 from towline.delivery.receipts.payload import ReceiptPayload
-from towline.delivery.receipts.sender import ReceiptConfig, ReceiptSender, ledger_of
+from towline.delivery.receipts.sender import ReceiptSender
 from towline.journal import Journal, Limits
 from towline.mqtt.events import Acknowledged, Event, Lost, Messages, Opened, Received, Send, SessionConfig
 from towline.mqtt.message import OutboundMessage
@@ -36,7 +36,10 @@ class Gateway:
         self.inbox = Journal.open(
             directory / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0), disk=self.disk
         )
-        self.ledger = ledger_of(ReceiptConfig("plant", key, "told", 1000, 10, keep_s, 1 << 20), self.inbox)
+        keys = ReceiptKeys.read(key)
+        notes, end = self.inbox.notes, self.inbox.end
+        self.ledger = Ledger(notes, end, gateway="plant", most_ranges=10, keep_s=keep_s, keys=keys)
+        self.ledger.commit(self.inbox.committed)
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt"))
         self.sent: list[PublishPacket] = []
         #: The watermark on the disk, as each receipt left.
