@@ -42,9 +42,7 @@ __all__ = ["Drain", "DrainFacts", "DrainStep", "Stillness", "drainable", "end_se
 _PROBES: Final = 4
 #: Pause before another try to end the session, in seconds.
 _AGAIN_S: Final = 2.0
-#: Patience in seconds with the goodbye.
-_GOODBYE: Final = 2.0
-#: And with a broker whose session is to be ended.
+#: Patience in seconds with a broker whose session is to be ended.
 _ENDING_S: Final = 10.0
 
 
@@ -260,8 +258,8 @@ def _end(options: ConnectionOptions, cancelled: Callable[[], bool]) -> None:
             if cancelled() or time.monotonic() >= deadline:
                 what = "the broker did not let the session be ended in time"
                 raise driver.error or Unreachable("TL-M03", str(driver.endpoint), what, "Trying again.")
-            driver.turn(0.1)
-        driver.leave(_GOODBYE)
+            driver.turn(time.monotonic() + 0.1)
+        driver.leave()
     finally:
         driver.dispose()
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -60,11 +60,6 @@ from towline.timing import Stamp
 __all__ = ["Pump"]
 
 _T = TypeVar("_T")
-
-#: The loop looks around after this many seconds at the latest; everything that matters wakes it.
-_LONGEST_TURN: Final = 60.0
-#: Patience with the broker when we leave, in seconds.
-_GOODBYE: Final = 2.0
 
 
 class Pump:
@@ -264,7 +259,7 @@ class Pump:
         if self._stale and not self._uplink.full and not driver.connected:
             driver.renew()
         # Not while rows wait: nothing could be read, and a session made anew would give their numbers to others.
-        driver.turn(self._patience(), may_connect=not self._uplink.full)
+        driver.turn(*self._due(), may_connect=not self._uplink.full)
         if driver.connected:
             self._shown["broker"] = str(driver.endpoint)
         if self.filters is not None:
@@ -290,14 +285,12 @@ class Pump:
             self._ledger.commit(self._committed)
             self._receipts.turn(now, online=self._driver.online)
 
-    def _patience(self) -> float:
-        """Seconds until something but the session is due by the clock."""
-        times = [self._uplink.room_at if self._uplink.full else None]
-        times.append(self._downlink.due() if self._downlink is not None else None)
-        times.append(self._receipts.due() if self._receipts is not None and self._driver.online else None)
-        times.append(self._drain.due() if self._drain is not None else None)
-        now = time.monotonic()
-        return max(0.0, min((at for at in times if at is not None), default=now + _LONGEST_TURN) - now)
+    def _due(self) -> Iterator[float | None]:
+        """When something but the session is due by the clock."""
+        yield self._uplink.room_at if self._uplink.full else None
+        yield self._downlink.due() if self._downlink is not None else None
+        yield self._receipts.due() if self._receipts is not None and self._driver.online else None
+        yield self._drain.due() if self._drain is not None else None
 
     def _adjust_reading(self) -> None:
         """Read only while there is room for what comes [I7] and the broker keeps to the window."""
@@ -413,7 +406,7 @@ class Pump:
     def _leave(self, drain: Drain) -> None:
         """Nothing is left, here or at the broker: end the session, and with it the gateway."""
         client_id = self._settings.mqtt_client_id
-        self._driver.leave(_GOODBYE)
+        self._driver.leave()
         try:
             end_session(self._options, client_id, self._stopping.is_set)
             self._inbox.set_session({})
@@ -491,4 +484,4 @@ class Pump:
         """Acknowledge what is safe and leave the session with a plain DISCONNECT."""
         with contextlib.suppress(JournalFull):
             self._uplink.store()
-        self._driver.leave(_GOODBYE)
+        self._driver.leave()

@@ -42,7 +42,7 @@ from towline.mqtt.events import (
 from towline.mqtt.rules import NO_QOS_2
 from towline.mqtt.session import Session
 from towline.mqtt.suspects import Culprits
-from towline.net.driver import Hooks, SessionDriver
+from towline.net.driver import GOODBYE_S, Hooks, SessionDriver
 from towline.net.messages import Arrivals, Message, Properties, PublishResult, outbound
 from towline.net.options import ClientSettings
 from towline.net.transport import Endpoint
@@ -50,14 +50,10 @@ from towline.threads import guarded_thread
 
 __all__ = ["Client"]
 
-#: The thread looks around after this many seconds at the latest; everything that matters wakes it.
-_LONGEST_TURN: Final = 60.0
 #: Messages handed over to `publish` and not confirmed, before it waits.
 _AHEAD: Final = 1000
 #: Nothing is handed over while so many bytes wait for the system: QoS 0, which has no answer, has no other bound.
 _MOST_UNSENT: Final = 1 << 20
-#: Patience in seconds with the goodbye.
-_GOODBYE: Final = 2.0
 
 
 class Client:
@@ -102,7 +98,7 @@ class Client:
         self._changed = threading.Condition()
         self._closing = False
         #: Patience in seconds with what is still to be sent when it ends.
-        self._goodbye_s = _GOODBYE
+        self._goodbye_s = GOODBYE_S
         #: Set when the thread has ended: why, for those who still wait.
         self._ended: BaseException | None = None
         #: Events for the session, from any thread.
@@ -131,7 +127,7 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(0 if kind else _GOODBYE)
+        self.close(0 if kind else GOODBYE_S)
 
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come, until `close`; one that ends for another reason raises it."""
@@ -230,7 +226,7 @@ class Client:
         self._driver.wake()
         return result
 
-    def close(self, timeout_s: float = _GOODBYE) -> None:
+    def close(self, timeout_s: float = GOODBYE_S) -> None:
         """Wait for what is not confirmed, say goodbye and close, for good; the session stays at the broker.
 
         Nothing in a process that has inherited the client by ``fork``.
@@ -243,7 +239,7 @@ class Client:
             return
         with self._changed:
             self._changed.wait_for(lambda: not self._results or self._ended, timeout_s)
-            self._closing, self._goodbye_s = True, max(_GOODBYE, timeout_s)
+            self._closing, self._goodbye_s = True, max(GOODBYE_S, timeout_s)
             self._changed.notify_all()
         self._driver.cancel()
         self._thread.join()
@@ -298,8 +294,7 @@ class Client:
                 self._changed.notify_all()
         if self._driver.connected:
             self._driver.hold_back(hold=self._holding_back)
-        due = self._culprits.due(self._driver.session)
-        self._driver.turn(_LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN)))
+        self._driver.turn(self._culprits.due(self._driver.session))
         if self._culprits.pace(self._driver.session, time.monotonic()):
             self._driver.handle(PublishMany(()))
 

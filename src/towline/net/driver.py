@@ -48,8 +48,12 @@ from towline.net.options import ConnectionOptions
 from towline.net.reconnect import Attempts, Pauses
 from towline.net.transport import Endpoint, Transport, connect, other_port
 
-__all__ = ["Hooks", "SessionDriver"]
+__all__ = ["GOODBYE_S", "Hooks", "SessionDriver"]
 
+#: Patience in seconds with the goodbye.
+GOODBYE_S: Final = 2.0
+#: A turn ends after this many seconds at the latest; everything that matters wakes it.
+_LONGEST_TURN: Final = 60.0
 #: Patience in seconds with bytes that are still to be sent when a connection ends.
 _LAST_WORDS: Final = 0.2
 #: A chunk below may be the beginning of more, and waits `ConnectionOptions.linger_s`; above, waiting gains nothing.
@@ -183,13 +187,15 @@ class SessionDriver:
                 self._note(action)
                 self._hooks.perform(action)
 
-    def turn(self, timeout_s: float, *, may_connect: bool = True) -> None:
-        """Connect, or wait up to `timeout_s` seconds for something to do and do it.
+    def turn(self, *due: float | None, may_connect: bool = True) -> None:
+        """Connect, or wait for something to do, a minute at most, and do it.
 
         Args:
-            timeout_s: Seconds until the owner has something to do.
+            due: When the owner has something to do, on `time.monotonic`; None for not by the clock.
             may_connect: Otherwise no new connection is made now.
         """
+        now = time.monotonic()
+        timeout_s = max(0.0, min([_LONGEST_TURN, *(at - now for at in due if at is not None)]))
         if self._transport is None:
             pause = self._attempts.due - time.monotonic() if may_connect else timeout_s
             if pause > 0 or not may_connect:
@@ -228,7 +234,7 @@ class SessionDriver:
         if error is not None:
             self._close(Close(error))
 
-    def leave(self, patience_s: float) -> None:
+    def leave(self, patience_s: float = GOODBYE_S) -> None:
         """Say goodbye, wait up to `patience_s` seconds until that is sent, and close; the session stays there."""
         if self._transport is not None:
             for action in self.session.handle(Stop(), time.monotonic()):

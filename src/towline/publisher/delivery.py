@@ -22,10 +22,6 @@ from towline.publisher.receipt import Lifecycle, Log, Stages, guarded, settling
 
 __all__ = ["OutboxDelivery"]
 
-#: The mqtt thread looks around after this many seconds at the latest; everything that matters wakes it.
-_LONGEST_TURN: Final = 60.0
-#: Patience with the goodbye, in seconds.
-_GOODBYE: Final = 2.0
 _NOT_BELIEVED: Final = "a receipt without a code of our key: of a gateway without it, or a forged one"
 
 
@@ -109,11 +105,8 @@ class OutboxDelivery:
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
         driver = self._driver
-        times = [self._downlink.due(), self._awaited.due() if self._awaited is not None else None]
-        due = min((at for at in times if at is not None), default=None)
-        patience = _LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN))
         try:
-            driver.turn(patience)
+            driver.turn(self._downlink.due(), self._awaited.due() if self._awaited is not None else None)
             if self._awaited is not None and (question := self._awaited.turn(time.monotonic())):
                 self._downlink.send_again(question, self._awaited.waits)
             self._downlink.turn(unsent=driver.unsent)
@@ -127,7 +120,7 @@ class OutboxDelivery:
 
     def end(self) -> None:
         """Say goodbye to the broker and write what memory alone knows; the thread is gone."""
-        self._driver.leave(_GOODBYE)
+        self._driver.leave()
         try:
             if self._life.dead is None:
                 self._downlink.close()
