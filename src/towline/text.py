@@ -11,7 +11,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
-__all__ = ["counted", "printable", "printable_lines"]
+__all__ = ["cause", "counted", "printable", "printable_lines"]
 
 #: Unicode's general categories of what has no shape of its own, or another place than where it stands: control
 #: characters (C0, DEL, C1), format characters (bidi overrides, zero width), lone surrogates, line and paragraph
@@ -35,6 +35,12 @@ def printable(text: str, limit: int | None = None) -> str:
 def counted(number: int, noun: str = "message") -> str:
     """``1 message``, ``1,000 messages``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def cause(error: BaseException, limit: int | None = None) -> str:
+    """An error of a program's own: its type, and the first line of its text, of `limit` characters at most."""
+    first = printable(next(iter(str(error).splitlines()), ""), limit).rstrip(". ")
+    return f"{type(error).__name__}{': ' if first else ''}{first}"
 
 
 def printable_lines(text: str) -> str:

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from towline.errors import ConfigError, NotAllowed, TowlineError, did_you_mean
-from towline.text import printable
+from towline.text import cause, printable
 
 __all__ = ["COMMANDS", "EXIT_CONFIG", "EXIT_FAILED", "EXIT_NOT_ALLOWED", "main"]
 
@@ -98,8 +98,7 @@ def _guarded(name: str, arguments: list[str]) -> int:
 
 
 def _unexpected(name: str, error: Exception) -> TowlineError:
-    first = next(iter(str(error).splitlines()), "").rstrip(". ")
-    what = f"unexpected {type(error).__name__}{': ' if first else ''}{first}"
+    what = f"unexpected {cause(error)}"
     do = "This is a fault in Towline; please report it with the output of TOWLINE_DEBUG=1."
     return TowlineError("TL-X01", f"towline {name}", what, do)
 

@@ -14,7 +14,7 @@ from towline.errors import GatewayError, TowlineError
 from towline.gateway.endpoint import error_fields
 from towline.journal import Batch
 from towline.logfile import own_log
-from towline.text import printable
+from towline.text import cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,11 +140,10 @@ def errors_on_the_wire(where: str) -> Iterator[None]:
 def unforeseen(where: str, error: BaseException) -> GatewayError:
     """TL-G09: the cause in words, and the traceback in the log of this process."""
     structlog.get_logger("towline.gateway").error("unexpected", line=where, code="TL-G09", exc_info=error)
-    first = printable(next(iter(str(error).splitlines()), ""), _LONGEST_CAUSE).rstrip(". ")
-    why = f"{type(error).__name__}{': ' if first else ''}{first}"
     log = own_log() or "the gateway's standard error"
     do = f"This is a fault in Towline; please report it with the traceback in {log}."
-    return GatewayError("TL-G09", where, f"the gateway failed in an unexpected way ({why})", do)
+    what = f"the gateway failed in an unexpected way ({cause(error, _LONGEST_CAUSE)})"
+    return GatewayError("TL-G09", where, what, do)
 
 
 def refusal(error: TowlineError) -> Exception:

@@ -77,6 +77,11 @@ class Intake:
     def _room(self) -> bool:
         return len(self._queue) < _QUEUED and (self._bytes < _QUEUED_BYTES or not self._queue)
 
+    def _judged(self) -> bool:
+        """What becomes of a message is known now: it is taken, or refused for good."""
+        over = self._life.closing or self._life.dead is not None
+        return over or self._room() or (self._refuses and self.full_since is not None)
+
     # -- any thread --
 
     def put(self, message: PendingMessage, deadline: float | None = None) -> None:
@@ -90,20 +95,18 @@ class Intake:
         life = self._life
         life.check()
         with life.changed:
-            while not life.closing and life.dead is None:
-                if self._refuses and self.full_since is not None:
-                    raise _outbox_full(life.directory, self.full_since)
-                if self._room():
-                    break
+            if not self._judged():
                 life.may_wait()
                 left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise _not_taken(life.directory, self.full_since)
-                life.changed.wait(left)
+                life.changed.wait_for(self._judged, left)
             if life.dead is not None:
                 raise life.dead
             if life.closing:
                 raise life.closed()
+            if self._refuses and self.full_since is not None:
+                raise _outbox_full(life.directory, self.full_since)
+            if not self._room():
+                raise _not_taken(life.directory, self.full_since)
             self._queue.append(message)
             self._bytes += message.size
             if not self._group:

@@ -249,16 +249,12 @@ class Publisher:
             TowlineError: Why the publisher has ended.
         """
         self._life.may_wait()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        unsent = partial(self._unsent, end_to_end=end_to_end is not False)
         with self._changed:
-            while left := self._unsent(end_to_end=end_to_end is not False):
-                if (over := self._life.over) is not None:
-                    raise over
-                rest = None if deadline is None else deadline - time.monotonic()
-                if rest is not None and rest <= 0:
-                    return left
-                self._changed.wait(rest)
-        return 0
+            self._changed.wait_for(lambda: self._life.over or not unsent(), timeout)
+            if (left := unsent()) and (over := self._life.over):
+                raise over
+        return left
 
     @property
     def crowded(self) -> bool:

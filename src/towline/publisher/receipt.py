@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from towline.delivery.outbound import Outcome
 from towline.errors import ConfigError, PublisherError, TowlineError
 from towline.publisher.awaited import Awaited
-from towline.text import printable
+from towline.text import cause, printable
 
 __all__ = ["Callback", "Completion", "Lifecycle", "Log", "PendingMessage", "Receipt", "Stages", "guarded", "settling"]
 
@@ -109,8 +108,7 @@ class Lifecycle:
         if self.dead is None and isinstance(error, TowlineError):
             self.dead = error
         elif self.dead is None:
-            first = next(iter(str(error).splitlines()), "").rstrip(". ")
-            what = f"the publisher has ended: unexpected {type(error).__name__}{': ' if first else ''}{first}"
+            what = f"the publisher has ended: unexpected {cause(error)}"
             do = "What is on disk is safe; make a new one, and report the fault in Towline."
             self.dead = PublisherError("TL-O09", str(self.directory), what, do)
             self.dead.__cause__ = error
@@ -169,13 +167,9 @@ class Completion(Generic[T]):
 
     def _wait(self, timeout: float | None) -> None:
         self._life.may_wait()
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self._life.changed:
-            while not self._done:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(f"not within {timeout:g} s; it is on disk and may still happen")
-                self._life.changed.wait(left)
+            if not self._life.changed.wait_for(self.done, timeout):
+                raise TimeoutError(f"not within {timeout:g} s; it is on disk and may still happen")
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as `result` does; return why it failed, or None."""

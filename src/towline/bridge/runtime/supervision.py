@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from towline.backoff import Backoff
 from towline.errors import GatewayError, TowlineError
+from towline.text import cause
 
 if TYPE_CHECKING:
     from towline.bridge.runtime.state import BridgeState
@@ -75,7 +76,6 @@ def unforeseen(name: str, error: BaseException | None = None) -> GatewayError:
     """What ended one of these threads, or a round of it, though nothing should [TL-B55]."""
     if error is not None and os.environ.get("TOWLINE_DEBUG"):
         traceback.print_exception(error)
-    first = next(iter(str(error or "").splitlines()), "").rstrip(". ")
-    why = "" if error is None else f" ({type(error).__name__}{': ' if first else ''}{first})"
+    why = "" if error is None else f" ({cause(error)})"
     do = "It is tried again. Please report it with the output of TOWLINE_DEBUG=1."
     return GatewayError("TL-B55", name, f"this part of the bridge ended in an unexpected way{why}", do)
