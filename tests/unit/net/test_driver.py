@@ -29,7 +29,7 @@ from towline.net import driver as module
 from towline.net.driver import Hooks, SessionDriver
 from towline.net.options import ConnectionOptions
 from towline.net.transport import Endpoint
-from towline.net.transport.stream import SocketTransport
+from towline.net.transport.stream import Transport
 
 FIRST, SECOND = Endpoint("mqtt", "first", 1883), Endpoint("mqtt", "second", 1883)
 
@@ -254,7 +254,7 @@ def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(new_world: NewWor
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
     ours.setblocking(False)
-    world = new_world(SocketTransport(ours, "test"))
+    world = new_world(Transport(ours, "test"))
     world.driver.turn(0)
     world.driver.hold_back(hold=True)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

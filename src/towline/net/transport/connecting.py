@@ -11,7 +11,7 @@ from towline.net.transport.endpoint import Endpoint
 from towline.net.transport.patience import Patience
 from towline.net.transport.proxy import Proxy, connect_through
 from towline.net.transport.sockets import connect_tcp, connect_unix, tune
-from towline.net.transport.stream import SocketTransport, Transport, WebSocketTransport
+from towline.net.transport.stream import Transport, WebSocketTransport
 from towline.net.transport.tls import Tls, handshake
 from towline.net.transport.websocket import Framing
 
@@ -54,9 +54,10 @@ def connect(
     sock = _reach(endpoint, proxy, keep_alive_s, patience)
     if security and context:
         sock = handshake(sock, security, context, endpoint.host, where, patience)
-    transport = SocketTransport(sock, where, security)
+    if not endpoint.websocket:
+        return Transport(sock, where, security)
     framing = Framing(replace(endpoint, query=query or endpoint.query), headers)
-    return _upgrade(transport, framing, where, patience) if endpoint.websocket else transport
+    return _opened(WebSocketTransport(sock, where, security, framing), where, patience)
 
 
 def _reach(endpoint: Endpoint, proxy: Proxy | None, keep_alive_s: int, patience: Patience) -> socket:
@@ -73,9 +74,9 @@ def _reach(endpoint: Endpoint, proxy: Proxy | None, keep_alive_s: int, patience:
     return sock
 
 
-def _upgrade(transport: SocketTransport, framing: Framing, where: str, patience: Patience) -> WebSocketTransport:
+def _opened(transport: WebSocketTransport, where: str, patience: Patience) -> WebSocketTransport:
     try:
-        _open(framing, transport, where, patience)
+        transport.open(patience)
     except OSError as error:
         transport.close()
         what, advice = f"no answer to the WebSocket's opening ({error})", "Is this port a WebSocket listener?"
@@ -83,23 +84,4 @@ def _upgrade(transport: SocketTransport, framing: Framing, where: str, patience:
     except BaseException:
         transport.close()
         raise
-    return WebSocketTransport(transport, framing, where)
-
-
-def _open(framing: Framing, transport: SocketTransport, where: str, patience: Patience) -> None:
-    transport.write(framing.opening())
-    while not framing.open:
-        data = _next(transport, patience)
-        if not data and transport.problem:
-            raise transport.problem
-        refusal = framing.answer(data)
-        if refusal:
-            raise Unreachable("TL-M14", where, refusal.what, refusal.do)
-
-
-def _next(transport: SocketTransport, patience: Patience) -> bytes:
-    """Wait for the next bytes; ``b""`` when the peer has closed."""
-    while (data := transport.read()) is None:
-        patience.wait(transport, write=transport.unsent > 0)
-        transport.flush()
-    return data
+    return transport

@@ -7,54 +7,21 @@ import select
 import socket
 import ssl
 import time
-from typing import Final, Protocol
+from typing import Final
 
 from towline.errors import BrokerError, Unreachable
+from towline.net.transport.patience import Patience
 from towline.net.transport.tls import Tls, tls_problem
 from towline.net.transport.websocket import Framing
 
-__all__ = ["READ_BYTES", "SocketTransport", "Transport", "WebSocketTransport"]
+__all__ = ["READ_BYTES", "Transport", "WebSocketTransport"]
 
 #: Most bytes taken in one read: a chunk of some ten thousand small messages.
 READ_BYTES: Final = 1 << 20
 
 
-class Transport(Protocol):
-    """An open connection."""
-
-    def fileno(self) -> int:
-        """The descriptor, for a selector."""
-
-    @property
-    def unsent(self) -> int:
-        """Bytes written and not yet taken by the system; while there are any, wait for writability too."""
-
-    @property
-    def decrypted(self) -> bool:
-        """Something waits inside, where no selector sees it: read before you wait."""
-
-    @property
-    def problem(self) -> BrokerError | None:
-        """Why the line broke, when more is known than that it did."""
-
-    def read(self) -> bytes | None:
-        """Bytes that have arrived, None when there are none, ``b""`` when the peer has closed or the line broke."""
-
-    def write(self, data: bytes) -> bool:
-        """Send what the system takes now and keep the rest for `flush`; False when the line broke."""
-
-    def flush(self) -> bool:
-        """Send more of what was kept; False when the line broke."""
-
-    def drain(self, timeout_s: float) -> bool:
-        """Send all that was kept, waiting up to `timeout_s` seconds; False when it could not."""
-
-    def close(self) -> None:
-        """Close; never raises."""
-
-
-class SocketTransport:
-    """A connected socket: TCP, Unix or TLS.
+class Transport:
+    """An open connection: a connected socket, TCP, Unix or TLS.
 
     Args:
         sock: Connected and non-blocking, its handshake done.
@@ -76,26 +43,26 @@ class SocketTransport:
         self._problem: BrokerError | None = None
 
     def fileno(self) -> int:
-        """See `Transport`."""
+        """The descriptor, for a selector."""
         return self._sock.fileno()
 
     @property
     def unsent(self) -> int:
-        """See `Transport`."""
+        """Bytes written and not yet taken by the system; while there are any, wait for writability too."""
         return len(self._out) or int(self._stuck)
 
     @property
     def decrypted(self) -> bool:
-        """See `Transport`."""
+        """Something waits inside, where no selector sees it: read before you wait."""
         return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
 
     @property
     def problem(self) -> BrokerError | None:
-        """See `Transport`."""
+        """Why the line broke, when more is known than that it did."""
         return self._problem
 
     def read(self) -> bytes | None:
-        """See `Transport`."""
+        """Bytes that have arrived, None when there are none, ``b""`` when the peer has closed or the line broke."""
         data = self._read_plain() if self._tls is None else self._read_records(self._tls)
         if data and self._at_once:
             self._confirm()
@@ -139,12 +106,12 @@ class SocketTransport:
         return b"".join(records)
 
     def write(self, data: bytes) -> bool:
-        """See `Transport`."""
+        """Send what the system takes now and keep the rest for `flush`; False when the line broke."""
         self._out += data
         return self.flush()
 
     def flush(self) -> bool:
-        """See `Transport`."""
+        """Send more of what was kept; False when the line broke."""
         while self._out:
             try:
                 sent = self._sock.send(self._out)
@@ -158,7 +125,7 @@ class SocketTransport:
         return True
 
     def drain(self, timeout_s: float) -> bool:
-        """See `Transport`."""
+        """Send all that was kept, waiting up to `timeout_s` seconds; False when it could not."""
         end = time.monotonic() + timeout_s
         poller = select.poll()
         poller.register(self._sock.fileno(), select.POLLOUT)
@@ -170,7 +137,7 @@ class SocketTransport:
         return not self._out
 
     def close(self) -> None:
-        """See `Transport`."""
+        """Close; never raises."""
         if isinstance(self._sock, ssl.SSLSocket) and not self._out:
             with contextlib.suppress(OSError, ValueError):
                 self._sock.unwrap()  # sends close_notify and does not wait for the peer's
@@ -178,43 +145,51 @@ class SocketTransport:
             self._sock.close()
 
 
-class WebSocketTransport:
-    """WebSocket frames on another transport.
+class WebSocketTransport(Transport):
+    """A connection whose bytes of MQTT travel in WebSocket frames.
 
     Args:
-        inner: Carries the frames.
-        framing: Open.
+        sock: As of `Transport`.
         where: Begins an error.
+        tls: As of `Transport`.
+        framing: To be opened.
     """
 
-    def __init__(self, inner: Transport, framing: Framing, where: str) -> None:
-        self._inner = inner
+    def __init__(self, sock: socket.socket, where: str, tls: Tls | None, framing: Framing) -> None:
+        super().__init__(sock, where, tls)
         self._framing = framing
-        self._where = where
         #: Bytes of MQTT may have come along with the answer that opened the WebSocket.
         self._fresh = True
         self._ended: str | None = None
 
-    def fileno(self) -> int:
-        """See `Transport`."""
-        return self._inner.fileno()
+    def open(self, patience: Patience) -> None:
+        """Open the WebSocket; call it first.
 
-    @property
-    def unsent(self) -> int:
-        """See `Transport`."""
-        return self._inner.unsent
+        Raises:
+            Unreachable: TL-M14, the server does not open it.
+            OSError: There is no answer in time.
+        """
+        super().write(self._framing.opening())
+        while not self._framing.open:
+            while (data := super().read()) is None:
+                patience.wait(self, write=self.unsent > 0)
+                self.flush()
+            if not data and self.problem:
+                raise self.problem
+            if refusal := self._framing.answer(data):
+                raise Unreachable("TL-M14", self._where, refusal.what, refusal.do)
 
     @property
     def decrypted(self) -> bool:
         """See `Transport`."""
-        return self._inner.decrypted or self._fresh or self._ended is not None
+        return super().decrypted or self._fresh or self._ended is not None
 
     @property
     def problem(self) -> BrokerError | None:
         """See `Transport`."""
         if self._ended is not None:
             return Unreachable("TL-M14", self._where, self._ended, "Trying again.")
-        return self._inner.problem
+        return super().problem
 
     def read(self) -> bytes | None:
         """See `Transport`."""
@@ -224,30 +199,22 @@ class WebSocketTransport:
             self._fresh = False
             if (came_along := self._take(b"")) is not None:
                 return came_along
-        data = self._inner.read()
+        data = super().read()
         return self._take(data) if data else data
 
     def _take(self, data: bytes) -> bytes | None:
         taken = self._framing.take(data)
         self._ended = taken.ended
         if taken.answer:
-            self._inner.write(taken.answer)
+            super().write(taken.answer)
         return taken.data or (b"" if taken.ended is not None else None)
 
     def write(self, data: bytes) -> bool:
         """See `Transport`."""
-        return self._inner.write(self._framing.frame(data))
-
-    def flush(self) -> bool:
-        """See `Transport`."""
-        return self._inner.flush()
-
-    def drain(self, timeout_s: float) -> bool:
-        """See `Transport`."""
-        return self._inner.drain(timeout_s)
+        return super().write(self._framing.frame(data))
 
     def close(self) -> None:
         """See `Transport`."""
         if goodbye := self._framing.closing():
-            self._inner.write(goodbye)
-        self._inner.close()
+            super().write(goodbye)
+        super().close()
