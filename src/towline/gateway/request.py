@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import structlog
@@ -31,13 +31,15 @@ class Request:
     Args:
         where: The gateway, as errors name it.
         body: JSON; empty for no fields.
+        cancelled: Whether the client has gone.
 
     Raises:
         GatewayError: TL-G08, from here and from every method: it is not what this version takes.
     """
 
-    def __init__(self, where: str, body: bytes) -> None:
+    def __init__(self, where: str, body: bytes, cancelled: Callable[[], bool] = lambda: False) -> None:
         self._where = where
+        self.cancelled = cancelled
         self._fields = _object(where, body)
 
     def text(self, key: str) -> str:

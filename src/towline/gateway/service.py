@@ -171,8 +171,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             handler = self._actions.get(action.type)
             if handler is None:
                 raise bad_request(self._name, f'there is no action "{action.type}"')
-            request = Request(self._name, action.body.to_pybytes())
-            return [json.dumps(handler(request, context)).encode()]
+            request = Request(self._name, action.body.to_pybytes(), context.is_cancelled)
+            return [json.dumps(handler(request)).encode()]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Stream the rows of ``{journal, start, end, incarnation}``; the same range gives the same rows [I4]."""
@@ -203,8 +203,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     # -- actions -----------------------------------------------------------------------------------------------
 
-    def _status_action(self, request: Request, context: Any) -> dict[str, object]:
-        del request, context
+    def _status_action(self, request: Request) -> dict[str, object]:
+        del request
         journal = self._journal
         with self._polls.changed:
             readers = self._leases.readers()
@@ -225,8 +225,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             **self._status(),
         }
 
-    def _open(self, request: Request, context: Any) -> dict[str, object]:
-        del context
+    def _open(self, request: Request) -> dict[str, object]:
         consumer = request.text("consumer")
         holder = ProcessMark(request.number("pid"), request.number("started"), request.text("host"))
         with self._polls.changed:
@@ -245,21 +244,19 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             **self._position(),
         }
 
-    def _alive(self, request: Request, context: Any) -> dict[str, object]:
+    def _alive(self, request: Request) -> dict[str, object]:
         """A sign of life."""
-        del context
         with self._polls.changed:
             self._leases.check(request.text("consumer"), request.text("lease"))
         return {}
 
-    def _release(self, request: Request, context: Any) -> dict[str, object]:
-        del context
+    def _release(self, request: Request) -> dict[str, object]:
         with self._polls.changed:
             released = self._leases.release(request.text("consumer"), request.text("lease"))
             self._polls.changed.notify_all()
         return {"released": released}
 
-    def _wait(self, request: Request, context: Any) -> dict[str, object]:
+    def _wait(self, request: Request) -> dict[str, object]:
         consumer, lease, start = request.text("consumer"), request.text("lease"), request.number("start")
         timeout = min(request.seconds("timeout_s"), MAX_WAIT_S)
         check_journal(self._name, self._journal, request.text("journal"))
@@ -272,7 +269,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if self._polls.wait(
             lambda: self._journal.end > start,
             timeout,
-            context.is_cancelled,
+            request.cancelled,
             check=lambda: self._leases.check(consumer, lease),  # it may be taken over meanwhile
         ):
             end = self._journal.locate(
@@ -281,13 +278,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         size = {"size": self._journal.size(start, end)} if request.optional("sized") else {}
         return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **self._position()}
 
-    def _incarnation(self, request: Request, context: Any) -> dict[str, object]:
+    def _incarnation(self, request: Request) -> dict[str, object]:
         """Which opening of the journal wrote the row below ``offset``; "" where that is not known."""
-        del context
         return {"incarnation": self._journal.incarnation_of(request.number("offset"))}
 
-    def _forget(self, request: Request, context: Any) -> dict[str, object]:
-        del context
+    def _forget(self, request: Request) -> dict[str, object]:
         consumer = request.text("consumer")
         with self._polls.changed:
             reader = self._leases.readers().get(consumer)
@@ -302,26 +297,22 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             self._journal.forget(consumer)
         return {"consumers": dict(self._journal.consumers)}
 
-    def _place(self, request: Request, context: Any) -> dict[str, object]:
-        del context
+    def _place(self, request: Request) -> dict[str, object]:
         return self._stored(self._outgoing().stored(request.batch()))
 
     def _stored(self, stored: Appended) -> dict[str, object]:
         return {**stored._asdict(), **self._outgoing().position()._asdict()}
 
-    def _position_of_outbox(self, request: Request, context: Any) -> dict[str, object]:
+    def _position_of_outbox(self, request: Request) -> dict[str, object]:
         """Where the outbox stands, and which opening of it wrote the row below ``offset`` [I14]."""
-        del context
         return self._outgoing().position(request.number("offset"))._asdict()
 
-    def _over(self, request: Request, context: Any) -> dict[str, object]:
-        del context
+    def _over(self, request: Request) -> dict[str, object]:
         self._outgoing().end_job(request.text("job"))
         return {}
 
-    def _filters(self, request: Request, context: Any) -> dict[str, str]:
+    def _filters(self, request: Request) -> dict[str, str]:
         """Want other filters, or say how far that is; with them the settings have another digest, ``settings``."""
-        del context
         if self._want is None:
             what = "the gateway is being drained, and takes no other filters"
             raise ConfigError("TL-C172", self._name, what, "Start it without --drain, or wait.")
@@ -331,30 +322,27 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             self._publish(replace(self.endpoint, settings=digest))
         return told
 
-    def _sent(self, request: Request, context: Any) -> dict[str, object]:
+    def _sent(self, request: Request) -> dict[str, object]:
         """Wait until every message of the outbox below ``upto`` is with the broker, refused or expired."""
         timeout = min(request.seconds("timeout_s"), MAX_WAIT_S)
-        return {"done": self._outgoing().wait(request.number("upto"), timeout, context.is_cancelled)}
+        return {"done": self._outgoing().wait(request.number("upto"), timeout, request.cancelled)}
 
-    def _refused(self, request: Request, context: Any) -> dict[str, object]:
-        del context
+    def _refused(self, request: Request) -> dict[str, object]:
         do = request.text("do")
         if do not in ACTIONS:
             raise bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
         return self._outgoing().refused(do, request.number("at"))
 
-    def _sign(self, request: Request, context: Any) -> dict[str, object]:
+    def _sign(self, request: Request) -> dict[str, object]:
         """Tickets to read ranges of this journal; whether the rows are there shows when one is used."""
-        del context
         journal, valid_s = request.text("journal"), request.seconds("valid_s")
         check_journal(self._name, self._journal, journal)
         asked = request.ranges()
         sign = partial(self.tickets.sign, valid_s, kind="read", journal=journal)
         return {"tickets": [sign(start=start, end=end, incarnation=known) for start, end, known in asked]}
 
-    def _sign_writer(self, request: Request, context: Any) -> dict[str, object]:
+    def _sign_writer(self, request: Request) -> dict[str, object]:
         """A ticket for the batches of one query or job."""
-        del context
         self._outgoing()
         valid_s, writer = request.seconds("valid_s"), request.text("writer")
         return {"ticket": self.tickets.sign(valid_s, kind="write", writer=writer)}
