@@ -280,14 +280,7 @@ class GatewayClient:
                 time.sleep(0.1)
             else:
                 break
-        lease = Lease(
-            consumer=consumer,
-            token=answer["lease"],
-            **{
-                key: answer[key]
-                for key in ("name", "journal", "epoch", "first", "tip", "committed", "known", "opening")
-            },
-        )
+        lease = Lease(consumer, answer.pop("lease"), **answer)
         if far:
             self._alive(lease)
         return lease

@@ -36,6 +36,7 @@ __all__ = [
     "answer",
     "backlog",
     "client_config",
+    "comes",
     "create_topics",
     "described",
     "first_offsets",
@@ -156,7 +157,7 @@ def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) 
     with looking(client) as admin:
         found = admin.list_topics(timeout=timeout).topics.get(topic)
         first = {} if found is None else {topic: {str(number): 0 for number in found.partitions}}
-        return _comes(lambda: not _answered(lambda: backlog(admin, first, timeout), timeout)[1], timeout)
+        return comes(lambda: not _answered(lambda: backlog(admin, first, timeout), timeout)[1], timeout)
 
 
 def backlog(admin: AdminClient, taken: Mapping[str, Mapping[str, int]], timeout: float) -> tuple[int, int]:
@@ -220,12 +221,12 @@ def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[in
     return int(first), int(end)
 
 
-def _comes(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether a condition comes true in time."""
+def comes(look: Callable[[], T], seconds: float, pause_s: float = _LOOK_S) -> T:
+    """What a look-up says once it is true, or at the end of the time; looks again after a pause, in seconds."""
     deadline = time.monotonic() + seconds
-    while not (true := condition()) and time.monotonic() <= deadline:
-        time.sleep(_LOOK_S)
-    return true
+    while not (seen := look()) and time.monotonic() <= deadline:
+        time.sleep(pause_s)
+    return seen
 
 
 def _answered(ask: Callable[[], T], seconds: float) -> T:
@@ -312,7 +313,7 @@ def create_topics(
         futures = admin.create_topics(wanted, operation_timeout=timeout, request_timeout=timeout)
         made = sorted(name for name, future in futures.items() if _created(_servers(client), name, future, timeout))
         # The controller answers before the brokers know of them.
-        _comes(lambda: set(made) <= set(admin.list_topics(timeout=timeout).topics), timeout)
+        comes(lambda: set(made) <= set(admin.list_topics(timeout=timeout).topics), timeout)
     return made
 
 

@@ -80,19 +80,13 @@ class MarkerStore:
         if facts is None and self._settings.create_marker_topic:
             wanted = {self.topic: self._settings.parallelism}
             admin.create_topics(self._settings.client, wanted, config=_CONFIG, timeout=self._settings.timeout_s)
-            facts = self._facts_soon()
+            # In a cluster the next broker that is asked may not know it yet.
+            facts = admin.comes(self._facts, self._settings.timeout_s, pause_s=0.1)
         self._check(facts)
         _seen.add(place)
 
     def _facts(self) -> TopicFacts | None:
         return admin.topic_facts(self._settings.client, [self.topic], self._settings.timeout_s).get(self.topic)
-
-    def _facts_soon(self) -> TopicFacts | None:
-        """The facts of a topic that was just made: in a cluster the next broker that is asked may not know it yet."""
-        deadline = time.monotonic() + self._settings.timeout_s
-        while (facts := self._facts()) is None and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        return facts
 
     def _check(self, facts: TopicFacts | None) -> None:
         wanted = self._settings.parallelism
@@ -257,8 +251,6 @@ def _next(before: Marker | None, parallelism: int, batch: int | None) -> Marker 
     return marker if before is None else marker.following(before)
 
 
-#: Seconds between two looks for a topic that was just made.
-_LOOK_S: Final = 0.1
 #: Marker topics this process has looked at.
 _seen: Final[set[tuple[int, str, str, int]]] = set()
 #: Servers, topic and partition -> the highest end this process has seen: Kafka takes back nothing that it committed.
