@@ -36,6 +36,7 @@ __all__ = [
     "check_client",
     "file_property",
     "insecurities",
+    "largest_message",
     "resolve",
 ]
 
@@ -170,6 +171,11 @@ def file_property(name: str) -> str | None:
     """The secret that ``name`` reads from a file: ``sasl.password`` for ``sasl.password.file``; None for others."""
     secret = name.removesuffix(".file")
     return secret if secret != name and secret in SECRETS else None
+
+
+def largest_message(client: Mapping[str, str]) -> int:
+    """The ``message.max.bytes`` of a client configuration, librdkafka's default where it says none."""
+    return int(client.get("message.max.bytes", 1_000_000))
 
 
 def insecurities(client: Mapping[str, str]) -> list[str]:

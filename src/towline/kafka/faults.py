@@ -163,7 +163,7 @@ def missing(servers: str, topics: Iterable[str]) -> KafkaError:
     return KafkaError("TL-K04", servers, what, f"{do} --partitions N --replication-factor N.")
 
 
-def refused(servers: str, record: tuple[Any, ...], limit: str, error: Any) -> KafkaError:
+def refused(servers: str, record: tuple[Any, ...], limit: int, error: Any) -> KafkaError:
     """A record that the client itself refuses: TL-K05 too large, TL-K06 anything else.
 
     Args:
@@ -176,7 +176,7 @@ def refused(servers: str, record: tuple[Any, ...], limit: str, error: Any) -> Ka
     name = name_of(error)
     if name == "MSG_SIZE_TOO_LARGE":
         size = len(value or b"") + len(key or b"")
-        what = f'a record of {size:,} bytes for topic "{topic}" is larger than kafka.message.max.bytes = {int(limit):,}'
+        what = f'a record of {size:,} bytes for topic "{topic}" is larger than kafka.message.max.bytes = {limit:,}'
         return KafkaError("TL-K05", servers, what, f"{_ADVICE[name]} {KEPT}")
     place = f", partition {partition}," if partition is not None and partition >= 0 else ""
     what = f'a record for topic "{topic}"{place} can not be sent: {reason(error)}'

@@ -45,8 +45,7 @@ BEFORE_FIRST: Final = -1
 ANYONE: Final = ""
 
 
-@dataclass(frozen=True)
-class TaskRefusal:
+class TaskRefusal(NamedTuple):
     """A task beyond the sink's parallelism said no: the batch has more partitions than may be written.
 
     Attributes:
@@ -147,11 +146,7 @@ class Marker:
             "totalDeadLettered": self.total_dead_lettered,
         }
         if self.refused is not None:
-            text["refused"] = {
-                "batch": self.refused.batch,
-                "run": self.refused.run,
-                "partition": self.refused.partition,
-            }
+            text["refused"] = self.refused._asdict()
         return json.dumps(text, separators=(",", ":")).encode()
 
     @classmethod
@@ -176,9 +171,7 @@ class Marker:
                 dead_lettered=int(text["deadLettered"]),
                 total_rows=int(text["totalRows"]),
                 total_dead_lettered=int(text["totalDeadLettered"]),
-                refused=None
-                if refused is None
-                else TaskRefusal(int(refused["batch"]), refused["run"], refused["partition"]),
+                refused=None if refused is None else TaskRefusal(**refused),
             )
         except (KeyError, TypeError) as problem:
             raise ValueError(f"it is no marker: {problem!r}") from None

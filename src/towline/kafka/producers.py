@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from towline.kafka import faults
 from towline.kafka.admin import LastWord
-from towline.kafka.clientconfig import QUIET, resolve
+from towline.kafka.clientconfig import QUIET, largest_message, resolve
 from towline.kafka.options import FORMAT
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ GRACE_S: Final = 5.0
 _ROOM_WAIT_S: Final = 0.1
 #: What every producer is told beside the sink's settings.
 OWN: Final[Mapping[str, Any]] = MappingProxyType({"delivery.report.only.error": True})
-#: librdkafka's default message.max.bytes.
-_MESSAGE_MAX_BYTES: Final = "1000000"
 
 
 class KafkaProducer:
@@ -157,8 +155,7 @@ class KafkaProducer:
         """A record the client refuses is a KafkaError; a client that can do nothing any more speaks for itself."""
         if faults.is_state(problem):
             raise problem
-        limit = self._settings.client.get("message.max.bytes", _MESSAGE_MAX_BYTES)
-        return faults.refused(self._settings.servers, record, limit, problem)
+        return faults.refused(self._settings.servers, record, largest_message(self._settings.client), problem)
 
     def flush(self, seconds: float) -> int:
         """Wait until every record is confirmed or failed, at most so long; how many are neither.

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from towline.errors import KafkaError
 from towline.kafka import admin, faults
+from towline.kafka.clientconfig import largest_message
 from towline.kafka.columns import A_HEADER, Rows
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 
@@ -31,9 +32,8 @@ __all__ = ["Fault", "RecordCheck", "RecordLimits", "fault_of"]
 
 #: Seconds for which limits of topics are believed.
 _FRESH_S: Final = 300.0
-#: librdkafka's default message.max.bytes, and what it and the broker need beside key, value and headers: the header of
-#: the record batch (61) and of the record (at most 21), and a varint for each length.
-_CLIENT_MAX: Final = 1_000_000
+#: What librdkafka and the broker need beside key, value and headers: the header of the record batch (61) and of the
+#: record (at most 21), and a varint for each length.
 _FRAME: Final = 100
 _BATCH_SIZE: Final = "batch.size"
 #: Clocks differ: a time that is this close to the limit, in ms, is looked at one by one.
@@ -233,7 +233,7 @@ class RecordCheck:
             raise faults.missing(self._settings.servers, absent)
         client = self._settings.client
         codec = client.get("compression.type", client.get("compression.codec", "none"))
-        most = int(client.get("message.max.bytes", _CLIENT_MAX))
+        most = largest_message(client)
         return RecordLimits(topics, most, None if codec == "none" else codec, int(time.time() * 1000), reserves)
 
     def _check_place(self) -> None:

@@ -64,7 +64,7 @@ def test_a_refusal_is_told_with_its_topic_and_remedy() -> None:
 
 
 def test_a_record_too_large_is_told_with_size_and_limit() -> None:
-    error = faults.refused("k", ("t", b"x" * 1000, b"kk", -1), "1000", KafkaException(TOO_LARGE))
+    error = faults.refused("k", ("t", b"x" * 1000, b"kk", -1), 1000, KafkaException(TOO_LARGE))
     assert error.code == "TL-K05"
     assert '1,002 bytes for topic "t"' in error.what
     assert "kafka.message.max.bytes = 1,000" in error.what
@@ -72,7 +72,7 @@ def test_a_record_too_large_is_told_with_size_and_limit() -> None:
 
 def test_any_other_refused_record() -> None:
     unknown = KafkaException(fault(ClientError._UNKNOWN_PARTITION, "Local: Unknown partition"))
-    error = faults.refused("k", ("t", None, None, 7), "1000", unknown)
+    error = faults.refused("k", ("t", None, None, 7), 1000, unknown)
     assert error.code == "TL-K06"
     assert 'topic "t", partition 7, can not be sent: unknown partition' in error.what
 

@@ -25,6 +25,7 @@ from towline.bridge.deadletters.dlq import MARK, DeadLetterTopic, Entry, Wanted
 from towline.bridge.deadletters.remap import Mapper, RemapFate, Remapped, Returner, mapper_of
 from towline.errors import KafkaError
 from towline.kafka.admin import topic_facts
+from towline.kafka.clientconfig import largest_message
 from towline.kafka.columns import Rows
 from towline.kafka.options import SinkSettings
 from towline.kafka.reserved import reserved
@@ -44,8 +45,6 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _TRANSACTION_S: Final = 60
 #: The lines' own says how long *their* transactions may take.
 _CLOCK: Final = "transaction.timeout.ms"
-#: librdkafka's default message.max.bytes.
-_CLIENT_MAX: Final = 1_000_000
 
 
 @dataclass(slots=True)
@@ -145,7 +144,7 @@ def _outcomes(ledger: DeadLetterTopic, mappers: Mapping[str, Mapper | Returner],
         mine = [i for i, entry in enumerate(chunk) if (line := ledger.line_of(entry.dead_letter)) and line.name == name]
         found |= dict(zip(mine, mapper.outcomes([chunk[i].dead_letter for i in mine]), strict=True))
     topics = {outcome.record[0] for outcome in found.values() if outcome.record}
-    most = int(ledger.client.get("message.max.bytes", _CLIENT_MAX))
+    most = largest_message(ledger.client)
     taken = re.compile(reserved([ledger.topic]))
     free = {topic for topic in topics if not taken.fullmatch(topic)}
     limits = RecordLimits(
