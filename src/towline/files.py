@@ -24,7 +24,6 @@ __all__ = [
     "open_lock",
     "replace",
     "replace_durably",
-    "secret",
     "sync_directory",
     "sync_file",
     "version",
@@ -144,15 +143,6 @@ def alone(path: Path) -> Iterator[None]:
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file lets go of the lock
-
-
-def secret(path: Path) -> bytes:
-    """The secret in a file, without the end of its line.
-
-    Raises:
-        OSError: It can't be read.
-    """
-    return path.read_bytes().rstrip(b"\r\n")
 
 
 def version(path: Path) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
-"""Credentials from a function of the user's, named ``module:function``: a token or password that is short-lived.
+"""Credentials from outside: a file, or a function of the user's, ``module:function``, for what is short-lived.
 
-The function is imported and called where a connection is opened, anew for each credential, in the process that opens
-it; its module has to be importable there (installed, or on ``PYTHONPATH``). What it returns is the secret, and what it
-raises may quote one: neither ever stands in an error [I12].
+A file is read anew for each credential, so that a renewed one is used. A function is imported and called where a
+connection is opened, in the process that opens it; its module has to be importable there (installed, or on
+``PYTHONPATH``). What a function returns is the secret, and what it raises may quote one: neither ever stands in an
+error [I12].
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from towline import files
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["check_provider", "credential"]
+__all__ = ["check_provider", "credential", "secret_of"]
 
 T = TypeVar("T")
 
@@ -67,3 +69,32 @@ def credential(name: str, where: str, read: Callable[[Any], T], form: str, *argu
         what = f'"{name}" {doing} ({type(error).__name__}{lacking}, {Path(at.filename).name} line {at.lineno})'
         do = f"Is its module installed, or in PYTHONPATH? Call {function} by hand, as the same user."
         raise ConfigError("TL-C179", where, what, do) from None
+
+
+#: What a person does about the secret of a connection to a broker.
+_CHECK: Final = "Check its name, rights and content: it is read at each connection."
+
+
+def secret_of(key: str, path: str | Path, read: Callable[[bytes], T], code: str = "TL-C31", do: str = _CHECK) -> T:
+    """The secret in a file, as it is now.
+
+    Args:
+        key: The setting that names the file, or what is in it.
+        path: The file.
+        read: Makes the secret of the content without its last line end; its ValueError says what is wrong, and quotes
+            nothing of it [I12].
+        code: Of the error.
+        do: What to do about it.
+
+    Raises:
+        ConfigError: The file can't be read, is empty, or holds something else.
+    """
+    try:
+        if content := Path(path).expanduser().read_bytes().rstrip(b"\r\n"):
+            return read(content)
+        what = f"{key} is empty: is it being written?"
+    except OSError as error:
+        what = f"{key} can't be read ({files.why(error)})"
+    except ValueError as error:  # UnicodeDecodeError is one, and would quote it
+        what = f"{key}: {'it is no text in UTF-8' if isinstance(error, UnicodeError) else error}"
+    raise ConfigError(code, str(path), what, do)

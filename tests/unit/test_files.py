@@ -92,11 +92,6 @@ def test_a_lock_is_another_process_s_until_it_ends(tmp_path: Path) -> None:
         other.communicate()
 
 
-def test_a_secret_is_the_file_without_the_end_of_its_line(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(b" p w \r\n")
-    assert files.secret(tmp_path / "key") == b" p w "
-
-
 def test_a_file_is_made_once_private_and_without_leftovers(tmp_path: Path) -> None:
     path = tmp_path / "one"
     files.create_durably(path, "first")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from towline.errors import ConfigError
-from towline.providers import check_provider, credential
+from towline.providers import check_provider, credential, secret_of
 
 SECRET = "s3cr3t"  # noqa: S105 - planted
 MODULE = f"""
@@ -68,3 +68,8 @@ def test_what_a_provider_can_do_wrong_is_said_without_its_secret(name: str, said
 def test_a_providers_name_is_checked_without_importing_anything(name: str) -> None:
     with pytest.raises(ConfigError, match="TL-C179"):
         check_provider(name, "[kafka]")
+
+
+def test_a_secret_is_the_file_without_the_end_of_its_line(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b" p w \r\n")
+    assert secret_of("key_file", tmp_path / "key", bytes) == b" p w "

@@ -11,8 +11,7 @@ from towline.mqtt.events import Authenticator
 from towline.net.options import ConnectionOptions
 from towline.net.transport import header_problem, query_problem
 from towline.net.transport.patience import Patience
-from towline.net.transport.secrets import secret_of
-from towline.providers import credential
+from towline.providers import credential, secret_of
 
 __all__ = ["Headers", "read_credentials"]
 

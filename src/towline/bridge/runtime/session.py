@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from towline import files
+from towline import providers
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.surroundings import short_sockets
 from towline.bridge.uplink.source import PackedSource
-from towline.errors import ConfigError, SetupError
+from towline.errors import SetupError
 from towline.guarantee import policy
 from towline.spark import localfs
 from towline.spark.executors import check_executors
@@ -102,14 +102,13 @@ def secret_of(spark: SparkSection) -> str | None:
     file = spark.secret_file
     if file is None or brings_a_secret(spark.master):
         return None
-    try:
-        secret = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = files.why(error) if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError("TL-C141", str(file), f"Spark's secret can't be read ({why})", "Mend the file.") from None
-    if not secret:
-        raise ConfigError("TL-C141", str(file), "Spark's secret is empty", "Write the cluster's into it, mode 0600.")
-    return secret
+    return providers.secret_of("Spark's secret", file, _text, "TL-C141", "Write the cluster's into it, mode 0600.")
+
+
+def _text(content: bytes) -> str:
+    if text := content.decode().strip():
+        return text
+    raise ValueError("it is empty")
 
 
 def settings_of(bridge: Bridge) -> dict[str, str]:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from towline.errors import ConfigError, Unreachable
 from towline.net.transport.endpoint import Endpoint
 from towline.net.transport.patience import Patience, plain
-from towline.net.transport.secrets import secret_of
+from towline.providers import secret_of
 
 __all__ = ["Proxy", "connect_through", "http_status"]
 

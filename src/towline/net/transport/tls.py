@@ -17,7 +17,7 @@ from annotated_types import Len
 from towline.errors import BrokerError, ConfigError, Unreachable
 from towline.net.transport.endpoint import other_port
 from towline.net.transport.patience import Patience, plain
-from towline.net.transport.secrets import secret_of
+from towline.providers import secret_of
 from towline.text import printable
 
 __all__ = ["Tls", "certificate_problem", "handshake", "tls_problem"]
