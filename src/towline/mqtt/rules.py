@@ -16,6 +16,7 @@ __all__ = [
     "connack_problem",
     "filter_problem",
     "message_problem",
+    "number_problem",
     "topic_problem",
     "unsupported",
     "version_problem",
@@ -225,6 +226,12 @@ def whole_number_problem(value: object, least: int, most: int) -> str | None:
     """Say that a setting is no whole number within these bounds, or None."""
     fine = isinstance(value, int) and _is_whole(value) and least <= value <= most
     return None if fine else f"{value!r} is no whole number from {least:,} to {most:,}"
+
+
+def number_problem(value: object, least: float, most: float) -> str | None:
+    """Say that a setting is no number within these bounds, or None."""
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+    return None if fine else f"{value!r} is no number from {least:,} to {most:,}"
 
 
 def _always(config: SessionConfig) -> Iterable[tuple[bool, str]]:

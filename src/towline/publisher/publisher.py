@@ -26,7 +26,7 @@ from towline.delivery.receipts.payload import PREFIX, receipt_topic
 from towline.errors import BrokerError, ConfigError, JournalError, PublisherError
 from towline.journal import Limits, Outbox
 from towline.mqtt.events import Filter
-from towline.mqtt.rules import NO_QOS_2, message_problem
+from towline.mqtt.rules import NO_QOS_2, message_problem, number_problem, whole_number_problem
 from towline.net.messages import Properties
 from towline.net.options import ClientSettings
 from towline.ownership import check_owner
@@ -42,15 +42,6 @@ __all__ = ["Publisher", "fields_of"]
 
 #: Patience with the broker's answers when the interpreter ends without `close`, in seconds.
 _AT_EXIT: Final = 5.0
-#: Settings for which None stands for no limit.
-_UNLIMITED: Final = ("max_bytes", "max_age_s")
-#: Setting → its type, least and most.
-_SETTINGS: Final[Mapping[str, tuple[type, float, float]]] = {
-    "min_free_bytes": (int, 0, 1 << 62),
-    "max_bytes": (int, 1, 1 << 62),
-    "max_age_s": (float, 0, 1e12),
-    "receipt_patience_s": (float, 0.001, 1e9),
-}
 
 
 class Publisher:
@@ -107,12 +98,14 @@ class Publisher:
             raise _wrong("overflow is block or refuse")
         if receipts and settings.protocol != "5":
             raise _wrong('receipts need protocol "5"')
-        _check_settings(
-            min_free_bytes=min_free_bytes,
-            max_bytes=max_bytes,
-            max_age_s=max_age_s,
-            receipt_patience_s=receipt_patience_s,
-        )
+        problems = {
+            "min_free_bytes": whole_number_problem(min_free_bytes, 0, 1 << 62),
+            "max_bytes": None if max_bytes is None else whole_number_problem(max_bytes, 1, 1 << 62),
+            "max_age_s": None if max_age_s is None else number_problem(max_age_s, 0, 1e12),
+            "receipt_patience_s": number_problem(receipt_patience_s, 0.001, 1e9),
+        }
+        if wrong := next((f"{name}: {problem}" for name, problem in problems.items() if problem), None):
+            raise _wrong(wrong)
         where = str(options.brokers[0])
         self._directory = Path(state_dir).expanduser()
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
@@ -365,21 +358,6 @@ class Publisher:
         left = self.close(_AT_EXIT, end_to_end=False)  # nothing, in a process that has inherited it
         if left:
             sys.stderr.write(f"{_left_on_disk(left, self._directory)}   [TL-O03]\n")
-
-
-def _check_settings(**settings: Any) -> None:
-    """Refuse what can't be, before the directory is touched.
-
-    Raises:
-        ConfigError: TL-C52.
-    """
-    for name, value in settings.items():
-        kind, low, high = _SETTINGS[name]
-        if value is None and name in _UNLIMITED:
-            continue
-        number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
-        if not (number and low <= value <= high):
-            raise _wrong(f"{name} is {value!r}, and goes from {low:,} to {high:,}")
 
 
 def fields_of(
