@@ -171,7 +171,9 @@ class Marker:
                 dead_lettered=int(text["deadLettered"]),
                 total_rows=int(text["totalRows"]),
                 total_dead_lettered=int(text["totalDeadLettered"]),
-                refused=None if refused is None else TaskRefusal(**refused),
+                refused=None
+                if refused is None
+                else TaskRefusal(int(refused["batch"]), refused["run"], refused["partition"]),
             )
         except (KeyError, TypeError) as problem:
             raise ValueError(f"it is no marker: {problem!r}") from None
