@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
-import logging
 import json
+import logging
 import os
 import pkgutil
 import re

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from towline import providers
+from towline import files, providers
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.surroundings import short_sockets
