@@ -138,6 +138,7 @@ def test_a_task_of_spark(fault: Callable[..., NoReturn], monkeypatch: pytest.Mon
     """Spark can be told to show locals (``…tracebackWithLocals.enabled``): not those of our frames."""
     util = pytest.importorskip("pyspark.util")
     monkeypatch.setenv("SPARK_TRACEBACK_WITH_LOCALS", "1")
+    monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)  # an error of another test may live yet
     told = io.BytesIO()
     try:
         one_line(fault)()
