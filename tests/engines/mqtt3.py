@@ -39,11 +39,11 @@ from towline.mqtt.codec3 import (
     UNSUBACK,
     UNSUBSCRIBE,
     WRITERS,
-    Body,
     check_client_id,
     packet_id_bytes,
     refuse,
 )
+from towline.mqtt.fence import Body
 
 _MAX_QOS: Final = 2
 #: In 3.x a session that outlives its connection has no end of its own.

@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias, TypeVar
 
 import mqtt5
 from mqtt5 import (
@@ -33,7 +33,7 @@ from mqtt5 import (
 from towline.mqtt import codec3, fence
 from towline.mqtt.fence import MAX_PROPERTIES, SHAPE_KEY, MalformedPacket
 from towline.mqtt.plain import PlainReader, PlainRun, PlainRuns
-from towline.mqtt.stubs import Published, Skipping, Stub, crowded
+from towline.mqtt.stubs import Published, Skipping, crowded
 
 __all__ = [
     "LEVEL_5",
@@ -56,8 +56,6 @@ LEVEL_5: Final = 5
 _PUBLISH_NIBBLE: Final = 3
 #: Longest variable byte integer [MQTT-1.5.5-1].
 _MAX_LENGTH_BYTES: Final = 4
-#: A packet up to this size other than PUBLISH has no field that is text, or could end behind its packet.
-_NO_FIELDS_BYTES: Final = 4
 #: A Property Length that is none: of more than one byte, or of a packet of which is not known where it stands.
 _UNKNOWN: Final = 0x80
 #: First byte of CONNACK, its remaining length in 3.x, and where its code stands.
@@ -120,6 +118,9 @@ class AnswerRun:
         """The packets one by one."""
         return map(self.kind, self.packet_ids)
 
+
+#: Received bytes, copied or not where a part of them is taken.
+_Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 Item: TypeAlias = PublishRun | PlainRun | AnswerRun | Packet
 
@@ -197,7 +198,7 @@ class Decoder:
             self._chunks = []  # before it is read: a large packet need not be here a third time
             used = self._walk5(buffer, items) if self._version == LEVEL_5 else self._walk3(buffer, items)
             rest = buffer[used:]
-            self._needed, start = self._size_of_next(rest)
+            self._needed, start = _size_of_next(rest, 0)
             if self._needed <= self._max:
                 self._chunks = [rest] if rest else []
                 self._held = len(rest)
@@ -211,7 +212,7 @@ class Decoder:
             raise MalformedPacket(f"a packet of {size:,} bytes, more than max_packet_bytes = {self._max:,}", 0x95)
         return Skipping(header, size, left, properties=self._version == LEVEL_5)
 
-    def _walk5(self, buffer: bytes, items: list[Item]) -> int:  # noqa: C901, PLR0915  # a call would cost a tenth
+    def _walk5(self, buffer: bytes, items: list[Item]) -> int:  # noqa: C901  # a call would cost a tenth
         view = memoryview(buffer)
         position, size, read, large = 0, len(buffer), mqtt5.read, self._large_128s
         careful = size <= _TRUSTED_CHUNK_BYTES or Decoder._distrust
@@ -220,41 +221,34 @@ class Decoder:
         plain = self._plain
         run: list[Published] = []
         headers = bytearray()
-        shapes: dict[bytes, tuple[int, int, int]] = {}
+        shapes: dict[bytes, tuple[int, int, int, int]] = {}
         try:
             while position < size:
                 header = buffer[position]
                 if header >> 4 != _PUBLISH_NIBBLE:
-                    _close_run(items, run, headers)
-                    run, headers = [], bytearray()
-                    answered = _answers(buffer, position, items)
-                    if answered:
-                        position += answered
-                        continue
-                    packet, length = self._other5(buffer, position)
-                    items.append(packet)
-                    position += length
-                    continue
-                found = plain.find(buffer, position) if plain is not None else None
+                    found: tuple[Item, int] | None = _answers(buffer, position) or self._other5(buffer, position)
+                else:
+                    found = plain.find(buffer, position) if plain is not None else None
                 if found is not None:
                     _close_run(items, run, headers)
                     run, headers = [], bytearray()
                     items.append(found[0])
                     position = found[1]
                     continue
-                if buffer[position + 1] > 127 and buffer[position + 2] >= large:
-                    stub = self._crowded(buffer, position, header)
-                    if stub is not None:
-                        run.append(stub)
-                        headers.append(header)
-                        position += len(stub.correlation_data or b"")
-                        continue
                 key = buffer[position : position + SHAPE_KEY]
                 shape = shapes.get(key)
                 if shape is None:
-                    shape = shapes[key] = fence.publish_shape(key)
-                begin, end, at = shape
+                    shape = shapes[key] = fence.publish_shape(key, properties=True)
+                _, begin, end, at = shape
                 properties = buffer[position + at] if at else _UNKNOWN
+                if buffer[position + 1] > 127 and buffer[position + 2] >= large:
+                    whole = self._whole(view, position)
+                    stub = crowded(whole) if properties >= _UNKNOWN else None
+                    if stub is not None:
+                        run.append(stub)
+                        headers.append(header)
+                        position += len(whole)
+                        continue
                 if careful and not (
                     buffer[position + begin : position + end].isascii()
                     and properties < quick
@@ -275,87 +269,66 @@ class Decoder:
         return position
 
     def _other5(self, buffer: bytes, position: int) -> tuple[Packet, int]:
-        """Read a packet that is no PUBLISH; rare enough to look at every field."""
+        """Read a packet that is no PUBLISH, and where it ends; rare enough to look at every field."""
         data = self._whole(buffer, position)
         said = _in_version_5(data) if buffer[position] == _CONNACK else data
-        if len(said) > _NO_FIELDS_BYTES:
-            fence.check_fields(said)
+        fence.check_fields(said)
         packet, _ = mqtt5.read(memoryview(said))
-        fence.check_packet(packet)
-        return packet, len(data)
+        return packet, position + len(data)
 
-    def _crowded(self, buffer: bytes, position: int, header: int) -> Stub | None:
-        """The stub of the PUBLISH at `position`, None if it may be decoded; IndexError as `_whole`."""
-        size, start = self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])
-        end = position + size
-        if end > len(buffer) or size > self._max:
-            raise IndexError("Not enough bytes")
-        at = position + start
-        at += (4 if header & 6 else 2) + (buffer[at] << 8 | buffer[at + 1])
-        # Behind the topic and the packet id stands the length of the properties; what is no length the codec refuses.
-        if not size or at + 1 >= end or buffer[at] < 128 or buffer[at + 1] < _CROWDED_128S:
-            return None
-        return crowded(buffer[position:end], start)
-
-    def _whole(self, buffer: bytes, position: int) -> bytes:
+    def _whole(self, buffer: _Bytes, position: int) -> _Bytes:
         """The packet at `position`.
 
         Raises:
             IndexError: It is still arriving, or too large to be waited for.
         """
-        size, _ = self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])
-        if not size or position + size > len(buffer) or size > self._max:
+        length, start = fence.variable_integer(buffer, position + 1)
+        end = start + length
+        if end > len(buffer) or end - position > self._max:
             raise IndexError("Not enough bytes")
-        return buffer[position : position + size]
+        return buffer[position:end]
 
     def _walk3(self, buffer: bytes, items: list[Item]) -> int:
-        view = memoryview(buffer)
         position, size = 0, len(buffer)
         topics: dict[bytes, str] = {}
         plain = self._plain
-        while True:
-            if plain is not None and position < size and buffer[position] >> 4 == _PUBLISH_NIBBLE:
-                found = plain.find(buffer, position)
-                if found is not None:
-                    items.append(found[0])
-                    position = found[1]
-                    continue
-            run: list[PublishPacket] = []
-            headers = bytearray()
-            position = codec3.read_publishes(buffer, position, run, headers, topics, self._max)
-            if run:
-                items.append(PublishRun(run, bytes(headers)))
-            if position >= size:
-                return position
-            answered = _answers(buffer, position, items)
-            if answered:
-                position += answered
-                continue
-            if self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])[0] > self._max:
-                return position
-            try:
-                if _refuses_in_5(buffer, position):
-                    packet, length = self._other5(buffer, position)
-                else:
-                    packet, length = codec3.read(view[position:], self._version)
-            except IndexError:
-                return position  # the last packet is still arriving
-            items.append(packet)
-            position += length
+        try:
+            while position < size:
+                found: tuple[Item, int] | None = None
+                if plain is not None and buffer[position] >> 4 == _PUBLISH_NIBBLE:
+                    found = plain.find(buffer, position)
+                if found is None:
+                    run: list[PublishPacket] = []
+                    headers = bytearray()
+                    position = codec3.read_publishes(buffer, position, run, headers, topics, self._max)
+                    if run:
+                        items.append(PublishRun(run, bytes(headers)))
+                    if position >= size:
+                        break
+                    found = _answers(buffer, position) or self._other3(buffer, position)
+                items.append(found[0])
+                position = found[1]
+        except IndexError:
+            pass  # the last packet is still arriving
+        return position
 
-    def _size_of_next(self, rest: bytes) -> tuple[int, int]:
-        """Total size of the packet that `rest` begins and of its fixed header, 0 when its length has not arrived."""
-        length = shift = 0
-        for index, byte in enumerate(rest[1 : 1 + _MAX_LENGTH_BYTES]):
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                if not byte and index:
-                    raise MalformedPacket("a variable byte integer longer than needed [MQTT-1.5.5-1]")
-                return 2 + index + length, 2 + index
-        if len(rest) > _MAX_LENGTH_BYTES:
-            raise MalformedPacket("a variable byte integer longer than four bytes [MQTT-1.5.5-1]")
+    def _other3(self, buffer: bytes, position: int) -> tuple[Packet, int]:
+        """As `_other5`; IndexError as `_whole`."""
+        if _size_of_next(buffer, position)[0] > self._max:
+            raise IndexError("Not enough bytes")
+        if _refuses_in_5(buffer, position):
+            return self._other5(buffer, position)
+        packet, length = codec3.read(memoryview(buffer)[position:], self._version)
+        return packet, position + length
+
+
+def _size_of_next(buffer: bytes, position: int) -> tuple[int, int]:
+    """Size of the packet at `position` and of its fixed header, 0 when its length has not arrived."""
+    try:
+        length, start = fence.variable_integer(buffer, position + 1)
+    except IndexError:
         return 0, 0
+    return start - position + length, start - position
 
 
 def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
@@ -405,8 +378,8 @@ def _refuses_in_5(buffer: bytes, position: int) -> bool:
     return buffer[position] == _CONNACK and buffer[position + 1] >= _CONNACK_3_LENGTH and buffer[at] >= _REFUSALS
 
 
-def _answers(buffer: bytes, position: int, items: list[Item]) -> int:
-    """Append the run of short answers that begins at `position`, if one does, and return its length in bytes.
+def _answers(buffer: bytes, position: int) -> tuple[AnswerRun, int] | None:
+    """The run of short answers that begins at `position`, if one does, and where it ends.
 
     Raises:
         ValueError: Packet id 0 [MQTT-2.2.1-3].
@@ -419,15 +392,14 @@ def _answers(buffer: bytes, position: int, items: list[Item]) -> int:
             end += _ANSWER_BYTES
         end = min(end, position + (len(buffer) - position) // _ANSWER_BYTES * _ANSWER_BYTES)
     if kind is None or end - position < 2 * _ANSWER_BYTES:
-        return 0
+        return None
     words = array("H", buffer[position:end])
     if sys.byteorder == "little":
         words.byteswap()
     packet_ids = words[1::2]
     if 0 in packet_ids:
         raise ValueError("packet id 0 [MQTT-2.2.1-3]")
-    items.append(AnswerRun(kind, packet_ids))
-    return end - position
+    return AnswerRun(kind, packet_ids), end
 
 
 def _close_run(items: list[Item], run: list[Published], headers: bytearray) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from mqtt5 import (
     ConnAckPacket,
@@ -37,7 +37,7 @@ from mqtt5 import (
     Will,
 )
 
-from towline.mqtt.fence import MAX_REMAINING_LENGTH, MalformedPacket
+from towline.mqtt.fence import MAX_REMAINING_LENGTH, Body, check_null, check_topics, text, variable_integer
 
 __all__ = ["LEVEL_31", "LEVEL_311", "read", "read_publishes", "write"]
 
@@ -114,12 +114,14 @@ def read(view: memoryview, version: int) -> tuple[Packet, int]:
     header = view[0]
     kind = header >> 4
     _check_flags(header, kind, version)
-    length, start = _remaining_length(view, 1)
+    length, start = variable_integer(view, 1)
     end = start + length
     if len(view) < end:
         raise IndexError("Not enough bytes")
     if kind == _PUBLISH:
-        return _one_publish(bytes(view[:end])), end
+        packets: list[PublishPacket] = []
+        read_publishes(bytes(view[:end]), 0, packets, bytearray(), {})
+        return packets[0], end
     return READERS[kind](Body(bytes(view[start:end])), version), end
 
 
@@ -162,7 +164,7 @@ def read_publishes(  # noqa: C901, PLR0912  # one loop without calls: each costs
                 start += 1
             else:
                 try:
-                    length, start = _remaining_length(buffer, position + 1)
+                    length, start = variable_integer(buffer, position + 1)
                 except IndexError:
                     return position
         end = start + length
@@ -197,18 +199,11 @@ def read_publishes(  # noqa: C901, PLR0912  # one loop without calls: each costs
     return position
 
 
-def _one_publish(data: bytes) -> PublishPacket:
-    packets: list[PublishPacket] = []
-    read_publishes(data, 0, packets, bytearray(), {})
-    return packets[0]
-
-
 def _topic_name(raw: bytes) -> str:
     if not raw:
         raise ValueError("topic is empty [MQTT-4.7.3-1]")
-    topic = no_null(_text(raw))
-    if "#" in topic or "+" in topic:
-        raise MalformedPacket("a topic name with a wildcard [MQTT-3.3.2-2]", 0x90)
+    topic = text(raw)
+    check_topics((topic,))
     return topic
 
 
@@ -228,75 +223,6 @@ def _check_flags(header: int, kind: int, version: int) -> None:
         raise ValueError(f"Invalid flags {flags:#x} for packet type {kind}")
 
 
-def _remaining_length(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The variable length at `position` and the position after it."""
-    length = 0
-    for index in range(4):
-        byte = buffer[position + index]
-        length |= (byte & 127) << 7 * index
-        if byte < 128:
-            if not byte and index:
-                raise ValueError("Invalid variable byte integer: longer than needed")
-            return length, position + index + 1
-    raise ValueError("Invalid variable byte integer: longer than four bytes")
-
-
-def _text(raw: bytes) -> str:
-    """Strict UTF-8: ill-formed bytes and surrogates are refused [MQTT-1.5.3-1]."""
-    try:
-        return str(raw, "utf-8")
-    except UnicodeDecodeError:
-        raise ValueError("ill-formed UTF-8 [MQTT-1.5.3-1]") from None
-
-
-def no_null(text: str) -> str:
-    """The text, unless it holds U+0000 [MQTT-1.5.3-2]: then a `ValueError`."""
-    if "\0" in text:
-        raise ValueError("a string with U+0000 [MQTT-1.5.3-2]")
-    return text
-
-
-class Body:
-    """Variable header and payload of one packet, read from left to right; too short or too long is a `ValueError`."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.at = 0
-
-    @property
-    def left(self) -> int:
-        return len(self.data) - self.at
-
-    def take(self, count: int) -> bytes:
-        if count > self.left:
-            raise ValueError("Invalid remaining length: the packet is too short")
-        self.at += count
-        return self.data[self.at - count : self.at]
-
-    def byte(self) -> int:
-        return self.take(1)[0]
-
-    def word(self) -> int:
-        return int.from_bytes(self.take(2))
-
-    def binary(self) -> bytes:
-        return self.take(self.word())
-
-    def string(self) -> str:
-        return no_null(_text(self.binary()))
-
-    def packet_id(self) -> int:
-        """A packet id is never 0 [MQTT-2.3.1-1]."""
-        number = self.word()
-        if not number:
-            raise ValueError("packet id 0 [MQTT-2.3.1-1]")
-        return number
-
-    def end(self) -> None:
-        if self.left:
-            raise ValueError(f"Invalid remaining length: {self.left} bytes too many")
-
-
 def _read_connack(body: Body, version: int) -> ConnAckPacket:
     flags, code = body.byte(), body.byte()
     body.end()
@@ -311,10 +237,7 @@ def _read_connack(body: Body, version: int) -> ConnAckPacket:
     return ConnAckPacket(session_present=bool(flags), reason_code=CONNACK_CODES[code])
 
 
-_Numbered: TypeAlias = type[PubAckPacket] | type[PubRecPacket] | type[PubRelPacket] | type[PubCompPacket]
-
-
-def _reader_of_ack(kind: _Numbered) -> Callable[[Body, int], Packet]:
+def _reader_of_ack(kind: Callable[[int], Packet]) -> Callable[[Body, int], Packet]:
     def read_ack(body: Body, _version: int) -> Packet:
         packet_id = body.packet_id()
         body.end()
@@ -333,12 +256,6 @@ def _read_suback(body: Body, _version: int) -> SubAckPacket:
         raise ValueError(f"Invalid SubAckReasonCode value: {unknown} [MQTT-3.9.3-2]") from None
 
 
-def _read_unsuback(body: Body, _version: int) -> UnsubAckPacket:
-    packet_id = body.packet_id()
-    body.end()
-    return UnsubAckPacket(packet_id, [])
-
-
 def _read_pingresp(body: Body, _version: int) -> PingRespPacket:
     body.end()
     return PingRespPacket()
@@ -352,7 +269,7 @@ READERS: Final[dict[int, Callable[[Body, int], Packet]]] = {
     PUBREL: _reader_of_ack(PubRelPacket),
     PUBCOMP: _reader_of_ack(PubCompPacket),
     SUBACK: _read_suback,
-    UNSUBACK: _read_unsuback,
+    UNSUBACK: _reader_of_ack(lambda packet_id: UnsubAckPacket(packet_id, [])),
     PINGRESP: _read_pingresp,
 }
 
@@ -396,8 +313,9 @@ def _binary(data: bytes) -> bytes:
     return WORD.pack(len(data)) + data
 
 
-def _string(text: str) -> bytes:
-    return _binary(no_null(text).encode())  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
+def _string(value: str) -> bytes:
+    check_null(value)
+    return _binary(value.encode())  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
 
 
 def packet_id_bytes(packet_id: int | None) -> bytes:

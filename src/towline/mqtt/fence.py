@@ -7,7 +7,7 @@ Three kinds of check, because the codec is written in Rust:
   ends behind its Property Length takes what stands there. `check_fields` walks the fields of a packet, each within the
   length it was given, and costs more than decoding it; so the decoder looks at PUBLISH, which comes by the thousand,
   by its `publish_shape`: nothing but ASCII, and a payload that begins where the lengths say (`check_payload`);
-- after it has read: packet id 0, DUP at QoS 0, U+0000 and wildcards, checked by the column, a few ns a packet.
+- after it has read PUBLISH: packet id 0, DUP at QoS 0, U+0000 and wildcards, checked by the column, a few ns a packet.
 
 All functions raise `MalformedPacket`, with the statement that was broken and the reason code for our DISCONNECT.
 """
@@ -15,7 +15,7 @@ All functions raise `MalformedPacket`, with the statement that was broken and th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import mqtt5
 from mqtt5 import PublishPacket
@@ -27,37 +27,50 @@ __all__ = [
     "MAX_PROPERTIES",
     "MAX_REMAINING_LENGTH",
     "SHAPE_KEY",
+    "SUBSCRIPTION_ID",
+    "USER_PROPERTY",
     "MalformedPacket",
     "PacketTooLarge",
+    "PublishHead",
+    "Received",
     "check_fields",
-    "check_packet",
+    "check_null",
     "check_payload",
     "check_run",
     "check_size",
+    "check_topics",
     "check_written",
+    "end_of_value",
     "is_panic",
+    "publish_head",
     "publish_shape",
     "reason_of",
+    "text",
+    "variable_integer",
 ]
 
 #: Most user properties of a packet, and most subscription identifiers. One is 5 bytes on the wire at least and some
 #: 280 as objects: 1,000 are 280 kB, and 64 MiB of them would be 3.6 GB. HTTP servers stop at 100 header fields
 #: (Apache httpd LimitRequestFields, Tomcat maxHeaderCount).
 MAX_PROPERTIES: Final = 1_000
+#: Identifiers of the properties that may come more than once.
+SUBSCRIPTION_ID, USER_PROPERTY = 0x0B, 0x26
 #: First bytes of a PUBLISH that say where its Property Length is: remaining length of up to two bytes, topic length.
 SHAPE_KEY: Final = 5
 #: Properties of one byte that is 0 or 1: any other value is a protocol error [MQTT 5 section 3.2.2.3].
 _BITS: Final = frozenset({0x01, 0x17, 0x19, 0x24, 0x25, 0x28, 0x29, 0x2A})
-#: Bytes of the value of each other property that is neither text nor binary [MQTT 5 section 2.2.2.2].
-_FIXED: Final = {
+_TEXT: Final = frozenset({0x03, 0x08, 0x12, 0x15, 0x1A, 0x1C, 0x1F})
+#: Bytes of the value of each property but the user property [MQTT 5 section 2.2.2.2]; `_COUNTED` for one behind a
+#: length of two bytes, `_VARIABLE` for a variable byte integer.
+_COUNTED, _VARIABLE = -1, 0
+_VALUES: Final = {
+    **dict.fromkeys(_BITS, 1),
     **dict.fromkeys((0x13, 0x21, 0x22, 0x23), 2),
     **dict.fromkeys((0x02, 0x11, 0x18, 0x27), 4),
+    **dict.fromkeys((*_TEXT, 0x09, 0x16), _COUNTED),
+    SUBSCRIPTION_ID: _VARIABLE,
 }
-_TEXT: Final = frozenset({0x03, 0x08, 0x12, 0x15, 0x1A, 0x1C, 0x1F})
-_BINARY: Final = frozenset({0x09, 0x16})
-_SUBSCRIPTION_ID: Final = 0x0B
 _MAX_LENGTH_BYTES: Final = 4
-_USER_PROPERTY: Final = 0x26
 #: Four bytes of seven bits each [MQTT-1.5.5-1].
 MAX_REMAINING_LENGTH: Final = 268_435_455
 #: A user property with both strings of 65,535 bytes.
@@ -66,12 +79,13 @@ _LONGEST_PAIR: Final = 5 + 2 * 65_535
 _FEW_STRINGS: Final = 12 * (3 + 65_535)
 _SURELY_FITS: Final = MAX_REMAINING_LENGTH - _FEW_STRINGS
 _NULL: Final = "a string with U+0000 [MQTT-1.5.4-2]"
-_ILL_FORMED: Final = "ill-formed UTF-8 [MQTT-1.5.4-1]"
 _DUP: Final = "DUP at QoS 0 [MQTT-3.3.1-2]"
-_BEYOND: Final = "a field that ends behind the length given for it [MQTT 5 sections 2.1.4, 2.2.2]"
+_BEYOND: Final = "a field that ends behind the length given for it, which is too short [MQTT 5 sections 2.1.4, 2.2.2]"
 _ID_ZERO: Final = "packet id 0 [MQTT-2.2.1-3, -4]"
 #: First bytes of a PUBLISH with DUP and QoS 0.
 _DUP_AT_QOS_0: Final = (b"\x38", b"\x39")
+
+Received: TypeAlias = bytes | bytearray | memoryview
 
 
 class MalformedPacket(ValueError):
@@ -119,24 +133,53 @@ def check_fields(packet: bytes) -> None:
     """
     layout = _LAYOUT.get(packet[0] >> 4)
     if layout is not None:
-        layout(_Walk(packet), packet[0])
+        try:
+            layout(Body(packet, variable_integer(packet, 1)[1]), packet[0])
+        except IndexError:
+            raise MalformedPacket(_BEYOND) from None
 
 
-def publish_shape(key: bytes) -> tuple[int, int, int]:
-    """Where the topic begins and ends, and where the Property Length stands, from the packet's first byte on.
+def publish_shape(key: bytes, *, properties: bool) -> tuple[int, int, int, int]:
+    """The size of a PUBLISH, where its topic begins and ends, and where its Property Length stands, or its payload.
 
     Args:
-        key: The first `SHAPE_KEY` bytes of a PUBLISH.
+        key: The first `SHAPE_KEY` bytes of it.
+        properties: It has a Property Length: MQTT 5.
 
     Returns:
-        Zeros where they don't say it, or it would stand behind the packet.
+        All from the packet's first byte on; zeros where they don't say it, or it would stand behind the packet.
     """
-    if len(key) < SHAPE_KEY or (key[1] > 127 and key[2] > 127):
-        return 0, 0, 0
+    if len(key) < SHAPE_KEY or (key[1] > 127 and not 0 < key[2] < 128):
+        return 0, 0, 0, 0
     length, at = (key[1], 2) if key[1] < 128 else (key[1] & 127 | key[2] << 7, 3)
     end = at + 2 + (key[at] << 8 | key[at + 1])
     place = end + (2 if key[0] & 6 else 0)
-    return (at + 2, end, place) if place < at + length else (0, 0, 0)
+    return (at + length, at + 2, end, place) if place + properties <= at + length else (0, 0, 0, 0)
+
+
+class PublishHead(NamedTuple):
+    """A PUBLISH up to where its properties begin."""
+
+    topic: bytes
+    packet_id: int | None
+    #: Bytes of the properties, and where they begin.
+    length: int
+    at: int
+
+
+def publish_head(data: Received, at: int, header: int, *, properties: bool) -> PublishHead | None:
+    """Read what follows the remaining length at `at`; None when it has not arrived."""
+    try:
+        end = at + 2 + (data[at] << 8 | data[at + 1])
+        topic, packet_id, length = bytes(data[at + 2 : end]), None, 0
+        if header & 6:
+            packet_id = data[end] << 8 | data[end + 1]
+            end += 2
+        if properties:
+            length, end = variable_integer(data, end)
+    except IndexError:
+        return None
+    return PublishHead(topic, packet_id, length, end) if end <= len(data) else None
 
 
 def check_payload(packet: bytes, payload: int) -> None:
@@ -145,136 +188,191 @@ def check_payload(packet: bytes, payload: int) -> None:
     Raises:
         MalformedPacket: The value of a property ended behind it.
     """
-    walk = _Walk(packet)
-    walk.binary()
-    walk.skip(2 if packet[0] & 6 else 0)
-    walk.skip(walk.integer())
-    if walk.end - walk.at != payload:
+    head = publish_head(packet, variable_integer(packet, 1)[1], packet[0], properties=True)
+    if head is None or head.at + head.length + payload != len(packet):
         raise MalformedPacket(_BEYOND)
 
 
-class _Walk:
-    """Reads fields from left to right, none behind `end`: that of the packet, or of the properties being read."""
+def variable_integer(data: Received, at: int) -> tuple[int, int]:
+    """The variable byte integer at `at`, and where it ends.
 
-    def __init__(self, data: bytes) -> None:
+    Raises:
+        IndexError: It has not arrived.
+        MalformedPacket: It is longer than needed, or than four bytes [MQTT-1.5.5-1].
+    """
+    value = 0
+    for index in range(_MAX_LENGTH_BYTES):
+        byte = data[at + index]
+        value |= (byte & 127) << 7 * index
+        if byte < 128:
+            if not byte and index:
+                raise MalformedPacket("a variable byte integer longer than needed [MQTT-1.5.5-1]")
+            return value, at + index + 1
+    raise MalformedPacket("a variable byte integer longer than four bytes [MQTT-1.5.5-1]")
+
+
+def end_of_value(kind: int, data: bytes, at: int) -> int:
+    """Where the value of a property ends that begins at `at`.
+
+    Raises:
+        IndexError: Its length has not arrived.
+        MalformedPacket: There is no such property of one value.
+    """
+    size = _VALUES.get(kind)
+    if size is None:
+        raise MalformedPacket(f"property {kind:#04x} is none of MQTT 5 [MQTT 5 section 2.2.2.2]")
+    if size == _COUNTED:
+        return at + 2 + (data[at] << 8 | data[at + 1])
+    return at + size if size else variable_integer(data, at)[1]
+
+
+def text(raw: bytes) -> str:
+    """Strict UTF-8 without U+0000.
+
+    Raises:
+        MalformedPacket: [MQTT-1.5.4-1], [MQTT-1.5.4-2]; in MQTT 3.1.1 [MQTT-1.5.3-1], [MQTT-1.5.3-2].
+    """
+    try:
+        decoded = str(raw, "utf-8")
+    except UnicodeDecodeError:
+        raise MalformedPacket("ill-formed UTF-8 [MQTT-1.5.4-1]") from None
+    if "\0" in decoded:
+        raise MalformedPacket(_NULL)
+    return decoded
+
+
+class Body:
+    """Fields of one packet, read from left to right, none behind its end or that of the properties being read."""
+
+    def __init__(self, data: bytes, at: int = 0) -> None:
         self.data = data
-        self.at, self.end = 1, len(data)
-        self.integer()  # the remaining length
+        self.at = at
+        self._end = len(data)
+
+    @property
+    def left(self) -> int:
+        return self._end - self.at
 
     def skip(self, count: int) -> int:
         """Step over bytes, and return where they begin."""
         self.at += count
-        if self.at > self.end:
+        if self.at > self._end:
             raise MalformedPacket(_BEYOND)
         return self.at - count
+
+    def take(self, count: int) -> bytes:
+        return self.data[self.skip(count) : self.at]
 
     def byte(self) -> int:
         return self.data[self.skip(1)]
 
+    def word(self) -> int:
+        at = self.skip(2)
+        return self.data[at] << 8 | self.data[at + 1]
+
     def integer(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.byte()
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
+        value, end = variable_integer(self.data, self.at)
+        self.skip(end - self.at)
+        return value
 
     def binary(self) -> bytes:
         at = self.skip(2)
         return self.data[self.skip(self.data[at] << 8 | self.data[at + 1]) : self.at]
 
-    def text(self) -> None:
-        raw = self.binary()
-        if b"\0" in raw:
-            raise MalformedPacket(_NULL)
-        try:
-            str(raw, "utf-8")
-        except UnicodeDecodeError:
-            raise MalformedPacket(_ILL_FORMED) from None
+    def string(self) -> str:
+        return text(self.binary())
+
+    def packet_id(self) -> int:
+        """A packet id is never 0 [MQTT-2.3.1-1]."""
+        number = self.word()
+        if not number:
+            raise MalformedPacket(_ID_ZERO)
+        return number
+
+    def end(self) -> None:
+        if self.left:
+            raise MalformedPacket(f"Invalid remaining length: {self.left} bytes too many")
 
     def properties(self) -> None:
         length = self.integer()
-        after, self.end = self.end, self.skip(length) + length
+        after, self._end = self._end, self.skip(length) + length
         self.at -= length
         users = 0
-        while self.at < self.end:
+        while self.left:
             kind = self.integer()
-            if kind == _USER_PROPERTY:
+            if kind == USER_PROPERTY:
                 users += 1
                 if users > MAX_PROPERTIES:
                     raise MalformedPacket(f"a packet with more than {MAX_PROPERTIES:,} user properties", 0x97)
-                self.text()
-                self.text()
+                self.string()
+                self.string()
             elif kind in _TEXT:
-                self.text()
-            elif kind in _BINARY:
-                self.binary()
-            elif kind == _SUBSCRIPTION_ID:
-                self.integer()
-            elif kind in _BITS:
-                if self.byte() > 1:
-                    raise MalformedPacket(f"property {kind:#04x} is neither 0 nor 1 [MQTT 5 section 2.2.2.2]", 0x82)
-            elif kind in _FIXED:
-                self.skip(_FIXED[kind])
+                self.string()
             else:
-                raise MalformedPacket(f"property {kind:#04x} is none of MQTT 5 [MQTT 5 section 2.2.2.2]")
-        self.end = after
+                at = self.skip(end_of_value(kind, self.data, self.at) - self.at)
+                if kind in _BITS and self.data[at] > 1:
+                    raise MalformedPacket(f"property {kind:#04x} is neither 0 nor 1 [MQTT 5 section 2.2.2.2]", 0x82)
+        self._end = after
 
 
-def _publish(walk: _Walk, header: int) -> None:
-    walk.text()
+def _publish(walk: Body, header: int) -> None:
+    walk.string()
     walk.skip(2 if header & 6 else 0)
     walk.properties()
 
 
-def _properties_after(count: int) -> Callable[[_Walk, int], None]:
-    """Fields of so many bytes, of which the last may be missing where no properties follow [MQTT 5 section 3.4.2.1]."""
+def _properties_after(count: int, *, numbered: bool = False) -> Callable[[Body, int], None]:
+    """Fields of so many bytes, of which the last may be missing where no properties follow [MQTT 5 section 3.4.2.1].
 
-    def layout(walk: _Walk, _header: int) -> None:
-        walk.skip(min(count, walk.end - walk.at))
-        if walk.at < walk.end:
+    Before them stands a packet id where the packets are `numbered`.
+    """
+
+    def layout(walk: Body, _header: int) -> None:
+        if numbered:
+            walk.packet_id()
+        walk.skip(min(count, walk.left))
+        if walk.left:
             walk.properties()
 
     return layout
 
 
-def _filters(options: int) -> Callable[[_Walk, int], None]:
-    def layout(walk: _Walk, _header: int) -> None:
-        walk.skip(2)
+def _filters(options: int) -> Callable[[Body, int], None]:
+    def layout(walk: Body, _header: int) -> None:
+        walk.packet_id()
         walk.properties()
-        while walk.at < walk.end:
-            walk.text()
+        while walk.left:
+            walk.string()
             walk.skip(options)
 
     return layout
 
 
-def _connect(walk: _Walk, _header: int) -> None:
-    walk.text()
+def _connect(walk: Body, _header: int) -> None:
+    walk.string()
     walk.skip(1)
     flags = walk.byte()
     walk.skip(2)
     walk.properties()
-    walk.text()
+    walk.string()
     if flags & 4:
         walk.properties()
-        walk.text()
+        walk.string()
         walk.binary()
     if flags & 0x80:
-        walk.text()
+        walk.string()
 
 
 #: Packet type → the walk over its fields [MQTT 5 chapter 3].
-_LAYOUT: Final[dict[int, Callable[[_Walk, int], None]]] = {
+_LAYOUT: Final[dict[int, Callable[[Body, int], None]]] = {
     1: _connect,
     2: _properties_after(2),
     3: _publish,
-    **dict.fromkeys((4, 5, 6, 7), _properties_after(3)),
+    **dict.fromkeys((4, 5, 6, 7), _properties_after(1, numbered=True)),
     8: _filters(1),
-    9: _properties_after(2),
+    9: _properties_after(0, numbered=True),
     10: _filters(0),
-    11: _properties_after(2),
+    11: _properties_after(0, numbered=True),
     14: _properties_after(1),
     15: _properties_after(1),
 }
@@ -327,16 +425,6 @@ def _at_most(packet: mqtt5.Packet) -> int:
 # After reading -------------------------------------------------------------------------------------------------------
 
 
-def check_packet(packet: mqtt5.Packet) -> None:
-    """Refuse what the codec lets pass in packets other than PUBLISH: packet id 0 [MQTT-2.2.1-3, -4].
-
-    Raises:
-        MalformedPacket: It has one.
-    """
-    if getattr(packet, "packet_id", 1) == 0:
-        raise MalformedPacket(_ID_ZERO)
-
-
 def check_run(run: Sequence[Published], headers: bytes) -> None:
     """Refuse what the codec lets pass in PUBLISH packets.
 
@@ -349,18 +437,18 @@ def check_run(run: Sequence[Published], headers: bytes) -> None:
         raise MalformedPacket(_DUP)
     if 0 in [packet.packet_id for packet in run]:
         raise MalformedPacket(_ID_ZERO)
-    _check_topics([packet.topic for packet in run])
+    check_topics([packet.topic for packet in run])
     responses = [packet.response_topic for packet in run]
     if "" in responses:
         raise MalformedPacket("a response topic without a character [MQTT-4.7.3-1]", 0x90)
-    _check_topics(filter(None, responses))
+    check_topics(filter(None, responses))
     if max([packet.payload_format_indicator for packet in run]) > 1:
         raise MalformedPacket("a Payload Format Indicator other than 0 and 1 [MQTT 5 section 3.3.2.3.2]", 0x82)
     texts = list(filter(None, [packet.content_type for packet in run]))
     for pairs in filter(None, [packet.user_properties for packet in run]):
         for pair in pairs:
             texts += pair
-    _check_null("".join(texts))
+    check_null("".join(texts))
 
 
 def check_written(packet: mqtt5.Packet, data: bytes) -> None:
@@ -371,10 +459,9 @@ def check_written(packet: mqtt5.Packet, data: bytes) -> None:
         data: Its bytes.
 
     Raises:
-        MalformedPacket: As `check_run`, `check_packet` and `check_fields`.
+        MalformedPacket: As `check_run` and `check_fields`.
     """
     if not isinstance(packet, PublishPacket):
-        check_packet(packet)
         check_fields(data)
     elif packet.user_properties or packet.response_topic is not None or packet.content_type:
         check_run([packet], data[:1])
@@ -383,16 +470,18 @@ def check_written(packet: mqtt5.Packet, data: bytes) -> None:
             raise MalformedPacket(_DUP)
         if packet.packet_id == 0:
             raise MalformedPacket(_ID_ZERO)
-        _check_null(packet.topic)  # wildcards are refused when the packet is built
+        check_null(packet.topic)  # wildcards are refused when the packet is built
 
 
-def _check_topics(topics: Iterable[str]) -> None:
+def check_topics(topics: Iterable[str]) -> None:
+    """Refuse U+0000 and wildcards in topic names (0x90) with a `MalformedPacket`."""
     joined = "".join(topics)
-    _check_null(joined)
+    check_null(joined)
     if "#" in joined or "+" in joined:
         raise MalformedPacket("a topic name with a wildcard [MQTT-3.3.2-2]", 0x90)
 
 
-def _check_null(joined: str) -> None:
+def check_null(joined: str) -> None:
+    """Refuse U+0000 with a `MalformedPacket`."""
     if "\0" in joined:
         raise MalformedPacket(_NULL)

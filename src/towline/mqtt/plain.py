@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from mqtt5 import PublishPacket
 
 from towline.mqtt.codec3 import PUBLISH_FLAGS
+from towline.mqtt.fence import SHAPE_KEY, publish_shape
 
 __all__ = ["FIELDS", "MessageColumns", "PlainMessages", "PlainReader", "PlainRun", "PlainRuns"]
 
@@ -24,13 +25,10 @@ __all__ = ["FIELDS", "MessageColumns", "PlainMessages", "PlainReader", "PlainRun
 #: length, payload.
 FIELDS: Final = 4
 _PACKED: Final = struct.Struct(f"={FIELDS}i")
-#: Bytes of a packet that say how long its fields are: header, remaining length of up to two bytes, length of the topic.
-_KEY: Final = 5
 #: Lengths remembered; then they are forgotten, because a device may choose them.
 _MOST_SHAPES: Final = 10_000
 #: For a packet that is not plain.
 _ODD: Final = (0, b"")
-_PUBLISH: Final = 3
 #: Packets looked at after a try in vain, and the longest pause then, as a power of 2.
 _FIRST_STEPS: Final = 200
 _LONGEST_PAUSE: Final = 10
@@ -180,7 +178,7 @@ class PlainRuns:
         found: list[bytes] = []
         add, known, end = found.append, self._shapes.get, len(buffer)
         while position < end and len(found) < most:
-            key = buffer[position : position + _KEY]
+            key = buffer[position : position + SHAPE_KEY]
             shape = known(key)
             if shape is None:
                 shape = self._shapes[key] = self._shape(key)
@@ -194,16 +192,8 @@ class PlainRuns:
         return found
 
     def _shape(self, key: bytes) -> tuple[int, bytes]:
-        if len(key) < _KEY or key[0] >> 4 != _PUBLISH or PUBLISH_FLAGS[key[0]] is None:
+        size, begin, end, at = publish_shape(key, properties=self._properties)
+        if end == begin or size > self._max or PUBLISH_FLAGS[key[0]] is None:
             return _ODD
-        length, at = key[1], 2
-        if length > 127:
-            if not 0 < key[2] < 128:
-                return _ODD
-            length, at = length & 127 | key[2] << 7, 3
-        size, lead, topic = at + length, at + 2, key[at] << 8 | key[at + 1]
-        middle = (2 if key[0] & 6 else 0) + self._properties
-        payload = size - lead - topic - middle
-        if not topic or payload < 0 or size > self._max:
-            return _ODD
-        return size, _PACKED.pack(lead, topic, middle, payload)
+        middle = at - end + self._properties
+        return size, _PACKED.pack(begin, end - begin, middle, size - end - middle)

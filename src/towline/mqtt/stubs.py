@@ -13,12 +13,21 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from mqtt5 import PublishPacket, QoS
 
 from towline.mqtt.codec3 import PUBLISH_FLAGS
-from towline.mqtt.fence import MAX_PROPERTIES
+from towline.mqtt.fence import (
+    MAX_PROPERTIES,
+    SUBSCRIPTION_ID,
+    USER_PROPERTY,
+    PublishHead,
+    end_of_value,
+    publish_head,
+    text,
+    variable_integer,
+)
 
 __all__ = ["TOO_LARGE", "TOO_MANY", "Published", "Skipping", "Stub", "crowded"]
 
@@ -36,11 +45,9 @@ _FACTS: Final = frozenset({_REASON, _SIZE, _DIGEST, _COUNT})
 #: So many of the message's own properties that begin like that are kept: a mark has two or three.
 _MOST_KEPT: Final = 8
 
-#: Bytes of the value of each property of PUBLISH that is neither text nor binary [MQTT 5 section 3.3.2.3].
-_FIXED: Final = {0x01: 1, 0x02: 4, 0x23: 2}
-_COUNTED_BYTES: Final = frozenset({0x03, 0x08, 0x09})
-_SUBSCRIPTION_ID, _TOPIC_ALIAS = 0x0B, 0x23
-_MAX_LENGTH_BYTES: Final = 4
+#: Properties of PUBLISH beside the user property [MQTT 5 section 3.3.2.3].
+_TOPIC_ALIAS: Final = 0x23
+_OF_PUBLISH: Final = frozenset({0x01, 0x02, 0x03, 0x08, 0x09, SUBSCRIPTION_ID, _TOPIC_ALIAS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,41 +102,6 @@ class Stub:
 Published: TypeAlias = PublishPacket | Stub
 
 
-class _Head(NamedTuple):
-    """A PUBLISH up to where its properties begin."""
-
-    topic: bytes
-    packet_id: int | None
-    #: Bytes of the properties, and where they begin.
-    length: int
-    at: int
-
-
-def _head(data: bytes | bytearray, at: int, header: int, *, properties: bool) -> _Head | None:
-    """Read what follows the remaining length at `at`; None when it has not arrived."""
-    try:
-        end = at + 2 + (data[at] << 8 | data[at + 1])
-        topic, packet_id, length = bytes(data[at + 2 : end]), None, 0
-        if header & 6:
-            packet_id = data[end] << 8 | data[end + 1]
-            end += 2
-        if properties:
-            length, end = _integer(data, end)
-    except IndexError:
-        return None
-    return _Head(topic, packet_id, length, end) if end <= len(data) else None
-
-
-def _integer(data: bytes | bytearray, at: int) -> tuple[int, int]:
-    value = 0
-    for index in range(_MAX_LENGTH_BYTES):
-        byte = data[at + index]
-        value |= (byte & 127) << 7 * index
-        if byte < 128:
-            return value, at + index + 1
-    raise ValueError("a variable byte integer longer than four bytes [MQTT-1.5.5-1]")
-
-
 class _Scan:
     """Counts the properties of a PUBLISH as they arrive, and holds no more than one that is not whole."""
 
@@ -156,7 +128,7 @@ class _Scan:
         try:
             while at < size:  # 13 million times in 64 MiB
                 begin = at
-                if buffer[at] == 0x26:
+                if buffer[at] == USER_PROPERTY:
                     value = at + 3 + (buffer[at + 1] << 8 | buffer[at + 2])
                     at = value + 2 + (buffer[value] << 8 | buffer[value + 1])
                     if at > size:
@@ -175,21 +147,16 @@ class _Scan:
 
     def _other(self, kind: int, buffer: bytes, at: int) -> int:
         """Step over a property that is no user property, and return where the next begins."""
-        if kind == _SUBSCRIPTION_ID:
-            _, at = _integer(buffer, at + 1)
-            self.identifiers += 1
-        elif kind in _COUNTED_BYTES:
-            at += 3 + (buffer[at + 1] << 8 | buffer[at + 2])
-        elif kind in _FIXED:
-            if kind == _TOPIC_ALIAS:
-                alias = buffer[at + 1] << 8 | buffer[at + 2]
-                if self.alias is not None:
-                    raise ValueError("two topic aliases [MQTT 5 section 3.3.2.3.4]")
-                self.alias = alias
-            at += 1 + _FIXED[kind]
-        else:
+        if kind not in _OF_PUBLISH:
             raise ValueError(f"property {kind:#x} in PUBLISH [MQTT 5 section 2.2.2.2]")
-        return at
+        end = end_of_value(kind, buffer, at + 1)
+        if kind == _TOPIC_ALIAS:
+            alias = buffer[at + 1] << 8 | buffer[at + 2]
+            if self.alias is not None:
+                raise ValueError("two topic aliases [MQTT 5 section 3.3.2.3.4]")
+            self.alias = alias
+        self.identifiers += kind == SUBSCRIPTION_ID
+        return end
 
     def _keep(self, key: bytes, value: bytes) -> None:
         name, text = str(key, "utf-8"), str(value, "utf-8")
@@ -211,15 +178,18 @@ class Skipping:
     """
 
     def __init__(self, header: int, size: int, left: int, *, properties: bool) -> None:
-        _check_flags(header)
+        flags = PUBLISH_FLAGS[header]
+        if flags is None:
+            raise ValueError("PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]")
         #: First byte of the packet.
         self.header = header
+        self._flags = flags
         self._size = size
         self._left = left
         self._properties = properties
         #: What came before the head was whole.
         self._start = bytearray()
-        self._head: _Head | None = None
+        self._head: PublishHead | None = None
         self._scan = _Scan(0)
         self._digest = hashlib.sha256()
 
@@ -234,7 +204,7 @@ class Skipping:
         self._left -= len(data)
         if self._head is None:
             self._start += data
-            self._head = head = _head(self._start, 0, self.header, properties=self._properties)
+            self._head = head = publish_head(self._start, 0, self.header, properties=self._properties)
             if head is None:
                 if not self._left:
                     raise ValueError("PUBLISH is too short")
@@ -256,54 +226,50 @@ class Skipping:
         """The packet has passed as a whole."""
         return not self._left
 
-    def stub(self) -> Stub:
+    @property
+    def crowded(self) -> bool:
+        """More than `MAX_PROPERTIES` of a kind have passed."""
+        return max(self._scan.users, self._scan.identifiers) > MAX_PROPERTIES
+
+    def stub(self, reason: str = TOO_LARGE, packet: bytes | None = None) -> Stub:
         """What is left of it, once it is `done`.
+
+        Args:
+            reason: `TOO_LARGE` or `TOO_MANY`.
+            packet: The whole of it, to be kept.
 
         Raises:
             ValueError: Its topic is no UTF-8, or empty without an alias.
         """
-        assert self._head is not None
-        return _stub(self.header, self._head, self._scan, TOO_LARGE, self._size, self._digest.hexdigest(), None)
+        head, scan = self._head, self._scan
+        assert head is not None
+        if not head.topic and scan.alias is None:
+            raise ValueError("topic is empty [MQTT-4.7.3-1]")
+        qos, _, duplicate, retain = self._flags
+        digest = self._digest.hexdigest()
+        facts = [(_REASON, reason), (_SIZE, str(self._size)), (_DIGEST, digest), (_COUNT, str(scan.users))]
+        pairs = [*facts, *scan.kept]
+        return Stub(text(head.topic), qos, retain, duplicate, head.packet_id, scan.alias, pairs, packet)
 
 
-def crowded(packet: bytes, start: int) -> Stub | None:
+def crowded(packet: memoryview) -> Stub | None:
     """A stub for a whole PUBLISH of MQTT 5 with more than `MAX_PROPERTIES`; None for one that may be decoded.
 
     Args:
         packet: From its first byte to its last.
-        start: Bytes of the fixed header.
 
     Raises:
         ValueError: Its properties can't be read. Whatever else is wrong is left to the codec.
     """
-    header = packet[0]
-    head = _head(packet, start, header, properties=True)
-    if head is None or head.length <= _SURELY_FEW or head.at + head.length > len(packet):
+    header, (_, start) = packet[0], variable_integer(packet, 1)
+    head = publish_head(packet, start, header, properties=True)
+    if head is None or head.length <= _SURELY_FEW:
         return None
     payload_at = head.at + head.length
-    scan = _Scan(head.length)
-    scan.feed(packet[head.at : payload_at])
-    if scan.users <= MAX_PROPERTIES and scan.identifiers <= MAX_PROPERTIES:
+    past = Skipping(header, len(packet), len(packet) - start, properties=True)
+    past.feed(bytes(packet[start : head.at]))
+    past.feed(bytes(packet[head.at : payload_at]))
+    if not past.crowded:
         return None
-    _check_flags(header)
-    digest = hashlib.sha256(memoryview(packet)[payload_at:]).hexdigest()
-    return _stub(header, head, scan, TOO_MANY, len(packet), digest, packet)
-
-
-def _check_flags(header: int) -> None:
-    if PUBLISH_FLAGS[header] is None:
-        raise ValueError("PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]")
-
-
-def _stub(header: int, head: _Head, scan: _Scan, reason: str, size: int, digest: str, packet: bytes | None) -> Stub:
-    flags = PUBLISH_FLAGS[header]
-    assert flags is not None
-    qos, _, duplicate, retain = flags
-    if not head.topic and scan.alias is None:
-        raise ValueError("topic is empty [MQTT-4.7.3-1]")
-    try:
-        topic = str(head.topic, "utf-8")
-    except UnicodeDecodeError:
-        raise ValueError("ill-formed UTF-8 [MQTT-1.5.4-1]") from None
-    facts = [(_REASON, reason), (_SIZE, str(size)), (_DIGEST, digest), (_COUNT, str(scan.users))]
-    return Stub(topic, qos, retain, duplicate, head.packet_id, scan.alias, [*facts, *scan.kept], packet)
+    past.feed(bytes(packet[payload_at:]))
+    return past.stub(TOO_MANY, bytes(packet))
