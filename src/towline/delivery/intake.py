@@ -16,14 +16,13 @@ from towline.delivery.plain import ArrowColumns
 from towline.delivery.receipts.mark import AUTH_KEY, ID_KEY, NUMBER_KEY, unmarked
 from towline.mqtt.codec3 import DUPLICATE_OF, QOS_OF, RETAIN_OF
 from towline.mqtt.events import Messages
+from towline.mqtt.message import LARGE
 from towline.mqtt.plain import PlainMessages
 from towline.mqtt.stubs import Published
 from towline.schema import OPTIONAL, ROW_SCHEMA
 
 __all__ = ["below", "to_rows"]
 
-#: Bytes of a payload whose copy would be felt.
-_LARGE: Final = 1 << 20
 _MOMENT: Final = pa.timestamp("us", "UTC")
 _KINDS: Final = {field.name: field.type for field in ROW_SCHEMA}
 #: Name of a column and the one value in it → the longest such column so far; few values are kept, see `_of_one`.
@@ -108,7 +107,7 @@ def _said(messages: Messages, *, strip_marks: bool) -> _Said:
 def _payloads(values: list[bytes | None]) -> pa.Array:
     """A large message mostly comes alone, and is used where it lies instead of copied; None is a stub's."""
     alone = values[0] if len(values) == 1 else None
-    if alone is not None and len(alone) >= _LARGE:
+    if alone is not None and len(alone) >= LARGE:
         ends = pa.py_buffer(array("i", (0, len(alone))))
         return pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(alone)])
     return pa.array(values, pa.binary())

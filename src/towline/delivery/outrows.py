@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from towline.delivery.receipts.mark import Content, unmarked
 from towline.mqtt import fence
-from towline.mqtt.message import OutboundMessage
-from towline.mqtt.outbound import LONGEST_EXPIRY
+from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
 from towline.schema import ARRIVAL, MESSAGE_SCHEMA, OUTBOX_SCHEMA
 from towline.timing import Stamp
 

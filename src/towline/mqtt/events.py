@@ -23,6 +23,7 @@ __all__ = [
     "Acknowledged",
     "Action",
     "Authenticator",
+    "Breach",
     "Close",
     "Deliver",
     "Event",
@@ -105,6 +106,16 @@ class Filter:
             retain_as_published=self.retain_as_published,
             retain_handling=RetainHandling(self.retain_handling or 0),
         )
+
+
+class Breach(ValueError):
+    """What the broker sent and the standard forbids; the connection must end.
+
+    Attributes:
+        reason: Reason code for our DISCONNECT: 0x82 protocol error.
+    """
+
+    reason = 0x82
 
 
 class Held(NamedTuple):

@@ -9,10 +9,12 @@ from mqtt5 import PublishPacket, QoS
 
 from towline.mqtt import fence
 
-__all__ = ["OutboundMessage"]
+__all__ = ["LARGE", "LONGEST_EXPIRY", "OutboundMessage"]
 
+#: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
+LONGEST_EXPIRY: Final = 0xFFFFFFFF
 #: Bytes of a payload whose copy would be felt.
-_LARGE: Final = 1 << 20
+LARGE: Final = 1 << 20
 #: The codec makes no PUBLISH of QoS > 0 without a packet id; this one never leaves.
 _PLACEHOLDER: Final = 1
 _LEVELS: Final = (QoS.AT_MOST_ONCE, QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE)
@@ -63,7 +65,7 @@ class OutboundMessage:
         #: The broker keeps it for later subscribers.
         self.retain = retain
         #: The packet, whose bytes are made right by `renumbered`; None where that would copy a large payload.
-        self.template = self._packet if len(payload) <= _LARGE else None
+        self.template = self._packet if len(payload) <= LARGE else None
 
     @property
     def message_expiry_interval(self) -> int | None:

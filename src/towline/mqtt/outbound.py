@@ -22,7 +22,6 @@ from mqtt5 import (
     ConnAckPacket,
     PubAckPacket,
     PubCompPacket,
-    PublishPacket,
     PubRecPacket,
     PubRelPacket,
     PubRelReasonCode,
@@ -30,20 +29,18 @@ from mqtt5 import (
 )
 
 from towline.mqtt.codec import Packet
-from towline.mqtt.events import Acknowledged, Action, Flying, Send, Token
-from towline.mqtt.message import OutboundMessage
+from towline.mqtt.events import Acknowledged, Action, Breach, Flying, Send, Token
+from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
 from towline.mqtt.reasons import QUOTA_EXCEEDED
 
-__all__ = ["LONGEST_EXPIRY", "Outbound", "Phase", "Unexpected"]
+__all__ = ["Outbound", "Phase", "Unexpected"]
 
 MAX_PACKET_ID: Final = 65535
-#: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
-LONGEST_EXPIRY: Final = 0xFFFFFFFF
 
 Answer: TypeAlias = PubAckPacket | PubRecPacket | PubCompPacket
 
 
-class Unexpected(ValueError):
+class Unexpected(Breach):
     """An answer that the standard does not allow in this phase; the connection must end with 0x82."""
 
 
@@ -93,7 +90,8 @@ class Outbound:
         self._failed = False
         #: The server's limits of this connection, None while there is none.
         self._server: ConnAckPacket | None = None
-        self._window = 0
+        #: Messages of QoS > 0 that may be open at once on this connection; 0 before there is one.
+        self.window = 0
         #: Packet ids in use by us → their message, in the order of their first PUBLISH; never the broker's ids.
         self._unfinished: dict[int, _Message] = {}
         #: Packet ids whose PUBLISH or PUBREL has to leave again on this connection, in order.
@@ -125,11 +123,6 @@ class Outbound:
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._unfinished)
-
-    @property
-    def window(self) -> int:
-        """Messages of QoS > 0 that may be open at once on this connection; 0 before there is one."""
-        return self._window
 
     @property
     def open_count(self) -> int:
@@ -166,7 +159,7 @@ class Outbound:
             resumed: The broker kept the session. If not, what it had not released is sent as new, doubled at worst;
                 what it had released is the broker's, lost at worst.
         """
-        self._server, self._window = server, window
+        self._server, self.window = server, window
         self.unanswerable, self._unproven = False, self._exactly
         if resumed:
             self._again = deque(self._unfinished)
@@ -275,17 +268,22 @@ class Outbound:
         while self._queue and not self._again:
             message = self._queue[0]
             qos = message.content.qos
-            if (qos and len(self._open) >= self._window) or (self.limit is not None and not self._allowed()):
+            if (qos and len(self._open) >= self.window) or (self.limit is not None and not self._allowed()):
                 break
             if self._unproven and self._on_trial(qos):
                 break
             packet_id = self.new_id() if qos else 0
-            reason = self._first_time(message, packet_id, out, now)
+            reason, data = self._encoded(message, packet_id, now)
             self._queue.popleft()
+            if not reason:
+                out.append(data)
             if reason or not qos:
                 self.unanswerable |= not reason
                 done.append(Acknowledged(message.token, reason))
             else:
+                message.sent = True
+                self._unfinished[packet_id] = message
+                self._open.add(packet_id)
                 assigned[qos - 1][packet_id] = message.token
         return done
 
@@ -299,42 +297,23 @@ class Outbound:
             return False
         return self._failed or any(self._unfinished[i].content.qos == qos for i in self._open)
 
-    def _first_time(self, message: _Message, packet_id: int, out: list[bytes], now: float) -> int:
-        reason, data = self._refusal(message.content), b""
-        if not reason:
-            reason, data = self._new(message, packet_id, now)
-        if reason:
-            return reason
-        out.append(data)
-        if packet_id:
-            message.sent = True
-            self._unfinished[packet_id] = message
-            self._open.add(packet_id)
-        return 0
-
-    def _new(self, message: _Message, packet_id: int, now: float) -> tuple[int, bytes]:
-        """As `_encoded`, of a message that leaves for the first time."""
-        content = message.content
-        template = content.template if packet_id and message.expires_at is None else None
-        if template is not None:
-            reason, data = self._encoded(template)
-            return reason, data and content.renumbered(data, packet_id)
-        return self._encoded(content.packet(packet_id, message.interval(now)))
-
-    def _encoded(self, packet: PublishPacket) -> tuple[int, bytes]:
-        """A reason code, 0 for none, and the bytes."""
-        assert self._server is not None
+    def _encoded(self, message: _Message, packet_id: int, now: float) -> tuple[int, bytes]:
+        """A reason code of ours, 0 for none, and the bytes of a PUBLISH to this server [MQTT-3.2.2-11, -14, -15]."""
+        server, content = self._server, message.content
+        assert server is not None
+        if content.qos > int(server.max_qos):
+            return 0x9B, b""
+        if content.retain and not server.retain_available:
+            return 0x9A, b""
+        template = content.template if packet_id and message.expires_at is None and not message.sent else None
+        packet = template or content.packet(packet_id, message.interval(now), duplicate=message.sent)
         try:
             data = self._encode(packet)
         except ValueError:
             return 0x90, b""  # a topic or text that this version can't carry
-        limit = self._server.max_packet_size
-        return (0x95, b"") if limit is not None and len(data) > limit else (0, data)
-
-    def answered(self, packet: Answer) -> Iterator[Action]:
-        """Take one answer of the broker, and send what may leave now; raises what `take` raises."""
-        yield from self.take(packet)
-        yield from self.actions()
+        if server.max_packet_size is not None and len(data) > server.max_packet_size:
+            return 0x95, b""
+        return 0, data if template is None else content.renumbered(data, packet_id)
 
     def take(self, packet: Answer) -> Iterator[Action]:
         """Take one of many answers; `actions` has to follow the last.
@@ -365,7 +344,7 @@ class Outbound:
     def validate(self) -> None:
         """Assert every invariant named above; for tests."""
         assert self._open <= set(self._unfinished)
-        assert self._server is None or len(self._open) <= self._window
+        assert self._server is None or len(self._open) <= self.window
         assert not set(self._unfinished) & self.reserved
         assert all(0 < i <= MAX_PACKET_ID for i in (*self._unfinished, *self.reserved))
 
@@ -379,7 +358,7 @@ class Outbound:
                 if not self._allowed():
                     return
                 if message.phase is Phase.PUBLISHED:
-                    if len(self._open) >= self._window or (self._unproven and self._on_trial(message.content.qos)):
+                    if len(self._open) >= self.window or (self._unproven and self._on_trial(message.content.qos)):
                         return
                     self._publish_again(packet_id, message, out, now)
                 if message.phase is Phase.RELEASED:
@@ -388,10 +367,7 @@ class Outbound:
 
     def _publish_again(self, packet_id: int, message: _Message, out: list[bytes], now: float) -> None:
         """Add a PUBLISH to `out`; one that this server, or this version of ours, does not take is given up."""
-        reason = self._refusal(message.content)
-        if not reason:
-            again = message.content.packet(packet_id, message.interval(now), duplicate=message.sent)
-            reason, data = self._encoded(again)
+        reason, data = self._encoded(message, packet_id, now)
         if reason:
             self._give_up(packet_id, message, reason)
             return
@@ -438,16 +414,6 @@ class Outbound:
         if isinstance(packet, PubRecPacket) and int(packet.reason_code) < 0x80:
             reason = PubRelReasonCode.PACKET_ID_NOT_FOUND
             self._replies.append(PubRelPacket(packet.packet_id, reason_code=reason))
-
-    def _refusal(self, content: OutboundMessage) -> int:
-        """Reason code for what can't be sent to this server, 0 for nothing [MQTT-3.2.2-11, -14, -15]."""
-        server = self._server
-        assert server is not None
-        if content.qos > int(server.max_qos):
-            return 0x9B
-        if content.retain and not server.retain_available:
-            return 0x9A
-        return 0
 
 
 _Step: TypeAlias = Callable[[Outbound, Answer, _Message], Iterator[Action]]

@@ -9,6 +9,8 @@ from mqtt5 import ConnAckPacket
 
 from towline.errors import ConfigError, Refused
 from towline.mqtt.events import Filter, SessionConfig
+from towline.mqtt.fence import MAX_REMAINING_LENGTH
+from towline.mqtt.message import LONGEST_EXPIRY
 
 __all__ = [
     "NO_QOS_2",
@@ -33,12 +35,6 @@ _WHOLE_NUMBERS: Final = {
 #: Seconds for a broker's answer: more is a mistake in the unit.
 _LONGEST_PATIENCE: Final = 86_400
 _UNKNOWN_SESSION: Final = ("adopt", "discard", "refuse")
-#: A variable byte integer, 0 excluded [MQTT 5 section 3.8.2.1.2].
-_LARGEST_IDENTIFIER = 268_435_455
-#: The remaining length of a packet is a variable byte integer of four bytes [MQTT 5 section 2.1.4].
-_LARGEST: Final = 268_435_455
-#: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
-_LONGEST_EXPIRY: Final = 0xFFFFFFFF
 #: Of a PUBLISH beside texts and payload: length of the topic, packet id, property length, payload format indicator,
 #: message expiry interval, topic alias, each with its identifier.
 _FIXED_PARTS: Final = 2 + 2 + 4 + 2 + 5 + 3
@@ -145,8 +141,8 @@ def _property_problem(name: str, value: object) -> str | None:
     if name == "user_properties":
         return _pairs_problem(value)
     if name == "expiry_s":
-        fine = isinstance(value, int) and _is_whole(value) and 0 <= value <= _LONGEST_EXPIRY
-        return None if fine else f"an expiry is a whole number of seconds from 0 to {_LONGEST_EXPIRY:,}, not {value!r}"
+        fine = isinstance(value, int) and _is_whole(value) and 0 <= value <= LONGEST_EXPIRY
+        return None if fine else f"an expiry is a whole number of seconds from 0 to {LONGEST_EXPIRY:,}, not {value!r}"
     if name == "correlation_data":
         fine = isinstance(value, bytes) and len(value) <= 0xFFFF
         return None if fine else f"correlation data are bytes, at most 65,535, not {_kind(value)}"
@@ -169,13 +165,13 @@ def _pairs_problem(value: object) -> str | None:
 def _size_problem(topic: str, payload: bytes | bytearray | memoryview | str, given: Any, room: int) -> str | None:
     """Say that a PUBLISH is larger than its remaining length can say [MQTT-1.5.5-1]."""
     pairs = given.get("user_properties") or ()
-    if _bytes(payload) + 2 * (len(pairs) + 2) * _MOST_OF_A_TEXT + room < _LARGEST:
+    if _bytes(payload) + 2 * (len(pairs) + 2) * _MOST_OF_A_TEXT + room < MAX_REMAINING_LENGTH:
         return None  # surely, as nearly always
     size = _bytes(payload) + _bytes(topic) + _FIXED_PARTS + room
     texts = [given.get(name) for name in ("content_type", "response_topic", "correlation_data")]
     size += sum(_bytes(text) + 3 for text in texts if text is not None)
     size += sum(_bytes(key) + _bytes(value) + 5 for key, value in pairs)
-    return f"it has {size:,} bytes, MQTT ends at {_LARGEST:,}" if size > _LARGEST else None
+    return f"it has {size:,} bytes, MQTT ends at {MAX_REMAINING_LENGTH:,}" if size > MAX_REMAINING_LENGTH else None
 
 
 def _bytes(value: bytes | bytearray | memoryview | str) -> int:
@@ -237,7 +233,7 @@ def number_problem(value: object, least: float, most: float) -> str | None:
 def _always(config: SessionConfig) -> Iterable[tuple[bool, str]]:
     filters = config.filters
     yield any(f.no_local and _shared(f) for f in filters), "no_local with a shared subscription [MQTT-3.8.3-4]"
-    wrong = any(f.identifier is not None and not 0 < f.identifier <= _LARGEST_IDENTIFIER for f in filters)
+    wrong = any(f.identifier is not None and not 0 < f.identifier <= MAX_REMAINING_LENGTH for f in filters)
     yield wrong, "a subscription identifier is a number from 1 to 268,435,455"
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
 from tests.unit.mqtt.test_plain import Lists
-from towline.delivery import intake
 from towline.delivery.intake import below, to_rows
 from towline.delivery.receipts.mark import Mark
 from towline.mqtt.events import Messages
+from towline.mqtt.message import LARGE
 from towline.mqtt.plain import PlainMessages, PlainRun
 from towline.schema import ROW_SCHEMA
 
@@ -94,7 +94,7 @@ def test_columns_of_one_value_are_as_long_as_their_batch(count: int) -> None:
     assert batch.column("offset").to_pylist() == list(range(7, 7 + count))
 
 
-@pytest.mark.parametrize("size", [intake._LARGE - 1, intake._LARGE])
+@pytest.mark.parametrize("size", [LARGE - 1, LARGE])
 def test_a_large_payload_is_the_same_alone_and_among_others(size: int) -> None:
     large = PublishPacket("t", bytes(range(256)) * (size // 256) + bytes(size % 256))
     alone, among = to_rows(messages(large), 0, 0, "g"), to_rows(messages(large, PublishPacket("t", b"")), 0, 0, "g")

@@ -16,8 +16,8 @@ from towline.delivery import outrows
 from towline.delivery.outrows import Outgoing, arrived, message_of, outgoing, rows_of
 from towline.mqtt.codec import encode
 from towline.mqtt.events import Acknowledged, Action, Send
-from towline.mqtt.message import OutboundMessage
-from towline.mqtt.outbound import LONGEST_EXPIRY, Outbound, Phase
+from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
+from towline.mqtt.outbound import Outbound, Phase
 from towline.schema import OUTBOX_SCHEMA
 from towline.timing import Stamp
 
@@ -96,7 +96,7 @@ def fate(message: Outgoing, version: int, now: float, *, restored: bool) -> int 
         packets = sent(actions) if version == 5 else [action for action in actions if isinstance(action, Send)]
         for one in packets:
             if isinstance(one, PubRelPacket):  # given up: its id is freed first
-                actions += outbound.answered(PubCompPacket(one.packet_id))
+                actions += [*outbound.take(PubCompPacket(one.packet_id)), *outbound.actions()]
         for action in actions:
             if isinstance(action, Acknowledged) and action.reason:
                 refused = action.reason
@@ -179,7 +179,7 @@ def test_a_message_in_flight_that_a_new_server_does_not_take_is_given_up() -> No
     assert [(a.token, a.reason) for a in actions if isinstance(a, Acknowledged)] == [(1, 0x95)]
     (again,) = sent(actions)
     assert again.payload == b"small"
-    list(outbound.answered(PubAckPacket(again.packet_id)))
+    _ = [*outbound.take(PubAckPacket(again.packet_id)), *outbound.actions()]
     outbound.validate()
 
 

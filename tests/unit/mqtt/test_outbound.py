@@ -19,8 +19,8 @@ from mqtt5 import (
 from tests.helpers import read_all
 from towline.mqtt.codec import Packet, encode
 from towline.mqtt.events import Acknowledged, Action, Flying, Send, Token
-from towline.mqtt.message import OutboundMessage
-from towline.mqtt.outbound import LONGEST_EXPIRY, MAX_PACKET_ID, Outbound, Phase, Unexpected
+from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
+from towline.mqtt.outbound import MAX_PACKET_ID, Outbound, Phase, Unexpected
 
 
 def connected(window: int = 10, connack: ConnAckPacket | None = None) -> Outbound:
@@ -43,7 +43,7 @@ def done(actions: list[Action]) -> list[tuple[Token, int, bool]]:
 
 
 def answer(outbound: Outbound, packet: PubAckPacket | PubRecPacket | PubCompPacket) -> list[Action]:
-    actions = list(outbound.answered(packet))
+    actions = [*outbound.take(packet), *outbound.actions()]
     outbound.validate()
     return actions
 
@@ -138,7 +138,7 @@ def test_an_answer_out_of_turn_is_a_protocol_error(qos: int, wrong: type[PubRecP
     outbound = connected()
     packet_id = first_id(publish(outbound, 1, qos))
     with pytest.raises(Unexpected):
-        list(outbound.answered(wrong(packet_id)))
+        list(outbound.take(wrong(packet_id)))
 
 
 def test_the_window_counts_until_the_last_answer() -> None:
@@ -217,7 +217,7 @@ def test_packet_ids_go_round_and_skip_those_in_use() -> None:
     for token in range(1, 70_000):
         packet_id = first_id(publish(outbound, token, 1))
         assert packet_id not in (kept, kept + 1)
-        list(outbound.answered(PubAckPacket(packet_id)))
+        _ = [*outbound.take(PubAckPacket(packet_id)), *outbound.actions()]
     outbound.validate()
 
 

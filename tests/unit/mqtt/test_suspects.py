@@ -96,11 +96,11 @@ class World:
 
     def _answer(self, packet: Any) -> list[Action]:
         if isinstance(packet, PubRelPacket):
-            return list(self.outbound.answered(PubCompPacket(packet.packet_id)))
+            return [*self.outbound.take(PubCompPacket(packet.packet_id)), *self.outbound.actions()]
         if packet.qos == QoS.AT_MOST_ONCE:
             return []
         kind = PubAckPacket if packet.qos == QoS.AT_LEAST_ONCE else PubRecPacket
-        return list(self.outbound.answered(kind(packet.packet_id)))
+        return [*self.outbound.take(kind(packet.packet_id)), *self.outbound.actions()]
 
     def heard(self, actions: list[Action]) -> list[Any]:
         packets = []
