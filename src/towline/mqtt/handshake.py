@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnectPacket, DisconnectPacket
 
 from towline.errors import BrokerError, Refused, TakenOver, Unreachable
-from towline.mqtt.events import Authenticator, Close, Filter, SessionConfig
+from towline.mqtt.events import Authenticator, Breach, Close, Filter, SessionConfig
 from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, SUBSCRIBE_ADVICE, TAKEN_OVER, USE_ANOTHER, reason_words
 from towline.text import printable
 
@@ -36,7 +36,7 @@ _SMALLEST_ANSWER: Final = 4
 _FOLLOW: Final = "Name that server, or let a bridge or a Client go there by itself (follow_redirects)."
 
 
-class Unasked(Exception):
+class Unasked(Breach):
     """An AUTH that breaks the protocol; its text says how."""
 
 

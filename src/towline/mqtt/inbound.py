@@ -54,7 +54,7 @@ from mqtt5 import PubCompPacket, PubCompReasonCode
 
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.codec3 import QOS_OF, RETAIN_OF
-from towline.mqtt.events import Deliver, Held, Messages
+from towline.mqtt.events import Breach, Deliver, Held, Messages
 from towline.mqtt.plain import PlainMessages, PlainRun
 from towline.mqtt.stubs import Published
 
@@ -63,6 +63,7 @@ __all__ = ["NOTHING", "AliasError", "Inbound", "Screen", "Screening"]
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
 _PUBCOMP_WORD: Final = 0x70020000
+_UNKNOWN_ID: Final = PubCompReasonCode.PACKET_ID_NOT_FOUND
 #: First byte of a PUBLISH → 1 with QoS 1 and DUP.
 _QOS_1_AGAIN: Final = bytes(byte & 0b1110 == 0b1010 for byte in range(256))
 #: Bytes of messages that are kept for their digests while they wait: ``ack_after = kafka``, or for a client's user.
@@ -100,8 +101,10 @@ Screen = Callable[[Sequence[Published], Sequence[str]], Screening]
 _UNSCREENED: Final = Screening(NOTHING, ())
 
 
-class AliasError(ValueError):
+class AliasError(Breach):
     """A topic alias that is 0, above our maximum, or not yet given a topic [MQTT-3.3.2-8, -9]."""
+
+    reason = 0x94
 
 
 @dataclass(slots=True)
@@ -246,10 +249,9 @@ class Inbound:
             packets, topics = PublishRun(run.packets, run.headers), run.columns.topics()
             self._one_by_one(packets, qos, topics, self._untagged(len(run)))
             return
+        self._chunk.plain.append(run)
         if self._chunk.packets:
-            self._chunk.add(PublishRun(run.packets, run.headers), run.columns.topics(), self._untagged(len(run)))
-        else:
-            self._chunk.plain.append(run)
+            self._part_with_plain()
         self._take(qos, ids, _Contents(self.next_number, partial(_plain_digests, run), run.columns.nbytes))
 
     def _part_with_plain(self) -> None:
@@ -269,17 +271,14 @@ class Inbound:
         for packet_id in packet_ids:
             entry = held.pop(packet_id, None)
             if entry is None or entry.number < 0:  # nothing of it is on disk
-                answers.append(self._not_found(packet_id) if entry is None else _pubcomp(packet_id))
+                reason = PubCompReasonCode.SUCCESS if entry or not self._reasons else _UNKNOWN_ID
+                answers.append(PubCompPacket(packet_id, reason_code=reason).write())
                 continue
             # An id held and released within one chunk never reaches the journal.
             if chunk.held.pop(packet_id, None) is None:
                 chunk.released.append(packet_id)
             chunk.completions.append(_PUBCOMP_WORD | packet_id)
         return b"".join(answers)
-
-    def _not_found(self, packet_id: int) -> bytes:
-        unknown = PubCompReasonCode.PACKET_ID_NOT_FOUND if self._reasons else PubCompReasonCode.SUCCESS
-        return PubCompPacket(packet_id, reason_code=unknown).write()
 
     def hand_over(self) -> Deliver | None:
         """What the chunk brought that has to be stored, None for nothing."""
@@ -533,10 +532,6 @@ def _numbers(first: int, left_out: bytes) -> list[int]:
 def _kept(left_out: bytes) -> bytes:
     """1 for each message that is stored, 0 for the others."""
     return left_out.translate(_KEPT)
-
-
-def _pubcomp(packet_id: int) -> bytes:
-    return (_PUBCOMP_WORD | packet_id).to_bytes(4)
 
 
 def _big_endian(words: array[int]) -> bytes:

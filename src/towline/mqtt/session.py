@@ -43,6 +43,7 @@ from towline.errors import BrokerError, ProtocolViolation, Refused, SessionUnkno
 from towline.mqtt.codec import AnswerRun, Packet, PublishRun, encode
 from towline.mqtt.events import (
     Action,
+    Breach,
     Close,
     Event,
     Filter,
@@ -71,7 +72,6 @@ from towline.mqtt.events import (
 )
 from towline.mqtt.handshake import (
     Authentication,
-    Unasked,
     connect_packet,
     connection_ended,
     connection_refused,
@@ -79,9 +79,9 @@ from towline.mqtt.handshake import (
     subscription_refused,
     too_narrow,
 )
-from towline.mqtt.inbound import AliasError, Inbound
+from towline.mqtt.inbound import Inbound
 from towline.mqtt.liveness import PONG_WITHIN, Liveness
-from towline.mqtt.outbound import Answer, Outbound, Unexpected
+from towline.mqtt.outbound import Answer, Outbound
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.reasons import BLAMING, ID_IN_USE, TAKEN_OVER
 from towline.mqtt.rules import check_config, connack_problem, unsupported
@@ -279,8 +279,13 @@ class Session:
                 kind = item.kind if isinstance(item, AnswerRun) else type(item)
                 name = kind.__name__.removesuffix("Packet").removesuffix("Run").upper()
                 self._violation(f"sent {name} while {self.state.value}", 0x82, actions)
-            else:
+                break
+            try:
                 handler(self, item, now, actions)
+            except Breach as error:
+                self._violation(str(error), error.reason, actions)
+            except Refused as error:
+                self._close(error, actions, fatal=True)
             if self.state is SessionState.OFFLINE:
                 break
         actions += self.outbound.actions(now)  # once for all answers: one write, and one sync where ids are durable
@@ -381,16 +386,10 @@ class Session:
             return
         problem = connack_problem(packet, self.config, clean_start=self._discarding or self.config.clean_start)
         if problem:
-            self._violation(problem, 0x82, actions)
-            return
-        try:
-            self._authentication.finish(packet.authentication_data or b"")
-        except Refused as error:
-            self._close(error, actions, fatal=True)
-            return
+            raise Breach(problem)
+        self._authentication.finish(packet.authentication_data or b"")
         if narrow := too_narrow(packet, self.config.where):
-            self._close(narrow, actions, fatal=True)
-            return
+            raise narrow
         self.server = packet
         self.state = SessionState.SUBSCRIBING
         self._liveness.answered()
@@ -454,12 +453,7 @@ class Session:
         self._ask_all(requests, actions)
 
     def _on_auth(self, packet: AuthPacket, _now: float, actions: list[Action]) -> None:
-        try:
-            self._send(self._authentication.answer(packet), actions)
-        except Unasked as error:
-            self._violation(str(error), 0x82, actions)
-        except Refused as error:
-            self._close(error, actions, fatal=True)
+        self._send(self._authentication.answer(packet), actions)
 
     # -- subscribing --
 
@@ -498,8 +492,7 @@ class Session:
     def _on_suback(self, packet: SubAckPacket, _now: float, actions: list[Action]) -> None:
         request = self._answered(packet.packet_id)
         if not isinstance(request, Subscribe) or len(request) != len(packet.reason_codes):
-            self._violation("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]", 0x82, actions)
-            return
+            raise Breach("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]")
         again: list[Filter] = []
         refused: list[Filter] = []
         for wanted, code in zip(request.filters, packet.reason_codes, strict=True):
@@ -525,8 +518,7 @@ class Session:
         request = self._answered(packet.packet_id)
         coded = self.config.protocol == 5
         if not isinstance(request, Unsubscribe) or (coded and len(request) != len(packet.reason_codes)):
-            self._violation("sent an UNSUBACK that answers no UNSUBSCRIBE of ours [MQTT-3.11.3-1]", 0x82, actions)
-            return
+            raise Breach("sent an UNSUBACK that answers no UNSUBSCRIBE of ours [MQTT-3.11.3-1]")
         self.subscriptions.removed(request, packet.reason_codes)
         self._remember_subscriptions(actions)
         self._come_online(actions)
@@ -572,11 +564,8 @@ class Session:
 
     # -- messages --
 
-    def _on_publishes(self, run: PublishRun, _now: float, actions: list[Action]) -> None:
-        try:
-            self.inbound.publishes(run)
-        except AliasError as error:
-            self._violation(str(error), 0x94, actions)
+    def _on_publishes(self, run: PublishRun, _now: float, _actions: list[Action]) -> None:
+        self.inbound.publishes(run)
 
     def _on_plain(self, run: PlainRun, _now: float, _actions: list[Action]) -> None:
         self.inbound.plain(run)
@@ -591,14 +580,9 @@ class Session:
         handler = _CONNECTED[run.kind]
         for packet in run.packets:
             handler(self, packet, now, actions)
-            if self.state is SessionState.OFFLINE:
-                break
 
     def _on_answer(self, packet: Answer, _now: float, actions: list[Action]) -> None:
-        try:
-            actions += self.outbound.take(packet)
-        except Unexpected as error:
-            self._violation(str(error), 0x82, actions)
+        actions += self.outbound.take(packet)
 
     def _on_pingresp(self, _packet: PingRespPacket, _now: float, _actions: list[Action]) -> None:
         self._pings = max(0, self._pings - 1)
@@ -606,8 +590,7 @@ class Session:
 
     def _on_disconnect(self, packet: DisconnectPacket, _now: float, actions: list[Action]) -> None:
         if packet.session_expiry_interval is not None:
-            self._violation("set a Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]", 0x82, actions)
-            return
+            raise Breach("set a Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]")
         self.cut = int(packet.reason_code) in BLAMING
         if int(packet.reason_code) == TAKEN_OVER:  # and perhaps made anew: then Session Present says so of an empty one
             self.subscriptions.step(SubscriptionStep.ELSEWHERE)
