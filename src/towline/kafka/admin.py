@@ -171,13 +171,16 @@ def backlog(admin: AdminClient, taken: Mapping[str, Mapping[str, int]], timeout:
         timeout: Seconds to wait at most for each of two answers.
 
     Raises:
-        KafkaException, SystemError: `faults.FOREIGN`; also for one partition that is not there.
+        KafkaException, SystemError: `faults.FOREIGN`; also for one partition that is not there, or ends before the
+            reader's offset: he stands in a topic that was deleted.
     """
     at = {(topic, int(part)): offset for topic, parts in taken.items() for part, offset in parts.items()}
     places = [TopicPartition(*place) for place in at]
     stable = _ends(admin, places, IsolationLevel.READ_COMMITTED, timeout)
     high = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, timeout)
-    behind = sum(max(0, high[place] - offset) for place, offset in at.items())
+    if any(offset > high[place] for place, offset in at.items()):
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError.OFFSET_OUT_OF_RANGE))
+    behind = sum(high[place] - offset for place, offset in at.items())
     return behind, sum(max(0, high[place] - max(offset, stable[place])) for place, offset in at.items())
 
 

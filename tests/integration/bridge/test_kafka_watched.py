@@ -84,6 +84,11 @@ def test_word_gauge_and_verdict_follow_kafka_and_so_does_what_a_line_is_behind(
     wait_until(lambda: watched.offsets() == (58, 55), SOON, "the records behind the transaction")
     holding.abort_transaction(30)
     wait_until(lambda: watched.offsets() == (59, 0), SOON, "its end, which takes an offset too")
+    watched.state.lines[watched.line.name].query = "stopped"
+    wait_until(
+        lambda: watched.offsets() == (None, None), SOON, "nothing of a line that may stand in a topic that is gone"
+    )
+    watched.state.lines[watched.line.name].query = "running"
 
     own_kafka.pause()
     wait_until(lambda: watched.says("unreachable"), SOON, "a Kafka that stands still")

@@ -115,6 +115,15 @@ def test_a_topic_is_settled_when_its_ends_agree(memory: MemoryKafka, looks: int,
     assert (memory.now - 1000 > seconds) is not decided
 
 
+def test_behind_a_reader_who_is_past_the_end_nothing_is_known(memory: MemoryKafka) -> None:
+    """He stands in a topic that was deleted since: in the one of that name now he is not "0 behind" [I17], [I19]."""
+    memory.topics["t"] = 1
+    with admin.looking(K) as client:
+        assert admin.backlog(client, {"t": {"0": 0}}, 1.0) == (0, 0)
+        with pytest.raises(faults.FOREIGN, match="OFFSET_OUT_OF_RANGE"):
+            admin.backlog(client, {"t": {"0": 1}}, 1.0)
+
+
 def test_a_topic_that_is_not_there_is_settled(memory: MemoryKafka) -> None:
     memory.undecided = 1000
     assert admin.settled(K, "away")

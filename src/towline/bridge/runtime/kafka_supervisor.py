@@ -69,14 +69,18 @@ class KafkaSupervisor(ChildSupervisor):
         self.ready.set()
 
     def _measure(self, admin: Any) -> None:
-        """How far each line from Kafka is from the end, by its checkpoint; unknown without a client [I19]."""
+        """Measure how far each downlink is behind, by its checkpoint.
+
+        It is unknown without a client, and for a line that was stopped: it may stand in a topic that is gone [I19].
+        """
         from towline.kafka import faults  # noqa: PLC0415 - loads librdkafka
         from towline.kafka.admin import backlog  # noqa: PLC0415
 
         deadline = time.monotonic() + _LOOK_S
         for line in self._bridge.downlinks:
             taken, found = kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).done), None
-            if admin is not None and taken and (left := deadline - time.monotonic()) > 0:
+            stopped = self._state.lines[line.name].query == "stopped"
+            if admin is not None and taken and not stopped and (left := deadline - time.monotonic()) > 0:
                 with contextlib.suppress(*faults.FOREIGN):
                     found = backlog(admin, taken, left)
             hidden = found and (found[1] if line.section.isolation_level == "read_committed" else 0)
