@@ -131,7 +131,7 @@ class _Cut:
             middles: bytes = self.field(_MIDDLE).buffers()[2].to_pybytes()
             size = 2 + properties
             middles = middles[: size * self._count]
-            return middles[::size], middles[1::size], middles[2::size]
+            return middles[::size], middles[1::size], middles[2::size] if properties else b""
         # Without an id, and at the very end without anything behind it.
         starts = pc.min_element_wise(self._starts(_MIDDLE), pa.scalar(len(self._bytes) - 2, pa.int32()))
         has_id = self._levels.translate(_ONES)

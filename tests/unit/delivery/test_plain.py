@@ -92,6 +92,15 @@ def test_a_long_run_is_columns_and_a_short_one_is_not() -> None:
     assert isinstance(run, PublishRun)
 
 
+@pytest.mark.parametrize("first", [1, 1000])
+def test_packet_ids_of_3_1_1_are_no_property_lengths(first: int) -> None:
+    """With ids above 255 no run was of columns: its high byte was taken for a length."""
+    stream = b"".join(b"\x32\x06\x00\x01t" + (first + n).to_bytes(2) + b"x" for n in range(200))
+    (run,) = Decoder(1 << 16, 4, plain_run).feed(stream)
+    assert isinstance(run, PlainRun)
+    assert list(run.packet_ids) == [*range(first, first + 200)]
+
+
 def test_a_run_goes_on_behind_an_odd_packet() -> None:
     odd = PublishPacket("t", b"odd", qos=QoS.AT_LEAST_ONCE, packet_id=9, content_type="c")
     stream = [*packets(200), odd, *packets(200)]
