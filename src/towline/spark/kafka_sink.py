@@ -127,7 +127,7 @@ class KafkaTransactional(DataSource):
         at_least_once: a batch of which something must not come twice must not be forgotten by Spark.
 
         Raises:
-            ConfigError: TL-C48 for columns.
+            ConfigError: TL-C48 for columns; TL-C47 for verifySourceTopics without a checkpoint on this machine.
             JournalError: TL-J20.
             KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K11, as `batch_origin` says.
         """
@@ -136,8 +136,12 @@ class KafkaTransactional(DataSource):
         if not policy(self._settings.guarantee).serves_again:
             Checkpoint(location).sync()
         looks = self._settings.guarantee == "exactly_once" and location
+        if self._settings.source_topics and (not location or Checkpoint(location).place):
+            what = "the ids of the topics are kept in the query's checkpoint, which is on no disk of this machine"
+            do = "Give the option checkpointLocation a path of the driver's machine, or leave verifySourceTopics out."
+            raise ConfigError("TL-C47", f"{FORMAT} verifySourceTopics", what, do)
         try:
-            if self._settings.source_topics and location:
+            if self._settings.source_topics:
                 SourceTopics(self._settings.client, location, FORMAT, _ANEW).look()
             origin = batch_origin(self._settings, location) if looks else BatchOrigin()
         except KafkaError as problem:

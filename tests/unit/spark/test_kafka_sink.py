@@ -108,6 +108,13 @@ def test_committing_twice_and_aborting_do_no_harm() -> None:
     writer.abort([written(), None], 7)
 
 
+@pytest.mark.parametrize("location", [{}, {"checkpointlocation": "hdfs://name/checkpoint"}], ids=["unknown", "hdfs"])
+def test_topic_ids_that_can_be_kept_nowhere_are_not_called_verified(location: dict[str, str]) -> None:
+    sink = KafkaTransactional({**OPTIONS, **location, "verifySourceTopics": "true"})
+    with pytest.raises(ConfigError, match=r"on no disk of this machine.*TL-C47"):
+        sink.streamWriter(SCHEMA, overwrite=False)
+
+
 def test_without_a_task_nothing_is_written() -> None:
     """A task that does not know its batch must refuse, never guess."""
     sink = KafkaTransactional(OPTIONS)
