@@ -42,6 +42,7 @@ THREADS = {
     "serve": "the gateway ends with it",
     "stream-silence": "told; the stream ends with its connection",
     "sync": "again",
+    "token-provider": "to who asks for a token",
     "towline-connect": "to who connects",
 }
 #: What makes a thread, and where it is said that it is under guard.

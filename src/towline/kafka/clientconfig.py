@@ -23,6 +23,7 @@ from confluent_kafka import KafkaException, Producer
 
 from towline.errors import ConfigError, KafkaError, did_you_mean
 from towline.providers import check_provider, credential
+from towline.threads import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -344,6 +345,8 @@ def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> di
     return resolved
 
 
+#: Seconds that a provider of tokens has; other lines may wait as long.
+TOKEN_S: Final = 15.0
 #: As confluent-kafka's ``oauth_cb`` returns it; extensions are KIP-342's.
 _FORM: Final = "(token, end in seconds since 1970), and perhaps principal and extensions, the end to come"
 #: The end of a token in milliseconds, as AWS's signer says it, would never come: that is the year 5138.
@@ -352,7 +355,15 @@ _NOT_SECONDS: Final = 1e11
 
 def _tokens(provider: str, where: str, config: str) -> Callable[[str], tuple[Any, ...]]:
     """The ``oauth_cb`` of a client: a token asked for now, so that what is wrong is told, and anew at each request."""
-    ask = partial(credential, provider, f"{where} token provider", _token, _FORM)
+    who = f"{where} token provider"
+
+    def ask(config: str) -> tuple[Any, ...]:
+        try:
+            return later(partial(credential, provider, who, _token, _FORM, config), "token-provider").result(TOKEN_S)
+        except TimeoutError:
+            what = f'"{provider}" gave no token within {TOKEN_S:g} s'
+            raise ConfigError("TL-C179", who, what, "Call it by hand, as the same user.") from None
+
     try:
         asked = [ask(config)]
     except ConfigError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from towline.errors import ConfigError, KafkaError
+from towline.kafka import clientconfig
 from towline.kafka.admin import client_config
 from towline.kafka.clientconfig import (
     COMMON,
@@ -211,6 +213,21 @@ def test_what_a_function_may_return_as_a_token(given: object, taken: bool, monke
     else:
         with pytest.raises(KafkaError, match=r"end in seconds since 1970.*TL-K73"):
             resolve(client, "here")
+
+
+def test_a_source_of_tokens_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held up the main thread of the driver, and so every line."""
+    monkeypatch.setattr(clientconfig, "TOKEN_S", 0.05)
+    with pytest.raises(KafkaError, match=r"gave no token within .*TL-K73"):
+        resolve({**BEARER, "sasl.oauthbearer.token.provider": f"{__name__}:hanging"}, "here")
+    GO_ON.set()
+
+
+GO_ON = threading.Event()
+
+
+def hanging(_config: str) -> object:
+    return GO_ON.wait(60)
 
 
 def returned(_config: str) -> object:
