@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import wait_until
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline_prove import processes
 from towline_prove.devstack.process import Process
@@ -64,11 +65,10 @@ def test_a_role_is_found_below_its_root(tmp_path: Path) -> None:
     (package / "__init__.py").touch()
     (tmp_path / "towline" / "__init__.py").touch()
     (package / "__main__.py").write_text("input()")
+    others = {*named(os.getpid(), Role.GATEWAY)}  # of tests before, which end with this process
     child = subprocess.Popen([sys.executable, "-m", "towline.gateway"], stdin=subprocess.PIPE, cwd=tmp_path)
     try:
-        deadline = time.monotonic() + 10
-        while named(os.getpid(), Role.GATEWAY) != [child.pid]:
-            assert time.monotonic() < deadline
+        wait_until(lambda: {*named(os.getpid(), Role.GATEWAY)} - others == {child.pid}, what="the process in its role")
     finally:
         child.communicate(b"\n", timeout=10)
 
