@@ -216,7 +216,7 @@ def spark() -> Iterator[SparkSession]:
     has a fixture of the same name that gives them to this session.
     """
     _require(find_java)
-    import pyspark  # noqa: PLC0415 - most workers' tests need none
+    import pyspark.accumulators  # noqa: PLC0415 - most workers' tests need none
     from py4j.protocol import Py4JError  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -224,6 +224,8 @@ def spark() -> Iterator[SparkSession]:
     from towline.spark.connector import spark_kafka_conf  # noqa: PLC0415
     from towline.spark.session import spark_conf  # noqa: PLC0415
 
+    # The end of a connection from the JVM would be told with a traceback, in the output of whatever test runs then.
+    pyspark.accumulators.AccumulatorTCPServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # Workers of Spark import classes of the tests, and the product they belong to.
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
