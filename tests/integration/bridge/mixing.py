@@ -94,19 +94,17 @@ class Mixed:
 def stop_in_mid_batch(
     bridge: Running,
     kafka: Kafka,
-    topic: str,
-    begun: Callable[[], int | None],
+    begun: Mapping[str, Callable[[], int | None]],
     *,
     also: Callable[[], object] = lambda: True,
     driver: bool = False,
 ) -> None:
-    """Kill Spark's JVM, with -9, when Kafka has records of a batch that Spark has not committed.
+    """Kill Spark's JVM, with -9, when Kafka has records of batches that Spark has not committed.
 
     Args:
         bridge: It runs.
-        kafka: Where the topic is.
-        topic: What is written.
-        begun: The batch that was begun and is not committed, or None.
+        kafka: Where the topics are.
+        begun: The batch that was begun and is not committed, or None, by the topic that its line writes.
         also: What has to be true at that moment too.
         driver: Kill the driver with it.
     """
@@ -114,29 +112,33 @@ def stop_in_mid_batch(
     # The very end: that of open transactions too.
     settings = {"bootstrap.servers": kafka.bootstrap, "group.id": "ends", "isolation.level": "read_uncommitted"}
     reader = Consumer(settings)
-    places = [TopicPartition(topic, part) for part in reader.list_topics(topic, timeout=20).topics[topic].partitions]
-    #: The batch that was seen last, and where the topic ended when it was first seen.
-    seen: tuple[int | None, int] = (None, 0)
+    listed = reader.list_topics(timeout=20).topics
+    places = {topic: [TopicPartition(topic, part) for part in listed[topic].partitions] for topic in begun}
+    #: The batch that was seen last, and where its topic ended when it was first seen.
+    seen: dict[str, tuple[int | None, int]] = dict.fromkeys(begun, (None, 0))
 
-    def end() -> int:
-        return sum(reader.get_watermark_offsets(place, timeout=20)[1] for place in places)
+    def end(topic: str) -> int:
+        return sum(reader.get_watermark_offsets(place, timeout=20)[1] for place in places[topic])
+
+    def written(topic: str) -> bool:
+        batch = begun[topic]()
+        if batch is None or seen[topic][0] != batch:
+            seen[topic] = (batch, end(topic))
+            return False
+        return end(topic) > seen[topic][1] + DEVICES  # four in a row of `Mixed` have both classes
 
     def struck() -> bool:
-        nonlocal seen
-        batch = begun()
-        if batch is None or seen[0] != batch:
-            seen = (batch, end())
-            return False
-        if end() <= seen[1] + DEVICES or not also():  # four in a row of `Mixed` have both classes
+        all_written = [written(topic) for topic in begun]
+        if not all(all_written) or not also():
             return False
         os.kill(process.pid, signal.SIGSTOP)
-        if begun() == batch and also():
+        if all(begun[topic]() == seen[topic][0] for topic in begun) and also():
             return True
         os.kill(process.pid, signal.SIGCONT)
         return False
 
     try:
-        wait_until(struck, PATIENCE, "records in Kafka of a batch that is not committed")
+        wait_until(struck, PATIENCE, "records in Kafka of batches that are not committed")
     finally:
         if driver:
             bridge.kill("towline.bridge.runtime.driver")

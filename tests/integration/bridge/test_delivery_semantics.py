@@ -24,7 +24,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import produce_all, producer_in_order, wait_until
 from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.consuming import BATCH, values
-from tests.integration.bridge.mixing import JVM, MIXED, Mixed, check_mixed, stop_in_mid_batch
+from tests.integration.bridge.mixing import MIXED, Mixed, check_mixed, stop_in_mid_batch
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.bridge.test_downlink import TWO_LINES, accounts, assert_once, lines_of, put, run_through
 from tests.integration.bridge.test_downlink import judge as judge_line
@@ -176,8 +176,8 @@ def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
     with Flow(broker) as flow:
         with Mixed(broker) as mixed:
             wait_until(lambda: mixed.sent > 500, PATIENCE, "batches of both classes")
-            undecided = {line: partial(begun, bridge, line) for line in LINES}
-            stop_in_mid_batch(bridge, kafka, topics["mixed"], undecided["mixed"], also=undecided["line"])
+            undecided = {topics[line]: partial(begun, bridge, line) for line in ("mixed", "least")}
+            stop_in_mid_batch(bridge, kafka, undecided, also=partial(begun, bridge, "line"), driver=True)
             kill_gateway(bridge, "mixed")  # what came with QoS 1 and was not acknowledged comes again
             online(bridge, "mixed")
         publish(broker, 200, 200, topic="u/d/x", user="id")
@@ -185,9 +185,7 @@ def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
         publish(broker, 0, 10, topic="u/d/x")
         counted(bridge, 200)
         kill_gateway(bridge, "line")  # what comes with QoS 0 meanwhile is nobody's
-        stop_in_mid_batch(bridge, kafka, topics["least"], undecided["least"], driver=True)
         online(bridge)
-    wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
     publish(broker, LAST, 1)
     for line, count in {"line": 0, "least": 51 + flow.sent, "unrepeated": 620, "mixed": mixed.sent // 3}.items():
         nothing_waits(bridge, count, line)
@@ -291,7 +289,7 @@ def _strikes(bridge: Running, kafka: Kafka) -> list[Callable[[], None]]:
         bridge.kill("towline.gateway")
 
     def spark() -> None:
-        stop_in_mid_batch(bridge, kafka, "t", partial(begun, bridge))
+        stop_in_mid_batch(bridge, kafka, {"t": partial(begun, bridge)})
 
     def broker() -> None:
         kafka.kill()
