@@ -5,21 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 import socket
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from tests.engines.planting import bridge_case, complaints
@@ -32,7 +24,6 @@ from towline.doctor.table import Finding, Standing, answers
 from towline.errors import KafkaError
 from towline.kafka import admin
 from towline_prove.devstack import Kafka
-from towline_prove.devstack.secured import SecuredKafka
 
 pytestmark = pytest.mark.kafka
 
@@ -173,82 +164,3 @@ def test_an_address_that_can_not_be_resolved_and_a_kafka_that_is_frozen(tmp_path
     assert complaints(found) == {"TL-D25": BROKEN, **NOT_ASKED}
     assert "did not answer for 3 s" in next(one.because for one in found if one.code == "TL-D25")
     assert kafka.running
-
-
-#: Rights that the lines of a sound bridge need, in Kafka's words.
-GRANTED: Final[dict[str, tuple[Any, str, Any, Any]]] = {
-    "write": (ResourceType.TOPIC, "NAME.records", AclOperation.WRITE, ResourcePatternType.LITERAL),
-    "dead letters": (ResourceType.TOPIC, "NAME.dead-letters", AclOperation.WRITE, ResourcePatternType.LITERAL),
-    "read": (ResourceType.TOPIC, "NAME.commands", AclOperation.READ, ResourcePatternType.LITERAL),
-    "see markers": (ResourceType.TOPIC, "towline.NAME.up.markers", AclOperation.READ, ResourcePatternType.LITERAL),
-    "markers": (ResourceType.TOPIC, "towline.NAME.up.markers", AclOperation.WRITE, ResourcePatternType.LITERAL),
-    "ids": (ResourceType.TRANSACTIONAL_ID, "towline.NAME.", AclOperation.WRITE, ResourcePatternType.PREFIXED),
-    "see ids": (ResourceType.TRANSACTIONAL_ID, "towline.NAME.", AclOperation.DESCRIBE, ResourcePatternType.PREFIXED),
-    "settings": (ResourceType.TOPIC, "NAME.", AclOperation.DESCRIBE_CONFIGS, ResourcePatternType.PREFIXED),
-    "more settings": (ResourceType.TOPIC, "towline.NAME.", AclOperation.DESCRIBE_CONFIGS, ResourcePatternType.PREFIXED),
-    "brokers": (ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE_CONFIGS, ResourcePatternType.LITERAL),
-}
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[SecuredKafka]:
-    """A Kafka that asks for rights; `kafka` says whether this machine can."""
-    settings = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",  # on the listener of its own
-    }
-    with SecuredKafka(tmp_path_factory.mktemp("guarded"), settings=settings) as started:
-        yield started
-
-
-@pytest.mark.parametrize(
-    ("left_out", "expected"),
-    [
-        ("brokers", {"TL-D39": UNKNOWN}),  # first: what is granted for the whole cluster stays
-        ("", {}),
-        ("write", {"TL-D39": BROKEN}),
-        ("ids", {"TL-D39": WARNS}),
-        ("settings", {"TL-D39": UNKNOWN}),
-    ],
-)
-def test_a_right_that_is_missing(
-    guarded: SecuredKafka, tmp_path: Path, left_out: str, expected: dict[str, Standing]
-) -> None:
-    name = f"b{next(_numbers)}"
-    put(guarded.inside, sound_topics(name))
-    grant(guarded, name, left_out)
-    settles(bridge_case(tmp_path, name, guarded.bootstrap, secured(guarded)), {**ALONE, **expected})
-
-
-def grant(broker: SecuredKafka, name: str, left_out: str) -> None:
-    bindings = [
-        AclBinding(kind, text.replace("NAME", name), pattern, "User:towline", "*", operation, AclPermissionType.ALLOW)
-        for right, (kind, text, operation, pattern) in GRANTED.items()
-        if right != left_out
-    ]
-    asked = AdminClient({"bootstrap.servers": broker.inside})
-    for future in asked.create_acls(bindings).values():
-        future.result(30)
-
-
-def secured(broker: SecuredKafka, password: Path | None = None) -> Callable[[str], str]:
-    lines = ", ".join(f'"{key}" = "{value}"' for key, value in broker.settings_of().items())
-    own = f'settings = {{ {lines} }}\npassword_file = "{password or broker.password_file}"\ncreate_topics'
-    return lambda text: text.replace("create_topics", own)
-
-
-def test_a_password_that_is_wrong(guarded: SecuredKafka, tmp_path: Path) -> None:
-    wrong = tmp_path / "password"
-    wrong.write_text("hunter2")
-    found = asked_of(replace(bridge_case(tmp_path, "b", guarded.bootstrap, secured(guarded, wrong)), patience=3.0))
-    assert complaints(found) == {"TL-D25": BROKEN, **NOT_ASKED}
-    assert "authentication failed" in next(one.because for one in found if one.code == "TL-D25")
-    assert "hunter2" not in str(found)
-
-
-def test_a_topic_that_may_not_be_made(guarded: SecuredKafka, tmp_path: Path) -> None:
-    name = f"b{next(_numbers)}"
-    put(guarded.inside, {one: config for one, config in sound_topics(name).items() if not one.endswith("records")})
-    grant(guarded, name, "")
-    found = settles(bridge_case(tmp_path, name, guarded.bootstrap, secured(guarded)), {**ALONE, "TL-D39": BROKEN})
-    assert any("Create" in one.because and f"{name}.records" in one.because for one in found)

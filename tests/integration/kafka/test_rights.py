@@ -1,12 +1,15 @@
-"""A Kafka that asks for rights and takes tokens: what it refuses is named, what is not needed is not asked for."""
+"""A Kafka that asks for rights and takes tokens: a sink names what it refuses, and doctor finds it beforehand."""
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 import pytest
@@ -19,8 +22,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from tests.engines.planting import bridge_case, complaints
 from tests.helpers import wait_until
+from tests.integration.doctor.test_planted_in_kafka import ALONE, NOT_ASKED, asked_of, put, settles, sound_topics
 from tests.integration.kafka.writing import QUERY, exactly_once
+from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
+from towline.doctor.table import Standing
 from towline.errors import KafkaError
 from towline.kafka import admin
 from towline.kafka.columns import ACCEPTED, Columns
@@ -37,6 +44,9 @@ LIFE_S = 3
 #: When a token was asked for, and whether the function fails.
 asked: list[float] = []
 broken = False
+_numbers = itertools.count(1)
+#: Kind and name of a resource, the operation, and whether the name is a prefix.
+Right = tuple[Any, str, Any, Any]
 
 
 def token(_config: str) -> tuple[str, float]:
@@ -63,24 +73,30 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[
         "listener.name.sasl_ssl.oauthbearer.sasl.jaas.config": f'{module} required unsecuredLoginStringClaim_sub="x";',
         "listener.name.sasl_ssl.oauthbearer.connections.max.reauth.ms": str(LIFE_S * 1000),
     }
-    topic, ids, any_of = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID, ResourcePatternType.PREFIXED
-    granted = [
-        (topic, "healthy", AclOperation.WRITE),
-        (topic, "denied", AclOperation.DESCRIBE),
-        (topic, "towline.", AclOperation.READ),
-        (topic, "towline.", AclOperation.WRITE),
-        (ids, "towline.", AclOperation.WRITE),
-    ]
+    topic, ids, prefix = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID, ResourcePatternType.PREFIXED
     with SecuredKafka(tmp_path_factory.mktemp("guarded"), settings=settings) as started:
         started.create_topics({"healthy": 1, "denied": 1})
-        started.create_topics({f"towline.{sink}.markers": 1 for sink in "ab"}, {"cleanup.policy": "compact"})
-        who, allow = f"User:{USER}", AclPermissionType.ALLOW
-        bindings = [AclBinding(kind, name, any_of, who, "*", right, allow) for kind, name, right in granted]
-        inside = AdminClient({"bootstrap.servers": started.inside})
-        for future in inside.create_acls(bindings).values():
-            future.result(30)
+        started.create_topics({f"towline.sink.{sink}.markers": 1 for sink in "ab"}, {"cleanup.policy": "compact"})
+        grant(
+            started,
+            [
+                (topic, "healthy", AclOperation.WRITE, prefix),
+                (topic, "denied", AclOperation.DESCRIBE, prefix),
+                (topic, "towline.sink.", AclOperation.READ, prefix),
+                (topic, "towline.sink.", AclOperation.WRITE, prefix),
+                (ids, "towline.sink.", AclOperation.WRITE, prefix),
+            ],
+        )
         wait_until(lambda: set(admin.reachable(scram(started)).topics) >= {"healthy", "denied"}, 30, "the rights")
         yield started
+
+
+def grant(broker: SecuredKafka, rights: list[Right]) -> None:
+    who, allow = f"User:{USER}", AclPermissionType.ALLOW
+    bindings = [AclBinding(kind, name, form, who, "*", right, allow) for kind, name, right, form in rights]
+    inside = AdminClient({"bootstrap.servers": broker.inside})
+    for future in inside.create_acls(bindings).values():
+        future.result(30)
 
 
 def scram(broker: SecuredKafka) -> dict[str, str]:
@@ -97,7 +113,7 @@ def rows(*topics: str) -> list[pa.RecordBatch]:
 
 
 def test_the_denied_topic_of_a_refused_transaction_is_named(guarded: SecuredKafka) -> None:
-    sink = exactly_once(guarded.bootstrap, "value", "topic", sinkId="a", **options(scram(guarded)))
+    sink = exactly_once(guarded.bootstrap, "value", "topic", sinkId="sink.a", **options(scram(guarded)))
     with pytest.raises(KafkaError, match="TL-K20") as caught:
         sink.deliver(Task(0, batch=0, query=QUERY), rows("healthy", "denied", "healthy"))
     assert caught.value.what.endswith(' ms) (topic "denied")')
@@ -105,7 +121,7 @@ def test_the_denied_topic_of_a_refused_transaction_is_named(guarded: SecuredKafk
 
 
 def test_markers_are_read_without_a_right_to_any_group(guarded: SecuredKafka) -> None:
-    sink = exactly_once(guarded.bootstrap, "value", "topic", sinkId="b", **options(scram(guarded)))
+    sink = exactly_once(guarded.bootstrap, "value", "topic", sinkId="sink.b", **options(scram(guarded)))
     tasks = [sink.deliver(Task(0, batch=0, query=QUERY), rows("healthy", "healthy")) for _ in range(2)]
     assert [(one.rows, one.skipped) for one in tasks] == [(2, False), (2, True)]
 
@@ -124,7 +140,7 @@ def test_tokens_come_from_the_users_function_as_long_as_a_client_lives(guarded: 
     batch = [pa.record_batch({"value": pa.array([b"x"])})]
     assert sink.deliver(Task(0), batch).rows == 1
     once = exactly_once(
-        guarded.bootstrap, sinkId="b", topic="healthy", deliveryTimeout="10", **options(bearer(guarded))
+        guarded.bootstrap, sinkId="sink.b", topic="healthy", deliveryTimeout="10", **options(bearer(guarded))
     )
     assert once.deliver(Task(0, batch=1, query=QUERY), batch).rows == 1, "producer, admin client and reader of markers"
     clients, until = len(asked), asked[-1] + LIFE_S
@@ -143,3 +159,66 @@ def test_a_function_that_gives_no_token_is_told_and_asked_again(
         assert 'test_rights:token" failed (PermissionError, test_rights.py line' in caught.value.what
         assert "s3cr3t" not in str(caught.value)
     assert "healthy" in admin.reachable(bearer(guarded)).topics
+
+
+#: Rights that the lines of a sound bridge need, in Kafka's words.
+GRANTED: Final[dict[str, Right]] = {
+    "write": (ResourceType.TOPIC, "NAME.records", AclOperation.WRITE, ResourcePatternType.LITERAL),
+    "dead letters": (ResourceType.TOPIC, "NAME.dead-letters", AclOperation.WRITE, ResourcePatternType.LITERAL),
+    "read": (ResourceType.TOPIC, "NAME.commands", AclOperation.READ, ResourcePatternType.LITERAL),
+    "see markers": (ResourceType.TOPIC, "towline.NAME.up.markers", AclOperation.READ, ResourcePatternType.LITERAL),
+    "markers": (ResourceType.TOPIC, "towline.NAME.up.markers", AclOperation.WRITE, ResourcePatternType.LITERAL),
+    "ids": (ResourceType.TRANSACTIONAL_ID, "towline.NAME.", AclOperation.WRITE, ResourcePatternType.PREFIXED),
+    "see ids": (ResourceType.TRANSACTIONAL_ID, "towline.NAME.", AclOperation.DESCRIBE, ResourcePatternType.PREFIXED),
+    "settings": (ResourceType.TOPIC, "NAME.", AclOperation.DESCRIBE_CONFIGS, ResourcePatternType.PREFIXED),
+    "more settings": (ResourceType.TOPIC, "towline.NAME.", AclOperation.DESCRIBE_CONFIGS, ResourcePatternType.PREFIXED),
+    "brokers": (ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE_CONFIGS, ResourcePatternType.LITERAL),
+}
+
+
+def granted(name: str, left_out: str = "") -> list[Right]:
+    """To a bridge of that name."""
+    rights = [values for right, values in GRANTED.items() if right != left_out]
+    return [(kind, text.replace("NAME", name), right, form) for kind, text, right, form in rights]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "expected"),
+    [
+        ("brokers", {"TL-D39": UNKNOWN}),  # first: what is granted for the whole cluster stays
+        ("", {}),
+        ("write", {"TL-D39": BROKEN}),
+        ("ids", {"TL-D39": WARNS}),
+        ("settings", {"TL-D39": UNKNOWN}),
+    ],
+)
+def test_a_right_that_is_missing(
+    guarded: SecuredKafka, tmp_path: Path, left_out: str, expected: dict[str, Standing]
+) -> None:
+    name = f"b{next(_numbers)}"
+    put(guarded.inside, sound_topics(name))
+    grant(guarded, granted(name, left_out))
+    settles(bridge_case(tmp_path, name, guarded.bootstrap, secured(guarded)), {**ALONE, **expected})
+
+
+def secured(broker: SecuredKafka, password: Path | None = None) -> Callable[[str], str]:
+    lines = ", ".join(f'"{key}" = "{value}"' for key, value in broker.settings_of().items())
+    own = f'settings = {{ {lines} }}\npassword_file = "{password or broker.password_file}"\ncreate_topics'
+    return lambda text: text.replace("create_topics", own)
+
+
+def test_a_password_that_is_wrong(guarded: SecuredKafka, tmp_path: Path) -> None:
+    wrong = tmp_path / "password"
+    wrong.write_text("hunter2")
+    found = asked_of(replace(bridge_case(tmp_path, "b", guarded.bootstrap, secured(guarded, wrong)), patience=3.0))
+    assert complaints(found) == {"TL-D25": BROKEN, **NOT_ASKED}
+    assert "authentication failed" in next(one.because for one in found if one.code == "TL-D25")
+    assert "hunter2" not in str(found)
+
+
+def test_a_topic_that_may_not_be_made(guarded: SecuredKafka, tmp_path: Path) -> None:
+    name = f"b{next(_numbers)}"
+    put(guarded.inside, {one: config for one, config in sound_topics(name).items() if not one.endswith("records")})
+    grant(guarded, granted(name))
+    found = settles(bridge_case(tmp_path, name, guarded.bootstrap, secured(guarded)), {**ALONE, "TL-D39": BROKEN})
+    assert any("Create" in one.because and f"{name}.records" in one.because for one in found)
