@@ -14,7 +14,7 @@ from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_for_end, wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline.gateway.endpoint import GatewayEndpoint
-from towline_prove.devstack import Kafka, Mosquitto, free_port
+from towline_prove.devstack import Kafka, free_port
 
 pytestmark = pytest.mark.spark
 
@@ -37,18 +37,33 @@ where = "length(payload) > 1"
 """)
 
 
+#: A line with a condition that names no column.
+WRONG = """
+[[uplink]]
+name = "wrong"
+[[uplink.route]]
+from = "w"
+topic = "{topic}"
+[[uplink.route]]
+from = "x"
+topic = "{topic}"
+where = "no_such = 1"
+"""
+
+
 def test_messages_arrive_whatever_is_killed(
     bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
     """The gateway, then the whole bridge, with its last word; `test_delivery_semantics` kills driver and JVM.
 
-    Beside it a line whose topic is missing: that is its own fault, and it goes on by itself when the topic comes.
+    Beside it a line whose topic is missing, which goes on by itself when the topic comes, and one with a wrong
+    condition: their faults are their own.
     """
     broker = new_mosquitto(max_queued_messages="0")
     name, dead = topic(), topic("dead")
     missing = f"missing.{name}"
-    down = f'[[downlink]]\nname = "down"\nfrom = "{missing}"\ntopic = "down/{{key}}"'
-    write(bridge, broker.port, kafka.bootstrap, name, down)
+    down = f'[[downlink]]\nname = "down"\nfrom = "{missing}"\ntopic = "down/{{key}}"\n'
+    write(bridge, broker.port, kafka.bootstrap, name, down + WRONG.format(topic=name))
     lettered = f'name = "line"\ndead_letter_topic = "{dead}"'
     bridge.file.write_text(bridge.file.read_text().replace('name = "line"', lettered))
     bridge.start()
@@ -61,6 +76,11 @@ def test_messages_arrive_whatever_is_killed(
     record = in_kafka(kafka.bootstrap, name)[0]
     assert (record[0], record[2]["mqtt.topic"], record[2]["mqtt.qos"]) == (b"d", b"t/d/x", b"1")
 
+    (error,) = [line for line in bridge.out.splitlines() if "[TL-C74]" in line]
+    where = bridge.file.read_text().splitlines().index('where = "no_such = 1"') + 1
+    said = f'{bridge.file}:{where}  uplink "wrong" route 2: where: A column'
+    assert said in error, "as `towline check --spark` says it"
+    assert "`no_such` cannot be resolved" in error
     bridge.said(f'{kafka.bootstrap}: the topic "{missing}" is not there. Create it, or let Towline do it')
     assert bridge.line("down")["query"] == "waiting to retry"
     endpoint = GatewayEndpoint.read(bridge.state_dir)
@@ -122,22 +142,3 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     assert "100 messages on disk; the next start carries on" in bridge.out
     line = bridge.line()
     assert (line["gateway_running"], line["account"], line["last"]["account"]["waiting"]) == (False, None, 100)
-
-
-def test_a_wrong_where_stops_its_line(bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic) -> None:
-    write(
-        bridge,
-        mosquitto.port,
-        kafka.bootstrap,
-        topic(),
-        '[[uplink.route]]\nfrom="x"\ntopic="nope"\nwhere="no_such = 1"',
-    )
-    bridge.file.write_text(bridge.file.read_text().replace('"nope"', f'"{topic()}"'))
-    bridge.start()
-    assert bridge.ended() == 2
-    (error,) = [line for line in bridge.out.splitlines() if "[TL-C74]" in line]
-    where = bridge.file.read_text().splitlines().index('where="no_such = 1"') + 1
-    said = f'{bridge.file}:{where}  uplink "line" route 2: where: A column'
-    assert error.startswith(said), "as `towline check --spark` says it"
-    assert "`no_such` cannot be resolved" in error
-    assert "Traceback" not in bridge.out

@@ -219,6 +219,23 @@ def test_a_supervisor_that_ended_is_no_secret(tmp_path: Path) -> None:
     assert "gateway line" in str(error)
 
 
+def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
+    """One that can is left to run: a line's fault is the line's."""
+
+    def child(name: str, **more: Any) -> Any:
+        alive = {"is_alive": lambda: True, "wanted": True, "where": name, "line": SimpleNamespace(name=name)}
+        return SimpleNamespace(**{"fatal": None, "given_up": {}, **alive, **more})
+
+    supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
+    supervisor._kafka, supervisor._driver = child("kafka"), child("driver", given_up={"a": "a wrong condition"})
+    supervisor._gateways = [child("a"), child("b")]
+    assert supervisor._fatal() is None
+    supervisor._gateways = [child("a"), child("b", fatal=ConfigError("TL-B24", "b", "an older copy", "Restore it."))]
+    error = supervisor._fatal()
+    assert isinstance(error, ConfigError), "exit code 2"
+    assert (error.code, error.what) == ("TL-B04", "no line can go on (a, b)")
+
+
 class Closing:
     """A client with nothing to say."""
 
