@@ -93,6 +93,7 @@ def test_a_marker_topic_made_anew_is_not_one_that_never_had_a_marker(
         strategy.batch_origin(settings, str(tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_query_of_ones_own_stops_at_a_topic_made_anew(
     spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
