@@ -14,7 +14,7 @@ from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_for_end, wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline.gateway.endpoint import GatewayEndpoint
-from towline_prove.devstack import Kafka, free_port
+from towline_prove.devstack import Kafka, Mosquitto, free_port
 
 pytestmark = pytest.mark.spark
 
@@ -51,6 +51,15 @@ where = "no_such = 1"
 """
 
 
+def names_the_wrong_condition(bridge: Running) -> None:
+    """As `towline check --spark` says it: file, line, column."""
+    (error,) = [line for line in bridge.out.splitlines() if "[TL-C74]" in line]
+    where = bridge.file.read_text().splitlines().index('where = "no_such = 1"') + 1
+    assert error.startswith(f'{bridge.file}:{where}  uplink "wrong" route 2: where: A column')
+    assert "`no_such` cannot be resolved" in error
+    assert "Traceback" not in bridge.out
+
+
 def test_messages_arrive_whatever_is_killed(
     bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
@@ -76,11 +85,8 @@ def test_messages_arrive_whatever_is_killed(
     record = in_kafka(kafka.bootstrap, name)[0]
     assert (record[0], record[2]["mqtt.topic"], record[2]["mqtt.qos"]) == (b"d", b"t/d/x", b"1")
 
-    (error,) = [line for line in bridge.out.splitlines() if "[TL-C74]" in line]
-    where = bridge.file.read_text().splitlines().index('where = "no_such = 1"') + 1
-    said = f'{bridge.file}:{where}  uplink "wrong" route 2: where: A column'
-    assert said in error, "as `towline check --spark` says it"
-    assert "`no_such` cannot be resolved" in error
+    names_the_wrong_condition(bridge)
+    assert bridge.line("wrong")["query"] == "stopped"
     bridge.said(f'{kafka.bootstrap}: the topic "{missing}" is not there. Create it, or let Towline do it')
     assert bridge.line("down")["query"] == "waiting to retry"
     endpoint = GatewayEndpoint.read(bridge.state_dir)
@@ -142,3 +148,15 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     assert "100 messages on disk; the next start carries on" in bridge.out
     line = bridge.line()
     assert (line["gateway_running"], line["account"], line["last"]["account"]["waiting"]) == (False, None, 100)
+
+
+@pytest.mark.long
+def test_a_bridge_whose_only_line_has_a_wrong_condition_ends(
+    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
+) -> None:
+    write(bridge, mosquitto.port, kafka.bootstrap, topic())
+    head = bridge.file.read_text().partition("[[uplink]]")[0]
+    bridge.file.write_text(head + WRONG.format(topic=topic()))
+    bridge.start()
+    assert bridge.ended() == 2
+    names_the_wrong_condition(bridge)
