@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-_parsed = cache(lambda path: ast.parse(path.read_text()))
 
 
 def test_a_public_class_name_means_one_thing() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in SOURCES:
-        for node in _parsed(path).body:
+        for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(path.relative_to(ROOT / "src").as_posix())
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -55,7 +53,7 @@ def test_every_thread_is_under_the_guard_and_listed() -> None:
     made, others, kinds = set(), [], []
     for path in (one for one in SOURCES if "towline_prove" not in one.parts):
         place = path.relative_to(ROOT / "src").as_posix()
-        for node in ast.walk(_parsed(path)):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 kinds += [node.name for base in node.bases if ast.unparse(base).endswith("Thread")]
             if not isinstance(node, ast.Call):
