@@ -133,6 +133,18 @@ def bearer(broker: SecuredKafka) -> dict[str, str]:
     return {"bootstrap.servers": broker.bootstrap, **settings, **provider}
 
 
+def test_a_function_that_gives_no_token_is_told_and_asked_again(
+    guarded: SecuredKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as planted:
+        planted.setattr(f"{__name__}.broken", True)
+        with pytest.raises(KafkaError, match="TL-K73") as caught:
+            admin.reachable(bearer(guarded))
+        assert 'test_rights:token" failed (PermissionError, test_rights.py line' in caught.value.what
+        assert "s3cr3t" not in str(caught.value)
+    assert "healthy" in admin.reachable(bearer(guarded), 20).topics
+
+
 def test_tokens_come_from_the_users_function_as_long_as_a_client_lives(guarded: SecuredKafka) -> None:
     client = {f"kafka.{name}": value for name, value in bearer(guarded).items()}
     settings = SinkSettings.parse({**client, "guarantee": "at_least_once", "topic": "healthy", "deliveryTimeout": "20"})
@@ -148,18 +160,6 @@ def test_tokens_come_from_the_users_function_as_long_as_a_client_lives(guarded: 
     wait_until(lambda: time.time() > until, 20, "the end of every client's first token")
     assert sink.deliver(Task(0), batch).rows == 1, "the same producer, with another token"
     assert once.deliver(Task(0, batch=1, query=QUERY), batch).rows == 1, "the same reader of markers"
-
-
-def test_a_function_that_gives_no_token_is_told_and_asked_again(
-    guarded: SecuredKafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as planted:
-        planted.setattr(f"{__name__}.broken", True)
-        with pytest.raises(KafkaError, match="TL-K73") as caught:
-            admin.reachable(bearer(guarded))
-        assert 'test_rights:token" failed (PermissionError, test_rights.py line' in caught.value.what
-        assert "s3cr3t" not in str(caught.value)
-    assert "healthy" in admin.reachable(bearer(guarded)).topics
 
 
 #: Rights that the lines of a sound bridge need, in Kafka's words.
