@@ -7,6 +7,7 @@ Every thread of Towline's is made here, but for the supervisors of a bridge, whi
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 import traceback
@@ -17,11 +18,31 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["guarded_thread", "later"]
+__all__ = ["Condition", "guarded_thread", "later"]
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger("towline.threads")
+
+
+class Condition(threading.Condition):
+    """A condition that is nobody's after a Ctrl-C, at whatever moment it comes.
+
+    `threading.Condition` takes its lock in a method written in Python: a KeyboardInterrupt behind that leaves it locked
+    for ever, and every other thread waits. The lock's own method, in C, is taken and entered in one step (bpo-29988).
+    """
+
+    __enter__ = property(operator.attrgetter("_lock.__enter__"))
+    __exit__ = property(operator.attrgetter("_lock.__exit__"))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """As `threading.Condition.wait`; one that is interrupted has its lock again."""
+        try:
+            return super().wait(timeout)
+        except BaseException:
+            if not self._is_owned():  # type: ignore[attr-defined]
+                self.acquire()
+            raise
 
 
 def guarded_thread(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import random
+import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.helpers import wait_until
-from towline.threads import guarded_thread, later
+from towline.threads import Condition, guarded_thread, later
 
 
 def raising(secret: str) -> None:
@@ -48,6 +51,45 @@ def test_what_is_done_later_hands_on_its_result_or_error(caplog: pytest.LogCaptu
         later(lambda: sys.exit(3), "t").result(10)
     assert caplog.records == [], "it is the caller's"
     assert wait_until(lambda: not any(one.name == "t" for one in threading.enumerate()), 10)
+
+
+@pytest.fixture
+def ctrl_c_at_any_moment() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Call something again and again until a signal ends it, as SIGINT does; return then."""
+
+    def interrupted(step: Callable[[], object]) -> None:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 5e-4))
+            while True:
+                step()
+        except KeyboardInterrupt:
+            return
+
+    former = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield interrupted
+    signal.signal(signal.SIGALRM, former)
+
+
+@pytest.mark.parametrize("wait_s", [None, 1e-5])
+def test_a_condition_is_nobodys_after_a_ctrl_c_at_any_moment(
+    ctrl_c_at_any_moment: Callable[[Callable[[], object]], None], wait_s: float | None
+) -> None:
+    """Of `threading.Condition` it would be held for ever: the thread of a `Client` waited for it, and its end."""
+    condition = Condition()
+
+    def step() -> None:
+        with condition:
+            if wait_s is not None:
+                condition.wait(wait_s)
+
+    def free() -> bool:
+        if taken := condition.acquire(blocking=False):
+            condition.release()
+        return taken
+
+    for number in range(300):
+        ctrl_c_at_any_moment(step)
+        assert later(free, "t").result(10), f"held after Ctrl-C number {number}"
 
 
 HERE = __file__.rpartition("/")[2]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
+
+from towline.threads import Condition
 
 __all__ = ["LongPoll"]
 
@@ -22,7 +23,7 @@ class LongPoll:
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.changed = Condition()
         self.waiting = 0
         self._closing = False
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -46,7 +45,7 @@ from towline.net.driver import GOODBYE_S, Hooks, SessionDriver
 from towline.net.messages import Arrivals, Message, Properties, PublishResult, outbound
 from towline.net.options import ClientSettings
 from towline.net.transport import Endpoint
-from towline.threads import guarded_thread
+from towline.threads import Condition, guarded_thread
 
 __all__ = ["Client"]
 
@@ -95,7 +94,7 @@ class Client:
         )
         self._driver = SessionDriver(self._options, hooks)
         #: Guards everything below; told of every change.
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._closing = False
         #: Patience in seconds with what is still to be sent when it ends.
         self._goodbye_s = GOODBYE_S

@@ -21,6 +21,7 @@ from towline.delivery.outbound import Outcome
 from towline.errors import ConfigError, PublisherError, TowlineError
 from towline.publisher.awaited import Awaited
 from towline.text import cause, printable
+from towline.threads import Condition
 
 __all__ = ["Callback", "Completion", "Lifecycle", "Log", "PendingMessage", "Receipt", "Stages", "guarded", "settling"]
 
@@ -67,7 +68,7 @@ class Lifecycle:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.changed = threading.Condition()
+        self.changed = Condition()
         self.kept: set[Completion[Any]] = set()
         self.closing = False
         self.ended = False

@@ -25,7 +25,7 @@ from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import REFUSALS
 from towline.gateway.client import interruptible
 from towline.spark.link import PATIENCE_S
-from towline.threads import guarded_thread
+from towline.threads import Condition, guarded_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -379,7 +379,7 @@ class SourceGateways:
     def __init__(self, places: Sequence[GatewayPlace], consumer: str, *, several: bool) -> None:
         self.several = several
         self._consumer = consumer
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._closed = False
         self.all = tuple(SourceGateway(place, consumer, self._met) for place in places)
         #: Gateways that were taken out of the list, and are asked whether they may go; by place.

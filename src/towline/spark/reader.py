@@ -30,7 +30,7 @@ from towline.spark.offsets import JournalPlace, Position
 from towline.spark.readplan import ReadPlan
 from towline.spark.slices import Slice, divided
 from towline.spark.workers import settle
-from towline.threads import guarded_thread
+from towline.threads import Condition, guarded_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -133,7 +133,7 @@ class _Machine:
     """Syncs every file system in the background. sync(2) waits for the disks, but tells no error."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._wanted: Position | None = None
         self._done: Position | None = None
         guarded_thread(self._run, "sync", again_s=1.0).start()
