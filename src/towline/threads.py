@@ -1,7 +1,7 @@
 """Threads under a guard: a fault that ends one is reported, and what then becomes of its work is said where it is made.
 
 Every thread of Towline's is made here, but for the supervisors of a bridge, which are watched
-(`towline.bridge.runtime.supervision`).
+(`towline.bridge.runtime.supervision`); and every condition variable is one of these.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ _LOG = logging.getLogger("towline.threads")
 
 
 class Condition(threading.Condition):
-    """A condition that is nobody's after a Ctrl-C, at whatever moment it comes.
+    """A condition variable whose lock is never left acquired by a KeyboardInterrupt.
 
-    `threading.Condition` takes its lock in a method written in Python: a KeyboardInterrupt behind that leaves it locked
-    for ever, and every other thread waits. The lock's own method, in C, is taken and entered in one step (bpo-29988).
+    `threading.Condition` acquires its lock in a method written in Python; one that is interrupted right behind that
+    leaves it acquired for ever, and every other thread waits. ``with`` enters the lock's own method, which is C, in one
+    step (bpo-29988).
     """
 
     __enter__ = property(operator.attrgetter("_lock.__enter__"))
     __exit__ = property(operator.attrgetter("_lock.__exit__"))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As `threading.Condition.wait`; one that is interrupted has its lock again."""
+        """As `threading.Condition.wait`; the lock is acquired again when the wait is interrupted, too."""
         try:
             return super().wait(timeout)
         except BaseException:

@@ -1,4 +1,4 @@
-"""The guard of threads: a fault is told without its text, and its work is taken up again or handed on."""
+"""The guard of threads, whose faults are told without their text; the lock of a condition variable under Ctrl-C."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_done_later_hands_on_its_result_or_error(caplog: pytest.LogCaptu
 
 @pytest.fixture
 def ctrl_c_at_any_moment() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Call something again and again until a signal ends it, as SIGINT does; return then."""
+    """Repeats a call until a KeyboardInterrupt ends it, at a random moment within half a millisecond."""
 
     def interrupted(step: Callable[[], object]) -> None:
         try:
@@ -71,10 +71,10 @@ def ctrl_c_at_any_moment() -> Iterator[Callable[[Callable[[], object]], None]]:
 
 
 @pytest.mark.parametrize("wait_s", [None, 1e-5])
-def test_a_condition_is_nobodys_after_a_ctrl_c_at_any_moment(
+def test_a_condition_lock_is_free_after_a_ctrl_c_at_any_moment(
     ctrl_c_at_any_moment: Callable[[Callable[[], object]], None], wait_s: float | None
 ) -> None:
-    """Of `threading.Condition` it would be held for ever: the thread of a `Client` waited for it, and its end."""
+    """That of `threading.Condition` is not: the threads of `Client` and `Publisher` waited for it for ever."""
     condition = Condition()
 
     def step() -> None:
