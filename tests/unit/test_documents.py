@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,33 +22,35 @@ from towline.spark.options import OPTIONS as SOURCE_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r'"(TL-[A-Z]\d{2,3})"')
+EXPLANATIONS = tomllib.loads((ROOT / "src" / "towline" / "explanations.toml").read_text())
 
 
 def raised() -> set[str]:
     return {code for path in (ROOT / "src").rglob("*.py") for code in CODE.findall(path.read_text())}
 
 
-def documented() -> set[str]:
-    return set(re.findall(r"^\| (TL-[A-Z]\d{2,3}) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE))
+def test_the_page_of_errors_is_what_towline_explain_says() -> None:
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "errors.py"), "--check"], check=True)
 
 
-def test_every_code_has_a_paragraph() -> None:
-    assert raised() - documented() == set()
+def test_every_code_is_explained() -> None:
+    assert raised() - set(EXPLANATIONS) == set()
 
 
-def test_every_paragraph_has_a_code() -> None:
+def test_every_explanation_has_a_code() -> None:
     # Warnings carry their code in text, not as an error.
     text = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    assert {code for code in documented() if code not in text} == set()
-
-
-def test_every_paragraph_says_what_happened_what_is_at_stake_and_what_to_do() -> None:
-    """A row is ``| CODE | what happened | at stake | what to do |``; no part is empty, or another one once more."""
+    assert {code for code in EXPLANATIONS if code not in text} == set()
     page = (ROOT / "docs" / "errors.md").read_text()
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in page.splitlines() if line.startswith("| TL-")]
-    parts = {code.strip(): [part.strip() for part in rest] for code, *rest in rows}
-    assert [code for code, said in parts.items() if len(said) != 3 or len(set(said)) < 3 or not all(said)] == []
-    assert len(rows) == len(parts), "a code has two rows"
+    assert [code for code in EXPLANATIONS if f"\n| {code} |" not in page] == []
+
+
+def test_every_explanation_says_what_happened_what_is_at_stake_and_what_to_do() -> None:
+    """No part is empty, or another one once more."""
+    parts = {code: tuple(said) for code, said in EXPLANATIONS.items()}
+    assert set(parts.values()) == {("happened", "stake", "do")}
+    texts = {code: set(said.values()) for code, said in EXPLANATIONS.items()}
+    assert [code for code, said in texts.items() if len(said) < 3 or not all(map(str.strip, said))] == []
 
 
 def test_every_option_is_documented() -> None:

@@ -33,7 +33,8 @@ COMMANDS = {
     "begin-again": "have a line begin anew where its gateway's account stands",
     "retire": "end a line: carry on what it holds, end its session, remove it",
     "check": "validate a bridge file and print the plan; no network",
-    "doctor": "what the broker, Kafka and the disk can keep of the promise; probes only",
+    "doctor": "what broker, Kafka and disk can keep of the promise; probes only",
+    "explain": "what the code of an error means, and what to do; no network",
     "schema": "what a bridge file may say, as JSON Schema for editors",
     "status": "the account of every message: received, waiting, committed",
     "dlq": "dead letters: show them, and carry the mended ones on",
@@ -50,9 +51,9 @@ COMMANDS = {
 #: Commands that are not of this package: they come with the proof harness, which the product never imports.
 _ELSEWHERE = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
 
-_USAGE = "towline COMMAND [OPTIONS]   carries messages between MQTT and Kafka and keeps its word about each"
+_USAGE = "towline COMMAND [OPTIONS]   messages between MQTT and Kafka, each accounted for"
 _EXAMPLE = """Example:  towline check bridge.toml && towline run bridge.toml
-towline COMMAND --help tells more about a command; towline --version names the version."""
+More:     towline COMMAND --help, towline --version"""
 
 
 def main(arguments: list[str] | None = None) -> None:

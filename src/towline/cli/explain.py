@@ -1,0 +1,44 @@
+"""``towline explain``: what the code of an error means."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib import resources
+from typing import Annotated
+
+import typer
+
+from towline.cli.screen import AsJson, command_app, json_text, lines_text
+from towline.errors import ConfigError, did_you_mean
+
+__all__ = ["app", "explain"]
+
+app = command_app()
+
+#: ``TL-C12``, ``c12`` or ``[TL-C12]``.
+_CODE = re.compile(r"\[?(?:TL-?)?([A-Z])0*(\d+)\]?", re.IGNORECASE)
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+
+
+@app.command(epilog="Example:  towline explain TL-C12")
+def explain(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="At the end of an error or a warning; C12 will do.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say what happened, what is at stake and what to do. No network, no bridge file."""
+    explanations = tomllib.loads(resources.files("towline").joinpath("explanations.toml").read_text())
+    written = _CODE.fullmatch(code.strip())
+    name = f"TL-{written[1].upper()}{written[2]:0>2}" if written else code
+    if name not in explanations:
+        near = (one for one in explanations if one.startswith(name[:4]))
+        do = did_you_mean(name, near, "It stands at the end of an error's line, as TL-C12.")
+        raise ConfigError("TL-C21", "towline explain", f'there is no code "{code}"', do)
+    texts: dict[str, str] = explanations[name]
+    if as_json:
+        sys.stdout.write(json_text({"code": name, **texts}, indent=2))
+        return
+    rows = {"happened": "what happened", "stake": "at stake", "do": "what to do"}
+    shown = (f"  {title:<15}{texts[part]}" for part, title in rows.items())
+    sys.stdout.write(lines_text(_LINK.sub(r"\1: docs/\2", line) for line in (name, *shown)))
