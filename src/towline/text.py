@@ -3,20 +3,28 @@
 A device chooses its topics, properties and client id; a broker its reasons. Written to a terminal as they are, they
 could move the cursor, set the title or the clipboard (OSC 52), or forge a line of a log. So whatever is shown to a
 person, in the output of a command, an error or a log, passes through here. For programs there is JSON, which escapes
-by itself.
+by itself. What goes to a terminal is wrapped here too.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
 import unicodedata
-from typing import Final
+from textwrap import TextWrapper
+from typing import Final, TextIO
 
-__all__ = ["cause", "counted", "printable", "printable_lines"]
+__all__ = ["cause", "counted", "fitted", "printable", "printable_lines", "wrapped"]
 
 #: Unicode's general categories of what has no shape of its own, or another place than where it stands: control
 #: characters (C0, DEL, C1), format characters (bidi overrides, zero width), lone surrogates, line and paragraph
 #: separators, private and unassigned characters.
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})
+
+#: What a row begins with, its text stands behind: indented a mark, or words with a gap behind them; or a time.
+_HEAD: Final = re.compile(r" +(?:[!?✓✗] |\S.{0,13}? {2,})|\d[\d:-]+\d(?: [\d:]{8})? {2,}|")
+#: What parts the facts of a row.
+_GAP: Final = "   "
 
 
 def printable(text: str, limit: int | None = None) -> str:
@@ -46,6 +54,35 @@ def cause(error: BaseException, limit: int | None = None) -> str:
 def printable_lines(text: str) -> str:
     """`printable` line by line; for text whose line feeds are ours."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line in rows, the later ones below the text of the first; no word is cut, so a long one may go beyond.
+
+    Args:
+        line: Without line feed. Its facts, with three spaces between them, are kept whole where a row has room.
+        width: Columns of a row.
+    """
+    head = _HEAD.match(line)[0]  # type: ignore[index]  # it matches nothing at least
+    indent = " " * (len(head) if 0 < len(head) <= width // 3 else 2)
+    rows, gap = [head], ""
+    for fact in line[len(head) :].split(_GAP):
+        if len(rows[-1] + gap + fact) <= width:
+            rows[-1] += gap + fact
+        else:
+            rows += [indent] if gap else []
+            fill = TextWrapper(width, rows.pop(), indent, break_long_words=False, break_on_hyphens=False)
+            rows += fill.wrap(fact)
+        gap = _GAP
+    return rows
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """Lines as `stream` shows them best: on a terminal `wrapped`, elsewhere each in one line, for logs and grep."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(row for line in text.split("\n") for row in wrapped(line, width))
 
 
 def _shown(character: str) -> str:

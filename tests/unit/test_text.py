@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import pty
 import time
 import unicodedata
 from collections import Counter
@@ -28,7 +30,7 @@ from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.publisher.receipt import Log
-from towline.text import counted, printable, printable_lines
+from towline.text import counted, fitted, printable, printable_lines, wrapped
 
 #: Move the cursor, set title and clipboard, a link, markup, a forged line, C1, bidi, separators, a lone surrogate.
 HOSTILE = (
@@ -237,3 +239,43 @@ def test_a_publishers_log(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(("number", "said"), [(0, "0 messages"), (1, "1 message"), (2000, "2,000 messages")])
 def test_one_is_not_several(number: int, said: str) -> None:
     assert counted(number) == said
+
+
+@pytest.mark.parametrize(
+    ("line", "rows"),
+    [
+        ("short", ["short"]),
+        ("", [""]),
+        (
+            "bridge.toml:14: guarantee exactly_once needs QoS 2. Raise it.   [TL-C12]",
+            ["bridge.toml:14: guarantee exactly_once needs", "  QoS 2. Raise it.   [TL-C12]"],
+        ),
+        (
+            "  route 1   telemetry/{device}/# → kafka:t   key {device}   no retain",
+            ["  route 1   telemetry/{device}/# → kafka:t", "            key {device}   no retain"],
+        ),
+        (
+            "  ! the broker is held back: make room, or bring Kafka back",
+            ["  ! the broker is held back: make room, or", "    bring Kafka back"],
+        ),
+        (
+            "12:31:07  gateway ended with code 1; it is started again",
+            ["12:31:07  gateway ended with code 1; it is", "          started again"],
+        ),
+        (f"  state     /{'d' * 60}   journal", [f"  state     /{'d' * 60}", "            journal"]),
+    ],
+)
+def test_a_line_goes_on_below_its_text(line: str, rows: list[str]) -> None:
+    assert wrapped(line, 44) == rows
+
+
+def test_only_a_terminal_gets_its_lines_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = f"towline: {'what is wrong ' * 10}  [TL-C01]\n"
+    assert fitted(text, io.StringIO()) == text
+    main, side = pty.openpty()
+    with os.fdopen(side, "w") as terminal:
+        shown = fitted(text, terminal)
+    os.close(main)
+    assert shown.split("\n") == [*wrapped(text[:-1], 80), ""]
+    assert [len(row) <= 80 for row in shown.split("\n")] == [True] * 4

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from towline.errors import ConfigError, NotAllowed, TowlineError, did_you_mean
-from towline.text import cause, printable
+from towline.text import cause, fitted, printable
 
 __all__ = ["COMMANDS", "EXIT_CONFIG", "EXIT_FAILED", "EXIT_NOT_ALLOWED", "main"]
 
@@ -81,7 +81,7 @@ def _guarded(name: str, arguments: list[str]) -> int:
     try:
         return _call(name, arguments)
     except TowlineError as error:
-        sys.stderr.write(f"{error}\n")
+        _complain(str(error))
         if isinstance(error, NotAllowed):
             return EXIT_NOT_ALLOWED
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
@@ -94,8 +94,12 @@ def _guarded(name: str, arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get("TOWLINE_DEBUG"):
             raise
-        sys.stderr.write(f"{_unexpected(name, error)}\n")
+        _complain(str(_unexpected(name, error)))
         return EXIT_FAILED
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(fitted(f"{text}\n", sys.stderr))
 
 
 def _unexpected(name: str, error: Exception) -> TowlineError:
@@ -138,20 +142,20 @@ def _module(name: str) -> str:
 
 def _unknown(name: str) -> int:
     if name in _ELSEWHERE:
-        sys.stderr.write(
+        _complain(
             f'towline: "{name}" comes with the package towline_prove, which is not installed here. '
-            "Install the whole wheel: pip install --force-reinstall towline   [TL-C01]\n"
+            "Install the whole wheel: pip install --force-reinstall towline   [TL-C01]"
         )
         return EXIT_CONFIG
     hint = did_you_mean(name, filter(_present, COMMANDS), "See towline --help.")
     kind = "option" if name.startswith("-") else "command"
-    sys.stderr.write(f'towline: there is no {kind} "{printable(name)}". {hint}   [TL-C01]\n')
+    _complain(f'towline: there is no {kind} "{printable(name)}". {hint}   [TL-C01]')
     return EXIT_CONFIG
 
 
 def _help() -> str:
     rows = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items() if _present(name))
-    return f"{_USAGE}\n\nCommands:\n{rows}\n\n{_EXAMPLE}\n"
+    return f"{_USAGE}\n\n{rows}\n\n{_EXAMPLE}\n"
 
 
 def _version() -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.text import printable, printable_lines
+from towline.text import fitted, printable, printable_lines
 
 __all__ = [
     "AsJson",
@@ -66,7 +66,7 @@ def plain(text: str) -> str:
     Every command prints through this, or through `json_text`. Line feeds stay: whoever joins lines escapes those within
     a value (`towline.text.printable`).
     """
-    text = printable_lines(text)
+    text = fitted(printable_lines(text), sys.stdout)
     encoding = sys.stdout.encoding or "ascii"
     try:
         text.encode(encoding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import subprocess
 import sys
@@ -160,10 +161,7 @@ def test_nothing_ends_in_a_traceback(
 
 
 def test_marks_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ascii:
-        encoding = "ascii"
-
-    monkeypatch.setattr(sys, "stdout", Ascii())
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
     assert plain("▸ a → b ✓") == "> a > b +"
 
 
