@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_for_end, wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 
@@ -115,15 +116,32 @@ def test_messages_arrive_whatever_is_killed(
     assert account["uncounted"] >= 1008
     kafka.create_topics({missing: 1})
     wait_until(lambda: bridge.line("down")["query"] == "running", PATIENCE, "the line that lacked its topic")
-    assert bridge.interrupt() == 0
-
     values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
+    stops_in_time(bridge, broker, kafka)
     assert set(values) == {f"m{n}".encode() for n in range(1500)}
     first_seen = list(dict.fromkeys(values))
     assert first_seen == [f"m{n}".encode() for n in range(1500)], "order, repeats aside"
+    assert "10 messages on disk; the next start carries on" in bridge.out
     assert "adds up ✓" in bridge.out
     assert "the broker keeps the session tests-line" in bridge.out
     assert "Traceback" not in bridge.out
+
+
+def stops_in_time(bridge: Running, broker: Mosquitto, kafka: Kafka) -> None:
+    """SIGTERM amid a batch, when Kafka and the gateway of another line stand still."""
+    checkpoint = Checkpoint(str(bridge.state_dir / "checkpoint"))
+    deaf = GatewayEndpoint.read(bridge.state_dir.parent / "wrong")
+    assert deaf is not None
+    kafka.pause()
+    try:
+        publish(broker, 1500, 10)
+        wait_until(lambda: checkpoint.last_offsets_batch() != checkpoint.last_commit_batch(), PATIENCE, "a batch")
+        os.kill(deaf.pid, signal.SIGSTOP)
+        bridge.process.terminate()
+        assert bridge.process.wait(25) == 0
+    finally:
+        kafka.resume()
+    assert deaf.process.gone()
 
 
 def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewMosquitto) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +24,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from towline.backoff import Backoff
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import gateway_supervisor
+from towline.bridge.runtime import supervisor as supervisor_module
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
@@ -138,7 +142,7 @@ def test_the_bridge_ends_its_gateway_and_no_process_that_has_its_pid_here(
         host = f"{there.host}-before" if elsewhere else there.host
         left = GatewayEndpoint("grpc+unix:///none", there.pid, there.started, host, "plant", "j", 1, "now")
         replace(left, owner_pid=os.getpid()).write(directory)
-        ending = threading.Thread(target=supervisor.end)
+        ending = threading.Thread(target=supervisor.end, args=(time.monotonic() + 20,))
         ending.start()
         try:
             wait_until(lambda: other.poll() is not None or not ending.is_alive(), what="the end of either")
@@ -146,6 +150,48 @@ def test_the_bridge_ends_its_gateway_and_no_process_that_has_its_pid_here(
         finally:
             other.kill()
             ending.join()
+
+
+#: A process that hears no SIGTERM, and says when it does not.
+DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+
+
+def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are killed, the gateways at the same time; what was acknowledged is on disk."""
+    monkeypatch.setattr(supervisor_module, "FINISH_S", 0.5)
+    monkeypatch.setattr(supervisor_module, "END_S", 0.5)
+    head, uplink, telemetry = GOOD.partition("[[uplink]]")
+    bridge = read(head + uplink + telemetry + uplink + telemetry.replace("telemetry", "events"), tmp_path)
+    bridge.logs.mkdir(parents=True)
+    supervisor = Supervisor(bridge, PlainScreen(io.StringIO()))
+    state = supervisor._state = BridgeState("plant", tmp_path, {line.name: "up" for line in bridge.lines})
+    kafka: Any = SimpleNamespace(ready=threading.Event())
+    child = supervisor._driver = DriverSupervisor(bridge, state, kafka, supervisor._spark_ending)
+    child.command = (sys.executable, "-c", DEAF)
+    supervisor._reloading = SimpleNamespace(join=lambda _: None)  # type: ignore[assignment]
+    child.start()
+    driver = wait_until(lambda: child._process, what="a driver")
+    state.lines["telemetry"].query = "running"
+    supervisor._gateways = []
+    with contextlib.ExitStack() as stack:
+        ends = [driver]
+        for line in bridge.lines:
+            deaf = stack.enter_context(subprocess.Popen(child.command, stdout=subprocess.PIPE, text=True))
+            stack.callback(deaf.kill)
+            ends.append(deaf)
+            assert deaf.stdout is not None
+            assert deaf.stdout.readline()
+            mark = ProcessMark.of(deaf.pid)
+            line.gateway.state_dir.mkdir(parents=True)
+            there = GatewayEndpoint("grpc+unix:///none", mark.pid, mark.started, mark.host, line.name, "j", 1, "now")
+            replace(there, owner_pid=os.getpid()).write(line.gateway.state_dir)
+            parts = state, tmp_path / "log", supervisor._ending
+            supervisor._gateways.append(GatewaySupervisor(line, "towline.toml", *parts))
+        supervisor._finish()
+        assert [one.wait(20) for one in ends] == [-signal.SIGKILL] * 3
+        child.join(20)
 
 
 def test_what_becomes_of_messages_while_kafka_is_away(

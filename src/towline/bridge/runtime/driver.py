@@ -39,7 +39,7 @@ from towline.threads import guarded_thread
 __all__ = ["Driver", "Reports", "main", "query_of", "step_all"]
 
 #: Longest wait for a batch to end after ``stop``, in seconds; what it wrote comes again after the next start.
-STOP_S: Final = 60.0
+STOP_S: Final = 10.0
 #: The same after ``hold``: with Kafka away a batch does not end, and is finished after the next start of its query.
 HOLD_S: Final = 10.0
 #: What a process that lost its JVM ends with.

@@ -123,16 +123,20 @@ class GatewaySupervisor(LineSupervisor):
             self._online()
             self._ask(client)
 
-    def end(self, *, at_once: bool = False) -> None:
-        """Ask a gateway that is ours to end: it acknowledges what is safe and leaves its session alive."""
+    def end(self, deadline: float) -> None:
+        """End a gateway that is ours: it acknowledges what is safe and leaves its session alive.
+
+        One that has not ended by `deadline` (`time.monotonic`) is killed: what it has acknowledged is on disk [I2].
+        """
         endpoint = GatewayEndpoint.read(self.line.gateway.state_dir)
         if endpoint is None or endpoint.owner_pid != os.getpid() or not endpoint.process.runs_here():
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(endpoint.pid, signal.SIGTERM)
-        deadline = time.monotonic() + (0 if at_once else 15)
-        while not endpoint.process.gone() and time.monotonic() < deadline:
-            time.sleep(0.02)
+            while not endpoint.process.gone() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if not endpoint.process.gone():
+                os.kill(endpoint.pid, signal.SIGKILL)
 
     def _online(self) -> None:
         again = self.up.is_set()
@@ -222,9 +226,6 @@ class GatewaysSupervisor(LineSupervisor):
         #: What was wrong at each gateway when it was said last, and when that was.
         self._trouble: dict[str, tuple[str, float]] = {}
         self._view.gateways, self._view.access = line.gateways, asdict(access)
-
-    def end(self, *, at_once: bool = False) -> None:
-        """Nothing: they are not ours."""
 
     def look(self) -> None:
         """Ask each once."""

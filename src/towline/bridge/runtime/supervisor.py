@@ -35,6 +35,7 @@ from towline.gateway.launch import state_lock
 from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
 from towline.text import counted
+from towline.threads import later
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge, DownLine
@@ -46,8 +47,12 @@ EXIT_INTERRUPTED = 130
 TICK_S = 0.25
 #: Longest wait for a reload to be given up, in seconds.
 GIVE_UP_S = 2.0
-#: Longest wait for the driver to finish its batches, in seconds.
-FINISH_S = 75.0
+#: Longest wait for the driver to finish its batches, in seconds; then it is killed, and the batch comes again.
+FINISH_S = 13.0
+#: Longest wait for the gateways to end, in seconds; the whole stays below the 30 s that service managers give.
+END_S = 8.0
+#: The same after a second interrupt.
+END_AT_ONCE_S = 2.0
 
 
 class Display(Protocol):
@@ -86,8 +91,8 @@ class Supervisor:
         #: A reload was asked for and has not begun.
         self._reload_asked = False
         self._terminal = Terminal()
-        #: What a second interrupt does.
-        self._at_once: Callable[[], None] = _end_here
+        #: What a second interrupt does; None before anything was started, when there is nothing to finish.
+        self._at_once: Callable[[], None] | None = None
         self._ending = threading.Event()
         self._spark_ending = threading.Event()
 
@@ -222,6 +227,8 @@ class Supervisor:
 
     def _interrupted(self) -> None:
         self._interrupts += 1
+        if self._at_once is None:
+            raise KeyboardInterrupt  # Maven may be at work
         if self._interrupts > 1:
             self._at_once()
 
@@ -233,41 +240,46 @@ class Supervisor:
             self._interrupted()
 
     def _finish(self) -> None:
-        """Spark first, so that its last batch can be committed at the gateways; then they."""
+        """Spark first, so that its last batch can be committed at the gateways; then they, all at the same time."""
+        deadline = time.monotonic() + FINISH_S
         working = any(view.query == "running" for view in self._state.lines.values())
         if self._interrupts == 1 and working:
             self._screen.say("stopping: the batch in work is finished first (Ctrl-C again ends at once)")
         self._spark_ending.set()
         self._reloading.join(GIVE_UP_S)
         if working:
-            self._driver.stop()
+            later(self._driver.stop, "stop")  # a driver that stands still takes no command
         else:
             self._driver.kill()
-        deadline = time.monotonic() + FINISH_S
         while self._driver.is_alive() and self._interrupts < 2 and time.monotonic() < deadline:
             self._driver.join(TICK_S)
             self._save()
             self._refresh()
         self._driver.kill()
         self._driver.join(2.0)
-        self._last_look()
         self._ending.set()
-        for child in self._gateways:
+        interrupts = self._interrupts
+        deadline = time.monotonic() + (END_AT_ONCE_S if interrupts > 1 else END_S)
+        ends = [later(partial(self._end, child, deadline), child.name) for child in self._gateways]
+        while self._interrupts == interrupts and time.monotonic() < deadline + TICK_S:
+            if all(end.done() for end in ends):
+                break
             self._save()
-            child.end(at_once=self._interrupts > 1)
+            time.sleep(0.02)
         self._refresh()
         self._save(ended=True)
         for text in self._farewell():
             self._screen.say(text)
 
-    def _last_look(self) -> None:
-        """One more answer of each gateway, after Spark's last batch."""
-        for child in self._gateways:
-            if isinstance(child, GatewaysSupervisor):
-                child.look()
-            elif status := gateway_status(child.line.gateway.state_dir):
-                with self._state.lock:
-                    self._state.lines[child.line.name].hear(status)
+    def _end(self, child: GatewaySupervisor | GatewaysSupervisor, deadline: float) -> None:
+        """Take one more answer of a line's gateway, after Spark's last batch, and end it."""
+        if isinstance(child, GatewaysSupervisor):
+            child.look()
+            return
+        if status := gateway_status(child.line.gateway.state_dir):
+            with self._state.lock:
+                self._state.lines[child.line.name].hear(status)
+        child.end(deadline)
 
     def _farewell(self) -> Iterator[str]:
         for name, view in self._state.lines.items():
@@ -320,11 +332,6 @@ def _span(seconds: int) -> str:
     name, size = next(unit for unit in units if seconds >= unit[1])
     count = seconds // size
     return f" for {count:,} {name}{'s' if count != 1 else ''}"
-
-
-def _end_here() -> None:
-    """Before anything was started there is nothing to finish; Maven may be at work."""
-    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
