@@ -30,6 +30,7 @@ __all__ = [
     "error_from",
     "location_of",
     "not_allowed",
+    "short_place",
     "socket_path",
     "text_of",
 ]
@@ -44,8 +45,8 @@ _NOT_IN_A_LOCATION = frozenset("#?%")
 #: Goes with the last piece of a batch on its way to an outbox: without it the stream broke off.
 END_OF_ROWS = b"end"
 
-#: sun_path holds 108 bytes with its end mark (unix(7)); gRPC refuses more than 107.
-MAX_SOCKET_BYTES = 107
+#: sun_path holds 108 bytes with its end mark (unix(7)). gRPC takes 107 of them, Java 106 (UnixDomainSockets.c).
+MAX_SOCKET_BYTES = 106
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,13 @@ def socket_path(state_dir: Path) -> Path:
     near = state_dir.absolute() / "gateway.sock"
     if len(os.fsencode(near)) <= MAX_SOCKET_BYTES and not _NOT_IN_A_LOCATION.intersection(str(near)):
         return near
-    return Path(tempfile.mkdtemp(prefix="towline-")) / "gateway.sock"
+    elsewhere = short_place(len("/towline-abcdefgh/gateway.sock"), tempfile.gettempdir())
+    return Path(tempfile.mkdtemp(prefix="towline-", dir=elsewhere)) / "gateway.sock"
+
+
+def short_place(name: int, *places: str) -> str:
+    """The first directory in which a socket whose name has so many bytes can be bound, ``/tmp`` where there is none."""
+    return next((one for one in places if len(os.fsencode(one)) + name <= MAX_SOCKET_BYTES), "/tmp")  # noqa: S108
 
 
 def location_of(socket: Path) -> str:

@@ -8,6 +8,8 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
+import uuid
 import venv
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.section import NAME
 from towline.bridge.runtime.surroundings import SCRATCH, check_java, check_python, environment, scratch, short_sockets
 from towline.errors import SetupError
-from towline.gateway.endpoint import MAX_SOCKET_BYTES
+from towline.gateway.endpoint import MAX_SOCKET_BYTES, socket_path
 
 
 def java(place: Path, version: str) -> Path:
@@ -150,10 +152,30 @@ def test_no_line_lives_where_spark_drops_files() -> None:
     assert not re.match(NAME, SCRATCH)
 
 
-def test_a_long_path_is_no_place_for_sockets() -> None:
-    assert short_sockets("/var/lib/towline/plant-7/.tmp/spark-abcdefgh") == {}
-    assert short_sockets(None) == {}
-    assert short_sockets("/" + "x" * MAX_SOCKET_BYTES) == {"spark.python.unix.domain.socket.dir": "/tmp"}  # noqa: S108
+#: A path's bytes, and what Java says when a socket is bound to it.
+JAVAS = (Path(__file__).parent / "java_17_0_15" / "socket_paths.txt").read_text().splitlines()
+JAVAS_MOST = max(int(line.split()[0]) for line in JAVAS if line.endswith("bound"))
+
+
+@pytest.mark.parametrize("temporary", ["/tmp", "/" + "t" * 99])  # noqa: S108
+def test_sparks_sockets_are_never_too_long_for_java(temporary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state directory of 44 bytes was one: Spark was started for ever."""
+    monkeypatch.setattr(tempfile, "tempdir", temporary)
+    for length in range(2, 200):
+        state_dir = Path("/" + "x" * (length - 1))
+        spark = f"{state_dir}/{SCRATCH}/spark-abcdefgh"
+        chosen = short_sockets(state_dir).get("spark.python.unix.domain.socket.dir")
+        assert len(f"{chosen or spark}/.{uuid.uuid4()}.sock") <= JAVAS_MOST
+        assert (chosen is None) == (length < 44), "a private directory where it is short enough"
+
+
+def test_what_fits_into_the_state_directory_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 99)))
+    near, far = (Path("/" + "x" * (JAVAS_MOST - len("/gateway.sock") + more - 1)) for more in (0, 1))
+    assert socket_path(near) == near / "gateway.sock"
+    elsewhere = socket_path(far)
+    elsewhere.parent.rmdir()
+    assert len(str(elsewhere)) < JAVAS_MOST == MAX_SOCKET_BYTES
 
 
 PROGRAM = """

@@ -123,7 +123,7 @@ def settings_of(bridge: Bridge) -> dict[str, str]:
         **spark_conf(),
         **(_LOOPBACK if stays_here(master) else {}),
         **(_AUTHENTICATE if brings_a_secret(master) or own.secret_file else {}),
-        **(short_sockets(os.environ.get("SPARK_LOCAL_DIRS")) if here else _SOCKETS),
+        **(short_sockets(bridge.state_dir) if here else _SOCKETS),
         "spark.ui.enabled": str(own.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         **(localfs.settings() if here else {}),

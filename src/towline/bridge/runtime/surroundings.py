@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from towline import files
 from towline.errors import SetupError
-from towline.gateway.endpoint import MAX_SOCKET_BYTES
+from towline.gateway.endpoint import short_place
 from towline.spark import localfs
 from towline.spark.java import OLDEST_JAVA, java_version
 from towline.spark.masters import is_cluster
@@ -174,12 +174,12 @@ def _quoted(option: str) -> str:
     return f'"{escaped}"' if " " in option or escaped != option else option
 
 
-def short_sockets(place: str | None) -> dict[str, str]:
+def short_sockets(state_dir: Path) -> dict[str, str]:
     """Where the sockets of Spark's Python processes go, if their paths would be too long in Java's directory.
 
     Args:
-        place: The driver's ``SPARK_LOCAL_DIRS``; None without one.
+        state_dir: Of the bridge: Java's directory is the `scratch` in it.
     """
-    if place is None or len(os.fsencode(place)) + _SOCKET_NAME <= MAX_SOCKET_BYTES:
-        return {}
-    return {"spark.python.unix.domain.socket.dir": tempfile.gettempdir()}
+    javas = f"{state_dir.absolute()}/{SCRATCH}/spark-abcdefgh"
+    short = short_place(_SOCKET_NAME, javas, tempfile.gettempdir())
+    return {"spark.python.unix.domain.socket.dir": short} if short != javas else {}
