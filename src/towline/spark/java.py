@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from towline import files
-from towline.errors import SetupError
+from towline.errors import ConfigError, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,8 @@ POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0<
 {dependencies}
 </dependencies></project>
 """
+#: Colours and their resets, which Debian's Maven writes into a pipe too.
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}</dependency>"
 ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 
@@ -39,14 +42,33 @@ def cache_directory() -> Path | None:
 
     Returns:
         None for a user without a home, as containers have them.
+
+    Raises:
+        ConfigError: TL-C193, another user could put jars there.
     """
     named = os.environ.get("TOWLINE_CACHE")
-    if named:
-        return Path(named).absolute()
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "towline"
+        place = Path(named or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "towline").resolve()
     except RuntimeError:
         return None
+    for directory in (place, *place.parents):
+        if reason := _exposure(directory, sticky=directory != place):
+            what = f"{reason}, and Java runs the jars that are kept there"
+            do = "Name a directory of your own in TOWLINE_CACHE; use nothing that lies in this one."
+            raise ConfigError("TL-C193", f"cache {place}", what, do)
+    return place
+
+
+def _exposure(directory: Path, *, sticky: bool) -> str:
+    """How another user could change what lies there, "" if none can; a sticky directory keeps what is in it."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return ""  # made with mode 0700, if it can be
+    if found.st_uid not in {0, os.geteuid(), Path("/").stat().st_uid}:  # root may have no number in a container
+        return f"{directory} belongs to another user"
+    exposed = found.st_mode & stat.S_IWOTH and not (sticky and found.st_mode & stat.S_ISVTX)
+    return f"any user may write in {directory}" if exposed else ""
 
 
 def find_java() -> Path:
@@ -63,7 +85,7 @@ def find_java() -> Path:
         if version >= OLDEST_JAVA:
             return java
     seen = ", ".join(f"{java} is version {version}" for java, version in versions.items()) or "there is none"
-    advice = f"Run `make setup`, or install a Java runtime of version {OLDEST_JAVA} or newer."
+    advice = f"Install Java {OLDEST_JAVA} (Debian: apt install openjdk-{OLDEST_JAVA}-jre-headless), or set JAVA_HOME."
     raise SetupError("TL-S14", "java", f"Kafka needs Java {OLDEST_JAVA} or newer, and {seen}", advice)
 
 
@@ -92,6 +114,7 @@ def resolve_jars(name: str, coordinates: Sequence[str], *, alone: bool = False) 
 
     Raises:
         SetupError: Maven is missing, or can't resolve them (TL-S15); the cache can't be written (TL-S18).
+        ConfigError: TL-C193, as `cache_directory`.
     """
     cache = cache_directory()
     if cache is None:
@@ -100,7 +123,7 @@ def resolve_jars(name: str, coordinates: Sequence[str], *, alone: bool = False) 
     if target.is_dir():
         return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(0o700, parents=True, exist_ok=True)
         with files.alone(target.parent / f"{name}.lock"):
             if not target.is_dir():
                 _download(target, coordinates, ALONE if alone else "")
@@ -112,7 +135,7 @@ def resolve_jars(name: str, coordinates: Sequence[str], *, alone: bool = False) 
 def _download(target: Path, coordinates: Sequence[str], exclusions: str) -> None:
     maven = shutil.which("mvn")
     if maven is None:
-        raise SetupError("TL-S15", "mvn", "Maven is missing, which fetches jars", "Run `make setup`.")
+        raise SetupError("TL-S15", "mvn", "Maven is missing, which fetches jars", "Debian: apt install maven.")
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as draft:
         jars = Path(draft) / "jars"
         pom = Path(draft) / "pom.xml"
@@ -123,15 +146,23 @@ def _download(target: Path, coordinates: Sequence[str], exclusions: str) -> None
 
 
 def _copy_dependencies(maven: str, pom: Path, jars: Path) -> None:
-    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={jars}", "-DincludeScope=runtime"]
-    command = [maven, "-B", "-q", "-f", str(pom), *goal]
+    # The plugin in full: of a repository that it can't reach Maven else says that it knows no "dependency".
+    goal = ["org.apache.maven.plugins:maven-dependency-plugin:copy-dependencies"]
+    settings = [f"-DoutputDirectory={jars}", "-DincludeScope=runtime", "-Dstyle.color=never"]
+    command = [maven, "-B", "-q", "-f", str(pom), *goal, *settings]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         what = f"gave no answer within {RESOLVE_SECONDS} s"
         raise SetupError("TL-S15", "mvn", what, "Look at the way to your repository.") from error
     if answer.returncode or not any(jars.glob("*.jar")):
-        lines = [line for line in (answer.stdout + answer.stderr).splitlines() if line.startswith("[ERROR]")]
-        what = lines[0].removeprefix("[ERROR]").strip() if lines else f"ended with exit code {answer.returncode}"
+        what = _fault(answer.stdout + answer.stderr) or f"ended with exit code {answer.returncode}"
         advice = "Look at Maven's settings and the way to its repository, then try again."
-        raise SetupError("TL-S15", "mvn", what.rstrip("."), advice)
+        raise SetupError("TL-S15", "mvn", what, advice)
+
+
+def _fault(output: str) -> str:
+    """The innermost of the causes that Maven nests in the first line of its error, without a login in a URL [I12]."""
+    faults = re.findall(r"^\[ERROR\] *(\S.*?)\.?(?: -> \[Help \d+\])?$", _ESCAPES.sub("", output), re.MULTILINE)
+    fault = faults[0] if faults else ""
+    return re.sub(r"://[^/\s@]+@", "://…@", fault[max(fault.rfind("Could not "), 0) :])

@@ -2,7 +2,7 @@
 
 Hadoop's own starts a ``chmod`` for every file that it makes, two in a micro-batch: 12 ms of the 75 that a small one
 takes. The one used here, ``BareLocalFileSystem`` by GlobalMentor (Apache-2.0), asks Java to do it. It is a jar of 16
-KB, which ``make setup`` or ``python -m towline.spark.localfs`` has Maven bring into the user's cache. Nothing needs it,
+KB, which ``python -m towline.spark.localfs`` has Maven bring into the user's cache. Nothing needs it,
 and nothing but a bridge with a local master uses it.
 """
 

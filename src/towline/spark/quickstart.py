@@ -110,7 +110,7 @@ def light_home() -> Path | None:
     home = cache / f"spark-{version('pyspark')}-{_digest(str(package.resolve()))}"
     if not home.is_dir():
         with contextlib.suppress(OSError):  # another process was quicker, or nobody may write here
-            cache.mkdir(parents=True, exist_ok=True)
+            cache.mkdir(0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".spark-", dir=cache) as place:
                 draft = Path(place) / home.name
                 draft.mkdir()

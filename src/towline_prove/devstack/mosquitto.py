@@ -190,7 +190,7 @@ def find_mosquitto(binary: Path | None = None) -> Installed:
     named = str(binary) if binary else os.environ.get("TOWLINE_MOSQUITTO", "mosquitto")
     program = shutil.which(named, path=f"{os.environ.get('PATH', '')}:{SEARCHED}")
     if program is None:
-        advice = "Run `make setup`, or install Mosquitto 2.0.13 or newer."
+        advice = "Install Mosquitto 2.0.13 or newer (Debian: apt install mosquitto; 12 has it in bookworm-backports)."
         raise SetupError("TL-S10", named, "there is no such MQTT broker on this machine", advice)
     return Installed(Path(program), _version_of(program))
 
@@ -200,7 +200,7 @@ def _version_of(binary: str) -> tuple[int, ...]:
     answer = subprocess.run([binary, "-h"], capture_output=True, text=True, timeout=10, check=False)
     match = re.search(r"mosquitto version (\d+(?:\.\d+)*)", answer.stdout + answer.stderr)
     if match is None:
-        raise SetupError("TL-S10", binary, "does not tell its version, so it is no Mosquitto", "Run `make setup`.")
+        raise SetupError("TL-S10", binary, "does not tell its version, so it is no Mosquitto", "Set TOWLINE_MOSQUITTO.")
     return tuple(int(part) for part in match[1].split("."))
 
 
@@ -211,5 +211,5 @@ def flaw(installed: Installed) -> str | None:
     version = ".".join(map(str, installed.version))
     return (
         f"Mosquitto {version} ({installed.binary}) ignores Receive Maximum and reuses QoS 2 packet ids that it has not "
-        "released: it loses QoS 2 messages by itself. Run `make setup`, or install 2.0.13 or newer.   [TL-S11]"
+        "released: it loses QoS 2 messages by itself. Install 2.0.13 or newer.   [TL-S11]"
     )

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,14 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory, mosquitto: Mosquitto, kafka: Kafka) -> Iterator[Running]:
     kafka.create_topics({"whole": 1, "set-aside": 1})
+    # Of a length that leaves no room for Java's sockets below it.
+    state = tempfile.mkdtemp(prefix="towline-".ljust(44 - len("/abcdefgh") - len(tempfile.gettempdir()), "x"))
+    assert len(state) == 44
     with a_bridge(tmp_path_factory.mktemp("shared")) as running:
+        running.state = state
         running.file.write_text(f"""
 name = "stubs"
-state_dir = "state"
+state_dir = "{state}"
 mqtt = {{ brokers = "{mosquitto.uri}", max_packet_bytes = 1500000 }}
 kafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}
 spark = {{ master = "local[2]", ui = true }}
@@ -56,6 +61,7 @@ where = "length(payload) > 1"
         wait_until(lambda: running.status()["lines"]["line"]["gateway_running"], PATIENCE, "the gateway")
         yield running
         assert running.interrupt() == 0
+    shutil.rmtree(state)
 
 
 #: Somebody else: tries to connect to unix sockets, to list directories, and to talk to Spark without its secret.
@@ -183,13 +189,13 @@ def test_another_user_reads_and_reaches_nothing(bridge: Running, mosquitto: Mosq
     listening = [address for one in family for address in addresses(one)]
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
-    sparks = bridge.directory / "state" / SCRATCH
+    sparks = bridge.directory / bridge.state / SCRATCH
     mine = {sparks, *sparks.glob("*"), *sparks.glob("*/*/")}
     names = {path.name.partition("-")[0] for path in sparks.glob("*/*/")}
     assert {"blockmgr", "spark"} <= names, "what Spark leaves when it is killed lies in the state directory"
     given = {
         "sockets": sorted(sockets_of(family)),
-        "directories": [*map(str, sorted(mine)), str(bridge.state_dir), str(bridge.directory / "state" / "logs")],
+        "directories": [*map(str, sorted(mine)), str(bridge.state_dir), str(bridge.directory / bridge.state / "logs")],
         "ports": [address.port for address in addresses(java)],
     }
     assert given["sockets"]

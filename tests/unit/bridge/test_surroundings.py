@@ -17,7 +17,9 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.section import NAME
+from towline.bridge.runtime import supervisor
 from towline.bridge.runtime.surroundings import SCRATCH, check_java, check_python, environment, scratch, short_sockets
+from towline.cli import main
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES, socket_path
 
@@ -205,3 +207,17 @@ def test_a_second_ctrl_c_before_anything_runs(tmp_path: Path) -> None:
         timeout=30,
     )
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_bridge_is_not_run_with_jars_of_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read(GOOD, tmp_path)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o1777)
+    monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(supervisor, "check_java", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tmp_path / "bridge.toml")])
+    assert ended.value.code == 2
+    assert f"any user may write in {tmp_path}/cache" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def test_the_environment_names_the_binary(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_no_mosquitto(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=r"no such MQTT broker.*make setup.*TL-S10"):
+    with pytest.raises(SetupError, match=r"no such MQTT broker.*apt install mosquitto.*TL-S10"):
         find_mosquitto(tmp_path / "none")
 
 

@@ -54,7 +54,7 @@ def test_a_session_gets_the_jars_that_maven_brings(maven: Path) -> None:
 
 
 def test_without_maven_spark_brings_them_itself(maven: Path) -> None:
-    """Who installed with pip has Java and no Maven, and `make setup` is of a checkout."""
+    """Who installed with pip has Java and no Maven."""
     assert spark_kafka_conf("9.9.9") == {
         "spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
         "spark.jars.excludes": "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-client-runtime",

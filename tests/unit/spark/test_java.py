@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from towline.errors import SetupError
+from towline.errors import ConfigError, SetupError
 from towline.spark import java
 from towline.spark.java import cache_directory, find_java, resolve_jars
 
@@ -69,7 +70,7 @@ def test_an_old_java_home_is_passed_over(alone: Path, tmp_path: Path, monkeypatc
 
 
 def test_no_java(alone: Path) -> None:
-    with pytest.raises(SetupError, match=r"needs Java 17 or newer, and there is none\. Run `make setup`.*TL-S14"):
+    with pytest.raises(SetupError, match=r"needs Java 17 or newer, and there is none\. Install Java 17 .*TL-S14"):
         find_java()
 
 
@@ -92,6 +93,43 @@ def test_the_cache_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert cache_directory() == Path.home() / ".cache" / "towline"
 
 
+def test_a_cache_where_others_can_put_jars_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies there goes onto class paths: it is code of whoever put it there."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    cache = shared / "cache"
+    monkeypatch.setenv("TOWLINE_CACHE", str(cache))
+    for mode in (0o777, 0o1777):
+        shared.chmod(mode)
+        if mode == 0o777:  # whoever may rename it may put another one there
+            with pytest.raises(ConfigError, match=f"^cache {cache}: any user may write in {shared}, .*TL-C193"):
+                cache_directory()
+        else:
+            assert cache_directory() == cache
+    monkeypatch.setenv("TOWLINE_CACHE", str(shared))
+    with pytest.raises(ConfigError, match=r"any user may write in .*\[TL-C193\]"):
+        resolve_jars("kafka-1", ["g:a:1"])
+    shared.chmod(0o2770)  # as a volume of Kubernetes has it: of the pod's own group
+    assert cache_directory() == shared
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made before ours in a directory like /tmp, or reached by a link of theirs."""
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    (tmp_path / "link").symlink_to("theirs")
+    for name in ("theirs", "theirs/below", "link"):
+        monkeypatch.setenv("TOWLINE_CACHE", str(tmp_path / name))
+        with pytest.raises(ConfigError, match=r"theirs belongs to another user.*TL-C193"):
+            cache_directory()
+
+
+def test_a_cache_is_made_for_this_user_alone(alone: Path) -> None:
+    fake_maven(alone / "mvn")
+    assert stat.S_IMODE(resolve_jars("kafka-1", ["g:a:1"]).parent.stat().st_mode) == 0o700
+
+
 def test_jars_are_fetched_once(alone: Path) -> None:
     maven = fake_maven(alone / "mvn")
     first = resolve_jars("kafka-1", ["g:a:1"])
@@ -111,13 +149,31 @@ def test_two_processes_that_ask_at_once_fetch_once(alone: Path) -> None:
 
 
 def test_no_maven(alone: Path) -> None:
-    with pytest.raises(SetupError, match=r"Maven is missing.*make setup.*TL-S15"):
+    with pytest.raises(SetupError, match=r"Maven is missing.*apt install maven.*TL-S15"):
         resolve_jars("kafka-1", ["g:a:1"])
 
 
-def test_what_maven_says_is_told_in_one_line(alone: Path) -> None:
-    program(alone / "mvn", "echo 'noise'; echo '[ERROR] no such artifact: g:a:1.'; echo '[ERROR] more'; exit 1")
-    with pytest.raises(SetupError, match=r"mvn: no such artifact: g:a:1\. Look at Maven.*TL-S15") as caught:
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (
+            "no_repository",
+            (
+                r"Could not transfer artifact org\.apache\.maven\.plugins:maven-dependency-plugin:pom:2\.8 from/to m "
+                r"\(http://127\.0\.0\.1:9/maven\): .*: Connect to 127\.0\.0\.1:9 .* failed: Connection refused"
+            ),
+        ),
+        (
+            "no_artifact",
+            r"Could not find artifact org\.apache\.kafka:kafka-clients:jar:3\.9\.99 in central \(https://…@nexus.example/maven\)",
+        ),
+    ],
+)
+def test_the_cause_that_maven_gives_is_told_in_one_line(alone: Path, output: str, cause: str) -> None:
+    """Debian's Maven begins with escape sequences, whatever it writes to: "can't be had ()"."""
+    said = Path(__file__).parent / "maven_3_8_7" / f"{output}.txt"
+    program(alone / "mvn", f"/bin/cat {said}; exit 1")
+    with pytest.raises(SetupError, match=f"^mvn: {cause}\\. Look at Maven's settings .*TL-S15") as caught:
         resolve_jars("kafka-1", ["g:a:1"])
     assert "\n" not in str(caught.value)
 

@@ -34,6 +34,7 @@ from towline.errors import ConfigError, KafkaError, TowlineError
 from towline.gateway.launch import state_lock
 from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
+from towline.spark.java import cache_directory
 from towline.text import counted
 from towline.threads import later
 
@@ -111,6 +112,7 @@ class Supervisor:
         with alone(bridge), _signals(self._interrupted, self._hung_up):
             _check_members(bridge)
             check_java()
+            cache_directory()  # TL-C193, before anything of it is on a class path
             check_python(bridge.spark.master)
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             unequipped: ConfigError | None = None
