@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 __all__ = ["ProcessMark", "fields", "name", "parent", "started"]
 
@@ -20,7 +22,8 @@ class ProcessMark:
     Attributes:
         pid: Process id on ``host``.
         started: Start time in clock ticks since boot; 0 for a process that was not there.
-        host: Name of the machine or container.
+        host: Where ``pid`` is a name: the machine, and in a container the number of its pid namespace too, since
+            containers may share a host name.
     """
 
     pid: int
@@ -30,7 +33,7 @@ class ProcessMark:
     @classmethod
     def of(cls, pid: int) -> Self:
         """Mark a process of this machine; ``started`` is 0 when it is not there."""
-        return cls(pid, started(pid) or 0, socket.gethostname())
+        return cls(pid, started(pid) or 0, _host())
 
     def runs_here(self) -> bool:
         """Whether the process runs on this machine; another one with its pid, or one on another host, is not it."""
@@ -38,7 +41,25 @@ class ProcessMark:
 
     def gone(self) -> bool:
         """Whether the process has certainly ended; of a process on another host nothing is certain."""
-        return self.host == socket.gethostname() and started(self.pid) != self.started
+        return self.host == _host() and started(self.pid) != self.started
+
+
+#: Inode number of the pid namespace that a machine boots with (PROC_PID_INIT_INO, include/linux/proc_ns.h).
+_FIRST_NAMESPACE: Final = 0xEFFFFFFC
+#: Tells processes with one pid apart where their namespaces are not known.
+_NONCE: Final = secrets.token_hex(4)
+
+
+def _host() -> str:
+    """`ProcessMark.host` of this process; only its own where ``/proc`` can't be read or is another namespace's."""
+    name = socket.gethostname()
+    try:
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+        if Path("/proc/self").readlink().name == str(os.getpid()):
+            return name if namespace == _FIRST_NAMESPACE else f"{name} (pid namespace {namespace})"
+    except OSError:
+        pass
+    return f"{name} (pid namespace unknown, process {os.getpid()}-{_NONCE})"
 
 
 def fields(pid: int) -> list[str] | None:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.helpers import wait_until
 from towline import processes
 from towline.processes import ProcessMark
@@ -16,6 +18,21 @@ def test_a_process_is_known_by_its_start_too() -> None:
     assert not mark.gone()
     assert ProcessMark(mark.pid, mark.started + 1, mark.host).gone()
     assert not ProcessMark(mark.pid, mark.started + 1, "elsewhere").gone()
+
+
+def test_a_process_is_known_by_its_pid_namespace_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is not known, each process is known by itself only: nothing is said of the others."""
+    mark = ProcessMark.of(os.getpid())
+    other = ProcessMark(mark.pid, mark.started + 1, f"{mark.host} (pid namespace 4026532281)")
+    assert (other.gone(), other.runs_here()) == (False, False)
+    monkeypatch.setattr(processes, "_FIRST_NAMESPACE", 1)
+    assert ProcessMark.of(mark.pid).host.startswith(f"{mark.host} (pid namespace ")
+    monkeypatch.setattr(os, "getpid", lambda: mark.pid + 1)  # /proc is that of another namespace
+    unknown = ProcessMark.of(mark.pid)
+    assert unknown.host.startswith(f"{mark.host} (pid namespace unknown, process {mark.pid + 1}-")
+    assert unknown == ProcessMark.of(mark.pid)
+    monkeypatch.setattr(processes, "_NONCE", "another process")
+    assert not unknown.gone()
 
 
 def test_a_zombie_has_ended() -> None:

@@ -258,7 +258,8 @@ class GatewayClient:
         Args:
             consumer: Name of the consumer.
             patience_s: Seconds to wait for another reader to end; a stopped query's process needs a moment. At least
-                `TAKEOVER_S` where the gateway is on a network: it takes so long to see that a reader has died.
+                `TAKEOVER_S` where the gateway is on a network or in another container: it takes so long to see that a
+                reader has died.
 
         Raises:
             Fenced: TL-G03 when another living process reads as this consumer.
@@ -266,9 +267,11 @@ class GatewayClient:
         """
         me = ProcessMark.of(os.getpid())
         fields = {"consumer": consumer, "pid": me.pid, "started": me.started, "host": me.host}
-        if far := is_remote(self.location):
+        if remote := is_remote(self.location):
             # Names of machines and containers repeat, and so do pids: over a network none of them is the gateway's own.
-            fields |= {"beat_s": BEAT_S, "host": f"{me.host} (network)"}
+            fields["host"] = f"{me.host} (network)"
+        if far := remote or self.status()["host"] != me.host:
+            fields["beat_s"] = BEAT_S
             patience_s = max(patience_s, TAKEOVER_S)
         deadline = time.monotonic() + patience_s
         while True:
@@ -286,7 +289,7 @@ class GatewayClient:
         return lease
 
     def _alive(self, lease: Lease) -> None:
-        """Send signs of life from now on: a gateway on another machine can't see whether this process is there."""
+        """Send signs of life from now on: a gateway elsewhere can't see whether this process is there."""
         fields = {"consumer": lease.consumer, "lease": lease.token}
         self._stop_signs()
         self._signs = Heartbeat(lambda: self._action("alive", fields))

@@ -14,7 +14,8 @@ from towline.processes import ProcessMark
 
 __all__ = ["FOREIGN_LEASE_S", "MISSED_BEATS", "Leases", "now_text"]
 
-#: A reader on another host is taken for dead after this many seconds without a call; its pid can't be seen.
+#: A reader on another host, or in another container, is taken for dead after this many seconds without a call: its pid
+#: can't be seen.
 FOREIGN_LEASE_S = 600.0
 #: One that sends signs of life, after so many of them have not come.
 MISSED_BEATS = 3

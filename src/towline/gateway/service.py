@@ -215,6 +215,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "incarnation": journal.incarnation,
             "openings": journal.openings,
             "pid": self.endpoint.pid,
+            "host": self.endpoint.host,
             "since": self.endpoint.since,
             "first": journal.first,
             "end": journal.end,

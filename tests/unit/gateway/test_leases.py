@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,7 +12,8 @@ from pyarrow import flight
 from tests.unit.gateway.serving import Served, error_of, mark, open_as, raw
 from towline.errors import Fenced
 from towline.gateway.client import GatewayClient
-from towline.gateway.leases import Leases
+from towline.gateway.heartbeat import BEAT_S
+from towline.gateway.leases import MISSED_BEATS, Leases
 from towline.processes import ProcessMark
 
 
@@ -124,3 +127,54 @@ def test_a_reader_elsewhere_that_sends_none_has_ten_minutes() -> None:
     now[0] += 600
     with pytest.raises(Fenced, match="TL-G03"):
         leases.open("default", ProcessMark(8, 1, "farther"))
+
+
+#: Reads as "default" until its standard input ends, or says why it may not.
+READER = """
+import sys
+from towline.errors import Fenced
+from towline.gateway import client
+
+client.TAKEOVER_S = 0.0
+with client.GatewayClient(sys.argv[1]) as here:
+    try:
+        here.open("default")
+    except Fenced as error:
+        print(error, flush=True)
+    else:
+        print("reads", flush=True)
+        sys.stdin.read()
+"""
+
+
+def contained(server: Served) -> subprocess.Popen[str]:
+    """A reader in a pid namespace of its own, as in a container: its pid is 1, and its host name ours."""
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    tool = shutil.which("unshare")
+    if tool is None or subprocess.run([*unshare, "true"], check=False, capture_output=True, timeout=60).returncode:
+        pytest.skip("no unshare (util-linux) here, or no right to make namespaces")
+    command = [*unshare, sys.executable, "-c", READER, server.location]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_readers_in_two_containers_of_one_host_name_are_two(server: Served, client: GatewayClient) -> None:
+    """The gateway sees neither process: a pid of another namespace is none of its own."""
+    now = [0.0]
+    server.service._leases._clock = lambda: now[0]
+    with contained(server) as first, contained(server) as second:
+        assert first.stdout is not None
+        assert second.stdout is not None
+        try:
+            said = {first: first.stdout.readline(), second: second.stdout.readline()}
+            assert [line for line in said.values() if line == "reads\n"] == ["reads\n"]
+            refused = next(line for line in said.values() if line != "reads\n")
+            assert f"the process with pid 1 on {mark().host} (pid namespace " in refused
+            assert "[TL-G03]" in refused
+            now[0] += MISSED_BEATS * BEAT_S
+            with pytest.raises(Fenced, match="TL-G03"):
+                client.open("default")
+        finally:
+            first.kill()
+            second.kill()
+    now[0] += MISSED_BEATS * BEAT_S + 1
+    assert client.open("default").token, "one that has died is followed as soon as over a network"
