@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 from pyarrow import flight
 
+from towline.backoff import Backoff
 from towline.errors import ConfigError, GatewayError
 from towline.files import why
 from towline.gateway.access import REMOTE
@@ -262,8 +263,13 @@ class RemoteService:
         self._refusals = Refusals(where)
         self._door = _Door(Gatekeeper(where, allowed, calls.tickets, self._refusals))
         self._files = files
-        self._listener = self._listening(settings.location, files)
-        self.location = f"{REMOTE}{settings.address.rpartition(':')[0]}:{self._listener.port}"
+        try:
+            #: Bound and not listening: between two listeners nobody else is given the port.
+            self._port = _bound(settings.location)
+        except OSError as error:
+            raise _no_listener(settings.location, why(error)) from error
+        self.location = f"{REMOTE}{settings.address.rpartition(':')[0]}:{self._port.getsockname()[1]}"
+        self._listener = self._listening(files)
         self._closed = threading.Event()
         self._closing: list[threading.Thread] = []
         self._looking = guarded_thread(self._look, "certificates", again_s=_LOOK_S)
@@ -284,6 +290,7 @@ class RemoteService:
         self._end(self._listener)
         for thread in self._closing:
             thread.join(timeout_s)
+        self._port.close()
 
     def _look(self) -> None:
         """Tell refusals, and take certificates that were renewed on disk."""
@@ -310,24 +317,21 @@ class RemoteService:
 
     def _again(self, files: ServerCertificate) -> _Listener:
         """Listen on the same port; the one before lets go of it within milliseconds."""
+        pauses, told = Backoff(first=0.05, most=5.0), ""
         while True:
             try:
-                return self._listening(self.location, files)
+                return self._listening(files)
             except GatewayError as error:
-                if self._closed.wait(0.1):
+                if self._closed.wait(pauses.next()):
                     return self._listener
-                self._log.warning("not listening", code=error.code, reason=str(error))
+                if pauses.failures > 1 and str(error) != told:
+                    self._log.warning("not listening", code=error.code, reason=(told := str(error)))
 
-    def _listening(self, location: str, files: ServerCertificate) -> _Listener:
+    def _listening(self, files: ServerCertificate) -> _Listener:
         try:
-            return _Listener(location, self._calls, self._where, self._door, files)
+            return _Listener(self.location, self._calls, self._where, self._door, files)
         except Exception as error:
-            raise GatewayError(
-                "TL-G45",
-                location,
-                f"the gateway can't listen on this address ({_why_not(location)})",
-                "Is the address one of this machine, and the port free?",
-            ) from error
+            raise _no_listener(self.location, _why_not(self.location)) from error
 
     def _end(self, listener: _Listener) -> None:
         self._closing = [thread for thread in self._closing if thread.is_alive()]
@@ -336,14 +340,33 @@ class RemoteService:
         self._closing.append(thread)
 
 
+def _no_listener(location: str, reason: str) -> GatewayError:
+    what = f"the gateway can't listen on this address ({reason})"
+    return GatewayError("TL-G45", location, what, "Is the address one of this machine, and the port free?")
+
+
 def _why_not(location: str) -> str:
     """What the system says about listening there: gRPC keeps it to itself."""
-    host, _, port = location.removeprefix(REMOTE).rpartition(":")
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        _bound(location).close()
     except OSError as error:
         return why(error)
     return "no reason is known"
+
+
+def _bound(location: str) -> socket.socket:
+    """A socket on the first address of a location that can be had; with SO_REUSEADDR one may listen beside it."""
+    host, _, port = location.removeprefix(REMOTE).rpartition(":")
+    addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    while True:
+        family, kind, _, _, address = addresses.pop(0)
+        bound = socket.socket(family, kind)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            if not addresses:
+                raise
+        else:
+            return bound

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -231,6 +234,41 @@ def test_renewed_certificates_are_taken_while_it_runs(far: Remote) -> None:
         far.server.add(1)
         thread.join(30)
         assert window[0].end == 6
+
+
+def test_a_port_is_kept_while_certificates_change_and_one_that_is_taken_is_told_once(
+    far: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow's server lets no other one listen on its port: the one before has to end first."""
+    before, end, listening = shown(far.location), far.service._end, far.service._listening
+    tries: list[float] = []
+    host, _, port = far.location.removeprefix("grpc+tls://").rpartition(":")
+    taker = socket.socket()
+
+    def taken(listener: Any) -> None:
+        end(listener)
+        far.service._closing[-1].join(30)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((host, int(port)))
+        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only who insists gets it
+        taker.bind((host, int(port)))
+        taker.listen()
+
+    def counted(files: ServerCertificate) -> Any:
+        tries.append(time.monotonic())
+        return listening(files)
+
+    monkeypatch.setattr(far.service, "_listening", counted)
+    with taker, capture_logs() as said:
+        monkeypatch.setattr(far.service, "_end", taken)
+        far.pki.issue("server", "127.0.0.1")
+        wait_until(lambda: len(tries) > 4, 60)
+        monkeypatch.setattr(far.service, "_end", end)
+        assert [(line["event"], line["code"]) for line in said] == [("not listening", "TL-G45")]
+        assert "(address already in use)" in said[0]["reason"]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert pauses[3] > 2 * pauses[0]
+    wait_until(lambda: shows_another(far.location, before), 60)
 
 
 def test_certificates_that_cannot_be_used_leave_the_old_ones(far: Remote) -> None:
