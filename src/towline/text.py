@@ -12,7 +12,7 @@ import re
 import shutil
 import unicodedata
 from textwrap import TextWrapper
-from typing import Final, TextIO
+from typing import IO, Final
 
 __all__ = ["cause", "counted", "fitted", "printable", "printable_lines", "wrapped"]
 
@@ -22,9 +22,11 @@ __all__ = ["cause", "counted", "fitted", "printable", "printable_lines", "wrappe
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})
 
 #: What a row begins with, its text stands behind: indented a mark, or words with a gap behind them; or a time.
-_HEAD: Final = re.compile(r" +(?:[!?✓✗] |\S.{0,13}? {2,})|\d[\d:-]+\d(?: [\d:]{8})? {2,}|")
+_HEAD: Final = re.compile(r" +(?:[!?✓✗] |\S.*? {2,})|\d[\d:-]+\d(?: [\d:]{8})? {2,}|")
 #: What parts the facts of a row.
 _GAP: Final = "   "
+#: Columns of text that are still read with ease.
+_WIDEST: Final = 100
 
 
 def printable(text: str, limit: int | None = None) -> str:
@@ -57,14 +59,13 @@ def printable_lines(text: str) -> str:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """A line in rows, the later ones below the text of the first; no word is cut, so a long one may go beyond.
+    """A line in rows of `width` columns, the later ones below the text of the first; a longer word goes beyond.
 
-    Args:
-        line: Without line feed. Its facts, with three spaces between them, are kept whole where a row has room.
-        width: Columns of a row.
+    What stands between three spaces is one fact, and stays whole where a row has room for it.
     """
     head = _HEAD.match(line)[0]  # type: ignore[index]  # it matches nothing at least
-    indent = " " * (len(head) if 0 < len(head) <= width // 3 else 2)
+    head = head if len(head) <= width // 2 else ""
+    indent = " " * (len(head) or 2)
     rows, gap = [head], ""
     for fact in line[len(head) :].split(_GAP):
         if len(rows[-1] + gap + fact) <= width:
@@ -74,14 +75,14 @@ def wrapped(line: str, width: int) -> list[str]:
             fill = TextWrapper(width, rows.pop(), indent, break_long_words=False, break_on_hyphens=False)
             rows += fill.wrap(fact)
         gap = _GAP
-    return rows
+    return [row.rstrip() for row in rows]
 
 
-def fitted(text: str, stream: TextIO) -> str:
+def fitted(text: str, stream: IO[str]) -> str:
     """Lines as `stream` shows them best: on a terminal `wrapped`, elsewhere each in one line, for logs and grep."""
     if not stream.isatty():
         return text
-    width = shutil.get_terminal_size().columns
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
     return "\n".join(row for line in text.split("\n") for row in wrapped(line, width))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from towline.cli.screen import AsJson, BridgeFile, command_app, json_text, plain
+from towline.cli.screen import AsJson, BridgeFile, command_app, json_text, lines_text, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +57,7 @@ def doctor(
 
     def say(text: str) -> None:
         if not as_json:
-            sys.stderr.write(plain(f"{text}\n"))
+            sys.stderr.write(plain(f"{text}\n", sys.stderr))
             sys.stderr.flush()
 
     if mosquitto_conf is not None:
@@ -73,8 +72,7 @@ def doctor(
         }
         sys.stdout.write(json_text({"load": loads, **json_of(found)}, indent=2))
     else:
-        for text in screen(found, _loads(case), shutil.get_terminal_size().columns, verbose=verbose):
-            sys.stdout.write(plain(f"{text}\n"))
+        sys.stdout.write(lines_text(screen(found, _loads(case), verbose=verbose)))
     if code := exit_code(found):
         raise typer.Exit(code)
 

@@ -19,7 +19,8 @@ app = command_app()
 
 #: ``TL-C12``, ``c12`` or ``[TL-C12]``.
 _CODE = re.compile(r"\[?(?:TL-?)?([A-Z])0*(\d+)\]?", re.IGNORECASE)
-_LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+#: A link of Markdown, and how it is shown.
+_LINK, _PAGE = re.compile(r"\[([^\]]+)\]\(([^)]+)\)"), r"\1: docs/\2"
 
 
 @app.command(epilog="Example:  towline explain TL-C12")
@@ -36,9 +37,6 @@ def explain(
         do = did_you_mean(name, near, "It stands at the end of an error's line, as TL-C12.")
         raise ConfigError("TL-C21", "towline explain", f'there is no code "{code}"', do)
     texts: dict[str, str] = explanations[name]
-    if as_json:
-        sys.stdout.write(json_text({"code": name, **texts}, indent=2))
-        return
     rows = {"happened": "what happened", "stake": "at stake", "do": "what to do"}
-    shown = (f"  {title:<15}{texts[part]}" for part, title in rows.items())
-    sys.stdout.write(lines_text(_LINK.sub(r"\1: docs/\2", line) for line in (name, *shown)))
+    shown = [name, *(f"  {title:<15}{_LINK.sub(_PAGE, texts[part])}" for part, title in rows.items())]
+    sys.stdout.write(json_text({"code": name, **texts}, indent=2) if as_json else lines_text(shown))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
@@ -27,5 +28,5 @@ def reload(file: BridgeFile = Path("bridge.toml")) -> None:
 
     told = reload_from_outside(load(file))
     refused = told["outcome"] == REFUSED
-    typer.echo(lines_text(told["texts"]), nl=False, err=refused)
+    typer.echo(lines_text(told["texts"], sys.stderr if refused else sys.stdout), nl=False, err=refused)
     raise typer.Exit(int(refused))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -60,14 +60,14 @@ def is_live() -> bool:
 _PLAIN = str.maketrans({"→": ">", "▸": ">", "✓": "+", "✗": "x", "…": ".", "·": "-", "≥": ">", "━": "="})
 
 
-def plain(text: str) -> str:
-    """The text with control characters escaped, and replaced what standard output's encoding can't show.
+def plain(text: str, stream: TextIO | None = None) -> str:
+    """The text with control characters escaped, and replaced what the encoding of `stream` or of standard output lacks.
 
     Every command prints through this, or through `json_text`. Line feeds stay: whoever joins lines escapes those within
     a value (`towline.text.printable`).
     """
-    text = fitted(printable_lines(text), sys.stdout)
-    encoding = sys.stdout.encoding or "ascii"
+    text = fitted(printable_lines(text), stream or sys.stdout)
+    encoding = (stream or sys.stdout).encoding or "ascii"
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -80,9 +80,9 @@ def json_text(values: Any, *, indent: int | None = None) -> str:
     return json.dumps(values, indent=indent).replace("\x7f", "\\u007f") + "\n"
 
 
-def lines_text(lines: Iterable[str]) -> str:
+def lines_text(lines: Iterable[str], stream: TextIO | None = None) -> str:
     """Each of ``lines`` in one line, for a terminal, whatever a device or a topic put into it."""
-    return "".join(plain(printable(line)) + "\n" for line in lines)
+    return "".join(plain(printable(line), stream) + "\n" for line in lines)
 
 
 def local_time(seconds: float) -> str:

@@ -68,7 +68,7 @@ def _reconcile(place: Path, bridge: Bridge | None, *, as_json: bool) -> NoReturn
         found = current["reconciled"] = reconcile(bridge, current)
     except KafkaError as error:
         sys.stdout.write(json_text(current, indent=2) if as_json else plain(render(current)))
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(plain(f"{error}\n", sys.stderr))
         raise typer.Exit(NOT_KNOWN) from None
     text = json_text(current, indent=2) if as_json else plain(render(current) + render_comparisons(found))
     sys.stdout.write(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -47,8 +46,6 @@ _MARKS: Final = dict(zip(Standing, "✓✓?!✗", strict=True))
 #: Exit code by the worst row; 2 is for a mistake in the bridge file, as in every command.
 _EXIT_CODES: Final = dict(zip(Standing, (0, 0, 3, 3, 1), strict=True))
 _HEADS: Final = ("holds until", "because", "what to do")
-#: Columns of text that are still read with ease.
-_WIDEST: Final = 100
 _AGAIN: Final = "Mend that, and ask again."
 
 
@@ -163,31 +160,28 @@ def as_json(findings: Iterable[Finding]) -> dict[str, Any]:
     return {"findings": [asdict(one) for one in rows], "worst": worst.value, "exit_code": exit_code(rows)}
 
 
-def screen(findings: Iterable[Finding], load: Iterable[str], width: int, *, verbose: bool = False) -> Iterator[str]:
+def screen(findings: Iterable[Finding], load: Iterable[str], *, verbose: bool = False) -> Iterator[str]:
     """The table for a person: the worst as a headline, the rows with the worst last, and a summary.
 
     Args:
         findings: All rows.
         load: Lines about what comes in.
-        width: Columns; no word is cut in two, so one that is longer goes beyond.
         verbose: Show what is kept too.
     """
     found = _merged(_ordered(findings))
-    width = min(max(width, 30), _WIDEST)
     if found and found[0].verdict not in _KEPT:
-        yield from _wrapped(f"{_title(found[0])}: {found[0].because}{_code(found[0])}", width, "  ")
-    for text in load:
-        yield from _wrapped(text, width, "  ")
+        yield f"{_title(found[0])}: {found[0].because}{_code(found[0])}"
+    yield from load
     for one in reversed(found):
         if verbose or one.verdict not in _KEPT:
             yield ""
-            yield from _wrapped(_title(one), width, "  ")
+            yield _title(one)
             mend = f"{one.mend}{_code(one)}" if one.mend else ""
             for head, cell in zip(_HEADS, (one.until, one.because, mend), strict=True):
                 if cell:
-                    yield from _wrapped(f"  {head:<13}{cell}", width, " " * 15)
+                    yield f"  {head:<13}{cell}"
     yield ""
-    yield from _wrapped(_summary(findings, verbose=verbose), width, "  ")
+    yield _summary(findings, verbose=verbose)
 
 
 def _merged(found: list[Finding]) -> list[Finding]:
@@ -207,10 +201,6 @@ def _title(one: Finding) -> str:
 
 def _code(one: Finding) -> str:
     return f"   [{one.code}]" if one.code else ""
-
-
-def _wrapped(text: str, width: int, indent: str) -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _summary(findings: Iterable[Finding], *, verbose: bool) -> str:
