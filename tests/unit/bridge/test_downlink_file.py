@@ -136,7 +136,7 @@ def test_check_shows_promise_cost_and_limits(tmp_path: Path) -> None:
         "Spark's Kafka source for PySpark",
     ):
         assert part in text
-    assert 'warning  line "commands": a record that MQTT can\'t carry stops the line' in text
+    assert '  ! line "commands": a record that MQTT can\'t carry stops the line' in text
     assert json.loads(json.dumps(plan_of(bridge)))["lines"][0]["direction"] == "down"
 
 

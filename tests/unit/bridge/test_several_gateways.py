@@ -49,7 +49,7 @@ def test_a_line_may_read_gateways_elsewhere(tmp_path: Path) -> None:
     assert (plan["gateways"], plan["brokers"], plan["client_id"]) == (list(line.gateways), [], None)
     text = render(plan_of(bridge))
     assert f"  gateways  {tmp_path / 'g1'}\n            {tmp_path / 'g2'}\n" in text
-    assert "  subscribe" not in text
+    assert "  filters" not in text
     assert "a device's messages are in order as long as they come by one gateway" in text
 
 
@@ -434,7 +434,9 @@ def test_status_asks_each_gateway_and_names_one_that_is_away(tmp_path: Path) -> 
             view = supervisor._state.lines["telemetry"]
             wait_until(lambda: view.account)
             view.query = "running"
-            assert summary(view, "running").startswith('line "telemetry"   received 6 = in Kafka 0 + waiting 6')
+            assert summary(view, "running").startswith(
+                'line "telemetry"   running   received 6 = in Kafka 0 + waiting 6'
+            )
             assert line_state(view, "running") == "running"
             supervisor._state.save()
             known = collect(bridge.state_dir)

@@ -109,6 +109,42 @@ def test_check_warns_of_what_is_allowed_and_odd(capsys: pytest.CaptureFixture[st
     assert "route 3 takes its topic from the message and has neither fallback nor dead letters" in out
 
 
+def test_check_says_once_what_is_true_of_several_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text, file = EXAMPLE.read_text(), tmp_path / "bridge.toml"
+    line = text[text.index("[[uplink]]") :].replace("at_least_once", "exactly_once", 1)
+    line = line.replace('name = "telemetry" ', 'name = "other" ', 1)
+    file.write_text(text.replace("[mqtt]", "[mqtt]\ntls = { insecure = true }").replace("mqtt://", "mqtts://") + line)
+    code, out, err = ran(capsys, "check", str(file))
+    assert (code, err) == (0, "")
+    limits = out[out.index("What no promise covers:") :].splitlines()
+    assert "  limit     a broker that loses its store loses what only it held" in limits
+    assert "  limit     other: a consumer without isolation.level=read_committed sees aborted records too" in limits
+    assert out.count("  limit ") == len(set(limits)) - 3, "head, blank and last line aside"
+    assert out.count("tls.insecure: the broker's certificate is not verified") == 1
+    assert '  ! line "telemetry", line "other": tls.insecure' in out
+    assert out.index("  ! line ") < out.index('▸ line "telemetry"'), "the worst first"
+
+
+def test_a_terminal_of_80_columns_shows_no_longer_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    piped = ran(capsys, "check", str(EXAMPLE))[1]
+    Path("bad.toml").write_text('nam = "x"\nstate_dir = 3\n')
+    mistakes = ran(capsys, "check", "bad.toml")[2]
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    for text, shown in (
+        (piped, ran(capsys, "check", str(EXAMPLE))[1]),
+        (mistakes, ran(capsys, "check", "bad.toml")[2]),
+    ):
+        assert max(map(len, text.splitlines())) > 80
+        assert max(map(len, shown.splitlines())) <= 80
+        assert shown.split() == text.split(), "no word is cut"
+        assert all(row[:2] == "  " for row in shown.splitlines() if row not in text.splitlines() and row[:4] != "bad.")
+
+
 def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for command in ("check", "run", "gateway", "status"):
         code, _, err = ran(capsys, command, str(tmp_path / "nope.toml"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from towline.bridge.config.downlink import KafkaPattern, Sql
@@ -253,10 +254,12 @@ def warnings(bridge: Bridge) -> list[str]:
     """What is allowed and yet deserves a thought."""
     written = WrittenValues(Document.again(bridge.file, bridge.file))
     texts = [f"insecure: [kafka] {text}" for text in insecurities(bridge.kafka.client())]
+    lines: dict[str, list[str]] = {}
     for line in bridge.lines:
         own = _uplink_warnings(line, written) if isinstance(line, Line) else _downlink_warnings(line)
-        texts += [f'line "{line.name}": {text}' for text in (*own, *_transport_warnings(line, written))]
-    return texts
+        for text in (*own, *_transport_warnings(line, written)):
+            lines.setdefault(text, []).append(f'line "{line.name}"')
+    return [*texts, *(f"{', '.join(names)}: {text}" for text, names in lines.items())]
 
 
 def _uplink_warnings(line: Line, written: WrittenValues) -> list[str]:
@@ -335,11 +338,20 @@ def render(plan: dict[str, Any]) -> str:
         out.append(f"  spark     {source}")
     if sql := plan.get("sql"):
         out.append(f"  sql       {sql}")
+    out += [f"  ! {text}" for text in plan["warnings"]]
     for line in plan["lines"]:
         out += ["", *(_render_downlink(line) if line["direction"] == "down" else _render_uplink(line))]
-    out += ["", *(f"warning  {text}" for text in plan["warnings"])] if plan["warnings"] else []
-    out += ["", f"Nothing was contacted. Start it with: towline run {plan['file']}"]
+    out += ["", *_render_limits(plan["lines"]), "", f"Nothing was contacted. Run it:   towline run {plan['file']}"]
     return "\n".join(map(printable, out)) + "\n"
+
+
+def _render_limits(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """What no setting changes, each once, with the lines that it is true of where it is not true of all."""
+    yield "What no promise covers:"
+    for text in dict.fromkeys(text for line in lines for text in line["limits"]):
+        names = [line["name"] for line in lines if text in line["limits"]]
+        whose = f"{', '.join(names)}: " if len(names) < len(lines) else ""
+        yield f"  limit     {whose}{text}"
 
 
 def _render_uplink(line: dict[str, Any]) -> list[str]:
@@ -358,7 +370,7 @@ def _render_uplink(line: dict[str, Any]) -> list[str]:
 
 def _render_taking(line: dict[str, Any], filters: str) -> list[str]:
     """What the gateways of this file take in, and where."""
-    return [_render_broker(line), *(render_share(line["share"]) if line["share"] else [f"  subscribe {filters}"])]
+    return [_render_broker(line), *(render_share(line["share"]) if line["share"] else [f"  filters   {filters}"])]
 
 
 def _render_gateways(line: dict[str, Any]) -> list[str]:
@@ -410,7 +422,6 @@ def _render_promise(line: dict[str, Any], store: str) -> list[str]:
         f"  lost      {line['lost']}",
         f"  doubled   {line['doubled']}",
         f"  cost      {line['cost']}",
-        *(f"  limit     {text}" for text in line["limits"]),
         f"  state     {where}",
     ]
 

@@ -48,7 +48,7 @@ _NAMED: Final = {
     "ssl.key.password.file": "key_password_file",
 }
 #: Longest value, in characters, that the column of the sources waits for.
-_WIDEST: Final = 60
+_WIDEST: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,5 +296,5 @@ def render_effective(settings: Mapping[str, Mapping[str, list[dict[str, str]]]])
         for head, rows in parts.items():
             name, value = (max((len(row[key]) for row in rows), default=0) for key in ("name", "value"))
             out += ["", f'▸ line "{line}"   {head}']
-            out += [f"  {row['name']:{name}}  {row['value']:{min(value, _WIDEST)}}  {row['source']}" for row in rows]
+            out += [f"  {row['name']:{name}}  {row['value']:{min(value, _WIDEST)}}   {row['source']}" for row in rows]
     return out
