@@ -19,9 +19,10 @@ from typing import Final, Self
 
 from tests.helpers import wait_until
 
-__all__ = ["PROMPT", "Terminal", "sessions"]
+__all__ = ["COLUMNS", "PROMPT", "Terminal", "sessions"]
 
 PROMPT: Final = "$ "
+COLUMNS: Final = 80
 #: A shell whose controlling terminal is its standard input, so that Ctrl-C reaches what runs in it.
 _SHELL: Final = (
     "import fcntl, os, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
@@ -52,7 +53,7 @@ class Terminal:
 
     def __enter__(self) -> Self:
         self._main, side = pty.openpty()
-        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
         environ = {**os.environ, "TERM": "dumb", "PS1": PROMPT, "LC_ALL": "C.UTF-8", **self._environ}
         environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
         self._shell = subprocess.Popen(

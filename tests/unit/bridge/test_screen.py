@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import re
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -29,7 +30,9 @@ def test_any_text_can_be_shown_in_any_encoding(
         screen.say("adds up \u2713 \u6e29\u5ea6")
         screen.show(state)
     sys.stdout.flush()
-    assert out.getvalue().decode(encoding).startswith("adds up \u2713" if encoding == "utf-8" else "adds up \\u2713")
+    at, _, text = out.getvalue().decode(encoding).partition("  ")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d" if live else r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", at)
+    assert text.startswith("adds up \u2713" if encoding == "utf-8" else "adds up \\u2713")
 
 
 def test_a_full_disk_is_no_end() -> None:
@@ -44,12 +47,13 @@ def test_a_log_for_programs_has_an_object_a_line_and_changes_only(tmp_path: Path
     screen, state = JsonScreen(out), BridgeState("b", tmp_path, {"line": "up"})
     for _ in range(3):
         screen.show(state)
-    screen.say('line "line": a\nb.   [TL-B22]')
+    screen.say('line "line": a\nb\x7f.   [TL-B22]')
     screen.say("kafka: answers")
+    assert "\x7f" not in out.getvalue()
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [(one["event"], one["level"], one.get("code")) for one in lines] == [
         ("state", "info", None),
-        ('line "line": a\nb.   [TL-B22]', "warning", "TL-B22"),
+        ('line "line": a\nb\x7f.   [TL-B22]', "warning", "TL-B22"),
         ("kafka: answers", "info", None),
     ]
     assert all(datetime.fromisoformat(one["timestamp"]).utcoffset() == timedelta(0) for one in lines)

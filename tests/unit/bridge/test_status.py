@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,28 @@ def test_messages_that_are_not_as_promised_are_told() -> None:
     assert not list(advice(LINE, running=True))
 
 
+def test_the_worst_line_stands_first_and_each_has_its_mark(tmp_path: Path) -> None:
+    names = ["well", "looked at", "wrong", "stopped", "without gateway"]
+    BridgeState("plant", tmp_path, dict.fromkeys(names, "up")).save()
+    current = collect(tmp_path)
+    for line in current["lines"].values():
+        line.update(LINE, account={"adds_up": True}, sentence="received 1", gateway={"state": "online"})
+    lines = current["lines"]
+    lines["looked at"]["gateway"] = {"state": "online", "held_back": "journal full"}
+    lines["wrong"]["account"] = {"adds_up": False}
+    lines["stopped"].update(query="stopped", query_error="x   [TL-K13]")
+    lines["without gateway"].update(gateway=None, gateway_error="y   [TL-G02]")
+    text = render(current)
+    assert re.findall(r'(.) line "([\w ]+)"', text) == [
+        ("✗", "wrong"),
+        ("✗", "stopped"),
+        ("✗", "without gateway"),
+        ("!", "looked at"),
+        ("▸", "well"),
+    ]
+    assert '✗ line "stopped"   stopped\n  ! x   [TL-K13]\n  account   received 1\n  session   online' in text
+
+
 def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text('name = "plant"')
@@ -47,7 +70,7 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     assert code_of(current) == NOT_KNOWN
     text = render(current)
     assert f"! {file} has changed since it was read: what runs is what it said then. towline reload" in text
-    assert 'line "telemetryX"      query not in the running bridge' in text
+    assert '! line "telemetryX"   not in the running bridge' in text
     assert "Start towline run." not in text
     assert not collect(tmp_path, None)["lines"].keys() - {"telemetry"}
     BridgeState("plant", tmp_path, {"telemetry": "up"}, file=file).save(ended=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -126,9 +127,10 @@ class Watched:
             self.screen.say(text)
 
     def seen(self) -> list[str]:
-        """The console since the last call; the state directory is called STATE."""
+        """The console since the last call, without times; the state directory is called STATE."""
         self.look()
         text = self.out.getvalue().replace(str(self.bridge.state_dir), "STATE").replace(str(self.bridge.file), "FILE")
         self.out.seek(0)
         self.out.truncate()
-        return text.splitlines()
+        lines = [re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  (.*)", line) for line in text.splitlines()]
+        return [line[1] for line in lines if line]

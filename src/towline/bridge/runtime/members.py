@@ -87,7 +87,7 @@ def render_member(name: str, status: Mapping[str, Any] | None) -> str:
     """One line about a member."""
     if status is None:
         return f"  member    {name}   none answers on this machine"
-    parts = [f"{status.get('client_id')} at {status.get('broker') or 'no broker'}", str(status.get("state"))]
+    parts = [str(status.get("state")), f"{status.get('client_id')} at {status.get('broker') or 'no broker'}"]
     parts.append(f"received {status.get('received', 0):,}   waiting {status.get('waiting', 0):,}")
     if drain := status.get("drain"):
         parts.append(f"drain: {drain}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from towline.errors import codes_in
 from towline.logfile import log_settings
-from towline.text import printable, printable_lines
+from towline.text import fitted, printable, printable_lines, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -58,7 +58,14 @@ def summary(view: LineView, spark: str) -> str:
         return f'line "{view.name}"   {line_state(view, spark)}'
     rate_in, rate_out = view.rates()
     pace = f"in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {lag_text(view.lag_s())}"
-    return f'line "{view.name}"   {account.sum()}   {pace}   {line_state(view, spark)}'
+    return f'line "{view.name}"   {line_state(view, spark)}   {account.sum()}   {pace}'
+
+
+def _timed(text: str, *, local: bool) -> str:
+    """Each line of a text that stays with its time: local on a terminal, UTC in a log."""
+    now = datetime.now(UTC)
+    at = f"{now.astimezone():%H:%M:%S}" if local else f"{now:%Y-%m-%dT%H:%M:%SZ}"
+    return "\n".join(f"{at}  {line}" for line in printable_lines(text).split("\n"))
 
 
 class PlainScreen:
@@ -79,9 +86,13 @@ class PlainScreen:
         """Nothing to put away."""
 
     def say(self, text: str) -> None:
-        """Write an event; a disk too full for it is no reason to end what carries messages."""
+        """Write an event with its time."""
+        self.write(fitted(_timed(text, local=self._stream.isatty()), self._stream))
+
+    def write(self, text: str) -> None:
+        """Write lines as they are; a disk too full for them is no reason to end what carries messages."""
         try:
-            self._stream.write(printable_lines(text) + "\n")
+            self._stream.write(f"{text}\n")
             self._stream.flush()
         except BrokenPipeError:
             raise  # whoever listened has gone, and the bridge was started for them
@@ -135,7 +146,8 @@ class JsonScreen:
         if level >= self._level:
             at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
             named = logging.getLevelName(level).lower()
-            self._out.say(json.dumps({**facts, "event": event, "level": named, "timestamp": at}))
+            facts |= {"event": event, "level": named, "timestamp": at}
+            self._out.write(json.dumps(facts).replace("\x7f", "\\u007f"))  # JSON escapes all but DEL
 
 
 class LiveScreen:
@@ -159,7 +171,8 @@ class LiveScreen:
 
     def say(self, text: str) -> None:
         """Print an event above the table."""
-        self._console.print(printable_lines(text), markup=False, highlight=False, soft_wrap=True)
+        rows = fitted(_timed(text, local=True), self._console.file)
+        self._console.print(rows, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, state: BridgeState) -> None:
         """Redraw."""
@@ -193,7 +206,7 @@ def _table(state: BridgeState, width: int) -> Group:
         if not wide:
             below.append(Text(f"{view.name}: {condition}"))
         if wrong := view.gateway_error or view.query_error:
-            below.append(Text(printable(wrong), style="red"))
+            below.append(Text("\n".join(wrapped(f"  ! {printable(wrong)}", width)), style="red"))
     head = Text(printable(title), style="table.title", no_wrap=True, overflow="ellipsis")
     return Group(head, table, *below)
 

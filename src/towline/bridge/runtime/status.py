@@ -196,6 +196,8 @@ _NO_GATEWAY = {
     "up": "no gateway runs: nothing is received; the broker keeps what it can for this client's session.",
     "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits.",
 }
+#: In front of a line, the worst first: something is broken, there is something to look at, all is well.
+_MARKS = "✗!▸"
 #: Where records of Kafka's are that nobody gets: no client of Python's can ask whose transaction it is (KIP-664).
 _HIDDEN = "behind an open transaction of an unknown id, which kafka-transactions.sh find-hanging or list may name"
 #: What is counted or said → what it means for the operator. {n} is a number of messages, {times} how often, {why} what
@@ -247,10 +249,10 @@ def render(status: dict[str, Any]) -> str:
         kafka = f"{status['kafka']}{' (insecure)' if status['kafka_insecure'] else ''}"
         out = [f"{head}running (pid {status['pid']})   spark {status['spark']}   kafka {kafka}   {last}"]
     elif status["silent"]:
-        out = [f"{head}there, and silent (pid {status['pid']}): is its disk full?   {last}"]
+        out = [f"✗ {head}there, and silent (pid {status['pid']}): is its disk full?   {last}"]
     else:  # what Spark and Kafka do then is not known
-        how = f", it was killed (pid {status['pid']})" if status["pid"] else ""
-        out = [f"{head}not running{how}   {last}"]
+        killed = f", it was killed (pid {status['pid']})" if status["pid"] else ""
+        out = [f"{'✗ ' if killed else ''}{head}not running{killed}   {last}"]
     out += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
     if status["file_changed"]:
         what = "has changed since it was read: what runs is what it said then"
@@ -260,9 +262,10 @@ def render(status: dict[str, Any]) -> str:
         out.append(f'  dead letters of former files may wait in "{topic}": towline dlq show counts them')
     out += _render_reload(status.get("reload", {})) if status["running"] else []
     if status["kafka_error"] and status["running"]:
-        out.append(f"  {status['kafka_error']}")
-    for name, line in status["lines"].items():
-        out += _render_line(name, line, running=status["running"] or status["silent"])
+        out.append(f"  ! {status['kafka_error']}")
+    running = status["running"] or status["silent"]
+    lines = [_render_line(name, line, running=running) for name, line in status["lines"].items()]
+    out += [row for rows in sorted(lines, key=lambda rows: _MARKS.index(rows[0][0])) for row in rows]
     # Errors, broker names and states came over the network; each line stays one line.
     return "\n".join(map(printable, out)) + "\n"
 
@@ -288,18 +291,19 @@ def _moment(at: float | None) -> str:
 
 
 def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]:
-    last = line.get("last") or {}
+    """A line, with what is wrong first."""
+    last, members = line.get("last") or {}, line.get("members") or {}
     gateway = line["gateway"] or last.get("gateway") or {}
-    out = [f'▸ line "{name}"   {gateway.get("guarantee", "")}   query {line["query"]}']
-    members = line.get("members") or {}
+    told = [f"  ! {text}" for text in advice(line, running=running)]
+    head = [f'{_mark(line, told)} line "{name}"', line["query"], gateway.get("guarantee")]
+    out = ["   ".join(filter(None, head)), *told]
     out += [render_member(each, status) for each, status in members.items()]
     if line["account"]:
         out.append(f"  account   {line['sentence']}")
     elif not members:
         why = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
-        out.append(f"  account   unknown: {why}")
-        if last:
-            out.append(f"  last word {_moment(last['heard'])}: {last['sentence']}")
+        word = f"   last word {_moment(last['heard'])}: {last['sentence']}" if last else ""
+        out.append(f"  account   unknown: {why}{word}")
     if line["gateway"]:
         out += _render_listen(line["gateway"].get("listen") or {})
         parts = gateway.get("gateways")
@@ -311,7 +315,14 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         out.append(
             f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
         )
-    return [*out, *(f"  ! {text}" for text in advice(line, running=running))]
+    return out
+
+
+def _mark(line: Mapping[str, Any], told: list[str]) -> str:
+    account = line["account"] or {}
+    if account.get("adds_up") is False or account.get("broken") or line["query"] == "stopped" or line["gateway_error"]:
+        return "✗"
+    return "!" if told else "▸"
 
 
 def _render_listen(listen: dict[str, Any]) -> list[str]:
@@ -332,15 +343,18 @@ def _megabytes(gateway: dict[str, Any]) -> str:
     return f"{_told(None if size is None else size / 1e6, 1)} MB on disk"
 
 
+def _session(gateway: dict[str, Any]) -> str:
+    return f"  session   {gateway.get('state')}   {gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}"
+
+
 def _render_outbox(gateway: dict[str, Any], line: dict[str, Any]) -> list[str]:
     outbox = gateway.get("outbox") or {}
-    place = f"{gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}   {gateway.get('state')}"
     parts = [f"queued {_told(outbox.get('queued'))}", f"in flight {_told(outbox.get('in_flight'))}", _megabytes(outbox)]
     if incomplete := outbox.get("incomplete"):
         parts.append(f"{incomplete:,} of a batch that is not whole")
     account = line["account"] or {}
     behind = f"{_told(account.get('behind'))} offsets behind in Kafka{remark((account.get('hidden') or 0, _HIDDEN))}"
-    return [f"  session   {place}", f"  outbox    {'   '.join(parts)}   {behind}"]
+    return [_session(gateway), f"  outbox    {'   '.join(parts)}   {behind}"]
 
 
 def _render_part(name: str, part: dict[str, Any]) -> list[str]:
@@ -354,8 +368,7 @@ def _render_part(name: str, part: dict[str, Any]) -> list[str]:
 
 
 def _render_gateway(gateway: dict[str, Any]) -> list[str]:
-    place = f"{gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}   {gateway.get('state')}"
     flight = f"unacknowledged {_told(gateway.get('unacknowledged'))}   acks after {gateway.get('ack_after')}"
     offsets = f"offsets {_told(gateway.get('first'))} to {_told(gateway.get('end'))}"
     drain = [f"  drain     {step}"] if (step := gateway.get("drain")) else []
-    return [f"  session   {place}   {flight}", f"  journal   {_megabytes(gateway)}   {offsets}", *drain]
+    return [f"{_session(gateway)}   {flight}", f"  journal   {_megabytes(gateway)}   {offsets}", *drain]
