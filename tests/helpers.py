@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Self, TypeVar
 
 import mqtt5
 import psutil
@@ -27,6 +29,7 @@ from towline.mqtt.stubs import Stub
 from towline.processes import started
 
 __all__ = [
+    "ServiceManager",
     "commit",
     "lacking",
     "outgoing",
@@ -41,6 +44,36 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+class ServiceManager:
+    """What a service tells its manager, as sd_notify(3) has it.
+
+    Attributes:
+        environ: Names the socket: an abstract one, which every mount namespace of the machine has.
+    """
+
+    def __init__(self) -> None:
+        name = f"towline-{uuid.uuid4().hex}"
+        self.environ = {"NOTIFY_SOCKET": f"@{name}"}
+        self._text = ""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(f"\0{name}")
+        self._socket.setblocking(False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    @property
+    def received(self) -> str:
+        """All that came so far, a line each."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._text += self._socket.recv(4096).decode() + "\n"
+        return self._text
 
 
 def wait_for_end(processes: Iterable[psutil.Process], timeout: float = 60.0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-__all__ = ["ProcessMark", "fields", "name", "parent", "started"]
+__all__ = ["ProcessMark", "fields", "name", "notify", "parent", "started"]
 
 #: Places in `fields` of proc(5) ``stat``, whose third field is the first here.
 _STATE, _PARENT, _THREADS, _START_TIME = 0, 1, 17, 19
@@ -60,6 +61,20 @@ def _host() -> str:
     except OSError:
         pass
     return f"{name} (pid namespace unknown, process {os.getpid()}-{_NONCE})"
+
+
+def notify(**variables: str) -> None:
+    """Tell the service manager how this service is, where one asks for it (``Type=notify``, ``$NOTIFY_SOCKET``).
+
+    Args:
+        variables: Of sd_notify(3): ``READY="1"``, ``STATUS="..."``, ``STOPPING="1"``; values are one line each.
+    """
+    place = os.environ.get("NOTIFY_SOCKET", "")
+    address = f"\0{place[1:]}" if place.startswith("@") else place  # of Linux's abstract names (unix(7))
+    text = "\n".join(f"{name}={value}" for name, value in variables.items())
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        if address:
+            sender.sendto(text.encode(), address)
 
 
 def fields(pid: int) -> list[str] | None:

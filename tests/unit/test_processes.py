@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import pytest
 
@@ -66,3 +70,16 @@ def test_a_process_whose_first_thread_has_ended_runs_on() -> None:
 def test_name_and_parent() -> None:
     assert processes.parent(os.getpid()) == os.getppid()
     assert "python" in processes.name(os.getpid()) or "pytest" in processes.name(os.getpid())
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_a_service_manager_is_told(abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sd_notify(3) says it, at either kind of address; where nobody asks, or listens any more, nothing happens."""
+    processes.notify(READY="1")
+    place = f"{tmp_path}/notify"
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@{place}" if abstract else place)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0{place}" if abstract else place)
+        processes.notify(READY="1", STATUS="line: running")
+        assert manager.recv(100) == b"READY=1\nSTATUS=line: running"
+    processes.notify(STOPPING="1")

@@ -5,6 +5,7 @@ Settings come this way, not as arguments, so that nothing of them stands in the 
 
 from __future__ import annotations
 
+import os
 import sys
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from towline.logfile import MOST_BYTES, LogStream
 
 def main() -> int:
     """Read the settings, run the gateway, return its exit code."""
+    os.environ.pop("NOTIFY_SOCKET", None)  # the service is who started it
     try:
         configure_logging(LogStream(sys.stderr, MOST_BYTES))  # the file is ours, and nobody else looks after it
     except ConfigError as error:

@@ -39,7 +39,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream, log_settings
 from towline.ownership import check_owner
-from towline.processes import ProcessMark
+from towline.processes import ProcessMark, notify
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable, printable_lines
 from towline.threads import guarded_thread
@@ -214,6 +214,7 @@ class _Gateway:
                 self._pump.run()
             finally:
                 stopped.set()
+                notify(STOPPING="1")
                 serving.join()
                 self._end_service()
         if self._failure:
@@ -249,6 +250,7 @@ class _Gateway:
             self._front = NetworkFront(self._settings, self._service.endpoint.location)
             self._service.listening(self._front.location)
             self._log.info("listening", **self._front.status())
+        notify(READY="1")
 
     def _unserved(self, error: BaseException) -> None:
         """A gateway that nobody can reach must end, not receive until its disk is full; raised by `run`."""

@@ -54,7 +54,9 @@ from towline.mqtt.stubs import Published
 from towline.mqtt.subscriptions import UNSURE
 from towline.mqtt.versions import NAMES
 from towline.net.driver import Hooks, SessionDriver
+from towline.processes import notify
 from towline.schema import NO_ROWS
+from towline.text import printable
 from towline.timing import Stamp
 
 __all__ = ["Pump"]
@@ -381,6 +383,7 @@ class Pump:
         self.heard.set()
         broker = str(self._driver.endpoint)
         self._shown.update(connected_since=time.time(), connects=self._shown["connects"] + 1, last_error=None)
+        notify(STATUS=f"connected to {broker}")
         self._log.info("online", broker=broker, session="kept" if action.resumed else "new")
         self._write_down(note_client, self._settings.state_dir, self._settings.mqtt_client_id, broker)
         kept = self._session_kept_s
@@ -468,6 +471,7 @@ class Pump:
         if not error.where.startswith(self._settings.name):  # the way to a broker knows of no line
             error.where = f"{self._settings.name} at {error.where}"
         self._note(error)
+        notify(STATUS=printable(str(error)))
         self._log.warning("no connection", code=error.code, reason=str(error))
 
     # -- helpers --

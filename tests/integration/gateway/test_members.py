@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.helpers import wait_until
+from tests.helpers import ServiceManager, wait_until
 from tests.integration.gateway.conftest import Gateway, NewMembers
 from towline import Client
 from towline.gateway.clients import read_clients
@@ -141,8 +142,11 @@ def test_the_command_drains_in_place_of_what_runs(
     members = new_members(mosquitto, f'share = "subscription"\n{ROUTE}{TWO}')
     command = [sys.executable, "-m", "towline", "gateway", str(tmp_path / "bridge.toml"), "--idle", "1", "--member"]
 
-    def run(*more: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    def run(*more: str, **variables: str) -> subprocess.Popen[str]:
+        environ = {**os.environ, **variables}
+        return subprocess.Popen(
+            [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+        )
 
     first = members["g1"]
     first.start()
@@ -173,8 +177,9 @@ def test_the_command_drains_in_place_of_what_runs(
         "line-g1 is drained: all is committed, and its session at the broker is ended",
         'A query over several gateways does without it: removed_gateways = ["line-g1"].',
     ]
-    with run("g2", "--drain") as alone:  # no gateway runs, and none ever has
+    with ServiceManager() as manager, run("g2", "--drain", **manager.environ) as alone:  # none runs, and none ever has
         out, _ = alone.communicate(timeout=60)
+        assert manager.received.splitlines() == [f"STATUS=connected to {mosquitto.uri}", "READY=1", "STOPPING=1"]
     assert alone.returncode == 0, out
     assert discover(members["g2"].settings.state_dir) is None
     status = status_of(tmp_path)

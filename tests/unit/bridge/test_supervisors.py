@@ -152,6 +152,13 @@ def test_the_bridge_ends_its_gateway_and_no_process_that_has_its_pid_here(
             ending.join()
 
 
+def test_the_first_signal_ends_a_bridge_that_has_started_nothing(tmp_path: Path) -> None:
+    """Maven may be at work, for minutes."""
+    supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(io.StringIO()))
+    with pytest.raises(KeyboardInterrupt):
+        supervisor._interrupted()
+
+
 #: A process that hears no SIGTERM, and says when it does not.
 DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
 

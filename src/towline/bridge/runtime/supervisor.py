@@ -27,6 +27,7 @@ from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, Gatewa
 from towline.bridge.runtime.hangup import Terminal
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.reloading import Reloading
+from towline.bridge.runtime.screen import line_state
 from towline.bridge.runtime.state import BridgeState, LineView
 from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java, check_python
@@ -34,8 +35,9 @@ from towline.errors import ConfigError, KafkaError, TowlineError
 from towline.gateway.launch import state_lock
 from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
+from towline.processes import notify
 from towline.spark.java import cache_directory
-from towline.text import counted
+from towline.text import counted, printable
 from towline.threads import later
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ class Supervisor:
         self._interrupts = 0
         #: A reload was asked for and has not begun.
         self._reload_asked = False
+        #: What the service manager was told last.
+        self._notified: dict[str, str] = {}
         self._terminal = Terminal()
         #: What a second interrupt does; None before anything was started, when there is nothing to finish.
         self._at_once: Callable[[], None] | None = None
@@ -209,6 +213,13 @@ class Supervisor:
             self._screen.say(text)
         with self._state.lock:
             self._screen.show(self._state)
+            views = self._state.lines.values()
+            states = [f"{view.name}: {line_state(view, self._state.spark)}" for view in views]
+            answered = all(view.status or view.gateway_error for view in views)
+        news = {**({"READY": "1"} if answered else {}), "STATUS": printable("; ".join(states))}
+        if news != self._notified:
+            self._notified = news
+            notify(**news)
 
     def _fatal(self) -> TowlineError | None:
         """What ends the bridge: Kafka as configured can't serve, no line is left, or a child is gone."""
@@ -243,6 +254,7 @@ class Supervisor:
 
     def _finish(self) -> None:
         """Spark first, so that its last batch can be committed at the gateways; then they, all at the same time."""
+        notify(STOPPING="1")
         deadline = time.monotonic() + FINISH_S
         working = any(view.query == "running" for view in self._state.lines.values())
         if self._interrupts == 1 and working:
