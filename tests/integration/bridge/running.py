@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,15 @@ class Running:
     program: tuple[str, ...] = ("towline.cli",)
     #: Name of its ``state_dir``.
     state: str = "state"
+    #: The command that runs commands: as another user, in a container.
+    within: tuple[str, ...] = ()
+    #: Variables, beside those of this process.
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, *more: str) -> None:
         with (self.directory / "out").open("ab") as out:
-            command = [sys.executable, "-m", *self.program, "run", str(self.file), *more]
-            environ = {**os.environ, "LC_ALL": "C"}
+            command = [*self.within, sys.executable, "-m", *self.program, "run", str(self.file), *more]
+            environ = {**os.environ, "LC_ALL": "C", **self.environ}
             self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ)
 
     @property

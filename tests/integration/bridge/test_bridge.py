@@ -6,15 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
-from tests.helpers import wait_for_end, wait_until
+from tests.helpers import ServiceManager, wait_for_end, wait_until
+from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
+from towline.spark.java import cache_directory
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 
 pytestmark = pytest.mark.spark
@@ -144,25 +149,63 @@ def stops_in_time(bridge: Running, broker: Mosquitto, kafka: Kafka) -> None:
     assert deaf.process.gone()
 
 
-def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewMosquitto) -> None:
+#: As a container has it: a file system that is read-only but for one directory, and a user without a passwd entry. He
+#: may read as root does, for the Python of these tests may be root's.
+CONTAINED = """
+mount --make-rprivate / && mount --bind "$0" "$0" && mount -o remount,ro,bind / &&
+    exec setpriv --reuid=12345 --regid=12345 --clear-groups --inh-caps=-all,+dac_read_search \\
+    --ambient-caps=-all,+dac_read_search "$@"
+"""
+
+
+@pytest.fixture
+def contained() -> Iterator[Running]:
+    """A bridge that runs as in a container, where this user may make one; in a directory that others may enter."""
+    with tempfile.TemporaryDirectory() as place, a_bridge(Path(place)) as bridge:
+        Path(place).chmod(0o755)
+        contain(bridge)
+        yield bridge
+
+
+def contain(bridge: Running) -> None:
+    state = bridge.directory / "state"
+    state.mkdir()
+    within = ("unshare", "--mount", "sh", "-c", CONTAINED, str(state))
+    if os.geteuid() == 0 and subprocess.run([*within, "true"], capture_output=True, check=False).returncode == 0:
+        os.chown(state, 12345, 12345)
+        bridge.within = within
+        bridge.environ = {"HOME": "/", "TMPDIR": str(state), "TOWLINE_CACHE": str(cache_directory())}
+
+
+def test_intake_goes_on_while_kafka_is_down(contained: Running, new_mosquitto: NewMosquitto) -> None:
+    """In a container, as a service: its user has no name, and its manager is told."""
+    bridge = contained
     broker = new_mosquitto(max_queued_messages="0")
     write(bridge, broker.port, f"127.0.0.1:{free_port()}", "t")
-    bridge.start()
-    bridge.said("messages go on being received and wait on disk")
-    wait_until(lambda: bridge.line()["gateway_running"], PATIENCE, "the gateway")
-    publish(broker, 0, 100)
-    wait_until(lambda: (bridge.line()["account"] or {}).get("waiting") == 100, PATIENCE, "100 waiting")
-    assert bridge.out.count("[TL-K01]") == 1
-    other = subprocess.run(
-        [sys.executable, "-m", "towline.cli", "run", str(bridge.file)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert other.returncode == 2
-    assert f"a bridge runs here (pid {bridge.process.pid})" in other.stderr
-    assert bridge.interrupt() == 0
+    with ServiceManager() as manager:
+        bridge.environ = {**bridge.environ, **manager.environ}
+        bridge.start()
+        bridge.said("messages go on being received and wait on disk")
+        wait_until(lambda: bridge.line()["gateway_running"], PATIENCE, "the gateway")
+        publish(broker, 0, 100)
+        wait_until(lambda: (bridge.line()["account"] or {}).get("waiting") == 100, PATIENCE, "100 waiting")
+        assert bridge.out.count("[TL-K01]") == 1
+        other = subprocess.run(
+            [*bridge.within, sys.executable, "-m", "towline.cli", "run", str(bridge.file)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert other.returncode == 2
+        assert f"a bridge runs here (pid {bridge.process.pid})" in other.stderr
+        bridge.said("is up after")
+        wait_until(
+            lambda: "READY=1\nSTATUS=line: receiving, query starting" in manager.received, PATIENCE, manager.received
+        )
+        assert bridge.interrupt() == 0
+        assert "STOPPING=1" in manager.received.splitlines()
+    assert "TL-B01" not in bridge.out
     assert "100 messages on disk; the next start carries on" in bridge.out
     line = bridge.line()
     assert (line["gateway_running"], line["account"], line["last"]["account"]["waiting"]) == (False, None, 100)

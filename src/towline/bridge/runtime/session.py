@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
@@ -13,7 +15,7 @@ from pyspark.sql import SparkSession
 from towline import files, providers
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.lines.sql import EACH_ONCE
-from towline.bridge.runtime.surroundings import short_sockets
+from towline.bridge.runtime.surroundings import quoted, short_sockets
 from towline.bridge.uplink.source import PackedSource
 from towline.errors import SetupError
 from towline.guarantee import policy
@@ -75,14 +77,35 @@ def session(bridge: Bridge) -> SparkSession:
     secret = secret_of(bridge.spark)
     hidden = {name: conf.pop(name) for name in [*conf] if _REDACTED.search(name)}
     hidden |= {} if secret is None else {_SECRET: secret}
-    if hidden:  # once the JVM runs: what it is started with stands in its command line [I12]
+    user = _unnamed(bridge.state_dir)
+    if hidden or user:  # once the JVM runs: what it is started with stands in its command line [I12]
         SparkContext._ensure_initialized(conf=_spark_conf(bridge, conf))  # noqa: SLF001 - as the builder does it
+        if user:
+            login: Any = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]  # noqa: SLF001
+            login.setLoginUser(login.createRemoteUser(user))
         SparkContext.getOrCreate(_spark_conf(bridge, {**conf, **hidden}))
     builder = SparkSession.builder.master(bridge.spark.master).appName(_name(bridge))
     spark = builder.config(map={**conf}).getOrCreate()
     register(spark)
     spark.dataSource.register(PackedSource)
     return spark
+
+
+def _unnamed(home: Path) -> str | None:
+    """What a user without a passwd entry is called, as containers have them; Hadoop's own login refuses him.
+
+    Args:
+        home: The JVM's, which asks the same entry for it; an option of the user's comes before.
+
+    Returns:
+        ``SPARK_USER``, or his number, as Spark's own image names him; None for a user with an entry.
+    """
+    with contextlib.suppress(KeyError):
+        pwd.getpwuid(os.geteuid())
+        return None
+    given = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{quoted(f'-Duser.home={home}')} {given}"
+    return os.environ.setdefault("SPARK_USER", str(os.geteuid()))
 
 
 def _name(bridge: Bridge) -> str:

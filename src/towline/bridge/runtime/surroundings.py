@@ -29,7 +29,7 @@ from towline.spark.quickstart import archive_of, jvm_options, light_home, sharin
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
 
-__all__ = ["SCRATCH", "check_java", "check_python", "environment", "scratch", "short_sockets"]
+__all__ = ["SCRATCH", "check_java", "check_python", "environment", "quoted", "scratch", "short_sockets"]
 
 #: In the bridge's state directory; no line can have this name.
 SCRATCH: Final = ".tmp"
@@ -147,7 +147,7 @@ def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.env
     if not os.statvfs(place).f_flag & os.ST_NOEXEC:  # native libraries are unpacked there too
         places = [f"-Djava.io.tmpdir={place}"]
     # Of two that say the same the later one counts: the user's before ours, but for the place.
-    said = [*map(_quoted, options), environ.get("SPARK_SUBMIT_OPTS", ""), *map(_quoted, places)]
+    said = [*map(quoted, options), environ.get("SPARK_SUBMIT_OPTS", ""), *map(quoted, places)]
     variables["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, said))
     return variables
 
@@ -168,7 +168,7 @@ def _python(bridge: Bridge, place: Path, environ: Mapping[str, str]) -> dict[str
     return {**made, "PATH": os.pathsep.join(filter(None, (str(Path(sys.executable).parent), environ.get("PATH"))))}
 
 
-def _quoted(option: str) -> str:
+def quoted(option: str) -> str:
     """As Spark's launcher reads a list of options (`CommandBuilderUtils.parseOptionString`)."""
     escaped = option.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"' if " " in option or escaped != option else option
