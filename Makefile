@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench soak fuzz mutants clean style unit archive everything
+.PHONY: help setup demo test check lint bench soak fuzz mutants clean style unit audit archive everything
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -43,6 +43,9 @@ style:
 	said=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$said"; failed=1; }; \
 	exit $$failed
 
+audit:
+	@$(BIN)/python scripts/audit.py
+
 unit:
 	@$(BIN)/pytest -q $(SPREAD) tests/unit
 
@@ -55,8 +58,8 @@ everything: archive
 lint: setup
 	@$(MAKE) --no-print-directory style
 
-check: setup ## style, types, import order and the tests that need no broker; under 90 seconds
-	@$(MAKE) --no-print-directory --jobs 2 style unit
+check: setup ## style, types, import order, known vulnerabilities and the tests that need no broker; under 90 seconds
+	@$(MAKE) --no-print-directory --jobs 2 style unit audit
 
 test: ## check, and the tests on real brokers; make soak has those that take minutes each
 	@$(PYTHON) scripts/setup.py test
