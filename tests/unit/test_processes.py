@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import pytest
-
 from tests.helpers import wait_until
 from towline import processes
 from towline.processes import ProcessMark

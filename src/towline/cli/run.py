@@ -34,8 +34,8 @@ def run(
 ) -> None:
     """Run the lines of a bridge file and show their account.
 
-    Ctrl-C ends it: the batch in work is finished, the broker keeps the session, what waits stays on disk. A second
-    Ctrl-C ends at once and loses nothing either. SIGHUP, or towline reload, takes up changed routes.
+    Ctrl-C ends it within 25 s: the batch in work may finish, the broker keeps the session, what waits stays on disk. A
+    second Ctrl-C ends at once and loses nothing either. SIGHUP, or towline reload, takes up changed routes.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415

@@ -172,7 +172,8 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
     head, uplink, telemetry = GOOD.partition("[[uplink]]")
     bridge = read(head + uplink + telemetry + uplink + telemetry.replace("telemetry", "events"), tmp_path)
     bridge.logs.mkdir(parents=True)
-    supervisor = Supervisor(bridge, PlainScreen(io.StringIO()))
+    screen = io.StringIO()
+    supervisor = Supervisor(bridge, PlainScreen(screen))
     state = supervisor._state = BridgeState("plant", tmp_path, {line.name: "up" for line in bridge.lines})
     kafka: Any = SimpleNamespace(ready=threading.Event())
     child = supervisor._driver = DriverSupervisor(bridge, state, kafka, supervisor._spark_ending)
@@ -198,6 +199,7 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
             supervisor._gateways.append(GatewaySupervisor(line, "towline.toml", *parts))
         supervisor._finish()
         assert [one.wait(20) for one in ends] == [-signal.SIGKILL] * 3
+        assert "its batch comes again with the next start" in screen.getvalue()
         child.join(20)
 
 

@@ -269,6 +269,8 @@ class Supervisor:
             self._driver.join(TICK_S)
             self._save()
             self._refresh()
+        if self._driver.is_alive() and self._interrupts < 2:
+            self._screen.say(f"Spark did not end within {FINISH_S:.0f} s: its batch comes again with the next start")
         self._driver.kill()
         self._driver.join(2.0)
         self._ending.set()
