@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from towline.errors import ConfigError, KafkaError
+from towline.errors import KafkaError
 from towline.kafka.options import FORMAT
 from towline.kafka.packed import PACKED
 from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
+from towline.sinks import check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,8 +34,8 @@ Record: TypeAlias = tuple[Any, ...]
 #: Column -> its types in Spark's words (``DataType.simpleString``), the first is the one a message offers.
 ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "key": ("binary", "string"),
         "value": ("binary", "string"),
+        "key": ("binary", "string"),
         "headers": ("array<struct<key:string,value:binary>>",),
         "topic": ("string",),
         "partition": ("int",),
@@ -116,26 +117,15 @@ class Columns:
         """Check a schema against the contract of the sink.
 
         Args:
-            schema: Column names and their types in Spark's words, without regard to nullability.
+            schema: As `column_types` has it.
             topic: The option ``topic``.
             include_headers: The option ``includeHeaders``.
 
         Raises:
             ConfigError: TL-C48 for a column that is missing, unknown or of another type.
         """
-        for name, kind in schema.items():
-            _check_column(name, kind)
-        if "value" not in schema:
-            raise ConfigError(
-                "TL-C48",
-                FORMAT,
-                'column "value" is missing',
-                f"Select it, string or binary; there are: {', '.join(schema) or 'none'}.",
-            )
-        if topic is None and "topic" not in schema:
-            raise ConfigError(
-                "TL-C48", FORMAT, "no topic", 'Set option("topic", ...) or select a string column "topic".'
-            )
+        own = {**ORIGIN, **PROPERTIES, PACKED: "binary"}
+        check_columns(FORMAT, "Kafka", {n: kind for n, kind in schema.items() if own.get(n) != kind}, ACCEPTED, topic)
         unused = {PACKED} if include_headers else {PACKED, "headers"}
         if topic is not None:
             unused.add("topic")
@@ -233,8 +223,9 @@ class Columns:
         if "timestamp" not in self.present:
             return repeat(_NOW)
         # Kafka counts milliseconds, Spark microseconds; what is finer is cut off.
-        micros = batch.column("timestamp").cast(pa.int64())
-        return _values(pc.divide(micros, 1000).fill_null(_NOW))
+        millis = pc.divide(batch.column("timestamp").cast(pa.int64()), 1000)
+        # librdkafka has no way to say 1970-01-01 00:00:00; a millisecond later is the nearest moment that it has.
+        return _values(pc.if_else(pc.equal(millis, _NOW), 1, millis).fill_null(_NOW))
 
 
 def _names(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
@@ -293,24 +284,6 @@ def _values(column: Any) -> Iterator[Any]:
 
 def _longest(column: Any) -> int:
     return pc.max(pc.binary_length(column.cast(pa.binary()))).as_py() or 0
-
-
-def _check_column(name: str, kind: str) -> None:
-    if {**ORIGIN, **PROPERTIES, PACKED: "binary"}.get(name) == kind:
-        return
-    if name not in ACCEPTED:
-        known = ", ".join(ACCEPTED)
-        raise ConfigError(
-            "TL-C48", FORMAT, f'unknown column "{name}"', f"Kafka takes {known}; leave others out with select()."
-        )
-    if kind not in ACCEPTED[name]:
-        wanted = " or ".join(ACCEPTED[name])
-        raise ConfigError(
-            "TL-C48",
-            FORMAT,
-            f'column "{name}" is {kind}, Kafka takes {wanted}',
-            f"Cast it: CAST({name} AS {ACCEPTED[name][0]}).",
-        )
 
 
 def _listed(column: Any) -> Iterator[bytes | None]:

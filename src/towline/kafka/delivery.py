@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.errors import KafkaError
 from towline.kafka import admin, faults, producers
 from towline.kafka.screening import RecordCheck, RecordLimits, fault_of
+from towline.sinks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,25 +24,6 @@ if TYPE_CHECKING:
     from towline.kafka.options import SinkSettings
 
 __all__ = ["AtLeastOnce", "AtMostOnce", "Delivered", "Delivery", "Task", "require_topics"]
-
-
-@dataclass(frozen=True)
-class Task:
-    """Who writes.
-
-    Attributes:
-        partition: Spark's partition id.
-        attempt: 0 for the first attempt of a task.
-        batch: Batch id of the stream; None in a batch query.
-        query: Streaming query id; None in a batch query.
-        run: Id of this run of the query; None in a batch query, or if unknown.
-    """
-
-    partition: int
-    attempt: int = 0
-    batch: int | None = None
-    query: str | None = None
-    run: str | None = None
 
 
 @dataclass(frozen=True)

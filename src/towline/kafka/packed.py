@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from towline.sinks import lower_case
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -30,8 +32,8 @@ def pack(records: pa.RecordBatch) -> bytes:
 
 
 def unpacked(batches: Iterable[Any]) -> Iterator[Any]:
-    """The rows of ``pyarrow.RecordBatch``es in their order, those in the column too, and without the column."""
-    for batch in batches:
+    """The rows of batches in their order, those in the column too, and without it; names are in lower case."""
+    for batch in map(lower_case, batches):
         if PACKED not in batch.schema.names:
             yield batch
             continue

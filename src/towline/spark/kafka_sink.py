@@ -24,6 +24,7 @@ from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.packed import unpacked
 from towline.kafka.topicids import SourceTopics
+from towline.sinks import column_types
 from towline.spark import tally
 from towline.spark.gathering import Left, RowsForDriver
 from towline.spark.sink_note import SinkBatch
@@ -170,7 +171,7 @@ class KafkaTransactional(DataSource):
 
     def _delivery(self, schema: StructType, origin: BatchOrigin | None = None) -> Delivery:
         _tell(self._settings)
-        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        types = column_types(schema.fields, FORMAT)
         columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
         require_topics(self._settings)
         return delivery_for(self._settings, columns, origin or BatchOrigin())
@@ -210,7 +211,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             KafkaError: The rows are not safely in Kafka; TL-K08 if Spark does not say which batch this is.
         """
         settle()
-        task = Task(*streaming_task(_out_of_place))
+        task = streaming_task(_out_of_place)
         if isinstance(self._delivery, ExactlyOnce):
             _refuse_speculation()
         return _write(self._delivery, iterator, task)
@@ -278,7 +279,7 @@ class GatheringWriter(StreamWriter):
             KafkaError: TL-K23 or TL-K66, there is no room for them; TL-K08 if Spark does not say which batch this is.
         """
         settle()
-        task = Task(*streaming_task(_out_of_place))
+        task = streaming_task(_out_of_place)
         return KafkaGathered(task.partition, task.batch, task.query, task.run, self._place.leave(unpacked(iterator)))
 
     @one_line
@@ -352,7 +353,7 @@ class BatchWriter(DataSourceArrowWriter):
         Raises:
             KafkaError: The rows are not safely in Kafka.
         """
-        return _write(self._delivery, iterator, Task(*batch_task(_out_of_place)))
+        return _write(self._delivery, iterator, batch_task(_out_of_place))
 
     @one_line
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

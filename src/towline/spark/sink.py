@@ -22,6 +22,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
 from towline.gateway.belonging import Remembered
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
+from towline.sinks import column_types
 from towline.spark.link import GatewayPlace, Retry, patiently
 from towline.spark.sink_columns import SinkColumns
 from towline.spark.tasks import TaskAnswer, answers, batch_task, streaming_task
@@ -339,7 +340,7 @@ def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = ""
     from towline.spark.sink_options import parse_sink_options, places_of  # noqa: PLC0415 - workers need no pydantic
 
     parsed = parse_sink_options(options, checkpoint)
-    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    types = column_types(schema.fields, _WHERE)
     columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
     return PartitionSender(places_of(parsed), columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
 

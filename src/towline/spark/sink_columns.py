@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 
 from towline.errors import ConfigError
 from towline.schema import MESSAGE_SCHEMA
+from towline.sinks import check_columns, lower_case
 
 __all__ = ["ACCEPTED", "SinkColumns"]
 
 #: Column → its types in Spark's words (``DataType.simpleString``), the first is the one a message offers.
 ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
-    "topic": ("string",),
     "payload": ("binary", "string"),
+    "topic": ("string",),
     "qos": ("tinyint", "smallint", "int", "bigint"),
     "retain": ("boolean",),
     "content_type": ("string",),
@@ -57,7 +58,7 @@ class SinkColumns:
         """Check a schema against the contract of the sink.
 
         Args:
-            schema: Column names and their types in Spark's words.
+            schema: As `column_types` has it.
             topic: The option ``topic``.
             qos: The option ``qos``.
             retain: The option ``retain``.
@@ -66,14 +67,8 @@ class SinkColumns:
         Raises:
             ConfigError: TL-C48 for a column that is missing, unknown or of another type.
         """
-        for name, kind in schema.items():
-            if name not in _IGNORED:
-                _check(name, kind)
-        if topic is None and "topic" not in schema:
-            raise _refused("no topic", 'Set option("topic", ...) or select a string column "topic".')
-        if "payload" not in schema:
-            known = ", ".join(schema) or "none"
-            raise _refused('column "payload" is missing', f"Select it, binary or string; there are: {known}.")
+        sent = {name: kind for name, kind in schema.items() if name not in _IGNORED}
+        check_columns(_WHERE, "MQTT", sent, ACCEPTED, topic)
         return cls(frozenset(schema) & ACCEPTED.keys(), topic, qos, retain, levels)
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -82,8 +77,9 @@ class SinkColumns:
         Raises:
             ConfigError: TL-C12, a row's QoS contradicts the guarantee.
         """
+        named = lower_case(batch)
         rows = pa.RecordBatch.from_arrays(
-            [self._column(batch, field) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA
+            [self._column(named, field) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA
         )
         if "qos" in self.present:
             self._check_levels(rows.column("qos"))
@@ -115,18 +111,3 @@ def _within_a_byte(column: Any) -> Any:
     """Numbers that are no QoS, as one number that is none either and fits."""
     fine = pc.or_(pc.is_null(column), pc.is_in(column, pa.array([0, 1, 2], column.type)))
     return pc.if_else(fine, column, pa.scalar(127, column.type))
-
-
-def _check(name: str, kind: str) -> None:
-    if name not in ACCEPTED:
-        raise _refused(f'unknown column "{name}"', f"MQTT takes {', '.join(ACCEPTED)}; leave others out with select().")
-    if kind not in ACCEPTED[name]:
-        wanted = ACCEPTED[name][0]
-        raise _refused(
-            f'column "{name}" is {kind}, MQTT takes {" or ".join(ACCEPTED[name])}',
-            f"Cast it: CAST({name} AS {wanted}).",
-        )
-
-
-def _refused(what: str, do: str) -> ConfigError:
-    return ConfigError("TL-C48", _WHERE, what, do)

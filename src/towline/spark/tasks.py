@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from towline.errors import TowlineError
+from towline.sinks import Task
 
-__all__ = ["SparkTask", "TaskAnswer", "answers", "batch_task", "speculates", "streaming_task"]
+__all__ = ["TaskAnswer", "answers", "batch_task", "speculates", "streaming_task"]
 
 #: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -22,24 +23,6 @@ _SPECULATION: Final = "spark.speculation"
 
 Refuse: TypeAlias = Callable[[str, str], TowlineError]
 """Makes the format's error of what is wrong and what to do."""
-
-
-class SparkTask(NamedTuple):
-    """Who writes.
-
-    Attributes:
-        partition: Spark's partition id.
-        attempt: 0 for the first attempt.
-        batch: Batch id of the stream; None in a batch query.
-        query: Streaming query id; None in a batch query.
-        run: Id of this run of the query; None in a batch query, or if unknown.
-    """
-
-    partition: int
-    attempt: int
-    batch: int | None = None
-    query: str | None = None
-    run: str | None = None
 
 
 @dataclass
@@ -58,7 +41,7 @@ class TaskAnswer(WriterCommitMessage):
 _AnswerT = TypeVar("_AnswerT", bound=TaskAnswer)
 
 
-def streaming_task(refuse: Refuse) -> SparkTask:
+def streaming_task(refuse: Refuse) -> Task:
     """The task of a micro-batch that runs here.
 
     Raises:
@@ -71,10 +54,10 @@ def streaming_task(refuse: Refuse) -> SparkTask:
         what = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
         raise refuse(what, "Use it with writeStream in micro-batch mode, not inside other code.")
     run = context.getLocalProperty(_RUN_ID)
-    return SparkTask(context.partitionId(), context.attemptNumber(), int(batch), query, run)
+    return Task(context.partitionId(), context.attemptNumber(), int(batch), query, run)
 
 
-def batch_task(refuse: Refuse) -> SparkTask:
+def batch_task(refuse: Refuse) -> Task:
     """The task of a batch query that runs here.
 
     Raises:
@@ -83,7 +66,7 @@ def batch_task(refuse: Refuse) -> SparkTask:
     context = TaskContext.get()
     if context is None:
         raise refuse("there is no Spark task around this call", "Use it as a sink of a Spark query.")
-    return SparkTask(context.partitionId(), context.attemptNumber())
+    return Task(context.partitionId(), context.attemptNumber())
 
 
 def speculates() -> bool:

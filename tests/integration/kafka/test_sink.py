@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.reading import committed_count, numbers, records
 from towline.checkpoint import Checkpoint
-from towline.errors import KafkaError
+from towline.errors import ConfigError, KafkaError
+from towline.kafka.columns import ACCEPTED as KAFKA_COLUMNS
+from towline.kafka.columns import Columns
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
+from towline.spark.sink_columns import ACCEPTED as MQTT_COLUMNS
+from towline.spark.sink_columns import SinkColumns
 from towline_prove.devstack import Kafka
 
 #: The first test of the room also waits for a Kafka and a Spark to start.
@@ -109,16 +114,17 @@ def test_a_batch_query_with_every_column(spark: SparkSession, kafka: Kafka, topi
     name = topic(partitions=3)
     bytes_of_id = "CAST(CAST(id AS STRING) AS BINARY)"
     frame = spark.range(100).selectExpr(
-        "CAST(id AS STRING) AS key",
-        f"{bytes_of_id} AS value",
-        f"'{name}' AS topic",
-        "CAST(id % 3 AS INT) AS partition",
-        "TIMESTAMP_SECONDS(1700000000 + id) AS timestamp",
+        "CAST(id AS STRING) AS KEY",
+        f"{bytes_of_id} AS Value",
+        f"'{name}' AS Topic",
+        "CAST(id % 3 AS INT) AS `partition`",
+        "IF(id = 7, NULL, TIMESTAMP_SECONDS(IF(id = 0, 0, 1700000000 + id))) AS TimeStamp",
         f"""array(struct('a' AS key, {bytes_of_id} AS value), struct('b' AS key, CAST(NULL AS BINARY) AS value),
-            struct('a' AS key, CAST('again' AS BINARY) AS value)) AS headers""",
+            struct('a' AS key, CAST('again' AS BINARY) AS value)) AS HEADERS""",
     )
     given = options(kafka, name)
     del given["topic"]
+    begun = time.time()
     frame.write.format("kafka_transactional").mode("append").options(**given).save()
     arrived = {int(m.key()): m for m in records(kafka.bootstrap, name)}
     assert sorted(arrived) == list(range(100))
@@ -126,7 +132,10 @@ def test_a_batch_query_with_every_column(spark: SparkSession, kafka: Kafka, topi
         value = b"%d" % number
         assert message.value() == value
         assert message.partition() == number % 3
-        assert message.timestamp()[1] == (1700000000 + number) * 1000
+        if number == 7:
+            assert message.timestamp()[1] >= int(begun * 1000), "null is now"
+        else:
+            assert message.timestamp()[1] == ((1700000000 + number) * 1000 if number else 1), "librdkafka has no 0"
         assert message.headers() == [("a", value), ("b", None), ("a", b"again")]
 
 
@@ -170,8 +179,12 @@ def test_secrets_are_resolved_in_the_task(spark: SparkSession, kafka: Kafka, top
         ("value", {"guarantee": "exactly"}, "Choose between exactly_once (the default), at_least_once"),
         ("value", {"kafka.acks": "1"}, 'option "kafka.acks" = 1 contradicts guarantee at_least_once'),
         ("value AS payload", {}, 'unknown column "payload"'),
-        ("CAST(value AS INT) AS value", {}, 'column "value" is int, Kafka takes binary or string'),
-        ("value, map('a', 'b') AS headers", {}, 'column "headers" is map<string,string>'),
+        (
+            "CAST(value AS INT) AS value",
+            {},
+            "Kafka takes binary or string. Write it as: CAST(value AS string) AS value.",
+        ),
+        ("value, map('a', 'b') AS headers", {}, "map_entries(CAST(headers AS map<string,binary>)) AS headers."),
     ],
 )
 def test_mistakes_get_one_line(
@@ -184,6 +197,60 @@ def test_mistakes_get_one_line(
     with pytest.raises(PySparkException) as caught:
         batch.write.format("kafka_transactional").mode("append").options(**given).save()
     assert says in line(str(caught.value).splitlines()[0])
+
+
+#: SQL of a value of each kind of type.
+KINDS = (
+    *("true", "1Y", "1S", "1", "1L", "1F", "1D", "1.5BD", "date'2026-01-02'", "timestamp'2026-01-02 03:04:05'", "null"),
+    *("timestamp_ntz'2026-01-02 03:04:05'", "time'03:04:05'", "interval '1' day", "make_interval(1)", "x'ff'", "'1'"),
+    *("'1' COLLATE UTF8_LCASE", "named_struct('a', 1)", "array(1)", "parse_json('{}')", "map('a', 'b')", "map('a', 1)"),
+    *("map('a', x'ff')", "map(1, named_struct('a', 'b'))", "array(named_struct('k', 'a', 'v', 'b'))"),
+    *("array(named_struct('k', 'a', 'v', 1))", "array(named_struct('key', 'a', 'value', x'ff'))"),
+)
+
+
+Bind = Callable[[dict[str, str]], object]
+
+
+def advice(bind: Bind, types: dict[str, str]) -> str:
+    try:
+        bind(types)
+    except ConfigError as problem:
+        return problem.do
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("accepted", "bind"),
+    [
+        (KAFKA_COLUMNS, lambda types: Columns.bind(types, None, include_headers=True)),
+        (MQTT_COLUMNS, lambda types: SinkColumns.bind(types, topic=None, qos=1, retain=False, levels=(1,))),
+    ],
+    ids=["kafka", "mqtt"],
+)
+def test_each_advice_for_a_column_is_taken_by_spark_and_then_by_the_sink(
+    spark: SparkSession, accepted: Mapping[str, tuple[str, ...]], bind: Bind
+) -> None:
+    others = dict.fromkeys(("topic", next(iter(accepted))), "string")
+    values = {f"{name}{number}": sql for name in accepted for number, sql in enumerate(KINDS)}
+    values |= {name: "'2026-01-02'" for name, sql in values.items() if name.startswith("timestamp") and sql == "'1'"}
+    fields = spark.sql("SELECT " + ", ".join(f"{sql} AS {name}" for name, sql in values.items()))
+    kinds = {field.name: field.dataType.simpleString() for field in fields.schema.fields}
+    mended = []
+    for numbered, kind in kinds.items():
+        name = numbered.rstrip("0123456789")
+        if told := advice(bind, {**others, name: kind}):
+            made = re.fullmatch(rf"Write it as: (.*) AS {name}\.", told)
+            if made:
+                mended.append(re.sub(rf"\b{name}\b", numbered, made[1], count=1) + f" AS {numbered}")
+            else:
+                assert told == f"Select it as {accepted[name][0]}, or leave it out."
+                assert "string" not in accepted[name]
+                assert name not in ("headers", "user_properties") or not kind.startswith(("map<", "array<struct<k"))
+    frame = fields.selectExpr(*mended)
+    assert len(frame.collect()) == 1
+    for field in frame.schema.fields:
+        assert not advice(bind, {**others, field.name.rstrip("0123456789"): field.dataType.simpleString()}), field
 
 
 def test_overwriting_a_topic_is_refused(spark: SparkSession, kafka: Kafka) -> None:

@@ -61,9 +61,9 @@ def test_partitions_are_used_where_given() -> None:
 
 def test_timestamps_in_milliseconds() -> None:
     moment = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, dt.UTC)
-    column = pa.array([moment, None], pa.timestamp("us", tz="UTC"))
-    records = produced(bound("value", "timestamp"), value=pa.array([b"1", b"2"]), timestamp=column)
-    assert [record[6] for record in records] == [int(moment.timestamp()) * 1000 + 678, 0]
+    column = pa.array([moment, None, dt.datetime.fromtimestamp(0, dt.UTC)], pa.timestamp("us", tz="UTC"))
+    records = produced(bound("value", "timestamp"), value=pa.array([b"1", b"2", b"3"]), timestamp=column)
+    assert [record[6] for record in records] == [int(moment.timestamp()) * 1000 + 678, 0, 1], "0 is now"
     assert records[0][7] is None
 
 

@@ -151,6 +151,14 @@ def test_what_travels_to_the_tasks_holds_no_secret(monkeypatch: pytest.MonkeyPat
     assert b"${KAFKA_PASSWORD}" in sent
 
 
+def test_two_columns_of_one_name_are_refused() -> None:
+    """Names are compared as Spark compares them."""
+    value = StructField("value", StringType())
+    KafkaTransactional(OPTIONS).writer(StructType([StructField("VALUE", StringType())]), overwrite=False)
+    with pytest.raises(ConfigError, match=r"two of the columns value have one name.*TL-C48"):
+        KafkaTransactional(OPTIONS).writer(StructType([value, StructField("Value", StringType())]), overwrite=False)
+
+
 def test_reading_is_refused() -> None:
     with pytest.raises(ConfigError, match="only writes"):
         KafkaTransactional(OPTIONS).schema()

@@ -20,6 +20,7 @@ from tests.unit.spark.reading import ALL, table
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
 from towline.gateway.tickets import KEY_FILE
+from towline.sinks import Task
 from towline.spark import sink
 from towline.spark.link import GatewayPlace
 from towline.spark.options import parse_options
@@ -27,7 +28,6 @@ from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Sl
 from towline.spark.sink import MqttBatchWriter, MqttStreamWriter, PartitionSender, batch_writer, stream_writer
 from towline.spark.sink_options import parse_sink_options
 from towline.spark.source import MqttDataSource
-from towline.spark.tasks import SparkTask
 
 SCHEMA = StructType([StructField("topic", StringType()), StructField("payload", StringType())])
 
@@ -187,7 +187,7 @@ def test_a_ticket_is_for_the_checkpoint_where_that_is_no_path(
     far: Remote, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
     """Whoever has it brings batches of that query alone, and they come once, however the place is written."""
-    task = SparkTask(3, 0, 0, "query-1", None)
+    task = Task(3, 0, 0, "query-1", None)
     monkeypatch.setattr(sink, "streaming_task", lambda _: task)
     batch = pa.record_batch({"topic": ["t"] * 10, "payload": [str(number) for number in range(10)]})
     given = options(far, retryStrategy="never")
