@@ -61,8 +61,8 @@ class Leases:
                 self._where,
                 f'the process with pid {held.holder.pid} on {held.holder.host} reads as consumer "{consumer}" '
                 f"since {held.since}",
-                'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch; '
-                "if that query has ended, stop its process.",
+                'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch, to Kafka '
+                'with the option "batchId"; if that query has ended, stop its process.',
             )
         token = secrets.token_hex(8)
         term_s = FOREIGN_LEASE_S if beat_s is None else min(FOREIGN_LEASE_S, MISSED_BEATS * beat_s)

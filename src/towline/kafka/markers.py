@@ -346,8 +346,8 @@ _WHAT: Final[Mapping[Situation, str]] = MappingProxyType(
             "or lost it, or this checkpoint wrote to another sink until now"
         ),
         Situation.BEHIND: (
-            "the marker of partition {p} says batch {m}, Spark runs batch {b}: markers were lost, or another "
-            "sink wrote batches {after} to {before}"
+            "the marker of partition {p} says batch {m}, Spark runs batch {b}: markers were lost, or batches {after} "
+            "to {before} were written by another sink, or left out in foreachBatch"
         ),
         Situation.AHEAD: (
             "the marker of partition {p} says batch {m}, Spark runs batch {b} only: an older checkpoint was "

@@ -63,7 +63,10 @@ class SinkSettings:
         topic: Topic of every record; None when the column ``topic`` names it.
         include_headers: Whether the column ``headers`` is written, if there is one.
         dead_letter_topic: Where records go that can't be written; None: they stop the query.
-        sink_id: Names the sink in transactional ids and markers; None for the id of the query.
+        sink_id: Names the sink in transactional ids and markers; None for the id of the query. In foreachBatch it ends
+            in the option ``topic``, so one name may stand for all outputs of a query.
+        batch: Number of the batch of a write in foreachBatch, whose repeats are skipped; None for a stream and for a
+            batch query that is written as often as it is run.
         parallelism: Transactions of a batch; with 1, and `gather` off, its query must bring one partition.
         gather: Whether the driver writes the rows of all tasks in one transaction: exactly once, and no `parallelism`
             was given.
@@ -85,6 +88,7 @@ class SinkSettings:
     include_headers: bool = True
     dead_letter_topic: str | None = None
     sink_id: str | None = None
+    batch: int | None = None
     parallelism: int = 1
     gather: bool = False
     prefix: str = "towline"
@@ -148,7 +152,7 @@ class SinkSettings:
             timeout_s=timeout_s,
             client=client,
             gather=policy(guarantee).transactions and "parallelism" not in given,
-            **given.values(_FORMAT.options),
+            **{**given.values(_FORMAT.options), "sink_id": _sink_id(given)},
         )
         settings._check_reserved()
         return settings
@@ -175,6 +179,16 @@ def _check_belonging(guarantee: str, given: Given) -> None:
             raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose exactly_once.")
         what = f'option "{option.name}" contradicts guarantee {guarantee}, which gives records up'
         raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose another guarantee.")
+
+
+def _sink_id(given: Given) -> str | None:
+    name: str | None = given.value("sinkId")
+    if "batchId" not in given:
+        return name
+    if name is None:
+        do = 'Add option("sinkId", NAME): the same at each start of the query, and of no other query.'
+        raise ConfigError("TL-C200", FORMAT, 'option "batchId" needs the option "sinkId"', do)
+    return f"{name}.{given.value('topic')}" if "topic" in given else name
 
 
 def _delivery_timeout(kafka: dict[str, str], texts: Mapping[str, str]) -> dict[str, str]:
@@ -286,6 +300,7 @@ _FORMAT: Final = Format(
         Option("deliveryTimeout", between(1, 900, "1 to 900 seconds")),
         Option("deadLetterTopic", _name, "dead_letter_topic", _NO_LOSS),
         Option("sinkId", _name, "sink_id"),
+        Option("batchId", whole(0, 1 << 63), "batch", _EXACTLY_ONCE),
         Option("parallelism", whole(1, MOST_PARTITIONS), "parallelism", _EXACTLY_ONCE),
         Option("transactionalIdPrefix", _name, "prefix", _EXACTLY_ONCE),
         Option("markerTopic", _name, "marker_topic", _EXACTLY_ONCE),

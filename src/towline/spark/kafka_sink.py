@@ -28,7 +28,7 @@ from towline.sinks import column_types
 from towline.spark import tally
 from towline.spark.gathering import Left, RowsForDriver
 from towline.spark.sink_note import SinkBatch
-from towline.spark.tasks import TaskAnswer, answers, batch_task, speculates, streaming_task
+from towline.spark.tasks import TaskAnswer, answers, batch_task, micro_batch, speculates, streaming_task
 from towline.spark.workers import settle
 from towline.text import printable
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchWriter",
     "FailingWriter",
+    "ForeachBatchWriter",
     "GatheringWriter",
     "KafkaGathered",
     "KafkaTransactional",
@@ -136,6 +137,8 @@ class KafkaTransactional(DataSource):
         location = self.options.get("checkpointlocation", "")
         if not policy(self._settings.guarantee).serves_again:
             Checkpoint(location).sync()
+        if self._settings.batch is not None:
+            location = ""  # what is noted there is of a query's one sink; a foreachBatch may have several
         looks = self._settings.guarantee == "exactly_once" and location
         if self._settings.source_topics and (not location or Checkpoint(location).place):
             what = "the ids of the topics are kept in the query's checkpoint, which is on no disk of this machine"
@@ -150,15 +153,17 @@ class KafkaTransactional(DataSource):
         delivery = self._delivery(schema, origin)
         if not self._settings.gather:
             return StreamWriter(delivery, location)
-        place = RowsForDriver.beside(location, origin.newest, self._settings.spool_disk)
-        return GatheringWriter(delivery, location, place)
+        of = location or f"{self._settings.servers} {self._settings.sink_id}"
+        batch = origin.newest if self._settings.batch is None else self._settings.batch
+        return GatheringWriter(delivery, location, RowsForDriver.beside(of, batch, self._settings.spool_disk))
 
     @one_line
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
-        """Bind the columns of a batch query.
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001 - Spark's signature
+        """Bind the columns of a batch query, or of a write in foreachBatch.
 
         Raises:
             ConfigError: TL-C49 for mode("overwrite"): Kafka can only append.
+            TowlineError: With batchId, as `streamWriter`.
         """
         if overwrite:
             raise ConfigError(
@@ -167,6 +172,8 @@ class KafkaTransactional(DataSource):
                 'mode("overwrite") is not possible, a topic can only be appended to',
                 'Use mode("append").',
             )
+        if self._settings.batch is not None:
+            return ForeachBatchWriter(self.streamWriter(schema, overwrite), self._settings.batch)
         return BatchWriter(self._delivery(schema, BatchOrigin(job=uuid.uuid4().hex)))
 
     def _delivery(self, schema: StructType, origin: BatchOrigin | None = None) -> Delivery:
@@ -203,6 +210,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._delivery = delivery
         self._location = location
 
+    def _task(self) -> Task:
+        settings = self._delivery.settings
+        return streaming_task(_out_of_place, settings.batch, settings.sink_id)
+
     @one_line
     def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:
         """Write a partition of a micro-batch.
@@ -211,7 +222,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             KafkaError: The rows are not safely in Kafka; TL-K08 if Spark does not say which batch this is.
         """
         settle()
-        task = streaming_task(_out_of_place)
+        task = self._task()
         if isinstance(self._delivery, ExactlyOnce):
             _refuse_speculation()
         return _write(self._delivery, iterator, task)
@@ -279,7 +290,7 @@ class GatheringWriter(StreamWriter):
             KafkaError: TL-K23 or TL-K66, there is no room for them; TL-K08 if Spark does not say which batch this is.
         """
         settle()
-        task = streaming_task(_out_of_place)
+        task = self._task()
         return KafkaGathered(task.partition, task.batch, task.query, task.run, self._place.leave(unpacked(iterator)))
 
     @one_line
@@ -340,7 +351,8 @@ class BatchWriter(DataSourceArrowWriter):
     """Writes the result of a batch query.
 
     exactly_once: one transaction for each partition, and a newer attempt of a task fences the older. There is no batch
-    id and so no marker: a query that is run again writes its rows again. at_least_once: so does a repeated task.
+    id and so no marker: a query that is run again writes its rows again, so in foreachBatch it is refused.
+    at_least_once: so does a repeated task.
     """
 
     def __init__(self, delivery: Delivery) -> None:
@@ -351,8 +363,12 @@ class BatchWriter(DataSourceArrowWriter):
         """Write a partition.
 
         Raises:
-            KafkaError: The rows are not safely in Kafka.
+            KafkaError: The rows are not safely in Kafka; TL-K80, exactly_once in foreachBatch without ``batchId``.
         """
+        if isinstance(self._delivery, ExactlyOnce) and (batch := micro_batch()):
+            what = f"batch {batch} of a stream is written in foreachBatch without its id: its repeat would be doubled"
+            do = 'Add option("batchId", batch_id) and option("sinkId", NAME), or choose guarantee at_least_once.'
+            raise KafkaError("TL-K80", FORMAT, what, do)
         return _write(self._delivery, iterator, batch_task(_out_of_place))
 
     @one_line
@@ -362,6 +378,30 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: what is in Kafka stays."""
+
+
+class ForeachBatchWriter(DataSourceArrowWriter):
+    """A write in foreachBatch that names its batch: what the writer of a stream does, with its errors.
+
+    Args:
+        writer: The writer.
+        batch: The option ``batchId``.
+    """
+
+    def __init__(self, writer: StreamWriter, batch: int) -> None:
+        self._writer, self._batch = writer, batch
+
+    def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
+        """Write a partition, or leave it for the driver."""
+        return self._writer.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Account for the batch, and write what its tasks left."""
+        self._writer.commit(messages, self._batch)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """End what tasks may have left open."""
+        self._writer.abort(messages, self._batch)
 
 
 def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> KafkaWritten:

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from towline.errors import TowlineError
 from towline.sinks import Task
 
-__all__ = ["TaskAnswer", "answers", "batch_task", "speculates", "streaming_task"]
+__all__ = ["TaskAnswer", "answers", "batch_task", "micro_batch", "speculates", "streaming_task"]
 
 #: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -41,15 +41,30 @@ class TaskAnswer(WriterCommitMessage):
 _AnswerT = TypeVar("_AnswerT", bound=TaskAnswer)
 
 
-def streaming_task(refuse: Refuse) -> Task:
+def micro_batch() -> str | None:
+    """Number of the micro-batch that this task belongs to; None outside one, and in a thread that the user began."""
+    context = TaskContext.get()
+    return context.getLocalProperty(_BATCH_ID) if context else None
+
+
+def streaming_task(refuse: Refuse, given: int | None = None, sink_id: str | None = None) -> Task:
     """The task of a micro-batch that runs here.
 
+    Args:
+        refuse: See `Refuse`.
+        given: The option ``batchId`` of a write in foreachBatch; None in a stream.
+        sink_id: Stands for the query's id in such a write where Spark does not say it: Spark Connect, a user's thread.
+
     Raises:
-        TowlineError: As `refuse` makes it, where Spark does not name batch and query.
+        TowlineError: As `refuse` makes it, where Spark does not name batch and query, or runs another batch.
     """
-    context = TaskContext.get()
-    batch = context.getLocalProperty(_BATCH_ID) if context else None
+    context, batch = TaskContext.get(), micro_batch()
     query = context.getLocalProperty(_QUERY_ID) if context else None
+    if given is not None:
+        if batch not in (None, str(given)):
+            do = 'Give the id that foreachBatch gives: option("batchId", batch_id). A stream needs none.'
+            raise refuse(f'option "batchId" is {given}, and Spark runs batch {batch}', do)
+        batch, query = str(given), query or sink_id
     if context is None or not batch or not query:
         what = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
         raise refuse(what, "Use it with writeStream in micro-batch mode, not inside other code.")

@@ -6,8 +6,10 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -266,3 +268,65 @@ def test_two_copies_of_a_checkpoint_on_an_object_store(
         left.unlink()
     assert "TL-K16" in line(failure(query(ROWS_A_BATCH + 1)))
     check(kafka, name)
+
+
+def saved(frame: DataFrame, **given: Any) -> str:
+    """What the user reads when a batch query fails; "" where it is written."""
+    try:
+        frame.write.format("kafka_transactional").mode("append").options(**given).save()
+    except PySparkException as problem:
+        return line(str(problem))
+    return ""
+
+
+def test_each_output_of_a_foreach_batch_is_written_once(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    """What TL-G03 advises: one query reads, and its batch is written twice; the second write fails, once."""
+    first, second = topic(), topic()
+    checkpoint, broken = tmp_path / "checkpoint", iter([True])
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20).option("numPartitions", 2).load()
+    named = {"kafka.bootstrap.servers": kafka.bootstrap, "sinkId": first}
+    refused = list[str]()
+
+    def both(batch: DataFrame, batch_id: int) -> None:
+        one = {**named, "topic": first, "checkpointLocation": checkpoint}
+        if told := saved(batch, **one, batchId=batch_id):
+            raise RuntimeError(told)
+        if next(broken, False):
+            refused.extend([saved(batch, **one, batchId=batch_id + 1), saved(batch, **one)])
+            raise RuntimeError("the second output is away")
+        assert not saved(batch.coalesce(1), **named, topic=second, batchId=batch_id), "by the same name"
+
+    values = rows.selectExpr("CAST(value AS STRING) AS value").writeStream.foreachBatch(both)
+    writer = values.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="the second output is away"):
+        run_to_end(writer)
+    assert (len(committed(kafka, first)), committed(kafka, second)) == (20, [])
+    assert 'option "batchId" is 1, and Spark runs batch 0' in refused[0]
+    assert "[TL-K80]" in refused[1]
+    run_to_end(writer)
+    assert (arrived := check(kafka, first)) == check(kafka, second) >= 20
+
+    shutil.rmtree(checkpoint)
+    with pytest.raises(StreamingQueryException, match="TL-K13"):
+        run_to_end(writer)
+    assert arrived == check(kafka, first) == check(kafka, second)
+
+
+def test_a_batch_query_that_names_its_batch_is_written_once(spark: SparkSession, kafka: Kafka, topic: NewTopic) -> None:
+    name = topic()
+
+    def save(start: int, end: int, **more: Any) -> str:
+        frame = spark.range(start, end, 1, 3).selectExpr("CAST(id AS STRING) AS value")
+        return saved(frame, **{"kafka.bootstrap.servers": kafka.bootstrap, "topic": name}, **more)
+
+    assert "[TL-C200]" in save(0, 20, batchId=0)
+    for _ in range(2):
+        assert not save(0, 20, batchId=0, sinkId="jobs")
+    assert not save(20, 20, batchId=1, sinkId="jobs")
+    assert "[TL-K16]" in save(20, 40, batchId=1, sinkId="jobs"), "of other rows"
+    assert "left out in foreachBatch" in (told := save(20, 40, batchId=3, sinkId="jobs"))
+    assert "[TL-K11]" in told
+    assert "[TL-K12]" in save(0, 20, batchId=0, sinkId="jobs"), "its numbers begin again"
+    assert account(committed(kafka, name), 20) == (0, 0)

@@ -26,8 +26,8 @@ def test_a_second_living_reader_is_refused_with_one_line(
     line = str(caught.value)
     assert line.startswith(f"plant: the process with pid {other.pid} on {mark().host} reads as consumer")
     assert line.endswith(
-        'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch; if that query '
-        "has ended, stop its process.   [TL-G03]"
+        'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch, to Kafka with '
+        'the option "batchId"; if that query has ended, stop its process.   [TL-G03]'
     )
 
 

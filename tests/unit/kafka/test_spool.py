@@ -62,6 +62,8 @@ def test_the_sum_knows_other_rows() -> None:
     base = checksum(batch([(b"k", b"v"), (b"l", b"w")]))
     for other in ([(b"k", b"w"), (b"l", b"v")], [(b"k", b"v")], [(b"k", b"v"), (b"l", b"w"), (b"l", b"w")]):
         assert checksum(batch(list(other))) != base
+    elsewhere = [batch([(b"k", b"v")]).append_column("topic", pa.array([topic])) for topic in ("a", "b")]
+    assert checksum(elsewhere[0]) != checksum(elsewhere[1])
 
 
 def test_strings_count_as_their_bytes() -> None:
