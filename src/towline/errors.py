@@ -83,18 +83,37 @@ def codes_in(text: str) -> list[str]:
 
 
 def did_you_mean(word: str, choices: Iterable[str], otherwise: str | None = None) -> str:
-    """A hint for an unknown word: the nearest choice, upper and lower case alike.
+    """A hint for an unknown word: what another system's word is called here (foreign.toml), else the nearest choice.
 
     Args:
-        word: What was written.
-        choices: What may be written.
+        word: What was written; upper and lower case, and what stands between its words, are alike.
+        choices: What may be written. What gives up messages or a check is suggested for no other word.
         otherwise: The hint when nothing is near; the list of all choices by default.
     """
-    names = {name.lower(): name for name in sorted(choices)}
-    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    names = {_letters(name): name for name in sorted(choices)}
+    words, dangerous = _foreign()
+    for ours, sentence in words.get(_letters(word), {}).items():
+        if ours == "*" or _letters(ours) in names:
+            return sentence or f'Did you mean "{names[_letters(ours)]}"?'
+    near = difflib.get_close_matches(_letters(word), names.keys() - dangerous, n=1, cutoff=0.6)
     if near:
         return f'Did you mean "{names[near[0]]}"?'
     return f"Known here: {', '.join(names.values())}." if otherwise is None else otherwise
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", word.lower())
+
+
+@functools.cache
+def _foreign() -> tuple[dict[str, dict[str, str]], frozenset[str]]:
+    """Words of other systems, and those of ours that are dangerous, by their letters."""
+    import pkgutil  # noqa: PLC0415 - every process imports this module, and few make a mistake
+    import tomllib  # noqa: PLC0415
+
+    table = tomllib.loads((pkgutil.get_data("towline", "foreign.toml") or b"").decode())
+    words = {_letters(word): meant for word, meant in table["words"].items()}
+    return words, frozenset(map(_letters, table["dangerous"]))
 
 
 class TowlineError(Exception):

@@ -4,10 +4,68 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterable
 
 import pytest
 
-from towline.errors import ConfigError, ProtocolViolation, TowlineError, one_line
+from towline.bridge.config import model
+from towline.bridge.config.file import FileTable
+from towline.bridge.config.mistakes import _keys_of
+from towline.errors import ConfigError, ProtocolViolation, TowlineError, _foreign, _letters, did_you_mean, one_line
+from towline.gateway.settings import GatewaySettings, OutboxSettings, WillSettings
+from towline.kafka.options import NAMES as KAFKA
+from towline.net.transport import Tls
+from towline.spark.options import OPTIONS as SOURCE
+from towline.spark.sink_options import OPTIONS as SINK
+
+MODELS = (FileTable, GatewaySettings, OutboxSettings, WillSettings, Tls, *vars(model).values())
+KEYS = [key for kind in MODELS if isinstance(kind, type) and hasattr(kind, "__annotations__") for key in _keys_of(kind)]
+MQTT = list(_keys_of(GatewaySettings))
+
+
+@pytest.mark.parametrize(
+    ("word", "choices", "hint"),
+    [
+        ("cleanSession", SOURCE, "Leave it out: a session is kept"),
+        ("clean_session", MQTT, "Leave it out: a session is kept"),
+        ("topic", SOURCE, "Give it in subscribe, with its QoS: telemetry/#:1."),
+        ("topic", [*_keys_of(model.UplinkSection), "route"], "Give it in [[uplink.route]]"),
+        ("qos", SOURCE, "Give it behind each filter in subscribe"),
+        ("maxOffsetsPerTrigger", SOURCE, 'Did you mean "maxMessagesPerTrigger"?'),
+        ("max_offsets_per_trigger", _keys_of(model.DownlinkSection), 'Did you mean "max_messages_per_trigger"?'),
+        ("startingTimestamp", SOURCE, "There is no start by time"),
+        ("startingOffsets", SOURCE, 'Did you mean "startingOffset"?'),
+        ("keepAliveInterval", MQTT, 'Did you mean "keep_alive_s"?'),
+        ("serverURIs", SINK, 'Did you mean "broker"?'),
+        ("bootstrap.servers", (*KAFKA, "kafka.bootstrap.servers"), 'Did you mean "kafka.bootstrap.servers"?'),
+        ("tls_insecure_set", MQTT, "Certificates are verified"),
+        ("abandonSesion", SOURCE, "All of them."),
+        ("unknown_sesion", MQTT, "All of them."),
+        ("client_id", SOURCE, 'Did you mean "clientId"?'),
+    ],
+)
+def test_words_of_other_systems_are_asked_before_letters(word: str, choices: Iterable[str], hint: str) -> None:
+    """By letters cleanSession was abandonSession, which gives up what waits, and topic was willTopic."""
+    assert did_you_mean(word, choices, "All of them.").startswith(hint)
+
+
+def test_the_table_of_foreign_words_speaks_of_options_that_exist() -> None:
+    words, dangerous = _foreign()
+    names = set(map(_letters, (*SOURCE, *SINK, *KAFKA, *KEYS, "kafka.bootstrap.servers", "subscribe", "route")))
+    assert dangerous <= names
+    for word, meant in words.items():
+        assert meant, word
+        for ours, sentence in meant.items():
+            assert ours == "*" or _letters(ours) in names, (word, ours)
+            assert _letters(ours) not in dangerous, (word, ours)
+            assert sentence.endswith(".") or (not sentence and ours != "*"), (word, ours)
+
+
+@pytest.mark.parametrize("name", sorted(_foreign()[1]))
+def test_what_gives_up_messages_or_a_check_is_never_suggested(name: str) -> None:
+    choices = [*SOURCE, *SINK, *KAFKA, *KEYS]
+    for place in range(len(name)):
+        assert not {name} & set(map(_letters, did_you_mean(name[:place] + name[place + 1 :], choices, "").split('"')))
 
 
 @one_line
