@@ -22,17 +22,21 @@ __all__ = [
     "Given",
     "Option",
     "between",
+    "directory",
     "label",
     "path",
     "promise",
     "size",
     "truth",
     "whole",
+    "without_properties",
     "word",
 ]
 
 #: What Spark itself adds to the options of a sink.
 SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
+#: What begins an option among the properties of a table (`TableCatalog.OPTION_PREFIX`).
+_OF_TABLE: Final = "option."
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Format:
         Raises:
             ConfigError: TL-C01 for an unknown name, or as ``refused`` says.
         """
+        texts = without_properties(texts)
         spelling = {name.lower(): name for name in self.names}
         known: dict[str, str] = {}
         for key, text in texts.items():
@@ -154,6 +159,14 @@ class Given:
         return self._table.wrong(self._rows[name], self.text(name), problem)
 
 
+def without_properties(texts: Mapping[str, str]) -> dict[str, str]:
+    """The options alone: at ``CREATE TABLE`` Spark gives the table's properties too, such as its owner and provider."""
+    named = {key.lower(): str(text) for key, text in texts.items()}
+    if "provider" not in named:
+        return dict(texts)
+    return {key.removeprefix(_OF_TABLE): text for key, text in named.items() if key.startswith(_OF_TABLE)}
+
+
 def truth(text: str) -> bool:
     """Read ``true`` or ``false``."""
     return word("true", "false")(text) == "true"
@@ -212,10 +225,20 @@ def size(text: str) -> int:
 
 def path(text: str) -> str:
     """Read the path of a file or directory, from here or from the user's home."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        raise ValueError("it is a path on a disk of this machine, not a URI")
     try:
         return str(Path(text).expanduser().absolute())
     except RuntimeError:
         raise ValueError("it names the home of a user who is not known here") from None
+
+
+def directory(text: str) -> str:
+    """Read the absolute path of a directory: another working directory would make it another one."""
+    place = path(text)
+    if not Path(text).expanduser().is_absolute():
+        raise ValueError(f"it is an absolute path; here it would be {place}")
+    return place
 
 
 def label(text: str) -> str:

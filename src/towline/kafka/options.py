@@ -13,7 +13,7 @@ from towline.guarantee import POLICIES, Guarantee, policy
 from towline.kafka.clientconfig import check_client
 from towline.kafka.javanames import translated
 from towline.kafka.reserved import reserved
-from towline.options import SPARKS, Format, Option, between, truth, whole
+from towline.options import SPARKS, Format, Option, between, truth, whole, without_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,7 +129,7 @@ class SinkSettings:
             ConfigError: TL-C01 unknown option, TL-C40 the guarantee, TL-C41 a contradiction to the guarantee, TL-C47
                 a value of another kind, and what `check_client` raises.
         """
-        texts = {key.lower(): text for key, text in options.items()}
+        texts = {key.lower(): text for key, text in without_properties(options).items()}
         kafka = {key.removeprefix("kafka."): texts.pop(key) for key in [k for k in texts if k.startswith("kafka.")]}
         if "" in kafka:
             do = "Name a property of Kafka's client after the dot."

@@ -29,6 +29,7 @@ from towline.mqtt.events import Filter
 from towline.mqtt.rules import NO_QOS_2, message_problem, number_problem, whole_number_problem
 from towline.net.messages import Properties
 from towline.net.options import ClientSettings
+from towline.options import path
 from towline.ownership import check_owner
 from towline.publisher.awaited import CONSUMER, awaited_of, keys_of
 from towline.publisher.delivery import OutboxDelivery
@@ -107,7 +108,10 @@ class Publisher:
         if wrong := next((f"{name}: {problem}" for name, problem in problems.items() if problem), None):
             raise _wrong(wrong)
         where = str(options.brokers[0])
-        self._directory = Path(state_dir).expanduser()
+        try:
+            self._directory = Path(path(str(state_dir)))
+        except ValueError as error:
+            raise _wrong(f"state_dir: {error}") from None
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
         check_owner(self._directory)
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)

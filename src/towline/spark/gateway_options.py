@@ -248,7 +248,7 @@ ACCESS: Final = (
     Option("gatewayTicketValidity", read.between(60, LONGEST_VALID_S, "60 to 604800 seconds"), "ticket_s"),
 )
 #: Where the gateway is: the directory of one to start or to find, or one that runs already.
-PLACE: Final = (Option("stateDir", read.path), Option("gateway", _gateway, address=True), *ACCESS)
+PLACE: Final = (Option("stateDir", read.directory), Option("gateway", _gateway, address=True), *ACCESS)
 
 
 def wrong(option: Option, text: str, problem: str) -> ConfigError:

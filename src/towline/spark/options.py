@@ -120,6 +120,8 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
             each other.
     """
     given = _FORMAT.read(texts)
+    if not texts:  # of a table: Spark keeps its options, and gives a Python source those of the reader (4.3)
+        raise gateway.missing("stateDir", "Of a table too: spark.readStream.options(...).table(NAME).")
     guarantee = given.value("guarantee", Guarantee.AT_LEAST_ONCE)
     place = gateway.gateway_place(given, _GATEWAY)
     if "gateway" not in given and "gateways" not in given:

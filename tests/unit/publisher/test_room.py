@@ -66,6 +66,7 @@ def test_a_second_publisher_of_this_process_is_told_so(tmp_path: Path) -> None:
         {"min_free_bytes": -1},
         {"max_bytes": 0},
         {"max_age_s": -1},
+        {"state_dir": "s3://bucket/outbox"},
         {"receipt_patience_s": 0},
         {"receipt_patience_s": float("nan")},
     ],
@@ -73,7 +74,7 @@ def test_a_second_publisher_of_this_process_is_told_so(tmp_path: Path) -> None:
 )
 def test_a_setting_that_cannot_be_leaves_the_directory_alone(tmp_path: Path, setting: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=rf"{next(iter(setting))}.*TL-C52"):
-        Publisher(NOWHERE, state_dir=tmp_path / "p", **setting)  # type: ignore[arg-type]
+        Publisher(NOWHERE, **{"state_dir": tmp_path / "p", **setting})  # type: ignore[arg-type]
     assert not (tmp_path / "p").exists()
 
 

@@ -119,8 +119,38 @@ def test_a_gateway_has_a_name(options: dict[str, str], name: str) -> None:
 
 def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = gateway(stateDir="state", passwordFile="secret")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = gateway(stateDir="~/state", passwordFile="secret")
     assert (settings.state_dir, settings.password_file) == (tmp_path / "state", tmp_path / "secret")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("stateDir", "s3://bucket/x", "it is a path on a disk of this machine, not a URI"),
+        ("stateDir", "dbfs:/x", "it is a path on a disk of this machine, not a URI"),
+        ("stateDir", "state", f"it is an absolute path; here it would be {Path.cwd()}/state"),
+        ("passwordFile", "s3://bucket/secret", "it is a path on a disk of this machine, not a URI"),
+    ],
+)
+def test_a_place_that_is_none_of_this_machine_is_refused(name: str, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f'^format\\("mqtt"\\) option "{name}" = "{text}": {said}.*TL-C21'):
+        parse(**{name: text})
+
+
+def test_options_of_a_table_are_those_that_its_catalogue_marks() -> None:
+    """As Spark 4.3.0 gives them at CREATE TABLE with COMMENT, LOCATION and TBLPROPERTIES."""
+    table = {"owner": "root", "provider": "mqtt", "comment": "c", "quality": "gold", "path": "file:/x", "location": "x"}
+    given = {name.lower(): text for name, text in BASE.items()}
+    marked = {f"option.{name}": text for name, text in given.items()}
+    assert parse_options({**table, **given, **marked}) == parse()
+    for wrong, said in (({"option.brokr": "x"}, "Did you mean"), ({"option.password": "x"}, "TL-C22")):
+        with pytest.raises(ConfigError, match=said):
+            parse_options({**table, **given, **marked, **wrong})
+    with pytest.raises(ConfigError, match=r"the option \"stateDir\" is missing"):
+        parse_options(table)
+    with pytest.raises(ConfigError, match=r"Of a table too: spark\.readStream\.options"):
+        parse_options({})
 
 
 def test_a_running_gateway_is_named_by_its_directory_or_location() -> None:

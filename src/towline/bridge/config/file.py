@@ -29,6 +29,7 @@ from towline.gateway.access import is_remote
 from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
 from towline.guarantee import policy
 from towline.kafka.reserved import reserved
+from towline.options import path
 from towline.spark.masters import is_cluster, shares_files
 
 __all__ = ["Reader", "load", "parse"]
@@ -64,6 +65,10 @@ class FileTable(Section):
     def _somewhere(cls, value: object) -> object:
         if value == "":
             raise PydanticCustomError("path_type", "Input is not a valid path")
+        try:
+            path(str(value))
+        except ValueError as error:
+            raise ValueError(f'"state_dir": {error}; name a directory on a local disk') from None
         return value
 
 
