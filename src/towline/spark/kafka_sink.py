@@ -27,6 +27,7 @@ from towline.kafka.topicids import SourceTopics
 from towline.sinks import column_types
 from towline.spark import tally
 from towline.spark.gathering import Left, RowsForDriver
+from towline.spark.registration import check_pyspark
 from towline.spark.sink_note import SinkBatch
 from towline.spark.tasks import TaskAnswer, answers, batch_task, micro_batch, speculates, streaming_task
 from towline.spark.workers import settle
@@ -100,6 +101,7 @@ class KafkaTransactional(DataSource):
     @one_line
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
+        check_pyspark(FORMAT)
         self._settings = SinkSettings.parse(options)
 
     @classmethod

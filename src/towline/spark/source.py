@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from towline.errors import one_line
+from towline.spark.registration import check_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -31,6 +32,7 @@ class MqttDataSource(DataSource):
     @one_line
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
+        check_pyspark('format("mqtt")')
         self._read: ReadPlan | None = None
         if "subscribe" in {name.lower() for name in options}:  # a sink has none, and is not asked for a schema
             self._read = self._plan
