@@ -16,6 +16,7 @@ import pyarrow as pa
 
 __all__ = [
     "ARRIVAL",
+    "DESCRIBED_SCHEMA",
     "EVENT_TIME",
     "MESSAGE_SCHEMA",
     "NO_MESSAGES",
@@ -28,12 +29,27 @@ __all__ = [
     "TIMED_SCHEMA",
 ]
 
-SPARK_SCHEMA = (
-    "topic string, payload binary, qos byte, retain boolean, duplicate boolean, content_type string, "
-    "payload_is_utf8 boolean, response_topic string, correlation_data binary, "
-    "user_properties array<struct<key: string, value: string>>, message_expiry_seconds long, "
-    "subscription_ids array<int>, received_at timestamp, gateway string, offset long"
+#: Columns with their types as Spark names them, and what they hold.
+_COLUMNS = (
+    ("topic", "string", "MQTT topic"),
+    ("payload", "binary", "as it was sent; null where the message was not taken in whole"),
+    ("qos", "byte", "QoS of the delivery to the gateway: 0, 1 or 2"),
+    ("retain", "boolean", "RETAIN flag"),
+    ("duplicate", "boolean", "DUP flag: the broker may have sent it before"),
+    ("content_type", "string", "what the publisher calls the payload (MQTT 5)"),
+    ("payload_is_utf8", "boolean", "whether the publisher calls the payload text (MQTT 5)"),
+    ("response_topic", "string", "where the publisher wants an answer (MQTT 5)"),
+    ("correlation_data", "binary", "what belongs into that answer (MQTT 5)"),
+    ("user_properties", "array<struct<key: string, value: string>>", "in the order of the publisher (MQTT 5)"),
+    ("message_expiry_seconds", "long", "seconds it was still valid for when it came (MQTT 5)"),
+    ("subscription_ids", "array<int>", "of the subscriptions that it matches (MQTT 5)"),
+    ("received_at", "timestamp", "when the gateway received it"),
+    ("gateway", "string", "name of the gateway"),
+    ("offset", "long", "number in the journal of the gateway; with gateway it names the message for ever"),
 )
+SPARK_SCHEMA = ", ".join(f"{name} {kind}" for name, kind, _ in _COLUMNS)
+#: With comments, which ``DESCRIBE`` of a table shows.
+DESCRIBED_SCHEMA = ", ".join(f"{name} {kind} COMMENT '{what}'" for name, kind, what in _COLUMNS)
 
 _PROPERTY = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])
 

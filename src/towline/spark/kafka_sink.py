@@ -96,7 +96,12 @@ class KafkaGathered(TaskAnswer):
 
 
 class KafkaTransactional(DataSource):
-    """Sink of Kafka records with a guarantee; options and columns as Spark's own Kafka sink has them."""
+    """Sink of Kafka records with a guarantee; options and columns as Spark's own Kafka sink has them.
+
+    Options (docs/options.md has units and defaults): kafka.bootstrap.servers, further kafka.*, topic, guarantee,
+    includeHeaders, deliveryTimeout, deadLetterTopic, sinkId, parallelism, transactionalIdPrefix, markerTopic,
+    createMarkerTopic, verifySourceTopics, verifyOnSkip, spoolMemoryBytes, spoolDiskBytes.
+    """
 
     @one_line
     def __init__(self, options: dict[str, str]) -> None:

@@ -23,7 +23,22 @@ __all__ = ["MqttDataSource"]
 class MqttDataSource(DataSource):
     """Messages from and to an MQTT broker, by way of a gateway's durable inbox and outbox.
 
-    Options are validated here, because only errors of ``__init__`` and ``schema`` come out cleanly at ``load()``.
+    Options are validated here, because only errors of ``__init__`` and ``schema`` come out cleanly at ``load()``. Those
+    of both directions (docs/options.md has units and defaults): broker, stateDir (or gateway instead of both), name,
+    clientId, username, passwordFile, tokenProvider, protocol, guarantee, keepAlive, sessionExpiry, maxPacketBytes,
+    brokersShareSessions, unknownSession, abandonSession, connectTimeout, reconnectDelay, reconnectMaxDelay,
+    followRedirects, proxy, proxyPasswordFile, authenticator, webSocketHeadersFile, webSocketQueryFile, tlsCaFile,
+    tlsCertFile, tlsKeyFile, tlsKeyPasswordFile, tlsAlpn, tlsMinVersion, tlsServerName, tlsStrict, tlsInsecure,
+    willTopic, willPayload, willQos, willRetain, willDelay, willExpiry, willContentType, willResponseTopic,
+    willCorrelationData, willPayloadIsUtf8, willUserProperties, gatewayTokenFile, gatewayCaFile, gatewayServerName,
+    gatewayTicketValidity.
+
+    To read: subscribe, consumer, maxMessagesPerTrigger, maxBytesPerTrigger, minPartitions, maxRecordsPerPartition,
+    startingOffset, endingOffset, pollMs, checkpointLocation, eventTime, gateways, removedGateways, retainHandling,
+    ackAfter, receiveMaximum, topicAliasMaximum, lingerMs, journalMaxBytes, journalMinFreeBytes, journalRetainBytes.
+
+    To write: topic, qos, retain, clients, confirm, confirmTimeout, retryStrategy, retryInterval, retryMultiplier,
+    retryCap, retryAttempts, outboxMaxBytes, outboxMinFreeBytes, outboxMaxAge.
 
     Raises:
         ConfigError: One line for the first mistake in the options, see `towline.spark.options.parse_options`.
@@ -60,14 +75,15 @@ class MqttDataSource(DataSource):
         """
         from towline.checkpoint import Checkpoint  # noqa: PLC0415 - see above
         from towline.gateway.launch import usable  # noqa: PLC0415 - see above
-        from towline.schema import EVENT_TIME, SPARK_SCHEMA  # noqa: PLC0415 - see above
+        from towline.schema import DESCRIBED_SCHEMA, EVENT_TIME  # noqa: PLC0415 - see above
 
         plan = self._plan
         if plan.place.settings:  # a gateway that runs has its directory
             usable(Path(plan.place.state_dir))
         for line in Checkpoint(plan.checkpoint).mend():
             logging.getLogger("towline.spark").warning(line)
-        return f"{SPARK_SCHEMA}, {EVENT_TIME} timestamp" if self._plan.event_time else SPARK_SCHEMA
+        timed = f", {EVENT_TIME} timestamp COMMENT 'received_at, and never before the watermark of the query'"
+        return DESCRIBED_SCHEMA + (timed if plan.event_time else "")
 
     @one_line
     def streamReader(self, schema: StructType) -> MqttStreamReader:  # noqa: N802 - Spark's name

@@ -434,7 +434,9 @@ def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, 
     ("options", "line"),
     [
         ({"brokr": "x"}, 'format("mqtt"): unknown option "brokr". Did you mean "broker"?   [TL-C01]'),
+        ({"cleanSession": "false"}, 'unknown option "cleanSession". Leave it out: a session is kept'),
         ({"broker": "mqtt://b"}, 'format("mqtt"): the option "stateDir" is missing.'),
+        ({"broker": "mqtt://b", "subscribe": "a:1", "stateDir": "s3://bucket/x"}, "a path on a disk of this machine"),
         ({"password": "hunter2"}, "Write it to a file of mode 0600 and give its path as passwordFile.   [TL-C22]"),
         (
             {"broker": "mqtt://b", "stateDir": "/x", "subscribe": "a:1", "guarantee": "exactly_once"},
@@ -453,6 +455,26 @@ def test_a_mistake_shows_at_load(spark: SparkSession, options: dict[str, str], l
     assert told.startswith("[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: towline.errors.")
     assert line in told
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_table_has_the_columns_and_its_reader_the_options(spark: SparkSession, server: Served, start: Start) -> None:
+    """The catalogue adds properties to the options, and hands none of either to a Python source that reads."""
+    server.add(20)
+    given = {"gateway": str(server.state_dir), "checkpointLocation": str(server.state_dir.parent / "ck")}
+    options = ", ".join(f"{name} '{text}'" for name, text in given.items())
+    spark.sql(f"CREATE TABLE received USING mqtt OPTIONS ({options}) COMMENT 'c' TBLPROPERTIES ('quality' = 'gold')")
+    try:
+        comments = {row.col_name: row.comment for row in spark.sql("DESCRIBE received").collect()}
+        assert [*comments] == ROW_SCHEMA.names
+        assert all(comments.values())
+        sink = Collected()
+        finished(start(spark.readStream.options(**given).table("received"), sink, availableNow=True))
+        assert sink.offsets == list(range(20))
+        assert "Of a table too: spark.readStream.options(...).table(NAME)." in failure(
+            start(spark.readStream.table("received"), Collected(), checkpoint="other")
+        )
+    finally:
+        spark.sql("DROP TABLE received")
 
 
 def test_no_gateway_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
