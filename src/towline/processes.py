@@ -55,10 +55,10 @@ def _host() -> str:
     """`ProcessMark.host` of this process; only its own where ``/proc`` can't be read or is another namespace's."""
     name = socket.gethostname()
     try:
-        namespace = Path("/proc/self/ns/pid").stat().st_ino
+        namespace = int(Path("/proc/self/ns/pid").readlink().name.strip("pid:[]"))
         if Path("/proc/self").readlink().name == str(os.getpid()):
             return name if namespace == _FIRST_NAMESPACE else f"{name} (pid namespace {namespace})"
-    except OSError:
+    except (OSError, ValueError):
         pass
     return f"{name} (pid namespace unknown, process {os.getpid()}-{_NONCE})"
 

@@ -19,8 +19,8 @@ from towline.errors import Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access, is_remote
 from towline.gateway.belonging import OutboxPosition, StoredBatch
 from towline.gateway.endpoint import END_OF_ROWS, error_from
-from towline.gateway.heartbeat import BEAT_S, Heartbeat
-from towline.gateway.leases import MISSED_BEATS
+from towline.gateway.heartbeat import Heartbeat
+from towline.gateway.leases import FOREIGN_LEASE_S
 from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.processes import ProcessMark
 from towline.threads import guarded_thread, later
@@ -181,7 +181,7 @@ def _first_words(error: BaseException) -> str:
 CALL_S = 20.0
 
 #: How long a reader on a network waits for the one before it, in seconds: one that died has its lease for so long.
-TAKEOVER_S = MISSED_BEATS * BEAT_S + 5.0
+TAKEOVER_S = FOREIGN_LEASE_S + 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,6 @@ class GatewayClient:
             # Names of machines and containers repeat, and so do pids: over a network none of them is the gateway's own.
             fields["host"] = f"{me.host} (network)"
         if far := remote or self.status()["host"] != me.host:
-            fields["beat_s"] = BEAT_S
             patience_s = max(patience_s, TAKEOVER_S)
         deadline = time.monotonic() + patience_s
         while True:
@@ -284,15 +283,10 @@ class GatewayClient:
             else:
                 break
         lease = Lease(consumer, answer.pop("lease"), **answer)
-        if far:
-            self._alive(lease)
+        if far:  # it can't see whether this process is there
+            self._stop_signs()
+            self._signs = Heartbeat(lambda: self._action("alive", {"consumer": consumer, "lease": lease.token}))
         return lease
-
-    def _alive(self, lease: Lease) -> None:
-        """Send signs of life from now on: a gateway elsewhere can't see whether this process is there."""
-        fields = {"consumer": lease.consumer, "lease": lease.token}
-        self._stop_signs()
-        self._signs = Heartbeat(lambda: self._action("alive", fields))
 
     def _stop_signs(self) -> None:
         signs, self._signs = self._signs, None

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from towline.errors import Fenced
+from towline.gateway.heartbeat import BEAT_S
 from towline.processes import ProcessMark
 
-__all__ = ["FOREIGN_LEASE_S", "MISSED_BEATS", "Leases", "now_text"]
+__all__ = ["FOREIGN_LEASE_S", "Leases", "now_text"]
 
-#: A reader on another host, or in another container, is taken for dead after this many seconds without a call: its pid
-#: can't be seen.
-FOREIGN_LEASE_S = 600.0
-#: One that sends signs of life, after so many of them have not come.
-MISSED_BEATS = 3
+#: A reader on another host, or in another container, whose pid can't be seen, is taken for dead after so many seconds
+#: without a call: three of its signs of life.
+FOREIGN_LEASE_S = 3 * BEAT_S
 
 
 @dataclass(slots=True)
@@ -27,15 +26,13 @@ class _Lease:
     holder: ProcessMark
     since: str
     seen: float
-    term_s: float
 
 
 class Leases:
     """The readers of one gateway.
 
     A lease ends when it is released, when its holder's process is gone, or when its holder on another host has not
-    called for ten minutes, or for three of the signs of life that it had promised. The next reader then gets a new
-    lease and the old one is refused for ever.
+    called for `FOREIGN_LEASE_S`. The next reader then gets a new lease and the old one is refused for ever.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,13 +40,12 @@ class Leases:
         self._clock = clock
         self._held: dict[str, _Lease] = {}
 
-    def open(self, consumer: str, holder: ProcessMark, beat_s: float | None = None) -> str:
+    def open(self, consumer: str, holder: ProcessMark) -> str:
         """Hand out the lease of a consumer.
 
         Args:
             consumer: Its name.
             holder: Who reads.
-            beat_s: Seconds between its signs of life, if it sends any.
 
         Raises:
             Fenced: TL-G03 while another living process holds it.
@@ -65,8 +61,7 @@ class Leases:
                 'with the option "batchId"; if that query has ended, stop its process.',
             )
         token = secrets.token_hex(8)
-        term_s = FOREIGN_LEASE_S if beat_s is None else min(FOREIGN_LEASE_S, MISSED_BEATS * beat_s)
-        self._held[consumer] = _Lease(token, holder, now_text(), self._clock(), term_s)
+        self._held[consumer] = _Lease(token, holder, now_text(), self._clock())
         return token
 
     def check(self, consumer: str, token: str) -> None:
@@ -104,7 +99,7 @@ class Leases:
 
     def _ended(self, lease: _Lease) -> bool:
         foreign = lease.holder.host != ProcessMark.of(os.getpid()).host
-        return lease.holder.gone() or (foreign and self._clock() - lease.seen > lease.term_s)
+        return lease.holder.gone() or (foreign and self._clock() - lease.seen > FOREIGN_LEASE_S)
 
 
 def now_text() -> str:

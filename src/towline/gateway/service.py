@@ -230,7 +230,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         consumer = request.text("consumer")
         holder = ProcessMark(request.number("pid"), request.number("started"), request.text("host"))
         with self._polls.changed:
-            lease = self._leases.open(consumer, holder, request.optional("beat_s"))
+            lease = self._leases.open(consumer, holder)
             self._polls.changed.notify_all()  # a reader whose lease was taken over stops waiting
         before = self._journal.consumers
         if consumer not in before:
