@@ -5,6 +5,7 @@ It runs in a process of its own (`towline.gateway.front`), which says why.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -263,11 +264,8 @@ class RemoteService:
         self._refusals = Refusals(where)
         self._door = _Door(Gatekeeper(where, allowed, calls.tickets, self._refusals))
         self._files = files
-        try:
-            #: Bound and not listening: between two listeners nobody else is given the port.
-            self._port = _bound(settings.location)
-        except OSError as error:
-            raise _no_listener(settings.location, why(error)) from error
+        #: Bound and not listening: between two listeners nobody else is given the port.
+        self._port = _bound(settings.location)
         self.location = f"{REMOTE}{settings.address.rpartition(':')[0]}:{self._port.getsockname()[1]}"
         self._listener = self._listening(files)
         self._closed = threading.Event()
@@ -331,7 +329,8 @@ class RemoteService:
         try:
             return _Listener(self.location, self._calls, self._where, self._door, files)
         except Exception as error:
-            raise _no_listener(self.location, _why_not(self.location)) from error
+            _bound(self.location).close()  # gRPC keeps to itself what the system says
+            raise _no_listener(self.location, "no reason is known") from error
 
     def _end(self, listener: _Listener) -> None:
         self._closing = [thread for thread in self._closing if thread.is_alive()]
@@ -345,28 +344,16 @@ def _no_listener(location: str, reason: str) -> GatewayError:
     return GatewayError("TL-G45", location, what, "Is the address one of this machine, and the port free?")
 
 
-def _why_not(location: str) -> str:
-    """What the system says about listening there: gRPC keeps it to itself."""
-    try:
-        _bound(location).close()
-    except OSError as error:
-        return why(error)
-    return "no reason is known"
-
-
 def _bound(location: str) -> socket.socket:
-    """A socket on the first address of a location that can be had; with SO_REUSEADDR one may listen beside it."""
+    """A socket on an address of a location, IPv4 if it has one; with SO_REUSEADDR another may listen there."""
     host, _, port = location.removeprefix(REMOTE).rpartition(":")
-    addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    while True:
-        family, kind, _, _, address = addresses.pop(0)
-        bound = socket.socket(family, kind)
-        try:
+    try:
+        family, kind, _, _, address = min(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))
+        with contextlib.ExitStack() as failed:
+            bound = failed.enter_context(socket.socket(family, kind))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-        except OSError:
-            bound.close()
-            if not addresses:
-                raise
-        else:
-            return bound
+            failed.pop_all()
+    except OSError as error:
+        raise _no_listener(location, why(error)) from error
+    return bound
