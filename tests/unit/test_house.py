@@ -28,6 +28,7 @@ THREADS = {
     "gateway-call": "to the caller",
     "go": "again",
     "heartbeat": "again",
+    "keep-gateway": "again",
     "jvm": "the driver ends, and is started again",
     "metrics": "again",
     "metrics-answer": "told; the next one is served",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from towline import files
-from towline.errors import ConfigError, GatewayError, JournalLocked, TowlineError
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalLocked, TowlineError
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import ERROR_FILE, LOG_FILE, GatewayEndpoint, error_from
 from towline.ownership import check_owner
@@ -79,7 +79,7 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
     Raises:
         ConfigError: TL-C25 when the state directory can't be used, TL-J23 when it is another user's, TL-C27 when a
             gateway with other settings runs.
-        GatewayError: TL-G02 when the gateway does not listen within `START_S` seconds.
+        GatewayUnreachable: TL-G02 when the gateway does not listen within `START_S` seconds.
         TowlineError: Whatever kept the gateway from starting, in its own words.
     """
     state_dir = settings.state_dir.absolute()
@@ -238,6 +238,6 @@ def _start_error(state_dir: Path, child: subprocess.Popen[bytes], log: Path) -> 
         )
 
 
-def _late(where: Path, what: str, log: Path | None = None) -> GatewayError:
+def _late(where: Path, what: str, log: Path | None = None) -> GatewayUnreachable:
     do = f"See {log}." if log else "It is tried again; look at that process if it stays."
-    return GatewayError("TL-G02", str(where), f"{what} for {START_S:.0f} s", do)
+    return GatewayUnreachable("TL-G02", str(where), f"{what} for {START_S:.0f} s", do)

@@ -21,7 +21,8 @@ from towline.gateway.settings import GatewaySettings
 from towline.gateway.tickets import LONGEST_VALID_S
 from towline.guarantee import Guarantee, sharing_problem
 from towline.options import Given, Option
-from towline.spark.link import GatewayPlace
+from towline.processes import ProcessMark
+from towline.spark.link import GatewayPlace, driver_pid
 from towline.text import printable
 
 __all__ = [
@@ -277,7 +278,7 @@ def gateway_place(given: Given, options: Iterable[Option]) -> GatewayPlace:
     if "gateway" not in given and "gateways" not in given:
         if not given.text("stateDir"):
             raise missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
-        return GatewayPlace(given.value("stateDir"), "")
+        return GatewayPlace(given.value("stateDir"), "", owner=ProcessMark.of(driver_pid()))
     several = "gateways" in given
     beside = [name for name in (*(option.name for option in options), "stateDir") if name in given]
     if several and "gateway" in given:

@@ -19,11 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from towline.backoff import Backoff
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.access import REFUSALS
 from towline.gateway.client import interruptible
+from towline.gateway.endpoint import GatewayEndpoint
 from towline.spark.link import PATIENCE_S
 from towline.threads import Condition, guarded_thread
 
@@ -157,6 +160,7 @@ class GatewayHold:
         #: A second lease would take the first one over: one thread at a time takes one, and none after `release`.
         self._opening = threading.Lock()
         self._released = threading.Event()
+        self._keeping = guarded_thread(self._keep, "keep-gateway", again_s=1.0)
 
     def lease(self) -> Lease:
         """The lease; connects, and starts the gateway where that is ours to do, at the first call.
@@ -170,6 +174,8 @@ class GatewayHold:
                 raise self._gone()
             if self._lease is None:
                 client = self._client = self._client or self.place.connect()
+                if self.place.settings and not self._keeping.is_alive():
+                    self._keeping.start()
                 with self._renewed_after(client):
                     if self._met:
                         status = client.status()
@@ -180,6 +186,17 @@ class GatewayHold:
                     raise self._gone()
                 return lease
             return self._lease
+
+    def _keep(self) -> None:
+        """Start the gateway again when it has ended, also while a batch runs and nobody asks for it."""
+        pauses = Backoff(first=0.5, most=10.0)
+        while not self._released.wait(pauses.next()):
+            endpoint = GatewayEndpoint.read(Path(self.place.state_dir))
+            if endpoint is None or endpoint.process.gone():
+                with contextlib.suppress(TowlineError):  # the next poll tells it
+                    self.place.connect().close()
+            else:
+                pauses.reset()
 
     def wait(
         self,

@@ -14,6 +14,7 @@ from towline.gateway.access import Access, is_remote
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover, ensure
 from towline.gateway.tickets import DEFAULT_VALID_S
+from towline.processes import ProcessMark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,7 @@ class GatewayPlace:
         ticket_s: Seconds that a ticket of its workers is worth something.
         ticket: Lets a worker in, in place of the token that `access` names.
         authority: With it: the authorities of the gateway's certificate as PEM text; a worker needs no file of them.
+        owner: The driver's JVM, with which a gateway that is started ends; tasks elsewhere start none.
     """
 
     state_dir: str
@@ -52,6 +54,7 @@ class GatewayPlace:
     ticket_s: float = DEFAULT_VALID_S
     ticket: str = ""
     authority: str = ""
+    owner: ProcessMark | None = None
 
     @property
     def remote(self) -> bool:
@@ -102,42 +105,40 @@ class GatewayPlace:
             return GatewayClient(self.location, self.access, ticket=self.ticket, authority=self.authority)
         client = discover(Path(self.state_dir))
         if client is None:
-            raise GatewayUnreachable(
-                "TL-G01",
-                self.state_dir,
-                "no gateway runs in this state directory",
-                "Start it, or give the options broker, subscribe and stateDir instead of gateway.",
-            )
+            do = "Start it, or give the options broker, subscribe and stateDir instead of gateway."
+            if self.settings:
+                do = "It is on the driver's machine: tasks elsewhere need a gateway on the network (option gateway)."
+            raise GatewayUnreachable("TL-G01", self.state_dir, "no gateway runs in this state directory", do)
         return client
 
     def connect(self) -> GatewayClient:
-        """Find the running gateway, or start one that ends with the driver.
+        """Find the running gateway, or start one where that is ours to do, on the machine of the driver.
 
         Raises:
             TowlineError: Whatever kept it from starting.
         """
-        if not self.settings:
+        if not self.settings or self.owner is None or not self.owner.runs_here():
             return self.attach()
         from towline.gateway.settings import GatewaySettings  # noqa: PLC0415 - workers need no pydantic
         from towline.spark.gateway_options import in_options  # noqa: PLC0415 - see above
 
         try:
-            return ensure(GatewaySettings.model_validate_json(self.settings), owner_pid=driver_pid())
+            return ensure(GatewaySettings.model_validate_json(self.settings), owner_pid=self.owner.pid)
         except TowlineError as error:
             error.what, error.do = in_options(error.what), in_options(error.do)
             raise
 
     def rows(self, journal: str, start: int, end: int, incarnation: str = "") -> Iterator[pa.RecordBatch]:
-        """Read a range; a gateway that ends in the midst of it is waited for, and the rest is read then [I4].
+        """Read a range; a gateway that has ended is started again, or waited for, and the rest is read then [I4].
 
         Raises:
-            GatewayError: When the journal is another one or does not have the range.
+            GatewayError: When the journal is another one or does not have the range, or what kept it from starting.
             GatewayUnreachable: When the gateway did not come back within `PATIENCE_S` seconds.
         """
-        deadline = time.monotonic() + PATIENCE_S
+        deadline, reach = time.monotonic() + PATIENCE_S, self.attach
         while start < end:
             try:
-                with self.attach() as client:
+                with reach() as client:
                     for batch in client.read(journal, start, end, incarnation=incarnation):
                         start += batch.num_rows
                         yield batch
@@ -145,6 +146,7 @@ class GatewayPlace:
             except GatewayUnreachable:
                 if time.monotonic() >= deadline:
                     raise
+                reach = self.connect
                 time.sleep(_PAUSE_S)
 
 

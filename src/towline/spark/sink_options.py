@@ -188,4 +188,4 @@ def _numbered(place: GatewayPlace, number: int, clients: int) -> GatewayPlace:
     directory = str(Path(place.state_dir) / f"{number}-of-{clients}")
     told |= {"client_id": f"{told['client_id'] or told['name']}-{number}", "name": f"{told['name']}-{number}"}
     told |= {"state_dir": directory, "outbox": {**told["outbox"], "number": number}}
-    return GatewayPlace(directory, "", json.dumps(told))
+    return replace(place, state_dir=directory, settings=json.dumps(told))

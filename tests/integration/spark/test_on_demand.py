@@ -69,6 +69,28 @@ def payloads(sink: Collected) -> list[str]:
     return [payload.decode() for _, t in sorted(sink.tables.items()) for payload in t.column("payload").to_pylist()]
 
 
+class Killing(Collected):
+    """Kills the gateway while its first batch runs, and reads on when another is there."""
+
+    def __init__(self, state_dir: Path) -> None:
+        super().__init__()
+        self._state_dir = state_dir
+        self.after: GatewayEndpoint | None = None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        if self.after is None:
+            before = GatewayEndpoint.read(self._state_dir)
+            assert before is not None
+            os.kill(before.pid, signal.SIGKILL)
+            wait_until(before.process.gone, LONG)
+            self.after = wait_until(partial(self._other, before), LONG, "another gateway")
+        super().__call__(frame, batch)
+
+    def _other(self, before: GatewayEndpoint) -> GatewayEndpoint | None:
+        now = GatewayEndpoint.read(self._state_dir)
+        return None if now == before else now
+
+
 def has(sink: Collected, *wanted: str) -> bool:
     return payloads(sink) == list(wanted)
 
@@ -112,12 +134,16 @@ def test_a_stream_brings_its_own_gateway_which_outlives_it_and_refuses_an_older_
 
     shutil.rmtree(state_dir / "inbox")
     (tmp_path / "newest").rename(state_dir / "inbox")
-    again = Collected()
+    again = Killing(state_dir)
     query = run(frame, again, tmp_path)
     try:
         until(query, lambda: payloads(again)[-2:] == ["5", "6"])
+        publish(mosquitto, "7")
+        until(query, lambda: payloads(again)[-1:] == ["7"])
     finally:
         query.stop()
+    assert again.after is not None
+    assert again.after.owner_pid == endpoint.owner_pid
 
 
 def test_what_a_gateway_refuses_is_told_in_the_words_of_the_options(mosquitto: Mosquitto, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -12,12 +13,17 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, mark, served
-from towline.errors import ConfigError, GatewayError, JournalLocked, Refused
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalLocked, Refused
 from towline.gateway import launch
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import ENDPOINT_FILE, ERROR_FILE, LOG_FILE, GatewayEndpoint
 from towline.gateway.launch import discover, end_running, ensure
 from towline.gateway.settings import GatewaySettings
+from towline.processes import ProcessMark
+from towline.spark import link
+from towline.spark.gateways import GatewayHold
+from towline.spark.link import GatewayPlace
+from towline.spark.offsets import JournalPlace
 
 ROOT = Path(__file__).parents[3]
 
@@ -299,6 +305,78 @@ def test_a_gateway_in_use_is_not_replaced(state_dir: Path, gateway_program: Call
         with pytest.raises(ConfigError, match=r"runs here with other settings.*TL-C27"):
             ensure(settings(state_dir, "b/#"), owner_pid=4712 if case == "another owner" else 4711)
         assert client.status()["epoch"] == 1
+
+
+# -- outside of a bridge ---------------------------------------------------------------------------------------------
+
+
+def killed(state_dir: Path) -> GatewayEndpoint:
+    """Kill the gateway of a state directory; what its endpoint said."""
+    endpoint = GatewayEndpoint.read(state_dir)
+    assert endpoint is not None
+    os.kill(endpoint.pid, signal.SIGKILL)
+    wait_until(endpoint.process.gone)
+    return endpoint
+
+
+def place_of(state_dir: Path, owner: ProcessMark) -> GatewayPlace:
+    return GatewayPlace(str(state_dir), "", settings(state_dir).model_dump_json(), owner=owner)
+
+
+def test_tasks_that_find_their_gateway_gone_start_one_that_ends_with_the_driver(
+    state_dir: Path, gateway_program: Callable[[str], None]
+) -> None:
+    gateway_program(_GATEWAY)
+    with subprocess.Popen(["sleep", "60"]) as driver:
+        place = place_of(state_dir, mark(driver.pid))
+        place.connect().close()
+        before = killed(state_dir)
+        said: list[str] = []
+
+        def read() -> None:
+            with pytest.raises(GatewayError) as caught:
+                list(place.rows(before.journal, 0, 1))
+            said.append(caught.value.code)
+
+        threads = [threading.Thread(target=read) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        driver.kill()
+    after = GatewayEndpoint.read(state_dir)
+    assert after is not None
+    assert said == ["TL-G06", "TL-G06"], "it answers, and its journal is empty"
+    assert (after.epoch, after.owner_pid) == (before.epoch + 1, driver.pid)
+
+
+def test_a_task_on_another_machine_than_the_driver_starts_none(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "PATIENCE_S", 0.2)
+    me = mark()
+    place = place_of(state_dir, ProcessMark(me.pid, me.started, "the driver's machine"))
+    with pytest.raises(GatewayUnreachable, match=r"It is on the driver's machine: tasks elsewhere need .*TL-G01"):
+        list(place.rows("journal", 0, 1))
+    assert not state_dir.exists()
+
+
+def test_a_gateway_is_started_again_while_nobody_asks_for_it(
+    state_dir: Path, gateway_program: Callable[[str], None]
+) -> None:
+    """As while a batch runs for long: Spark asks its source for nothing."""
+    gateway_program(_GATEWAY)
+    hold = GatewayHold(place_of(state_dir, mark()), "default")
+    lease = hold.lease()
+    before = killed(state_dir)
+    wait_until(lambda: (GatewayEndpoint.read(state_dir) or before) != before, what="another gateway")
+    here = JournalPlace("plant", lease.journal, 0, "")
+    with pytest.raises(GatewayUnreachable):  # it knows no lease; the poll goes on with a new one
+        hold.wait(here, 0, timeout_s=0, max_rows=None, max_bytes=None)
+    assert hold.wait(here, 0, timeout_s=0, max_rows=None, max_bytes=None).end == 0
+    hold.release()
+    hold._keeping.join(30)
+    assert not hold._keeping.is_alive()
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
