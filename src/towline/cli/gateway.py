@@ -30,6 +30,10 @@ def gateway(
     idle: Annotated[
         float, typer.Option(min=0, help="With --drain: seconds without a message that end the session.")
     ] = 30.0,
+    stop: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="End the detached gateway of a state directory.", show_default=False),
+    ] = None,
     metrics: MetricsAddress = None,
 ) -> None:
     """Run the gateway of one line until Ctrl-C or SIGTERM.
@@ -40,6 +44,9 @@ def gateway(
     session; exit code 0 when it has left. A gateway that runs is ended for it. Started without --drain, it takes part
     again.
     """
+    if stop is not None:
+        sys.stdout.write(plain(_stopped(stop)))
+        return
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
 
     bridge = load(file)
@@ -59,6 +66,25 @@ def gateway(
     if drain and code == 0:
         sys.stdout.write(plain(_left(settings)))
     raise typer.Exit(code)
+
+
+def _stopped(state_dir: Path) -> str:
+    """End a gateway that a source or sink started with ``gatewayLife = "detached"``; the broker keeps its session."""
+    from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
+    from towline.gateway.endpoint import GatewayEndpoint  # noqa: PLC0415
+    from towline.gateway.launch import discover, end_running  # noqa: PLC0415
+
+    running, endpoint = discover(state_dir), GatewayEndpoint.read(state_dir)
+    if endpoint is None or endpoint.process.gone():
+        raise ConfigError("TL-G63", str(state_dir), "no gateway runs in this directory", "Is it the right stateDir?")
+    readers = running.status()["readers"] if running else {}
+    user = next((f"process {reader['pid']} reads from it" for reader in readers.values()), None)
+    user = f"it ends with process {endpoint.owner_pid}" if endpoint.owner_pid else user
+    if user or not endpoint.process.runs_here():
+        what = f"its gateway can't be ended like this: {user or f'it runs on {endpoint.host}'}"
+        raise ConfigError("TL-G63", str(state_dir), what, "End the query or bridge that it is for, or do it there.")
+    end_running(state_dir)
+    return f"{endpoint.name} has ended; its session stays at the broker, and what it had taken in on disk\n"
 
 
 def _chosen(bridge: Bridge, file: Path, line: str | None, member: str | None) -> GatewaySettings:

@@ -67,7 +67,8 @@ def discover(state_dir: Path) -> GatewayClient | None:
 def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None) -> GatewayClient:
     """Attach to the running gateway of ``settings.state_dir``, or start one.
 
-    The started gateway is no part of this process: it outlives it and ends with ``owner_pid``. Callers that come at
+    The started gateway is no part of this process: it outlives it and ends with ``owner_pid``, or is ended by
+    `towline gateway --stop` where its settings say ``detached``. Callers that come at
     the same moment get the same gateway. A gateway of the same owner that nobody reads and that has other settings
     is ended first and started again; any other one is refused.
 
@@ -89,7 +90,8 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
         if running and _fits(running, settings, owner_pid, deadline):
             return running
         (state_dir / ERROR_FILE).unlink(missing_ok=True)
-        own = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner_pid})
+        owner = None if settings.detached else owner_pid
+        own = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner})
         return _launched(state_dir, own.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline)
 
 

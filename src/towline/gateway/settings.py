@@ -224,6 +224,7 @@ class GatewaySettings(_Model):
         brokers_share_sessions: The brokers are one cluster that keeps one session for us, whichever we reach. Without
             it each is taken to have a session of its own: at least once holds, exactly once does not.
         owner_pid: End when this process has died.
+        detached: Go on when whoever had it started has ended (`towline.gateway.launch.ensure`).
         drain_s: Leave the line (`towline.gateway.draining`), and end the session after so many seconds in which nothing
             came; None to take part.
         checkpoint: Location of the checkpoint of the query that reads here: a journal that it does not belong to takes
@@ -272,6 +273,7 @@ class GatewaySettings(_Model):
     brokers_share_sessions: bool = False
     journal: Limits = Limits()
     owner_pid: int | None = None
+    detached: bool = False
     drain_s: Annotated[float, Field(ge=0)] | None = None
     checkpoint: str = ""
     reconnect_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = FIRST_PAUSE_S

@@ -156,6 +156,7 @@ def at_least_one(value: int) -> int:
 CONNECTION: Final = (
     Option("broker", _brokers, "brokers", address=True),
     Option("name", read.label, "name"),
+    Option("gatewayLife", lambda text: read.word("query", "detached")(text) == "detached", "detached"),
     Option("clientId", into="client_id"),
     Option("username", into="username", address=True),
     Option("passwordFile", read.path, "password_file"),

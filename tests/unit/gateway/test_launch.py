@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import wait_until
+from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import Served, mark, served
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalLocked, Refused
 from towline.gateway import launch
@@ -377,6 +379,56 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it(
     hold.release()
     hold._keeping.join(30)
     assert not hold._keeping.is_alive()
+
+
+def test_a_detached_gateway_outlives_whoever_started_it_and_is_ended_by_a_command(
+    state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real one, whose broker is away."""
+    told = settings(state_dir).model_copy(update={"detached": True}).model_dump_json()
+    program = (
+        "import os, sys\nfrom towline.gateway.launch import ensure\n"
+        "from towline.gateway.settings import GatewaySettings\n"
+        "ensure(GatewaySettings.model_validate_json(sys.argv[1]), owner_pid=os.getpid()).close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program, told], check=True, timeout=60)
+    endpoint = GatewayEndpoint.read(state_dir)
+    client = discover(state_dir)
+    assert endpoint is not None
+    assert client is not None
+    with client:
+        lease = client.open("default")
+        code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
+        assert code == 2
+        assert f"process {os.getpid()} reads from it. End the query" in err
+        client.release(lease)
+    assert ran(capsys, "gateway", "--stop", str(state_dir)) == (
+        0,
+        "plant has ended; its session stays at the broker, and what it had taken in on disk\n",
+        "",
+    )
+    assert endpoint.process.gone()
+    code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
+    assert code == 2
+    assert "no gateway runs in this directory. Is it the right stateDir?   [TL-G63]" in err
+
+
+def test_a_gateway_that_ends_with_its_driver_is_not_ended_by_the_command(
+    state_dir: Path, gateway_program: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway_program(_GATEWAY)
+    with ensure(settings(state_dir), owner_pid=4711) as client:
+        code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
+        assert code == 2
+        assert "its gateway can't be ended like this: it ends with process 4711. End the query" in err
+        assert client.status()
+        away = GatewayEndpoint.read(state_dir)
+        assert away is not None
+        replace(away, host="elsewhere", owner_pid=None).write(state_dir)
+        code, _, err = ran(capsys, "gateway", "--stop", str(state_dir))
+        assert code == 2
+        assert "it runs on elsewhere" in err
+        away.write(state_dir)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
