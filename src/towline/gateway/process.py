@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,12 @@ class _Gateway:
         self._service: InboxService | None = None
         self._front: NetworkFront | None = None
         _check_listening(settings)
+        #: How long nothing had been written here, in seconds; 0 at the first start.
+        written = [version[0] / 1e9 for file in settings.inbox.glob("*") if (version := files.version(file))]
+        self._absent_s = time.time() - max(written) if written else 0.0
+        self._started = time.monotonic()
         self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
+        self._began = self._journal.end
         if self._journal.recovery.note:
             self._log.warning("journal repaired", note=self._journal.recovery.note)
         try:
@@ -283,6 +289,9 @@ class _Gateway:
             "journaled": journal.end,
             "waiting": journal.end - journal.committed,
             "recovered": journal.recovery.note,
+            "absent_s": self._absent_s,
+            "up_s": time.monotonic() - self._started,
+            "arrived": journal.end - self._began,
             "oldest": self._oldest.at(),
             "measured": {"inbox": journal.measured()}
             | ({} if self._outbox is None else {"outbox": self._outbox.journal.measured()}),

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, one_line
+from towline.mosquitto_conf import DEFAULTS
 from towline.spark.offsets import JournalPlace, Position
 from towline.spark.readplan import ReadPlan
 from towline.spark.slices import Slice, divided
@@ -167,6 +168,8 @@ TICK_S = 45.0
 SETTLE_S = 0.25
 
 _LOG = logging.getLogger("towline.spark")
+#: Messages that a Mosquitto keeps for a client that is away, unless its file says something else.
+_QUEUE: Final = int(DEFAULTS["max_queued_messages"])
 
 
 class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -189,6 +192,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: workers and the sink's producer are warm when the first message comes.
         self._moved = float("-inf")
         self._warned = False
+        self._told_short = False
 
     # -- in the runner -----------------------------------------------------------------------------------------
 
@@ -261,6 +265,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not self._warned:
                 _LOG.warning(trouble)
         self._warned = bool(trouble)
+        if self._plan.place.settings and not self._told_short and (short := _short_queue(report)):
+            self._told_short = True
+            _LOG.warning(short)
         return report
 
     @one_line
@@ -427,6 +434,20 @@ class MqttBatchReader(DataSourceReader):
         """Yield the rows of the range."""
         assert isinstance(partition, Slice)
         return _rows(self._plan.place, partition)
+
+
+def _short_queue(report: Mapping[str, Any]) -> str:
+    """TL-G64: a broker as installed would not have kept what came while no gateway was there; "" where it would."""
+    came, away = report.get("arrived", 0), report.get("absent_s", 0.0)
+    rate = came / max(1.0, report.get("up_s", 0.0))
+    if min(came, rate * away) < _QUEUE:  # had it dropped any, so many would have come at once
+        return ""
+    return (
+        f"no gateway was there for {away:,.0f} s, and {rate:,.0f} messages come each second: a Mosquitto as installed "
+        f"keeps {_QUEUE:,} for a client that is away, and drops the rest without a word. What this broker keeps is not "
+        "known here. Raise its limit (max_queued_messages), or set gatewayLife=detached: then the gateway receives "
+        "while no driver runs.   [TL-G64]"
+    )
 
 
 def _rows(only: GatewayPlace, part: Slice) -> Iterator[pa.RecordBatch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -144,6 +145,8 @@ def test_a_stream_brings_its_own_gateway_which_outlives_it_and_refuses_an_older_
         query.stop()
     assert again.after is not None
     assert again.after.owner_pid == endpoint.owner_pid
+    first = json.loads(query.recentProgress[0].json)["sources"][0]["latestOffset"]
+    assert first["absent_s"] > 0
 
 
 def test_what_a_gateway_refuses_is_told_in_the_words_of_the_options(mosquitto: Mosquitto, tmp_path: Path) -> None:

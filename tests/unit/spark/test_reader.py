@@ -20,6 +20,7 @@ from tests.unit.spark.reading import ALL, offset, table
 from towline.errors import ConfigError, Fenced, GatewayError
 from towline.spark import reader
 from towline.spark.link import GatewayPlace
+from towline.spark.options import parse_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
 
 # -- offsets ---------------------------------------------------------------------------------------------------------
@@ -297,6 +298,30 @@ def test_a_broker_that_is_down_is_in_the_report_and_told_once(
     report()
     told = [record.getMessage() for record in caplog.records if record.name == "towline.spark"]
     assert told == ["no connection to a:1883   [TL-M01]", "cut off   [TL-M05]"]
+
+
+@pytest.mark.parametrize(
+    ("absent_s", "arrived", "told"),
+    [(41.0, 2186, True), (41.0, 999, False), (0.4, 2186, False), (0.0, 2186, False), (None, None, False)],
+)
+def test_a_broker_whose_queue_may_have_been_too_short_is_told_once(
+    server: Served, caplog: pytest.LogCaptureFixture, absent_s: float | None, arrived: int | None, told: bool
+) -> None:
+    """As of a Mosquitto as installed, which drops without a word; of another broker it is not known."""
+    place = parse_options({"broker": "mqtt://h", "subscribe": "t", "stateDir": str(server.state_dir)}).place
+    stream = MqttStreamReader(ReadPlan(place, "default", poll_s=0.05))
+    server.reported = {} if absent_s is None else {"absent_s": absent_s, "arrived": arrived, "up_s": 2.0}
+    here = stream.initialOffset()
+    for _ in range(2):
+        stream.latestOffset(here, ReadAllAvailable())
+        assert stream.reportLatestOffset() is not None
+    stream.stop()
+    lines = [record.getMessage() for record in caplog.records if record.name == "towline.spark"]
+    assert len(lines) == told
+    for line in lines:
+        assert line.startswith("no gateway was there for 41 s, and 1,093 messages come each second: a Mosquitto as ")
+        assert "What this broker keeps is not known here." in line
+        assert line.endswith("[TL-G64]")
 
 
 def test_the_report_never_fails(tmp_path: Path) -> None:
