@@ -10,11 +10,11 @@ import importlib
 import importlib.util
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from towline.errors import ConfigError, NotAllowed, TowlineError, did_you_mean
 from towline.text import cause, fitted, printable
+from towline.version import release
 
 __all__ = ["COMMANDS", "EXIT_CONFIG", "EXIT_FAILED", "EXIT_NOT_ALLOWED", "main"]
 
@@ -57,7 +57,7 @@ More:     towline COMMAND --help, towline --version"""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit: 0 done, 1 failed, 2 wrong configuration or usage, 4 not allowed to look.
+    """Run one command and exit: 0 done, 1 failed, 2 wrong configuration, usage, 4 not allowed to look.
 
     Args:
         arguments: Without the program's name; the process's own by default.
@@ -71,7 +71,7 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.write(_help())
         return 0
     if name == "--version":
-        sys.stdout.write(f"towline {_version()}\n")
+        sys.stdout.write(f"towline {release()}\n")
         return 0
     return _guarded(name, arguments[1:]) if _present(name) else _unknown(name)
 
@@ -156,10 +156,3 @@ def _unknown(name: str) -> int:
 def _help() -> str:
     rows = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items() if _present(name))
     return f"{_USAGE}\n\n{rows}\n\n{_EXAMPLE}\n"
-
-
-def _version() -> str:
-    try:
-        return version("towline")
-    except PackageNotFoundError:
-        return "unknown (not installed)"

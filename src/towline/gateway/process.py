@@ -44,6 +44,7 @@ from towline.processes import ProcessMark, notify
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable, printable_lines
 from towline.threads import guarded_thread
+from towline.version import revision, version
 
 __all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Oldest", "configure_logging", "run"]
 
@@ -59,6 +60,7 @@ def run(settings: GatewaySettings) -> int:
     A fatal error is one line on stderr, a record in ``<state_dir>/gateway-error.json``, and a code other than 0.
     """
     log = structlog.get_logger("towline.gateway").bind(line=settings.name)
+    log.info("begins", version=version(), revision=revision())
     try:
         give_memory_back()
         _prepare(settings.state_dir)

@@ -9,7 +9,6 @@ import math
 import platform
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -20,6 +19,7 @@ from towline.guarantee import AckAfter
 from towline.monitor.facts import BridgeFacts, GatewayFacts, LineFacts
 from towline.monitor.table import METRICS, MetricKind
 from towline.timing import Histogram
+from towline.version import revision, version
 
 __all__ = ["Sample", "TableCollector", "budget", "build", "of_bridge", "of_gateway", "of_line"]
 
@@ -82,11 +82,7 @@ _PARTS: Final = {
 
 def build() -> Sample:
     """The versions of what runs."""
-    try:
-        ours = version("towline")
-    except PackageNotFoundError:
-        ours = "unknown"
-    return Sample("towline_build_info", (ours, platform.python_version()), 1)
+    return Sample("towline_build_info", (version(), revision(), platform.python_version()), 1)
 
 
 def of_gateway(facts: GatewayFacts, now: float, queue: int | None = None) -> Iterator[Sample]:

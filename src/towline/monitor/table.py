@@ -166,7 +166,7 @@ _ALL: Final = [
             "kafka_reachable": "1 while Kafka answers where its brokers tell clients to come; 0 within 10 s of silence",
         },
     ),
-    *_gauges(("version", "python"), {"build_info": "1, with the versions"}),
+    *_gauges(("version", "revision", "python"), {"build_info": "1, with the versions"}),
     *_counters(
         PUBLISHER,
         {

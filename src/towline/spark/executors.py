@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,6 +21,7 @@ from pyspark.serializers import CPickleSerializer
 from towline.errors import SetupError
 from towline.spark import probe
 from towline.spark.masters import is_cluster
+from towline.version import version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,7 +123,7 @@ def check_executors(
         # One is asked while others are waited for.
         answers = [pool.submit(_ask, context, one, question) for one in coming]
         reports = [answer.result() for answer in answers]
-    if error := complaint([(one, lacks(one, needed, _own_version())) for one in reports]):
+    if error := complaint([(one, lacks(one, needed, version())) for one in reports]):
         raise error
     for one in reports:
         if unseen := marks.unseen(one.facts):
@@ -190,13 +190,6 @@ def _said_instead(error: str) -> str:
 def _parts(text: str) -> tuple[int, ...]:
     """A version as numbers, as far as they go: ``2.13.2rc1`` is (2, 13, 2)."""
     return tuple(int(part) for part in re.match(r"[\d.]*", text.strip())[0].split(".") if part)  # type: ignore[index]
-
-
-def _own_version() -> str:
-    try:
-        return version(_OURS)
-    except PackageNotFoundError:
-        return ""
 
 
 # -- asking --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from towline.bridge.runtime import status
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, advice, code_of, collect, render
 from towline.gateway.clients import end_client, note_client
+from towline.version import release, revision, version
 
 LINE: Final[dict[str, Any]] = {
     "direction": "up",
@@ -69,6 +70,10 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     assert current["file_changed"]
     assert code_of(current) == NOT_KNOWN
     text = render(current)
+    assert (current["version"], current["revision"]) == (version(), revision())
+    assert f"\n  version   {release()}\n" in text
+    older = render({**current, "version": "0.1.9"})
+    assert f"version   0.1.9 (revision {revision()}); this command is {release()}\n" in older
     assert f"! {file} has changed since it was read: what runs is what it said then. towline reload" in text
     assert '! line "telemetryX"   not in the running bridge' in text
     assert "Start towline run." not in text

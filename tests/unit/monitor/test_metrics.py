@@ -82,7 +82,7 @@ def test_names_follow_the_conventions(name: str) -> None:
         assert name.endswith("_seconds")
     assert set(metric.labels) <= {
         *("bridge", "line", "gateway", "direction"),
-        *("journal", "reason", "part", "publisher", "version", "python"),
+        *("journal", "reason", "part", "publisher", "version", "revision", "python"),
     }, "every label has few values"
 
 

@@ -20,6 +20,7 @@ from towline.bridge.uplink.account import UplinkCounts
 from towline.gateway.endpoint import text_of
 from towline.processes import ProcessMark
 from towline.timing import BATCHES, Histogram
+from towline.version import revision, version
 
 __all__ = [
     "BRIDGE_FILE",
@@ -256,6 +257,8 @@ class BridgeState:
         with self.lock:
             values = {
                 "bridge": self.name,
+                "version": version(),
+                "revision": revision(),
                 "file": self._read,
                 "reload": dict(self.reload),
                 "pid": None if ended else os.getpid(),

@@ -19,6 +19,7 @@ from towline.errors import ConfigError
 from towline.gateway.access import Access
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted, printable
+from towline.version import release
 
 __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]
 
@@ -58,6 +59,8 @@ def collect(
     running = there and time.time() - float(state.get("updated", 0)) < SILENT_S
     return {
         "bridge": state.get("bridge"),
+        "version": state.get("version"),
+        "revision": state.get("revision"),
         "state_dir": str(state_dir),
         "running": running,
         "silent": there and not running,
@@ -253,6 +256,9 @@ def render(status: dict[str, Any]) -> str:
     else:  # what Spark and Kafka do then is not known
         killed = f", it was killed (pid {status['pid']})" if status["pid"] else ""
         out = [f"{'✗ ' if killed else ''}{head}not running{killed}   {last}"]
+    if status["version"]:
+        ran = f"{status['version']} (revision {status['revision']})"
+        out.append(f"  version   {ran}{'' if ran == release() else f'; this command is {release()}'}")
     out += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
     if status["file_changed"]:
         what = "has changed since it was read: what runs is what it said then"

@@ -39,6 +39,7 @@ from towline.processes import notify
 from towline.spark.java import cache_directory
 from towline.text import counted, printable
 from towline.threads import later
+from towline.version import release
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge, DownLine
@@ -114,6 +115,7 @@ class Supervisor:
         """
         bridge = self._bridge
         with alone(bridge), _signals(self._interrupted, self._hung_up):
+            self._screen.say(f"towline {release()}")
             _check_members(bridge)
             check_java()
             cache_directory()  # TL-C193, before anything of it is on a class path
