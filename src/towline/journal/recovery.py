@@ -29,6 +29,7 @@ from towline.journal.frames import (
 from towline.journal.segment import Segment, View, damaged
 from towline.journal.state import JournalState, Provenance, Snapshot, apply, foreign
 from towline.journal.writer import full, new_file
+from towline.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,7 +102,7 @@ def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
         _remove_unfinished(directory, disk)
         return RecoveredJournal(JournalState(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, None))
     chain = _chain(heads)
-    _check_schema(directory, chain[-1].snapshot.schema, schema)
+    _check_schema(directory, chain[-1].snapshot, schema)
     tail = _scan(chain[-1])
     _check_floor(chain, tail.state)
     _remove_unfinished(directory, disk)
@@ -167,8 +168,8 @@ def _head(directory: Path, name: Name) -> _Head:
     if size < HEADER_BYTES:
         raise damaged(path, f"is only {size} bytes long; its snapshot was durable")
     view = View(path, size)
-    if view.memory[: len(MAGIC)] == MAGIC and view.memory[len(MAGIC)] > VERSION:
-        raise foreign(str(path), f"has frames of version {view.memory[len(MAGIC)]}; this Towline reads {VERSION}")
+    if view.memory[: len(MAGIC)] == MAGIC and (found := view.memory[len(MAGIC)]) != VERSION:
+        raise foreign(str(path), f"has frames of version {found}; this Towline, {version()}, reads version {VERSION}")
     header = intact_at(view.memory, 0, size)
     if header is None:
         raise damaged(path, "its snapshot, which was durable, no longer reads as it was written")
@@ -213,9 +214,9 @@ def _check_floor(chain: list[_Head], state: JournalState) -> None:
         raise damaged(chain[0].path.parent, f"the segments with rows {state.floor:,} to {first:,} are missing")
 
 
-def _check_schema(directory: Path, stored: Any, wanted: Any) -> None:
+def _check_schema(directory: Path, snapshot: Snapshot, wanted: Any) -> None:
     """Refuse rows of another schema."""
-    if stored.equals(wanted):
+    if (stored := snapshot.schema).equals(wanted):
         return
     differing = sorted({field.name for field in stored} ^ {field.name for field in wanted}) or [
         field.name for field in wanted if not stored.field(field.name).equals(field)
@@ -224,7 +225,7 @@ def _check_schema(directory: Path, stored: Any, wanted: Any) -> None:
     raise JournalError(
         "TL-J06",
         str(directory),
-        f"the rows in this journal have another schema than this Towline writes ({names})",
+        f"its rows, of Towline {snapshot.towline}, have another schema than this one, {version()}, writes ({names})",
         "Let the version that wrote them hand them over first, or give another directory.",
     )
 

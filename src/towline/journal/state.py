@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from towline.errors import JournalDamaged, JournalError
 from towline.journal.frames import Header, Kind
+from towline.version import version
 
 __all__ = [
     "Changes",
@@ -28,7 +29,7 @@ __all__ = [
     "section_of",
 ]
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Changes(NamedTuple):
@@ -107,6 +108,8 @@ class Snapshot:
     sequence: int
     #: size in bytes of the segment before this one, 0 for the first: a sealed file that lost its end shows at once
     previous_bytes: int
+    #: version of the Towline that began the segment
+    towline: str = field(default_factory=version)
 
     def encode(self) -> bytes:
         """Return the payload of the frame."""
@@ -114,6 +117,7 @@ class Snapshot:
         return encode_json(
             {
                 "format": FORMAT,
+                "towline": self.towline,
                 "journal": state.journal_id,
                 "sequence": self.sequence,
                 "previous_bytes": self.previous_bytes,
@@ -140,7 +144,8 @@ class Snapshot:
             raise foreign(where, f"starts with a frame of kind {header.kind} instead of a snapshot")
         content = decode_json(where, payload)
         if content.get("format") != FORMAT:
-            raise foreign(where, f"has format {content.get('format')}; this Towline reads format {FORMAT}")
+            wrote = f"has format {content.get('format')}, of Towline {content.get('towline', 'before 0.2.0rc1')}"
+            raise foreign(where, f"{wrote}; this one, {version()}, reads format {FORMAT}")
         state = JournalState(
             content["journal"],
             header.epoch,
@@ -155,7 +160,7 @@ class Snapshot:
             content["below"],
         )
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
-        return cls(state, schema, content["sequence"], content["previous_bytes"])
+        return cls(state, schema, content["sequence"], content["previous_bytes"], content["towline"])
 
 
 def _records(state: JournalState, header: Header, _: bytes) -> None:

@@ -27,6 +27,7 @@ from tests.unit.journal.support import (
 )
 from towline.errors import JournalDamaged, JournalError, JournalFull
 from towline.journal import Disk, Journal, Limits, Recovery
+from towline.version import version
 
 
 def test_reopening_without_rows_leaves_one_file(tmp_path: Path) -> None:
@@ -258,7 +259,8 @@ def test_a_mask_that_takes_rights_from_the_owner_does_no_harm(tmp_path: Path) ->
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
     other = pa.schema([("offset", pa.int64()), ("payload", pa.string()), ("tags", pa.list_(pa.string()))])
-    with pytest.raises(JournalError, match=r"column payload.*\[TL-J06\]"):
+    both = rf"its rows, of Towline {version()}, have another schema than this one, {version()}, writes"
+    with pytest.raises(JournalError, match=rf"{both} \(column payload\).*\[TL-J06\]"):
         Journal.open(tmp_path, schema=other)
     wider = SCHEMA.append(pa.field("qos", pa.int8()))
     with pytest.raises(JournalError, match=r"column qos.*\[TL-J06\]"):

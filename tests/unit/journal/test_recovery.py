@@ -14,6 +14,7 @@ from towline.errors import JournalDamaged, JournalError
 from towline.journal import Journal, frames
 from towline.journal.frames import Encoded, Header, Kind, encode, intact_at
 from towline.journal.recovery import session_in
+from towline.version import version
 
 
 def layout(path: Path) -> list[tuple[int, Header]]:
@@ -359,21 +360,31 @@ def put_behind(path: Path, frame: Encoded) -> None:
         file.writelines(map(bytes, frame.buffers))
 
 
-def test_a_newer_version_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [0, 2])
+def test_another_version_of_the_frames_is_an_error(tmp_path: Path, other: int) -> None:
     opened(tmp_path).close()
     last = segments(tmp_path)[-1]
     content = bytearray(last.read_bytes())
-    content[4] = 2
+    content[4] = other
     last.write_bytes(content)
-    with pytest.raises(JournalError, match=r"has frames of version 2; this Towline reads 1.*TL-J09"):
+    expected = rf"has frames of version {other}; this Towline, {version()}, reads version 1\. Open it .*TL-J09"
+    with pytest.raises(JournalError, match=expected):
         opened(tmp_path)
+    assert last.read_bytes() == content
 
 
-def test_a_newer_format_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "wrote"),
+    [
+        (b'{"format":1}', "has format 1, of Towline before 0.2.0rc1"),
+        (b'{"format":3,"towline":"0.9.1"}', "has format 3, of Towline 0.9.1"),
+    ],
+)
+def test_another_format_names_the_version_that_wrote_it(tmp_path: Path, content: bytes, wrote: str) -> None:
     opened(tmp_path).close()
-    frame = encode(Kind.SNAPSHOT, epoch=1, first=0, durable=0, payload=b'{"format":2}')
+    frame = encode(Kind.SNAPSHOT, epoch=1, first=0, durable=0, payload=content)
     segments(tmp_path)[-1].write_bytes(b"".join(map(bytes, frame.buffers)))
-    with pytest.raises(JournalError, match=r"has format 2; this Towline reads format 1.*TL-J09"):
+    with pytest.raises(JournalError, match=rf"{wrote}; this one, {version()}, reads format 2\. Open it .*TL-J09"):
         opened(tmp_path)
 
 
