@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from towline.errors import ConfigError, NotAllowed, TowlineError, did_you_mean
+from towline.errors import ConfigError, NotAllowed, SetupError, TowlineError, did_you_mean
 from towline.text import cause, fitted, printable
 from towline.version import release
 
@@ -57,7 +57,7 @@ More:     towline COMMAND --help, towline --version"""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit: 0 done, 1 failed, 2 wrong configuration, usage, 4 not allowed to look.
+    """Run one command and exit: 0 done, 1 failed, 2 wrong configuration, usage or installation, 4 not allowed to look.
 
     Args:
         arguments: Without the program's name; the process's own by default.
@@ -84,7 +84,7 @@ def _guarded(name: str, arguments: list[str]) -> int:
         _complain(str(error))
         if isinstance(error, NotAllowed):
             return EXIT_NOT_ALLOWED
-        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+        return EXIT_CONFIG if isinstance(error, ConfigError | SetupError) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from towline.cli.screen import BridgeFile, command_app, json_text, plain
+from towline.errors import SetupError
+from towline.spark.versions import check_pyspark
 from towline.text import printable
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ def check(
 
     bridge = load(file)
     plan = plan_of(bridge)
+    try:
+        check_pyspark()
+    except SetupError as error:  # no mistake in the file: it may be checked elsewhere than it runs
+        plan["warnings"].append(str(error))
     if says_sql(bridge):
         plan["sql"] = "judged by Spark" if spark else "judged by Spark when the line starts, or now with --spark"
     if spark:
@@ -68,10 +73,8 @@ def _judge(bridge: Bridge, file: Path) -> None:
     from towline.bridge.config.mistakes import ConfigMistakes  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.config.sqlcheck import judge  # noqa: PLC0415
     from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415
-    from towline.errors import SetupError  # noqa: PLC0415
 
-    if find_spec("pyspark") is None:
-        raise SetupError("TL-S20", "pyspark", "PySpark is not installed", "Install towline[spark].")
+    check_pyspark()
     check_java(version=True)
     from towline.bridge.runtime.session import session  # noqa: PLC0415
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import os
 import re
 import tempfile
@@ -20,11 +19,13 @@ from typing import Final
 from towline import files
 from towline.bridge.config.model import BATCH_BYTES, Bridge, Line
 from towline.bridge.lines.leftovers import left_lines
+from towline.bridge.runtime.surroundings import check_java
 from towline.doctor.case import PROBE, Case, LineLoad
 from towline.doctor.table import Answer, Check, Standing, fact, named, sized, span
 from towline.errors import SetupError
 from towline.guarantee import AckAfter
 from towline.sizing import journal_bytes_s
+from towline.spark.versions import check_pyspark
 
 __all__ = ["CHECKS", "FileSystem", "Spot", "ThisMachine", "file_system", "host_memory", "syncs"]
 
@@ -54,12 +55,10 @@ _MB: Final = 1_000_000
 #: Of the bridge and the driver's Python, of a gateway, of a further line in Spark, of the Python workers of the first,
 #: of a JVM beside its heap (docs/benchmarks.md).
 _BRIDGE, _GATEWAY, _LINE, _WORKERS, _BESIDE_HEAP = 222 * _MB, 120 * _MB, 111 * _MB, 450 * _MB, 400 * _MB
+_TRIED: Final = 'Take one that it is tried with: pip install "towline[spark]"'
 #: Spark's spark.driver.memory where none is set.
 _HEAP: Final = 1 << 30
 _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-#: Versions of PySpark that Towline works with; older ones have no admission control for Python sources.
-_PYSPARK: Final = ((4, 2), (4, 3))
-_INSTALL: Final = "pip install 'towline[spark]', in the environment of this command."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,27 +354,16 @@ def _needed(bridge: Bridge) -> tuple[int, int, int]:
 
 def _spark(_machine: ThisMachine) -> Iterator[Answer]:
     """TL-D49: a PySpark and a Java that it runs on, as Spark looks for them."""
-    stops = "now: no line starts"
     try:
-        version = str(importlib.import_module("pyspark").__version__)
-    except ImportError as error:
-        yield Answer(BROKEN, f"PySpark is not installed here: {error}", stops, _INSTALL)
+        version, tried = check_pyspark()
+        check_java(version=True)
+    except SetupError as error:
+        yield Answer(BROKEN, error.what, "now: no line starts", error.do)
         return
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    works = f"Towline works with {' and '.join('.'.join(map(str, one)) for one in _PYSPARK)}"
-    if numbers < _PYSPARK[0]:
-        yield Answer(BROKEN, f"PySpark is {version}; {works}", stops, _INSTALL)
-    elif numbers not in _PYSPARK:
-        yield Answer(WARNS, f"PySpark is {version}; {works}", "something has changed in it", _INSTALL)
-    else:
-        from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415 - it loads what needs PySpark
-
-        try:
-            check_java(version=True)
-        except SetupError as error:
-            yield Answer(BROKEN, error.what, stops, error.do)
-        else:
-            yield Answer(HOLDS, f"PySpark is {version}, and finds a Java that it runs on")
+    untried = Answer(
+        WARNS, f"PySpark is {version}; Towline was not tried with it", "something has changed in it", _TRIED
+    )
+    yield Answer(HOLDS, f"PySpark is {version}, and finds a Java that it runs on") if tried else untried
 
 
 CHECKS: Final = (

@@ -27,9 +27,9 @@ from towline.kafka.topicids import SourceTopics
 from towline.sinks import column_types
 from towline.spark import tally
 from towline.spark.gathering import Left, RowsForDriver
-from towline.spark.registration import check_pyspark
 from towline.spark.sink_note import SinkBatch
 from towline.spark.tasks import TaskAnswer, answers, batch_task, micro_batch, speculates, streaming_task
+from towline.spark.versions import check_pyspark
 from towline.spark.workers import settle
 from towline.text import printable
 

@@ -22,7 +22,6 @@ import sys
 import tempfile
 from enum import StrEnum
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 from towline import files
 from towline.errors import SetupError
 from towline.spark.java import cache_directory, describe_java, find_java, java_version
+from towline.spark.versions import pyspark_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +107,7 @@ def light_home() -> Path | None:
         return None
     package = Path(spec.origin).parent
     # One for each installation: two environments of a user have PySpark in two places.
-    home = cache / f"spark-{version('pyspark')}-{_digest(str(package.resolve()))}"
+    home = cache / f"spark-{pyspark_version()}-{_digest(str(package.resolve()))}"
     if not home.is_dir():
         with contextlib.suppress(OSError):  # another process was quicker, or nobody may write here
             cache.mkdir(0o700, parents=True, exist_ok=True)

@@ -4,45 +4,22 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from towline.errors import SetupError
+from towline.spark.versions import check_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["OLDEST_PYSPARK", "check_pyspark", "register"]
+__all__ = ["register"]
 
 #: Format → module and class.
 _SOURCES = {
     "mqtt": ("towline.spark.source", "MqttDataSource"),
     "kafka_transactional": ("towline.spark.kafka_sink", "KafkaTransactional"),
 }
-
-
-#: The first with admission control for Python sources; without it a query dies in Spark's own code.
-OLDEST_PYSPARK: Final = (4, 2)
-_INSTALL: Final = 'pip install "towline[spark]" brings one that has it.'
-
-
-def check_pyspark(where: str) -> None:
-    """See that this PySpark has what the formats are built on.
-
-    Raises:
-        SetupError: TL-S20, it is too old, or there is none.
-    """
-    try:
-        import pyspark  # noqa: PLC0415 - an extra
-    except ImportError:
-        ours = "none"
-    else:
-        ours = pyspark.__version__
-    if tuple(map(int, re.findall(r"\d+", ours)[:2])) < OLDEST_PYSPARK:
-        oldest = ".".join(map(str, OLDEST_PYSPARK))
-        what = f"it needs the Python Data Source API of PySpark {oldest}, and there is {ours}"
-        raise SetupError("TL-S20", where, what, _INSTALL)
 
 
 def register(spark: SparkSession) -> None:
@@ -53,8 +30,7 @@ def register(spark: SparkSession) -> None:
             Towline.
 
     Raises:
-        SetupError: TL-S20 when PySpark lacks what the formats are built on; TL-S24 when a Connect server's Python lacks
-            Towline.
+        SetupError: TL-S20, PySpark is too old; TL-S24, a Connect server's Python lacks Towline.
     """
     check_pyspark("towline.register")
     _run_our_python(spark)
@@ -62,12 +38,7 @@ def register(spark: SparkSession) -> None:
     for word, (module, name) in _SOURCES.items():
         if word in known:
             continue
-        try:
-            source = getattr(importlib.import_module(module), name)
-        except ImportError as error:
-            what = f"the data sources can't be loaded ({error})"
-            raise SetupError("TL-S20", "towline.register", what, _INSTALL) from error
-        spark.dataSource.register(source)
+        spark.dataSource.register(getattr(importlib.import_module(module), name))
     if not hasattr(spark, "_jsparkSession"):
         _ask_server(spark)
 

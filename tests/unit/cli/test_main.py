@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.bridge.test_downlink_file import GOOD
+from towline.bridge.config import kafka_source
 from towline.cli import COMMANDS, main
 from towline.cli.screen import plain
 from towline.errors import ConfigError, KafkaError
+from towline.spark import versions
+from towline.version import release
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "bridge.toml"
 
@@ -58,7 +62,8 @@ def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[st
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ran(capsys, "--version")
     assert code == 0
-    assert out.startswith("towline ")
+    assert out == f"towline {release()}\n"
+    assert release().startswith("0.2.0rc1 (revision ")
 
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +92,22 @@ def test_check_prints_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> No
     assert plan["lines"][0]["routes"][0]["filter"] == "telemetry/+/+/#"
     assert plan["kafka"]["topics"] == ["event.other", "event.t1", "event.t2", "plant-7.dead-letters", "telemetry"]
     assert plan["warnings"] == []
+
+
+def test_without_pyspark_run_ends_with_2_and_check_says_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "pyspark_version", lambda: None)
+    monkeypatch.setattr(kafka_source, "pyspark_version", lambda: None)
+    file = tmp_path / "bridge.toml"
+    file.write_text(GOOD)
+    code, out, err = ran(capsys, "check", str(file))
+    assert (code, err) == (0, ""), "the file is right"
+    assert "warning  pyspark: PySpark is not installed" in out
+    code, out, err = ran(capsys, "run", str(file))
+    assert (code, out) == (2, f"towline {release()}\n")
+    assert err.endswith('pub do without. Type: pip install "towline[spark]"   [TL-S20]\n')
+    assert err.count("\n") == 1
 
 
 def test_check_lists_every_mistake_and_ends_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,12 @@ from hypothesis import strategies as st
 
 from tests.engines.planting import bridge_case
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, rows
-from towline.bridge.runtime import surroundings
 from towline.doctor import machine
 from towline.doctor.case import LineLoad
 from towline.doctor.machine import CHECKS, FileSystem, Spot, ThisMachine, file_system, host_memory, synchronised, syncs
 from towline.doctor.table import Finding, Standing, span
 from towline.sizing import journal_bytes_s
+from towline.spark import versions
 
 HERE = Path("/var/lib/towline")
 LOAD = LineLoad(2_000, 400_000, "--rate")
@@ -230,10 +229,8 @@ def test_memory_is_that_of_the_tightest_cgroup(tmp_path: Path) -> None:
     ("version", "verdict"), [("4.3.0", HOLDS), ("4.2.1", HOLDS), ("4.1.0", BROKEN), ("3.5.1", BROKEN), ("4.4.0", WARNS)]
 )
 def test_versions_of_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, verdict: Standing) -> None:
-    module = types.ModuleType("pyspark")
-    module.__dict__["__version__"] = version
-    monkeypatch.setattr(surroundings, "check_java", lambda **_asked: None)
-    monkeypatch.setitem(sys.modules, "pyspark", module)
+    monkeypatch.setattr(versions, "pyspark_version", lambda: version)
+    monkeypatch.setattr(machine, "check_java", lambda **_asked: None)
     assert seen(tmp_path, on())["TL-D49"].verdict is verdict
 
 
@@ -241,6 +238,7 @@ def test_no_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     found = seen(tmp_path, on())["TL-D49"]
     assert (found.verdict, "PySpark is not installed" in found.because) == (BROKEN, True)
+    assert found.mend == 'Type: pip install "towline[spark]"'
 
 
 def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towline.errors import ConfigError, SetupError
 from towline.spark.connector import known_spark_kafka_jars, spark_kafka_jars, spark_kafka_package
+from towline.spark.versions import pyspark_version
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -69,7 +69,7 @@ def equipped(bridge: Bridge) -> Bridge:
     if bridge.spark.kafka_jars or _fetched(bridge):
         return bridge
     try:
-        jars = spark_kafka_jars(version("pyspark"))
+        jars = spark_kafka_jars(str(pyspark_version()))
     except SetupError as error:
         what = f"a line reads with Spark's Kafka source, whose jars can't be had ({error.what})"
         do = (
@@ -87,10 +87,9 @@ def _fetched(bridge: Bridge) -> str:
 
 
 def source_text(bridge: Bridge) -> str:
-    """The pair in use in one line, without a network; "" for a bridge that needs none."""
-    if not bridge.downlinks:
+    """The pair in use in one line, without a network; "" for a bridge that needs none, or where there is no PySpark."""
+    if not bridge.downlinks or not (ours := pyspark_version()):
         return ""
-    ours = version("pyspark")
     if packages := _fetched(bridge):
         return f"Spark's Kafka source for PySpark {ours}: Spark fetches {packages}"
     jars: Sequence[Path] | None = bridge.spark.kafka_jars or known_spark_kafka_jars(ours)

@@ -37,6 +37,7 @@ from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
 from towline.processes import notify
 from towline.spark.java import cache_directory
+from towline.spark.versions import check_pyspark
 from towline.text import counted, printable
 from towline.threads import later
 from towline.version import release
@@ -117,6 +118,7 @@ class Supervisor:
         with alone(bridge), _signals(self._interrupted, self._hung_up):
             self._screen.say(f"towline {release()}")
             _check_members(bridge)
+            check_pyspark()
             check_java()
             cache_directory()  # TL-C193, before anything of it is on a class path
             check_python(bridge.spark.master)

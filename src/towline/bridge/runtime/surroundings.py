@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +24,7 @@ from towline.spark import localfs
 from towline.spark.java import OLDEST_JAVA, java_version
 from towline.spark.masters import is_cluster
 from towline.spark.quickstart import archive_of, jvm_options, light_home, sharing
+from towline.spark.versions import pyspark_version
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -82,7 +82,7 @@ def check_python(master: str, environ: Mapping[str, str] = os.environ) -> None:
     named = environ.get("PYSPARK_PYTHON")
     if not named or is_cluster(master) or shutil.which(named, path=environ.get("PATH")) == sys.executable:
         return
-    ours = f"Python {'.'.join(map(str, sys.version_info[:2]))} with PySpark {version('pyspark')}"
+    ours = f"Python {'.'.join(map(str, sys.version_info[:2]))} with PySpark {pyspark_version()}"
     command = [named, "-c", _ASKED]
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd="/", env=environ, timeout=60, check=False)

@@ -1,0 +1,44 @@
+"""Which PySpark is there, and which ones Towline works with; PySpark itself is not imported."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from towline.errors import SetupError
+
+__all__ = ["PYSPARK", "check_pyspark", "pyspark_version"]
+
+#: The first brought admission control for Python sources, the last is what `make test` runs on (docs/versions.md).
+PYSPARK: Final = ((4, 2), (4, 3))
+
+
+def pyspark_version() -> str | None:
+    """As it says itself, also one that pip does not know (``$SPARK_HOME/python``); None where there is none."""
+    origin = getattr(find_spec("pyspark"), "origin", None)
+    return None if origin is None else str(runpy.run_path(str(Path(origin).with_name("version.py")))["__version__"])
+
+
+def check_pyspark(where: str = "pyspark") -> tuple[str, bool]:
+    """See that there is a PySpark that has what Towline is built on.
+
+    Args:
+        where: It is needed; begins the error.
+
+    Returns:
+        Its version, and whether Towline is tried with it.
+
+    Raises:
+        SetupError: TL-S20, with the line to type.
+    """
+    installed = pyspark_version()
+    numbers = tuple(map(int, re.findall(r"\d+", installed or "")[:2]))
+    if numbers >= PYSPARK[0]:
+        return str(installed), numbers in PYSPARK
+    what = "PySpark is not installed, which runs the lines of a bridge; a gateway, Publisher and pub do without"
+    if installed is not None:
+        what = f"PySpark is {installed}; Towline works with {' and '.join('.'.join(map(str, one)) for one in PYSPARK)}"
+    raise SetupError("TL-S20", where, what, 'Type: pip install "towline[spark]"')

@@ -1,0 +1,47 @@
+"""Which PySpark is there, asked without importing it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from towline.errors import SetupError
+from towline.spark import versions
+from towline.spark.versions import check_pyspark, pyspark_version
+
+
+def test_the_one_that_is_here() -> None:
+    assert pyspark_version() == pyspark.__version__
+    assert check_pyspark() == (pyspark.__version__, True)
+
+
+def test_one_that_no_package_manager_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").write_text("raise ImportError")
+    (tmp_path / "pyspark" / "version.py").write_text('__version__ = "4.2.1.dev0"\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+    assert check_pyspark() == ("4.2.1.dev0", True)
+
+
+@pytest.mark.parametrize(
+    ("installed", "what"),
+    [
+        (None, "PySpark is not installed, which runs the lines of a bridge; a gateway, Publisher and pub do without"),
+        ("4.1.1", "PySpark is 4.1.1; Towline works with 4.2 and 4.3"),
+        ("3.5", "PySpark is 3.5; Towline works with 4.2 and 4.3"),
+    ],
+)
+def test_one_that_does_not_do(monkeypatch: pytest.MonkeyPatch, installed: str | None, what: str) -> None:
+    monkeypatch.setattr(versions, "pyspark_version", lambda: installed)
+    with pytest.raises(SetupError) as caught:
+        check_pyspark()
+    assert str(caught.value) == f'pyspark: {what}. Type: pip install "towline[spark]"   [TL-S20]'
+
+
+def test_a_newer_one_is_taken_and_not_called_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "pyspark_version", lambda: "4.10.0")
+    assert check_pyspark() == ("4.10.0", False)
