@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,25 @@ def test_a_file_that_is_not_there_is_told_where_it_is_read(tmp_path: Path) -> No
         java_client({"bootstrap.servers": "a:1", "ssl.ca.location": "/nowhere"}, {})
 
 
+def test_a_directory_or_a_pattern_names_its_jars_once(tmp_path: Path) -> None:
+    jars = [tmp_path / "jars" / name for name in ("kafka-clients-3.9.2.jar", "spark-sql-kafka-0-10_2.13-9.9.9.jar")]
+    (tmp_path / "jars" / "nested.jar").mkdir(parents=True)
+    for file in (*jars, tmp_path / "jars" / "README", tmp_path / "other[1].jar"):
+        file.touch()
+    for names, taken in (
+        (["jars"], jars),
+        (["jars/*.jar", str(jars[0])], jars),
+        (["jars/kafka*"], jars[:1]),
+        (["other[1].jar"], [tmp_path / "other[1].jar"]),
+    ):
+        bridge = read(f"{GOOD}[spark]\nkafka_jars = {json.dumps(names)}\n", tmp_path)
+        assert bridge.spark.kafka_jars == tuple(taken)
+    (tmp_path / "empty").mkdir()
+    for named in ("empty", "jars/x*", "none/*.jar", "jars/a**b"):
+        with pytest.raises(ConfigMistakes, match=re.escape(f"no jar is at {tmp_path}/{named}.")):
+            read(f"{GOOD}[spark]\nkafka_jars = [{json.dumps(named)}]\n", tmp_path)
+
+
 def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"):
         (tmp_path / name).touch()
@@ -85,7 +106,7 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     bridge = read(text, tmp_path)
     assert kafka_source.equipped(bridge) is bridge
     assert kafka_source.source_text(bridge).endswith(": spark-sql-kafka-0-10_2.13 9.9.9")
-    with pytest.raises(ConfigMistakes, match=r"the jar .*gone.jar is not there"):
+    with pytest.raises(ConfigMistakes, match=r"no jar is at .*gone\.jar"):
         read(text.replace("kafka-clients-3.9.2.jar", "gone.jar"), tmp_path)
 
     def nothing(version: str) -> list[Path]:

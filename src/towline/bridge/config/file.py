@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
@@ -220,14 +221,16 @@ class Reader:
             do = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
             self._mistakes.add("TL-C16", place, "[spark.conf]", what, do)
         secret = self._tables.secret_file(section.secret_file, ("spark", "secret_file"), "[spark]")
-        jars = tuple(self._file.parent / jar.expanduser() for jar in section.kafka_jars)
-        for jar in jars:
-            if not jar.is_file():
-                path, what = ("spark", "kafka_jars"), f"the jar {jar} is not there"
-                self._mistakes.add(
-                    "TL-C15", path, "[spark]", what, "Correct the path, or remove it: Maven brings the jars."
-                )
-        return section.model_copy(update={"kafka_jars": jars, "secret_file": secret})
+        jars: dict[Path, None] = {}  # in order, each once
+        for named in (self._file.parent / jar.expanduser() for jar in section.kafka_jars):
+            folder, pattern = (named, "*.jar") if named.is_dir() else (named.parent, named.name)
+            globbed = (folder / one for one in sorted(glob(pattern, root_dir=folder)))  # noqa: PTH207 - takes a**b
+            found = dict.fromkeys(one for one in (named, *globbed) if one.is_file())
+            jars |= found
+            if not found:
+                do = "Correct the path, or remove it: Maven brings the jars."
+                self._mistakes.add("TL-C15", ("spark", "kafka_jars"), "[spark]", f"no jar is at {named}", do)
+        return section.model_copy(update={"kafka_jars": tuple(jars), "secret_file": secret})
 
     def _gateway(self, table: Any) -> GatewaySection:
         """``[gateway]``; its files have to be there and to go together."""

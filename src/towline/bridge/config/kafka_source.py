@@ -73,7 +73,7 @@ def equipped(bridge: Bridge) -> Bridge:
     except SetupError as error:
         what = f"a line reads with Spark's Kafka source, whose jars can't be had ({error.what})"
         do = (
-            f'{error.do} Or name them with kafka_jars = ["FILE.jar", ...] in [spark], or let Spark '
+            f'{error.do} Or name their directory with kafka_jars = ["DIR"] in [spark], or let Spark '
             f'fetch them: in [spark.conf] "{_PACKAGES}" = "{spark_kafka_package()}".'
         )
         raise ConfigError("TL-B07", str(bridge.file), what, do) from error

@@ -91,7 +91,7 @@ class SparkSection(Section):
             makes one by itself.
         ui: Whether Spark's web page is served (on loopback).
         conf: Further Spark settings.
-        kafka_jars: Jars of Spark's Kafka source, for downlinks; none lets Maven bring them at the start.
+        kafka_jars: Jars of Spark's Kafka source, for downlinks: files, directories, patterns; by default Maven's.
         tier: How Spark's JVM is tuned, with a local master: ``quick`` for a quick start and low rates, ``peak`` for
             full load over hours, ``auto`` for the one that suits the machine's cores.
     """
