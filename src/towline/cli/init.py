@@ -38,6 +38,9 @@ def init(
         Path | None, typer.Option("--from", help="Take what a mosquitto.conf says of the broker.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    examples: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write out examples and unit files instead.", show_default=False)
+    ] = None,
 ) -> None:
     """Ask five questions and write a commented bridge file, which runs as it is.
 
@@ -49,10 +52,14 @@ def init(
         draft_of,
         refuse_present,
         write,
+        write_examples,
     )
     from towline.bridge.draft.mosquitto import bridges, draft_from  # noqa: PLC0415
     from towline.mosquitto_conf import read  # noqa: PLC0415
 
+    if examples is not None:
+        sys.stdout.write(plain("".join(f"wrote {path}\n" for path in write_examples(examples, force=force))))
+        return
     refuse_present(file, force=force)
     conf = None if source is None else read(source)
     head = {"name": default_name() if name is None else name, "state_dir": state_dir}

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.cli.test_main import ran
 from tests.unit.test_mosquitto_conf import CAMEL
 from towline.bridge.config.file import load
+from towline.bridge.draft import answers
 
 
 def test_without_a_terminal_nothing_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -39,6 +40,35 @@ def test_a_file_that_is_there_stays(capsys: pytest.CaptureFixture[str], tmp_path
     assert file.read_text() == "mine"
     assert ran(capsys, "init", str(file), "--force")[0] == 0
     assert tomllib.loads(file.read_text())["name"]
+
+
+def test_examples_are_written_and_none_is_replaced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "new" / "examples"
+    code, out, err = ran(capsys, "init", "--examples", str(place))
+    assert (code, err) == (0, "")
+    written = {Path(line.removeprefix("wrote ")) for line in out.splitlines()}
+    assert written == {path for path in place.rglob("*") if path.is_file()}
+    root = Path(__file__).parents[3] / "examples"
+    for name in ("bridge.toml", "hono.toml", "plain_pyspark.py", "monitoring/alerts.yml", "monitoring/dashboard.json"):
+        assert (place / name).read_bytes() == (root / name).read_bytes()
+    assert not list(tmp_path.rglob("__pycache__"))
+    kept = place / "monitoring" / "alerts.yml"
+    for path in written - {kept}:
+        path.unlink()
+    kept.write_text("mine")
+    told = f"{kept}: it is there already. Name another file, or replace it with --force.   [TL-C162]\n"
+    assert ran(capsys, "init", "--examples", str(place)) == (2, "", told)
+    assert [path for path in place.rglob("*") if path.is_file()] == [kept]
+    assert kept.read_text() == "mine"
+    assert ran(capsys, "init", "--examples", str(place), "--force")[0] == 0
+    assert kept.read_bytes() == (root / "monitoring" / "alerts.yml").read_bytes()
+    code, out, err = ran(capsys, "init", "--examples", str(kept))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "it can't be written (" in err
+    monkeypatch.setattr(answers, "ROOT", tmp_path)
+    assert ran(capsys, "init", "--examples", str(place))[2].endswith("[TL-S70]\n")
 
 
 def test_mistakes_are_one_line_and_write_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

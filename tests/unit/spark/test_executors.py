@@ -106,7 +106,7 @@ def test_of_many_executors_a_few_are_named() -> None:
 
 def test_what_executors_need_is_what_the_package_needs() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
-    asked = dict(re.split(r">=", one, maxsplit=1) for one in project["project"]["dependencies"])
+    asked = dict(re.split(r">=|,", one)[:2] for one in project["project"]["dependencies"])
     assert {name: asked[name] for name in NEEDED} == dict(NEEDED)
 
 

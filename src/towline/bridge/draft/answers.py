@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,9 @@ from towline import files
 from towline.bridge.config.file import parse
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.patterns import Pattern
-from towline.errors import ConfigError
+from towline.errors import ConfigError, SetupError
 from towline.guarantee import Guarantee
+from towline.version import ROOT
 
 __all__ = [
     "DEFAULTS",
@@ -38,9 +40,11 @@ __all__ = [
     "mistake_in",
     "refuse_present",
     "write",
+    "write_examples",
 ]
 
 _TEMPLATE: Final = Path(__file__).with_name("template.toml")
+_EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 _WIDTH: Final = 110
 #: Question, as the option that answers it → as it is asked, in this order.
 QUESTIONS: Final = {
@@ -288,11 +292,41 @@ def write(made: Draft, file: Path, *, force: bool) -> list[Path]:
         for path in written:
             with contextlib.suppress(OSError):
                 path.unlink()
-        if isinstance(error, FileExistsError):
-            raise _present(path) from error
-        do = "Name a file in a directory that is there and that this user may write."
-        raise ConfigError("TL-C164", str(path), f"it can't be written ({files.why(error)})", do) from error
+        raise (_present(path) if isinstance(error, FileExistsError) else _unwritable(path, error)) from error
     return list(reversed(contents))
+
+
+def write_examples(directory: Path, *, force: bool) -> list[Path]:
+    """Write out the examples, alert rules and units of the package; return the files.
+
+    Args:
+        directory: Made where it is not there.
+        force: Replace what is there.
+
+    Raises:
+        ConfigError: TL-C162, one of them is there, and nothing was written; TL-C164, the directory does not take them.
+        SetupError: TL-S70, this installation has none.
+    """
+    source = _EXAMPLES if _EXAMPLES.is_dir() else ROOT / "examples"
+    found = (one for one in sorted(source.rglob("*")) if one.is_file() and one.suffix != ".pyc")
+    copies = {directory / one.relative_to(source): one for one in found}
+    if not copies:
+        do = "Install the wheel as it is built: pip install --force-reinstall towline"
+        raise SetupError("TL-S70", str(_EXAMPLES), "this installation has no examples", do)
+    for path in copies:
+        refuse_present(path, force=force)
+    for path, example in copies.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(example, path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+    return list(copies)
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    do = "Name one in a directory that is there and that this user may write."
+    return ConfigError("TL-C164", str(path), f"it can't be written ({files.why(error)})", do)
 
 
 def _present(path: Path) -> ConfigError:
