@@ -31,7 +31,7 @@ class MqttDataSource(DataSource):
     tlsCertFile, tlsKeyFile, tlsKeyPasswordFile, tlsAlpn, tlsMinVersion, tlsServerName, tlsStrict, tlsInsecure,
     willTopic, willPayload, willQos, willRetain, willDelay, willExpiry, willContentType, willResponseTopic,
     willCorrelationData, willPayloadIsUtf8, willUserProperties, gatewayTokenFile, gatewayCaFile, gatewayServerName,
-    gatewayTicketValidity.
+    gatewayTicketValidity, gatewayLife.
 
     To read: subscribe, consumer, maxMessagesPerTrigger, maxBytesPerTrigger, minPartitions, maxRecordsPerPartition,
     startingOffset, endingOffset, pollMs, checkpointLocation, eventTime, gateways, removedGateways, retainHandling,
