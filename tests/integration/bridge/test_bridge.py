@@ -61,7 +61,7 @@ def names_the_wrong_condition(bridge: Running) -> None:
     """As `towline check --spark` says it: file, line, column."""
     (error,) = [line for line in bridge.out.splitlines() if "[TL-C74]" in line]
     where = bridge.file.read_text().splitlines().index('where = "no_such = 1"') + 1
-    assert error.startswith(f'{bridge.file}:{where}  uplink "wrong" route 2: where: A column')
+    assert f'Z  {bridge.file}:{where}  uplink "wrong" route 2: where: A column' in error
     assert "`no_such` cannot be resolved" in error
     assert "Traceback" not in bridge.out
 
