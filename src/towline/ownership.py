@@ -13,7 +13,7 @@ from typing import Final
 
 from towline.errors import ConfigError
 
-__all__ = ["check_owner"]
+__all__ = ["check_owner", "user_name"]
 
 #: Root, and the uid of owners that are not known here: over NFS, or in a user namespace (proc(5), overflowuid).
 _NOBODYS: Final = (0, 65_534)
@@ -33,7 +33,7 @@ def check_owner(place: Path) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # not yet, or removed by whoever runs there
             owner = path.stat(follow_symlinks=path == place).st_uid
             if owner != os.geteuid() and not _usable(path, owner):
-                theirs, ours = _name(owner), _name(os.geteuid())
+                theirs, ours = user_name(owner), user_name(os.geteuid())
                 what = f"it belongs to the user {theirs}, and this is {ours}: what {ours} writes there {theirs} could"
                 do = f"Run this as {theirs} (sudo -u), or hand it over: chown -R {ours.removeprefix('#')} {path}."
                 raise ConfigError("TL-J23", str(path), f"{what} not use any more", do)
@@ -47,7 +47,7 @@ def _usable(path: Path, owner: int) -> bool:
     return lets_in or path.name == "lost+found"
 
 
-def _name(user: int) -> str:
+def user_name(user: int) -> str:
     """A user's name; ``#`` and his number where he has none, as sudo takes it."""
     try:
         return pwd.getpwuid(user).pw_name
