@@ -31,8 +31,6 @@ THREADS = {
     "keep-gateway": "again",
     "jvm": "the driver ends, and is started again",
     "metrics": "again",
-    "metrics-answer": "told; the next one is served",
-    "metrics-rates": "again",
     "mqtt *": "to all who wait (Client._end)",
     "network": "again",
     "owner": "again",

@@ -15,7 +15,7 @@ import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -26,7 +26,7 @@ from towline import ClientSettings, Publisher
 from towline.bridge.runtime.session import session
 from towline.bridge.runtime.supervision import unforeseen
 from towline.errors import one_line
-from towline.monitor.server import ListenAddress, serve
+from towline.monitor.server import serve
 
 SECRET = "s3cret-of-the-plant"  # noqa: S105
 
@@ -156,15 +156,16 @@ class Failing:
     def samples(self) -> NoReturn:
         self._fail()
 
-    alive = ready = look = samples
+    alive = ready = samples
 
 
 def test_the_monitor(fault: Callable[..., NoReturn], capfd: pytest.CaptureFixture[str]) -> None:
     answers = []
-    with serve(Failing(fault), ListenAddress(("127.0.0.1", 0))) as server:
+    failing: Any = Failing(fault)
+    with serve(failing, "127.0.0.1:0") as port:
         for path in ("metrics", "healthz"):
             try:
-                with urllib.request.urlopen(f"http://{server.address}/{path}") as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
                     answers.append(answer.read())
             except OSError as error:
                 answers.append(getattr(error, "read", lambda: b"")())

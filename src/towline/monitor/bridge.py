@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.lines.elsewhere import AWAY
@@ -36,17 +36,17 @@ class BridgeMonitor:
 
     def __init__(self, name: str, names: Mapping[str, str], queue: int | None = None) -> None:
         self._name, self._names, self._queue = name, names, queue
-        self._state: BridgeState | None = None
+        #: None before it has begun.
+        self.state: BridgeState | None = None
         self._paces: dict[tuple[str, str], Pace] = {}
-        self._lock = threading.Lock()
 
     def show(self, state: BridgeState) -> None:
         """Show a bridge that has begun."""
-        self._state = state
+        self.state = state
 
     def facts(self) -> BridgeFacts | None:
         """What is known now; None before it has begun."""
-        state = self._state
+        state = self.state
         if state is None:
             return None
         now = time.monotonic()
@@ -62,17 +62,8 @@ class BridgeMonitor:
                 reloaded=_RELOADED.get(state.reload.get("outcome", "")),
             )
 
-    def look(self) -> None:
-        """Note the rates; to be called every few seconds."""
-        facts, now = self.facts(), time.monotonic()
-        with self._lock:
-            for gateway in (gateway for line in facts.lines for gateway in line.gateways) if facts else ():
-                pace = self._paces.setdefault((gateway.line, gateway.name), Pace())
-                pace.note(gateway, now)
-
     def samples(self) -> Iterator[Sample]:
         """All of it."""
-        self.look()
         facts = self.facts()
         return iter(()) if facts is None else of_bridge(facts, time.time(), self._queue)
 
@@ -105,10 +96,10 @@ class BridgeMonitor:
         )
 
     def _gateway(self, view: LineView, name: str, status: Mapping[str, Any]) -> GatewayFacts:
-        with self._lock:
-            pace = self._paces.get((view.name, name))
-            rates = pace.rates if pace is not None else None
-        return GatewayFacts(self._name, view.name, name, view.direction, status, rates)
+        facts = GatewayFacts(self._name, view.name, name, view.direction, status)
+        pace = self._paces.setdefault((view.name, name), Pace())  # under the state's lock, as the view is
+        pace.note(facts, time.monotonic())
+        return replace(facts, rates=pace.rates)
 
 
 def _statuses(view: LineView, names: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:

@@ -74,10 +74,6 @@ class GatewayMonitor:
             self._client = None
             return {}
 
-    def look(self) -> None:
-        """Note the rates."""
-        self.facts()
-
     def samples(self) -> Iterator[Sample]:
         """All of it."""
         return of_gateway(self.facts(), time.time(), self._queue)

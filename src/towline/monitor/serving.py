@@ -6,14 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from towline.bridge.config.services import read_address
-from towline.errors import ConfigError
-
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
     from towline.bridge.runtime.state import BridgeState
     from towline.gateway.settings import GatewaySettings
-    from towline.monitor.server import ListenAddress
 
 __all__ = ["bridge_endpoint", "gateway_endpoint"]
 
@@ -29,7 +25,7 @@ def bridge_endpoint(bridge: Bridge, option: str | None) -> Iterator[Callable[[Br
     Raises:
         ConfigError: TL-C145 for the option, TL-C146 if the address can't be had: nothing has been started then.
     """
-    address = _address(option or bridge.monitor.listen)
+    address = option or bridge.monitor.listen
     if address is None:
         yield lambda _: None
         return
@@ -51,8 +47,7 @@ def gateway_endpoint(bridge: Bridge, settings: GatewaySettings, option: str | No
     Raises:
         ConfigError: As `bridge_endpoint`.
     """
-    address = _address(option)
-    if address is None:
+    if option is None:
         yield
         return
     from towline.monitor.facts import GatewayFacts  # noqa: PLC0415 - loaded when it is wanted
@@ -61,16 +56,5 @@ def gateway_endpoint(bridge: Bridge, settings: GatewaySettings, option: str | No
 
     line = next(line for line in bridge.lines if settings in (line.gateway, *line.each_gateway))
     facts = GatewayFacts(bridge.name, line.name, settings.name, line.direction)
-    with serve(GatewayMonitor(facts, settings.state_dir, bridge.monitor.broker_queue_messages), address):
+    with serve(GatewayMonitor(facts, settings.state_dir, bridge.monitor.broker_queue_messages), option):
         yield
-
-
-def _address(text: str | None) -> ListenAddress | None:
-    if text is None:
-        return None
-    from towline.monitor.server import ListenAddress  # noqa: PLC0415 - loaded when it is wanted
-
-    try:
-        return ListenAddress(read_address(text))
-    except ValueError as error:
-        raise ConfigError("TL-C145", "--metrics", f'"{text}": {error}', "A port alone is one of 127.0.0.1.") from None

@@ -15,7 +15,7 @@ from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway
 from towline.monitor.facts import GatewayFacts
 from towline.monitor.gateway import GatewayMonitor
-from towline.monitor.server import ListenAddress, serve
+from towline.monitor.server import serve
 
 __all__ = ["Scraped", "fetch", "looked_at"]
 
@@ -84,5 +84,5 @@ def looked_at(gateway: Gateway, queue: int | None = None, direction: str = "up")
     """A gateway with an endpoint, as `towline gateway --metrics` makes it, in this process."""
     settings = gateway.settings
     facts = GatewayFacts("b", "line", settings.name, direction)
-    with serve(GatewayMonitor(facts, settings.state_dir, queue), ListenAddress(("127.0.0.1", 0))) as endpoint:
-        yield Scraped(endpoint.address)
+    with serve(GatewayMonitor(facts, settings.state_dir, queue), "127.0.0.1:0") as port:
+        yield Scraped(f"127.0.0.1:{port}")

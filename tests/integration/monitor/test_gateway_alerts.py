@@ -20,7 +20,7 @@ from towline.bridge.config.file import load
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.state import BridgeState
 from towline.monitor.bridge import BridgeMonitor
-from towline.monitor.server import ListenAddress, serve
+from towline.monitor.server import serve
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
@@ -141,8 +141,8 @@ def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
     report = {"batch": 0, "rows": 10, "spans": {journal: (0, 10)}, "observed": {}}
     view.counts = view.counts.add(report)
     monitor.show(state)
-    with serve(monitor, ListenAddress(("127.0.0.1", 0))) as served:
-        endpoint = Scraped(served.address)
+    with serve(monitor, "127.0.0.1:0") as served:
+        endpoint = Scraped(f"127.0.0.1:{served}")
         view.hear(gateway.status())
         assert endpoint.verdict("readyz") == (200, [])
         known, right = {"well": endpoint.text()}, view.counts

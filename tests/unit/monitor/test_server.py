@@ -3,119 +3,226 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import http.client
 import json
 import socket
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from tests.helpers import wait_until
 from towline.errors import ConfigError
-from towline.monitor import server as serving
-from towline.monitor.server import ListenAddress, MetricsServer
+from towline.monitor import server
+from towline.monitor.server import serve
 
-HOME = ListenAddress(("127.0.0.1", 0))
+HOME = "127.0.0.1:0"
+#: More than the kernel keeps for a connection that nobody reads (tcp_wmem: 4 MiB).
+LARGE = bytes(8 << 20)
 
 
 class Verdicts:
+    """A monitor whose verdict is set; `held` says what an answer waits for."""
+
     def __init__(self) -> None:
         self.well = True
+        self.held = threading.Event()
+        self.asked: list[float] = []
 
-    def __call__(self) -> tuple[bool, dict[str, Any]]:
+    def samples(self) -> Any:
+        return iter(())
+
+    def alive(self) -> tuple[bool, dict[str, Any]]:
+        self.asked.append(time.monotonic())
         return self.well, {"well": self.well}
 
+    ready = alive
+
+    def held_answer(self, _: Request) -> Response:
+        self.held.wait(60)
+        return Response("at last")
+
+
+class Served:
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+        answer, body = self.answer(path, method, **headers)
+        return answer.status, body.decode()
+
+    def answer(self, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            return answer, answer.read()
+
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self.get("/healthz")[0] == 200
+        return False
+
+    def connect(self) -> socket.socket:
+        one = socket.socket()
+        one.settimeout(30)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect(("127.0.0.1", self.port))
+        return one
+
 
 @pytest.fixture
-def verdicts() -> Verdicts:
-    return Verdicts()
+def verdicts() -> Iterator[Any]:
+    made = Verdicts()
+    yield made
+    made.held.set()
 
 
 @pytest.fixture
-def server(verdicts: Verdicts) -> Iterator[MetricsServer]:
-    registry = CollectorRegistry()
-    Gauge("a_gauge", "one", registry=registry).set(7)
-    with MetricsServer(HOME, registry, verdicts, verdicts) as running:
-        yield running
+def served(verdicts: Any) -> Iterator[Served]:
+    more = [Route("/large", lambda _: Response(LARGE)), Route("/held", verdicts.held_answer)]
+    with serve(verdicts, HOME, more) as port:
+        yield Served(port)
 
 
-def get(server: MetricsServer, path: str, method: str = "GET") -> tuple[int, str]:
-    request = urllib.request.Request(f"http://{server.address}{path}", method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - ours
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def test_it_serves_metrics_and_verdicts(server: MetricsServer, verdicts: Verdicts) -> None:
-    status, text = get(server, "/metrics")
-    assert (status, "a_gauge 7.0" in text) == (200, True)
-    assert get(server, "/healthz") == (200, '{"well": true}\n')
+def test_it_serves_metrics_and_verdicts(served: Served, verdicts: Any) -> None:
+    answer, text = served.answer("/metrics")
+    assert (answer.status, b"towline_build_info{" in text) == (200, True)
+    assert answer.headers["Content-Type"].startswith("text/plain; version=")
+    assert (answer.headers["Connection"], answer.headers["Cache-Control"]) == ("close", "no-store")
+    assert served.get("/healthz") == (200, '{"well": true}\n')
     verdicts.well = False
-    status, text = get(server, "/readyz")
-    assert (status, json.loads(text)) == (503, {"well": False})
-    assert get(server, "/")[0] == 200
-    assert get(server, "/etc/passwd")[0] == 404
-    assert get(server, "/metrics", "POST")[0] == 405
+    status, verdict = served.get("/readyz")
+    assert (status, json.loads(verdict)) == (503, {"well": False})
+    assert served.get("/", "HEAD") == (200, "")
+    assert served.get("/")[1].split() == ["/metrics", "/healthz", "/readyz", "/large", "/held"]
+    assert served.get("/etc/passwd")[0] == 404
+    assert served.get("/metrics", "POST")[0] == 405
 
 
-def test_a_port_that_is_taken_is_one_clear_line(server: MetricsServer, verdicts: Verdicts) -> None:
-    with pytest.raises(ConfigError, match=r"127.0.0.1:\d+: metrics can't be served there \(address already in use\)"):
-        MetricsServer(server.address, CollectorRegistry(), verdicts, verdicts)
-    elsewhere = ListenAddress(("192.0.2.1", 9464))  # RFC 5737: nobody's
-    with pytest.raises(ConfigError, match=r"192.0.2.1:9464: .*TL-C146"):
-        MetricsServer(elsewhere, CollectorRegistry(), verdicts, verdicts)
+def test_prometheus_gets_what_it_asks_for(served: Served) -> None:
+    """Its format, compressed."""
+    headers = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "gzip"}
+    answer, text = served.answer("/metrics", **headers)
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert gzip.decompress(text).endswith(b"# EOF\n")
 
 
-def test_who_takes_all_places_and_says_nothing_is_cut_off(
-    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+def test_a_page_of_another_name_reads_nothing(served: Served) -> None:
+    """A browser on this machine whose page's name began to mean 127.0.0.1 (DNS rebinding)."""
+    for host, status in (
+        ("localhost:9464", 200),
+        ("[::1]:9464", 200),
+        ("evil.example", 400),
+        ("evil.example:9464", 400),
+    ):
+        assert served.get("/healthz", Host=host)[0] == status, host
+
+
+def test_a_port_that_is_taken_is_one_clear_line(served: Served, verdicts: Any) -> None:
+    taken = rf"127.0.0.1:{served.port}: metrics can't be served there \(address already in use\).*TL-C146"
+    for address, said in ((f"127.0.0.1:{served.port}", taken), ("192.0.2.1:9464", r"192.0.2.1:9464: .*TL-C146")):
+        with pytest.raises(ConfigError, match=said), serve(verdicts, address):  # RFC 5737: nobody's
+            pass
+
+
+def _drip(one: socket.socket) -> None:
+    one.sendall(b"G")
+
+
+def _request_that_is_not_read(one: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        one.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
+
+
+@pytest.mark.parametrize(
+    ("limit", "step"), [("_REQUEST_S", _drip), ("_WHOLE_S", _drip), ("_WHOLE_S", _request_that_is_not_read)]
+)
+def test_who_takes_all_places_is_cut_off(
+    verdicts: Any, monkeypatch: pytest.MonkeyPatch, limit: str, step: Callable[[socket.socket], None]
 ) -> None:
-    """As many as there are places, a byte at a time each: no step takes too long, and all together they do."""
-    monkeypatch.setattr(serving, "_WHOLE_S", 0.5)
+    """As many as there are places: a byte at a time each, or with an answer that nobody takes."""
+    monkeypatch.setattr(server, limit, 0.5)
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection(server.address, 30)) for _ in range(4)]
+        port = stack.enter_context(serve(verdicts, HOME, [Route("/large", lambda _: Response(LARGE))]))
+        slow = [stack.enter_context(Served(port).connect()) for _ in range(4)]
         ended = threading.Event()
 
-        def drip() -> None:
+        def go_on() -> None:
             while not ended.wait(0.05):
                 for one in slow:
                     with contextlib.suppress(OSError):
-                        one.sendall(b"G")
+                        step(one)
 
-        dripping = threading.Thread(target=drip)
-        dripping.start()
+        going_on = threading.Thread(target=go_on)
+        going_on.start()
         try:
-            wait_until(lambda: _answers(server), what="an answer for somebody else")
+            wait_until(Served(port).answers, what="an answer for somebody else")
         finally:
             ended.set()
-            dripping.join()
+            going_on.join()
 
 
-def test_rude_clients_stop_nothing(server: MetricsServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_too_many_is_sent_away_and_answers_under_way_count(served: Served, verdicts: Any) -> None:
+    """Who went away keeps his place while his answer is still being made: no more threads than places."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            one = stack.enter_context(served.connect())
+            one.sendall(b"GET /held HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_until(lambda: not served.answers(), what="all places taken")
+    wait_until(lambda: not served.answers(), what="places kept")
+    verdicts.held.set()
+    wait_until(served.answers, what="an answer again")
+
+
+def test_clients_come_at_a_pace(served: Served, verdicts: Any) -> None:
+    for _ in range(4):
+        assert served.answers()
+    between = [later - sooner for sooner, later in zip(verdicts.asked, verdicts.asked[1:], strict=False)]
+    assert sum(between) >= 0.28, "as the sender sees it; the threads that answer may come late"
+
+
+def test_rude_clients_stop_nothing(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
     for data in (b"\x16\x03\x01\x02\x00", b"GET " + b"x" * 70_000 + b"\r\n\r\n", b"", b"GET / HTTP/1.1\r\n"):
-        with contextlib.suppress(OSError), socket.create_connection(server.address, 30) as one:
+        with contextlib.suppress(OSError), served.connect() as one:
             one.sendall(data)
-    wait_until(lambda: _answers(server), what="an answer for somebody else")
+    headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+    wait_until(served.answers, what="an answer for somebody else")
+    assert served.get("/healthz", **headers)[0] == 200
     assert capfd.readouterr().err == "", "nobody can fill a log"
 
 
-def test_a_collector_that_fails_costs_one_answer(verdicts: Verdicts) -> None:
-    class Failing(CollectorRegistry):
-        def collect(self) -> Any:
+def test_a_fault_costs_one_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    class Failing(Verdicts):
+        def samples(self) -> Any:
             raise RuntimeError("no")
 
-    with MetricsServer(HOME, Failing(), verdicts, verdicts) as running:
-        assert get(running, "/metrics")[0] == 500
-        assert get(running, "/healthz")[0] == 200
+    failing: Any = Failing()
+    with serve(failing, HOME) as port:
+        assert Served(port).get("/metrics") == (500, "Internal Server Error")
+        assert Served(port).get("/healthz")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
-def _answers(server: MetricsServer) -> bool:
-    with contextlib.suppress(OSError):
-        return get(server, "/healthz")[0] == 200
-    return False
+def test_it_ends_at_once_whoever_is_connected(verdicts: Any) -> None:
+    """With one who says nothing, one who reads nothing, and one whose answer is being made; the port is free then."""
+    more = [Route("/large", lambda _: Response(LARGE)), Route("/held", verdicts.held_answer)]
+    with contextlib.ExitStack() as stack:
+        with serve(verdicts, HOME, more) as port:
+            for path in (
+                b"",
+                b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                b"GET /held HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            ):
+                stack.enter_context(Served(port).connect()).sendall(path)
+            assert Served(port).answers()
+            began = time.monotonic()
+        assert time.monotonic() - began < 5, "a second, and what a busy machine takes"
+        with serve(verdicts, f"127.0.0.1:{port}") as again:
+            assert Served(again).answers()
