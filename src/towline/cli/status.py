@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -30,31 +33,40 @@ def status(
     state_dir: Annotated[
         Path | None, typer.Option(help="The bridge's state_dir, instead of a file.", readable=False)
     ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="http://HOST:PORT", help="Ask a bridge's monitor instead.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts; null is what is not known.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every second until Ctrl-C.")] = False,
     reconcile: Annotated[bool, typer.Option("--reconcile", help="Ask Kafka too: the totals of its markers.")] = False,
 ) -> None:
     """Show the account: received = in Kafka + left out + waiting, and whether it adds up.
 
-    Asks the gateways themselves, so it works while Spark or Kafka is down. Exit codes: 0 every line runs and adds up,
-    1 an account does not add up, or Kafka says otherwise, 3 a line does not run, its account is not known, or Kafka
-    does not answer, 4 this user may not look.
+    Asks the gateways themselves, so it works while Spark or Kafka is down; for a user who may not look there it asks
+    the bridge's monitor. Exit codes: 0 every line runs and adds up, 1 an account does not add up, or Kafka says
+    otherwise, 3 a line does not run, its account is not known, or Kafka or the monitor does not answer, 4 this user may
+    not look.
     """
-    place, bridge = _place(file, state_dir)
+    from towline.bridge.runtime.status import code_of, render  # noqa: PLC0415 - loaded when it is called
+
+    bridge = None if url else _bridge(file, state_dir)
+    look = partial(_collected, bridge, state_dir, url)
     if reconcile:
-        _reconcile(place, bridge, as_json=as_json)
+        _reconcile(look, bridge, as_json=as_json)
+    clear = watch and is_live()
     while True:
-        current = _look(place, bridge, as_json=as_json, clear=watch and is_live())
+        current = look()
+        text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current))
+        sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
+        sys.stdout.flush()
         if not watch:
             break
         time.sleep(WATCH_S)
-    from towline.bridge.runtime.status import code_of  # noqa: PLC0415 - loaded when it is called
-
     if code := code_of(current):
         raise typer.Exit(code)
 
 
-def _reconcile(place: Path, bridge: Bridge | None, *, as_json: bool) -> NoReturn:
+def _reconcile(look: Callable[[], dict[str, Any]], bridge: Bridge | None, *, as_json: bool) -> NoReturn:
     """Look once, at Kafka too."""
     from towline.bridge.runtime.reconciling import reconcile, render_comparisons  # noqa: PLC0415 - loads librdkafka
     from towline.bridge.runtime.status import NOT_KNOWN, WRONG, code_of, render  # noqa: PLC0415
@@ -62,8 +74,8 @@ def _reconcile(place: Path, bridge: Bridge | None, *, as_json: bool) -> NoReturn
 
     if bridge is None:
         do = "Name the bridge file: it says where Kafka is."
-        raise ConfigError("TL-C149", "towline status", "--reconcile asks Kafka, and a state_dir does not name it", do)
-    current = _collected(place, bridge)
+        raise ConfigError("TL-C149", "towline status", "--reconcile asks Kafka, and only a file names it", do)
+    current = look()
     try:
         found = current["reconciled"] = reconcile(bridge, current)
     except KafkaError as error:
@@ -76,37 +88,28 @@ def _reconcile(place: Path, bridge: Bridge | None, *, as_json: bool) -> NoReturn
     raise typer.Exit(WRONG if disagree else code_of(current))
 
 
-def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, Bridge | None]:
+def _bridge(file: Path | None, state_dir: Path | None) -> Bridge | None:
+    """The file, with ``--state-dir`` in place of its own; None where that alone is given."""
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
 
-    if state_dir is not None and file is None:
-        return state_dir, None
-    bridge = load(file or Path("bridge.toml"))
-    return state_dir or bridge.state_dir, bridge
+    if state_dir is None:
+        return load(file or Path("bridge.toml"))
+    return load(file).model_copy(update={"state_dir": state_dir}) if file is not None else None
 
 
-def _collected(place: Path, bridge: Bridge | None) -> dict[str, Any]:
-    from towline.bridge.lines.leftovers import former_topics, left_lines  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.members import wanted_clients  # noqa: PLC0415
-    from towline.bridge.runtime.status import collect  # noqa: PLC0415
+def _collected(bridge: Bridge | None, state_dir: Path | None, url: str | None) -> dict[str, Any]:
+    from towline.bridge.runtime.status import NOT_KNOWN, collect, collect_bridge, collect_from  # noqa: PLC0415
+    from towline.errors import GatewayError, NotAllowed  # noqa: PLC0415
 
-    if bridge is None:
-        return collect(place)
-    bridge = bridge.model_copy(update={"state_dir": place})
-    clients = {line.name: wanted_clients(line) for line in bridge.lines}
-    told = ("waiting", "sessions", "elsewhere")
-    left = [
-        {"line": one.directory.name, "text": str(one.error)} | {name: getattr(one, name) for name in told}
-        for one in left_lines(bridge)
-    ]
-    return {**collect(place, [*clients], clients), "left": left, "former_dead_letter_topics": former_topics(bridge)}
-
-
-def _look(place: Path, bridge: Bridge | None, *, as_json: bool, clear: bool) -> dict[str, Any]:
-    from towline.bridge.runtime.status import render  # noqa: PLC0415 - loaded when it is called
-
-    current = _collected(place, bridge)
-    text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current))
-    sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
-    sys.stdout.flush()
-    return current
+    try:
+        if bridge is None:
+            return collect_from(url) if url else collect(state_dir or Path())
+        return collect_bridge(bridge)
+    except NotAllowed:
+        if bridge is not None and bridge.monitor.listen:
+            with suppress(GatewayError):  # else it is said whose the directory is
+                return collect_from(f"http://{bridge.monitor.listen}")
+        raise
+    except GatewayError as error:
+        sys.stderr.write(f"{error}\n")
+        raise typer.Exit(NOT_KNOWN) from None

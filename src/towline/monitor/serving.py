@@ -16,25 +16,27 @@ __all__ = ["bridge_endpoint", "gateway_endpoint"]
 
 @contextlib.contextmanager
 def bridge_endpoint(bridge: Bridge, option: str | None) -> Iterator[Callable[[BridgeState], None]]:
-    """Serve the metrics of a bridge meanwhile, where that is asked for; what is yielded takes its state.
+    """Serve the metrics and lines of a bridge meanwhile, where that is asked for; what is yielded takes its state.
 
     Args:
         bridge: What the file says.
         option: ``--metrics``, before the file.
 
     Raises:
-        ConfigError: TL-C145 for the option, TL-C146 if the address can't be had: nothing has been started then.
+        ConfigError: TL-C145 for the option, TL-C146 if the address can't be had, TL-C98 if the tokens can't be used:
+            nothing has been started then.
     """
     address = option or bridge.monitor.listen
     if address is None:
         yield lambda _: None
         return
     from towline.monitor.bridge import BridgeMonitor  # noqa: PLC0415 - loaded when it is wanted
+    from towline.monitor.lines import BridgeLines  # noqa: PLC0415
     from towline.monitor.server import serve  # noqa: PLC0415
 
     names = {line.name: line.gateway.name for line in bridge.lines}
     monitor = BridgeMonitor(bridge.name, names, bridge.monitor.broker_queue_messages)
-    with serve(monitor, address):
+    with serve(monitor, address, BridgeLines(bridge, monitor).routes()):
         yield monitor.show
 
 

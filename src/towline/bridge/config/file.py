@@ -134,7 +134,7 @@ class Reader:
         spark = self._spark(table.spark)
         mqtt = self._tables.mqtt(table.mqtt, ("mqtt",), "[mqtt]")
         hono = self._tables.model(HonoSettings, table.hono, ("hono",), "[hono]") or HonoSettings()
-        monitor = self._tables.model(MonitorSection, table.monitor, ("monitor",), "[monitor]") or MonitorSection()
+        monitor = self._monitor(table.monitor)
         gateway = self._gateway(table.gateway)
         lines = self._lines(Head(table.name, state_dir, mqtt, kafka, spark, gateway), hono)
         if kafka is not None:
@@ -248,17 +248,31 @@ class Reader:
         if listens and missing:
             what = f"what listens on a network has TLS and a token, and {' and '.join(missing)} is missing"
             self._mistakes.add("TL-C02", (*path, "listen"), subject, what, "Add it to [gateway], or remove listen.")
-        elif all(file is None or file.is_file() for file in files.values()):  # else noted
+        elif listens and all(file is None or file.is_file() for file in files.values()):  # else noted
             try:
-                if section.token_file is not None:
-                    TokenFile(section.token_file)
-                if listens:
-                    served = {name: files[name] for name in LISTENING}
-                    ServerCertificate.read(ListenSettings.model_validate({"address": "localhost:0", **served}))
+                served = {name: files[name] for name in LISTENING}
+                ServerCertificate.read(ListenSettings.model_validate({"address": "localhost:0", **served}))
             except ConfigError as error:
-                key = next((name for name in names if error.where.startswith(name)), "token_file")
+                key = next(name for name in names if error.where.startswith(name))
                 self._mistakes.add(error.code, (*path, key), subject, f"{key}: {error.what}", error.do)
+        self._judge_tokens(section.token_file, "gateway")
         return section
+
+    def _monitor(self, table: Any) -> MonitorSection:
+        section = self._tables.model(MonitorSection, table, ("monitor",), "[monitor]") or MonitorSection()
+        place = ("monitor", "token_file")
+        file = self._tables.there(section.token_file, place, "[monitor]", _MAKE["token_file"])
+        self._judge_tokens(file, "monitor")
+        return section.model_copy(update={"token_file": file})
+
+    def _judge_tokens(self, file: Path | None, table: str) -> None:
+        """A file of tokens has to hold some; who may not read it looks at the status all the same."""
+        try:
+            if file is not None and os.access(file, os.R_OK):
+                TokenFile(file)
+        except ConfigError as error:
+            what = f"token_file: {error.what}"
+            self._mistakes.add(error.code, (table, "token_file"), f"[{table}]", what, error.do)
 
     def _read_by_java(self, kafka: KafkaSection, lines: Sequence[Line | DownLine]) -> dict[str, str]:
         """The secrets of Java's client, whose settings have to be such as a downlink's can have."""

@@ -162,13 +162,15 @@ class MonitorSection(Section):
     """Where metrics are served, and what has to be told for them.
 
     Attributes:
-        listen: ``HOST:PORT`` of the endpoint with metrics and health; None for none. There is neither TLS nor a
-            password: another address than loopback is for a network on which everybody may read them.
+        listen: ``HOST:PORT`` of the endpoint with metrics, health and status; None for none. There is no TLS: another
+            address than loopback is for a network on which everybody may read them.
+        token_file: Tokens, one a line; each lets a client pause, resume and restart lines there. None lets nobody.
         broker_queue_messages: Most messages that the broker keeps for one client while it is away, such as Mosquitto's
             ``max_queued_messages``; for the metric of that outage budget. None where it has no limit or is not known.
     """
 
     listen: str | None = None
+    token_file: Path | None = None
     broker_queue_messages: Annotated[int, Field(ge=1)] | None = None
 
     @field_validator("listen")
@@ -176,4 +178,4 @@ class MonitorSection(Section):
     def _an_address(cls, value: str | None) -> str | None:
         if value is not None:
             read_address(value)
-        return value
+        return value if value is None or ":" in value else f"{_LOOPBACK}:{value}"

@@ -14,7 +14,7 @@ from towline.bridge.config.model import AnyLine
 from towline.bridge.lines.evidence import gateway_status
 from towline.gateway.clients import MEMBERS, read_clients
 
-__all__ = ["is_drained", "left_sessions", "look_at_members", "render_member", "told_of_sharing", "wanted_clients"]
+__all__ = ["is_drained", "left_sessions", "members_status", "render_member", "told_of_sharing", "wanted_clients"]
 
 
 def wanted_clients(line: AnyLine) -> dict[str, str]:
@@ -22,15 +22,19 @@ def wanted_clients(line: AnyLine) -> dict[str, str]:
     return {one.share.member if one.share else "": one.mqtt_client_id for one in line.each_gateway}
 
 
-def look_at_members(line_dir: Path, wanted: Mapping[str, str] | None) -> dict[str, dict[str, Any] | None]:
-    """Member → what its gateway says, None where none answers here; empty for a line with one gateway.
+def members_status(line_dir: Path, wanted: Mapping[str, str] | None) -> dict[str, Any]:
+    """A line's ``members`` (none for one gateway; None where none answers here), ``left_sessions`` and ``drained``.
 
     Args:
         line_dir: State directory of the line.
         wanted: `wanted_clients`; None where no file was read, and then what is on disk counts.
     """
     names = [name for name in wanted if name] if wanted is not None else [name for name, _ in _places(line_dir) if name]
-    return {name: gateway_status(line_dir / MEMBERS / name) for name in names}
+    return {
+        "members": {name: gateway_status(line_dir / MEMBERS / name) for name in names},
+        "left_sessions": left_sessions(line_dir, wanted),
+        "drained": is_drained(line_dir, wanted),
+    }
 
 
 def left_sessions(line_dir: Path, wanted: Mapping[str, str] | None) -> list[dict[str, Any]]:

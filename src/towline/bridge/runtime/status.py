@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.request import ProxyHandler, build_opener
 
+from towline import files
 from towline.bridge.lines.account import remark
 from towline.bridge.lines.elsewhere import AWAY, away_trouble, combined, each, places_of
 from towline.bridge.lines.evidence import gateway_status, status_of
-from towline.bridge.runtime.members import is_drained, left_sessions, look_at_members, render_member, told_of_sharing
+from towline.bridge.lines.leftovers import former_topics, left_lines
+from towline.bridge.runtime.members import members_status, render_member, told_of_sharing, wanted_clients
 from towline.bridge.runtime.reloading import REFUSED
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import SILENT_S, account_of, counts_of, digest_of, is_there, read_state
-from towline.errors import ConfigError
+from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted, printable
 from towline.version import release
 
-__all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
+
+__all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "collect_bridge", "collect_from", "render"]
 
 #: Exit codes of `towline status`: an account does not add up, or its guarantee was not kept; a line does not run, or
 #: its account is not known.
@@ -75,18 +83,46 @@ def collect(
         "kafka_insecure": state.get("kafka_insecure", []),
         "lines": {
             name: _line(state_dir / name, state["lines"].get(name, {}), running, updated)
-            | _shared(state_dir / name, None if clients is None else clients.get(name))
+            | members_status(state_dir / name, None if clients is None else clients.get(name))
             for name in names
         },
     }
 
 
-def _shared(line_dir: Path, wanted: Mapping[str, str] | None) -> dict[str, Any]:
-    return {
-        "members": look_at_members(line_dir, wanted),
-        "left_sessions": left_sessions(line_dir, wanted),
-        "drained": is_drained(line_dir, wanted),
-    }
+def collect_bridge(bridge: Bridge) -> dict[str, Any]:
+    """`collect` the lines of a bridge file, and what files before it have left behind."""
+    clients = {line.name: wanted_clients(line) for line in bridge.lines}
+    parts = ("waiting", "sessions", "elsewhere")
+    left = [
+        {"line": one.directory.name, "text": str(one.error)} | {name: getattr(one, name) for name in parts}
+        for one in left_lines(bridge)
+    ]
+    status = collect(bridge.state_dir, [*clients], clients)
+    return {**status, "left": left, "former_dead_letter_topics": former_topics(bridge)}
+
+
+def collect_from(url: str) -> dict[str, Any]:
+    """What a bridge's monitor says, as `collect_bridge` has it; under ``monitor`` stands where it came from.
+
+    Args:
+        url: ``http://HOST:PORT``, or ``https`` of a proxy before it.
+
+    Raises:
+        ConfigError: TL-C205, it is no such URL.
+        GatewayError: TL-B75, no bridge of this version answers there within 10 s.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError("TL-C205", "--url", f'"{url}" is no URL of a monitor', 'Write "http://HOST:PORT".')
+    try:
+        with build_opener(ProxyHandler({})).open(f"{url.rstrip('/')}/lines", timeout=10) as answer:
+            status: dict[str, Any] = {**json.loads(answer.read(32 << 20)), "monitor": url}
+        render(status), code_of(status)  # whoever has that port may answer anything, of any length
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = getattr(error, "reason", error if isinstance(error, OSError) else "what answers is something else")
+        why = files.why(reason) if isinstance(reason, OSError) else str(reason)
+        do = "Is this [monitor] listen, or --metrics, of a bridge that runs, and of this version?"
+        raise GatewayError("TL-B75", url, f"no bridge's monitor answers ({why})", do) from None
+    return status
 
 
 def code_of(status: dict[str, Any]) -> int:
@@ -259,6 +295,7 @@ def render(status: dict[str, Any]) -> str:
     if status["version"]:
         ran = f"{status['version']} (revision {status['revision']})"
         out.append(f"  version   {ran}{'' if ran == release() else f'; this command is {release()}'}")
+    out += [f"  as its monitor says: {status['monitor']}"] if "monitor" in status else []
     out += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
     if status["file_changed"]:
         what = "has changed since it was read: what runs is what it said then"
