@@ -37,6 +37,13 @@ def test_the_look_ups_need_no_spark() -> None:
     )
 
 
+def test_a_server_is_loaded_where_an_address_asks_for_it() -> None:
+    """A gateway and a publisher are without one, and `towline status` reads a monitor without one."""
+    names = ("cli.gateway", "gateway.process", "monitor.serving", "monitor.publisher", "publisher", "cli.status")
+    code = f"import {', '.join(f'towline.{name}' for name in (*names, 'bridge.runtime.status'))}"
+    assert imported_by(code).isdisjoint({"starlette", "uvicorn", "anyio"})
+
+
 def test_discovery_finds_the_sink() -> None:
     package = import_module("pyspark_kafka_transactional")
     assert package.DefaultSource.name() == "kafka_transactional"

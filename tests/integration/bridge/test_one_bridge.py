@@ -1,4 +1,4 @@
-"""One running bridge, looked at twice: what it can't take in whole, and what another user of the machine can open."""
+"""One running bridge, looked at: what it can't take in whole, what another user of the machine sees, and its lines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,16 @@ from tests.helpers import wait_until
 from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline import Client
+from towline.bridge.config.file import load
+from towline.bridge.runtime.line_requests import paused
+from towline.bridge.runtime.status import collect_from
 from towline.bridge.runtime.surroundings import SCRATCH
 from towline_prove.devstack import Kafka, Mosquitto
+from towline_prove.devstack.ports import free_port
 
 pytestmark = pytest.mark.spark
+
+TOKEN = "0123456789abcdef"  # noqa: S105
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +49,15 @@ def bridge(tmp_path_factory: pytest.TempPathFactory, mosquitto: Mosquitto, kafka
     assert len(state) == 44
     with a_bridge(tmp_path_factory.mktemp("shared")) as running:
         running.state = state
+        (running.directory / "token").write_text(TOKEN)
+        (running.directory / "token").chmod(0o600)
         running.file.write_text(f"""
 name = "stubs"
 state_dir = "{state}"
 mqtt = {{ brokers = "{mosquitto.uri}", max_packet_bytes = 1500000 }}
 kafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}
 spark = {{ master = "local[2]", ui = true }}
+monitor = {{ listen = "{free_port()}", token_file = "token" }}
 [[uplink]]
 name = "line"
 guarantee = "exactly_once"
@@ -64,10 +75,33 @@ where = "length(payload) > 1"
     shutil.rmtree(state)
 
 
+def monitor_of(bridge: Running) -> str:
+    """The URL of its monitor."""
+    return f"http://{load(bridge.file).monitor.listen}"
+
+
+def ask(bridge: Running, path: str, token: str) -> tuple[int, dict[str, Any] | str]:
+    """Status and answer of a POST."""
+    headers = {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"{monitor_of(bridge)}{path}", method="POST", headers=headers)  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - ours
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
 #: Somebody else: tries to connect to unix sockets, to list directories, and to talk to Spark without its secret.
 STRANGER = r"""
-import json, os, socket, struct, sys
+import json, os, socket, struct, sys, urllib.error, urllib.request
 given, got = json.load(sys.stdin), {"sockets": [], "directories": [], "answers": []}
+with urllib.request.urlopen(given["monitor"] + "/lines", timeout=60) as answer:
+    got["status"] = json.load(answer)
+try:
+    urllib.request.urlopen(given["monitor"] + "/lines/line/pause", data=b"", timeout=60)
+except urllib.error.HTTPError as error:
+    got["refused"] = error.code
 for path in given["sockets"]:
     try:
         socket.socket(socket.AF_UNIX).connect(path)
@@ -94,11 +128,11 @@ print(json.dumps(got))
 """
 
 
-def as_another_user(given: dict[str, Any]) -> dict[str, list[str]]:
+def as_another_user(given: dict[str, Any]) -> dict[str, Any]:
     command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-I", "-c", STRANGER]
     run = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 0, run.stderr
-    seen: dict[str, list[str]] = json.loads(run.stdout)
+    seen: dict[str, Any] = json.loads(run.stdout)
     return seen
 
 
@@ -175,6 +209,24 @@ def addresses(process: psutil.Process) -> list[Any]:
     return []
 
 
+def test_a_line_is_paused_and_resumed_over_http(bridge: Running) -> None:
+    """By who has the token; the status over HTTP is that of the command."""
+    status, text = ask(bridge, "/lines/line/pause", "wrong-wrong-wrong")
+    assert (status, str(text).endswith("[TL-B74]\n")) == (401, True)
+    bridge.said("[monitor]: requests refused that had no token of token_file: 1   [TL-B74]")
+    assert ask(bridge, "/lines/lime/pause", TOKEN)[0] == 404
+    assert paused(bridge.state_dir) is None
+    assert ask(bridge, "/lines/line/pause", TOKEN) == (202, {"line": "line", "state": "running"})
+    assert paused(bridge.state_dir) is not None
+    assert ask(bridge, "/lines/line/resume", TOKEN)[0] == 202
+    assert paused(bridge.state_dir) is None
+    told, command = collect_from(monitor_of(bridge)), bridge.status_command()
+    assert told.keys() - command.keys() == {"monitor"}
+    for name in ("bridge", "pid", "running", "state_dir", "left"):
+        assert told[name] == command[name]
+    assert told["lines"]["line"].keys() == command["lines"]["line"].keys()
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv on this machine")
 def test_another_user_reads_and_reaches_nothing(bridge: Running, mosquitto: Mosquitto) -> None:
@@ -197,10 +249,13 @@ def test_another_user_reads_and_reaches_nothing(bridge: Running, mosquitto: Mosq
         "sockets": sorted(sockets_of(family)),
         "directories": [*map(str, sorted(mine)), str(bridge.state_dir), str(bridge.directory / bridge.state / "logs")],
         "ports": [address.port for address in addresses(java)],
+        "monitor": monitor_of(bridge),
     }
     assert given["sockets"]
     assert all(not stat.S_IMODE(Path(path).stat().st_mode) & 0o077 for path in given["sockets"])
     seen = as_another_user(given)
     assert (seen["sockets"], seen["directories"]) == ([], [])
+    shown = seen["status"]["lines"]["line"]
+    assert (shown["query"], shown["account"]["adds_up"], seen["refused"]) == ("running", True, 401)
     spoke = [answer for answer in seen["answers"] if "sasl" in answer.lower()]
     assert len(spoke) == 2, seen["answers"]  # the driver and its blocks ask who it is; py4j's own has a token

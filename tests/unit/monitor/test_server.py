@@ -189,9 +189,18 @@ def test_clients_come_at_a_pace(served: Served, verdicts: Any) -> None:
 
 
 def test_rude_clients_stop_nothing(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
-    for data in (b"\x16\x03\x01\x02\x00", b"GET " + b"x" * 70_000 + b"\r\n\r\n", b"", b"GET / HTTP/1.1\r\n"):
+    wrong_chunk = b"GET /large HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n"
+    for data in (
+        b"\x16\x03\x01\x02\x00",
+        b"GET " + b"x" * 70_000 + b"\r\n\r\n",
+        b"",
+        b"GET / HTTP/1.1\r\n",
+        wrong_chunk,
+    ):
         with contextlib.suppress(OSError), served.connect() as one:
             one.sendall(data)
+            one.shutdown(socket.SHUT_WR)
+            one.recv(1)
     headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
     wait_until(served.answers, what="an answer for somebody else")
     assert served.get("/healthz", **headers)[0] == 200
