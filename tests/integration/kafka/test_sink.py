@@ -232,13 +232,13 @@ def test_each_advice_for_a_column_is_taken_by_spark_and_then_by_the_sink(
     spark: SparkSession, accepted: Mapping[str, tuple[str, ...]], bind: Bind
 ) -> None:
     others = dict.fromkeys(("topic", next(iter(accepted))), "string")
-    values = {f"{name}{number}": sql for name in accepted for number, sql in enumerate(KINDS)}
+    values = {f"{name}__{number}": sql for name in accepted for number, sql in enumerate(KINDS)}
     values |= {name: "'2026-01-02'" for name, sql in values.items() if name.startswith("timestamp") and sql == "'1'"}
     fields = spark.sql("SELECT " + ", ".join(f"{sql} AS {name}" for name, sql in values.items()))
     kinds = {field.name: field.dataType.simpleString() for field in fields.schema.fields}
     mended = []
     for numbered, kind in kinds.items():
-        name = numbered.rstrip("0123456789")
+        name = numbered.rpartition("__")[0]
         if told := advice(bind, {**others, name: kind}):
             made = re.fullmatch(rf"Write it as: (.*) AS {name}\.", told)
             if made:
@@ -250,7 +250,7 @@ def test_each_advice_for_a_column_is_taken_by_spark_and_then_by_the_sink(
     frame = fields.selectExpr(*mended)
     assert len(frame.collect()) == 1
     for field in frame.schema.fields:
-        assert not advice(bind, {**others, field.name.rstrip("0123456789"): field.dataType.simpleString()}), field
+        assert not advice(bind, {**others, field.name.rpartition("__")[0]: field.dataType.simpleString()}), field
 
 
 def test_overwriting_a_topic_is_refused(spark: SparkSession, kafka: Kafka) -> None:
