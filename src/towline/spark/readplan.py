@@ -32,7 +32,7 @@ class ReadPlan:
         starting: Where it begins without a checkpoint, or None for the default of the kind of read.
         ending: Offset after the last row, batch reads only.
         poll_s: Longest wait for a message in ``latestOffset``, in seconds.
-        own_schema: Whether the rows have the source's schema, as they must.
+        refused: Why it can't be read, told by the reader: Spark masks what is raised where a reader is made.
         checkpoint: Location of the query's checkpoint, "" when it was not told.
         event_time: Whether rows have an event time that is never late.
         gateways: State directories and locations of several gateways, each once; empty for the one of `place`.
@@ -49,7 +49,7 @@ class ReadPlan:
     starting: StartingOffset | Mapping[str, StartingOffset] | None = None
     ending: int | Mapping[str, int] | None = None
     poll_s: float = 5.0
-    own_schema: bool = True
+    refused: ConfigError | None = None
     checkpoint: str = ""
     event_time: bool = False
     gateways: tuple[str, ...] = ()
@@ -89,11 +89,10 @@ class ReadPlan:
         """Refuse what only shows once Spark has said how it reads.
 
         Raises:
-            ConfigError: TL-C24.
+            ConfigError: TL-C24, or `refused`.
         """
-        if not self.own_schema:
-            what, do = "the schema of this source is fixed", "Leave out schema() and select columns."
-            raise ConfigError("TL-C24", 'format("mqtt")', what, do)
+        if self.refused:
+            raise self.refused
         if self.event_time and not streaming:
             what = "a batch read has no watermark"
             raise ConfigError("TL-C24", 'format("mqtt") option "eventTime"', what, "Use received_at.")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from towline.errors import one_line
+from towline.errors import ConfigError, one_line
 from towline.spark.versions import check_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan
+    from towline.spark.reader import MqttBatchReader, MqttStreamReader
+    from towline.spark.readplan import ReadPlan
     from towline.spark.sink import MqttBatchWriter, MqttStreamWriter
 
 __all__ = ["MqttDataSource"]
@@ -90,14 +91,14 @@ class MqttDataSource(DataSource):
         """Make the reader of a stream; called in two processes, so nothing connects."""
         from towline.spark.reader import MqttStreamReader  # noqa: PLC0415 - see above
 
-        return MqttStreamReader(_fitted(self._plan, schema))
+        return MqttStreamReader(_fitted(self, schema))
 
     @one_line
     def reader(self, schema: StructType) -> MqttBatchReader:
         """Make the reader of a range of offsets."""
         from towline.spark.reader import MqttBatchReader  # noqa: PLC0415 - see above
 
-        return MqttBatchReader(_fitted(self._plan, schema))
+        return MqttBatchReader(_fitted(self, schema))
 
     @one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
@@ -114,13 +115,21 @@ class MqttDataSource(DataSource):
         return batch_writer(self.options, schema, overwrite=overwrite)
 
 
-def _fitted(plan: ReadPlan, schema: StructType) -> ReadPlan:
-    """Note whether Spark's schema is ours; raising here would be masked by Spark, the reader raises later."""
+def _fitted(source: MqttDataSource, schema: StructType) -> ReadPlan:
+    """The plan, or why it is refused; of a table Spark makes a source without having asked for its schema."""
     from dataclasses import replace  # noqa: PLC0415 - see above
 
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - see above
 
     from towline.schema import ROW_SCHEMA, TIMED_SCHEMA  # noqa: PLC0415 - see above
+    from towline.spark.link import GatewayPlace  # noqa: PLC0415 - see above
+    from towline.spark.readplan import ReadPlan  # noqa: PLC0415 - see above
 
-    own = TIMED_SCHEMA if plan.event_time else ROW_SCHEMA
-    return replace(plan, own_schema=to_arrow_schema(schema, timezone="UTC").equals(own))
+    try:
+        plan = source._plan  # noqa: SLF001 - a part of it
+    except ConfigError as error:
+        return ReadPlan(GatewayPlace("", ""), refused=error)
+    if to_arrow_schema(schema, timezone="UTC").equals(TIMED_SCHEMA if plan.event_time else ROW_SCHEMA):
+        return plan
+    what, do = "the schema of this source is fixed", "Leave out schema() and select columns."
+    return replace(plan, refused=ConfigError("TL-C24", 'format("mqtt")', what, do))

@@ -434,7 +434,7 @@ def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, 
     ("options", "line"),
     [
         ({"brokr": "x"}, 'format("mqtt"): unknown option "brokr". Did you mean "broker"?   [TL-C01]'),
-        ({"cleanSession": "false"}, 'unknown option "cleanSession". Leave it out: a session is kept'),
+        ({"cleanSession": "false"}, 'unknown option "cleansession". Leave it out: a session is kept'),
         ({"broker": "mqtt://b"}, 'format("mqtt"): the option "stateDir" is missing.'),
         ({"broker": "mqtt://b", "subscribe": "a:1", "stateDir": "s3://bucket/x"}, "a path on a disk of this machine"),
         ({"password": "hunter2"}, "Write it to a file of mode 0600 and give its path as passwordFile.   [TL-C22]"),

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, rows, served
@@ -22,6 +23,7 @@ from towline.spark import reader
 from towline.spark.link import GatewayPlace
 from towline.spark.options import parse_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
+from towline.spark.source import MqttDataSource
 
 # -- offsets ---------------------------------------------------------------------------------------------------------
 
@@ -336,12 +338,15 @@ def test_a_stream_with_an_end_is_refused(plan: ReadPlan) -> None:
         MqttStreamReader(replace(plan, ending=5)).getDefaultReadLimit()
 
 
-def test_another_schema_is_refused(plan: ReadPlan) -> None:
-    for made in (
-        MqttStreamReader(replace(plan, own_schema=False)).getDefaultReadLimit,
-        MqttBatchReader(replace(plan, own_schema=False)).partitions,
-    ):
-        with pytest.raises(ConfigError, match=r"the schema of this source is fixed.*TL-C24"):
+@pytest.mark.parametrize(
+    ("given", "said"), [(True, "the schema of this source is fixed.*TL-C24"), (False, "Of a table too: .*TL-C20")]
+)
+def test_what_spark_would_mask_the_reader_tells(plan: ReadPlan, given: bool, said: str) -> None:
+    """Another schema, and a table that is read without its options."""
+    source = MqttDataSource({"gateway": plan.place.state_dir} if given else {})
+    schema = StructType([StructField("a", StringType())])
+    for made in (source.streamReader(schema).getDefaultReadLimit, source.reader(schema).partitions):
+        with pytest.raises(ConfigError, match=said):
             made()
 
 
