@@ -24,8 +24,8 @@ HEAD = """\
 Every message says where, what is wrong, and what to do; the code names the paragraph here, and `towline explain TL-C12`
 shows it without a network. Exit code 2 is for what you wrote (TL-C..) or have to install (TL-S..), 4 for what this user
 may not see (TL-B59), 1 for anything else. *At stake* says which promise it touches: what is lost, doubled or shown, or
-that nothing is. Written by `scripts/errors.py` from `src/towline/explanations.toml`. A test keeps
-both and the code together, and sees that each row has its three parts.
+that nothing is. Written by `scripts/errors.py` from `src/towline/explanations.toml`; don't edit it by hand. A test
+keeps both and the code together, and sees that each row has its three parts.
 """
 _DOCTOR = """\
 What `towline doctor` asks; the row of its table has the figures and the command. [Doctor](doctor.md) says
