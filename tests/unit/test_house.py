@@ -23,6 +23,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 THREADS = {
     "certificates": "again",
     "commands": "the driver ends, and is started again",
+    "end *": "to nobody: a gateway ends when its bridge has",
     "flight-shutdown": "told; its process ends anyway",
     "gateway *": "to the reader",
     "gateway-call": "to the caller",
@@ -39,6 +40,7 @@ THREADS = {
     "publisher-mqtt": "to all who wait (Publisher._die)",
     "reload": "told; the bridge goes on as before",
     "serve": "the gateway ends with it",
+    "stop": "to nobody: the driver is killed",
     "stream-silence": "told; the stream ends with its connection",
     "sync": "again",
     "token-provider": "to who asks for a token",

@@ -280,7 +280,7 @@ class Supervisor:
         self._ending.set()
         interrupts = self._interrupts
         deadline = time.monotonic() + (END_AT_ONCE_S if interrupts > 1 else END_S)
-        ends = [later(partial(self._end, child, deadline), child.name) for child in self._gateways]
+        ends = [later(partial(self._end, child, deadline), f"end {child.name}") for child in self._gateways]
         while self._interrupts == interrupts and time.monotonic() < deadline + TICK_S:
             if all(end.done() for end in ends):
                 break
