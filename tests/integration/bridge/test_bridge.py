@@ -66,15 +66,53 @@ def names_the_wrong_condition(bridge: Running) -> None:
     assert "Traceback" not in bridge.out
 
 
+#: As a container has it: a file system that is read-only but for one directory, and a user without a passwd entry. He
+#: may read as root does, for the Python of these tests may be root's.
+CONTAINED = """
+mount --make-rprivate / && mount --bind "$0" "$0" && mount -o remount,ro,bind / &&
+    exec setpriv --reuid=12345 --regid=12345 --clear-groups --inh-caps=-all,+dac_read_search \\
+    --ambient-caps=-all,+dac_read_search "$@"
+"""
+
+
+@pytest.fixture
+def contained() -> Iterator[Running]:
+    """A bridge that runs as in a container, where this user may make one; in a directory that others may enter."""
+    with tempfile.TemporaryDirectory() as place, a_bridge(Path(place)) as bridge:
+        Path(place).chmod(0o755)
+        contain(bridge)
+        yield bridge
+
+
+@pytest.fixture
+def manager(contained: Running) -> Iterator[ServiceManager]:
+    """What manages that bridge as its service."""
+    with ServiceManager() as one:
+        contained.environ = {**contained.environ, **one.environ}
+        yield one
+
+
+def contain(bridge: Running) -> None:
+    state = bridge.directory / "state"
+    state.mkdir()
+    within = ("unshare", "--mount", "sh", "-c", CONTAINED, str(state))
+    if os.geteuid() == 0 and subprocess.run([*within, "true"], capture_output=True, check=False).returncode == 0:
+        os.chown(state, 12345, 12345)
+        bridge.within = within
+        bridge.environ = {"HOME": "/", "TMPDIR": str(state), "TOWLINE_CACHE": str(cache_directory())}
+
+
 def test_messages_arrive_whatever_is_killed(
-    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
+    contained: Running, manager: ServiceManager, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
     """The gateway, then the whole bridge, with its last word; `test_delivery_semantics` kills driver and JVM.
+
+    It runs as in a container: its user has no name, and it may write to one directory. Its service manager is told.
 
     Beside it a line whose topic is missing, which goes on by itself when the topic comes, and one with a wrong
     condition: their faults are their own.
     """
-    broker = new_mosquitto(max_queued_messages="0")
+    bridge, broker = contained, new_mosquitto(max_queued_messages="0")
     name, dead = topic(), topic("dead")
     missing = f"missing.{name}"
     down = f'[[downlink]]\nname = "down"\nfrom = "{missing}"\ntopic = "down/{{key}}"\n'
@@ -122,7 +160,11 @@ def test_messages_arrive_whatever_is_killed(
     kafka.create_topics({missing: 1})
     wait_until(lambda: bridge.line("down")["query"] == "running", PATIENCE, "the line that lacked its topic")
     values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
+    assert "READY=1\nSTATUS=line: " in manager.received
+    wait_until(lambda: "line: running; " in manager.received, PATIENCE, "the line in the manager's status")
+    assert "STOPPING=1" not in manager.received
     stops_in_time(bridge, broker, kafka)
+    assert "STOPPING=1" in manager.received.splitlines()
     assert set(values) == {f"m{n}".encode() for n in range(1500)}
     first_seen = list(dict.fromkeys(values))
     assert first_seen == [f"m{n}".encode() for n in range(1500)], "order, repeats aside"
@@ -149,63 +191,25 @@ def stops_in_time(bridge: Running, broker: Mosquitto, kafka: Kafka) -> None:
     assert deaf.process.gone()
 
 
-#: As a container has it: a file system that is read-only but for one directory, and a user without a passwd entry. He
-#: may read as root does, for the Python of these tests may be root's.
-CONTAINED = """
-mount --make-rprivate / && mount --bind "$0" "$0" && mount -o remount,ro,bind / &&
-    exec setpriv --reuid=12345 --regid=12345 --clear-groups --inh-caps=-all,+dac_read_search \\
-    --ambient-caps=-all,+dac_read_search "$@"
-"""
-
-
-@pytest.fixture
-def contained() -> Iterator[Running]:
-    """A bridge that runs as in a container, where this user may make one; in a directory that others may enter."""
-    with tempfile.TemporaryDirectory() as place, a_bridge(Path(place)) as bridge:
-        Path(place).chmod(0o755)
-        contain(bridge)
-        yield bridge
-
-
-def contain(bridge: Running) -> None:
-    state = bridge.directory / "state"
-    state.mkdir()
-    within = ("unshare", "--mount", "sh", "-c", CONTAINED, str(state))
-    if os.geteuid() == 0 and subprocess.run([*within, "true"], capture_output=True, check=False).returncode == 0:
-        os.chown(state, 12345, 12345)
-        bridge.within = within
-        bridge.environ = {"HOME": "/", "TMPDIR": str(state), "TOWLINE_CACHE": str(cache_directory())}
-
-
-def test_intake_goes_on_while_kafka_is_down(contained: Running, new_mosquitto: NewMosquitto) -> None:
-    """In a container, as a service: its user has no name, and its manager is told."""
-    bridge = contained
+def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewMosquitto) -> None:
     broker = new_mosquitto(max_queued_messages="0")
     write(bridge, broker.port, f"127.0.0.1:{free_port()}", "t")
-    with ServiceManager() as manager:
-        bridge.environ = {**bridge.environ, **manager.environ}
-        bridge.start()
-        bridge.said("messages go on being received and wait on disk")
-        wait_until(lambda: bridge.line()["gateway_running"], PATIENCE, "the gateway")
-        publish(broker, 0, 100)
-        wait_until(lambda: (bridge.line()["account"] or {}).get("waiting") == 100, PATIENCE, "100 waiting")
-        assert bridge.out.count("[TL-K01]") == 1
-        other = subprocess.run(
-            [*bridge.within, sys.executable, "-m", "towline.cli", "run", str(bridge.file)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert other.returncode == 2
-        assert f"a bridge runs here (pid {bridge.process.pid})" in other.stderr
-        bridge.said("is up after")
-        wait_until(
-            lambda: "READY=1\nSTATUS=line: receiving, query starting" in manager.received, PATIENCE, manager.received
-        )
-        assert bridge.interrupt() == 0
-        assert "STOPPING=1" in manager.received.splitlines()
-    assert "TL-B01" not in bridge.out
+    bridge.start()
+    bridge.said("messages go on being received and wait on disk")
+    wait_until(lambda: bridge.line()["gateway_running"], PATIENCE, "the gateway")
+    publish(broker, 0, 100)
+    wait_until(lambda: (bridge.line()["account"] or {}).get("waiting") == 100, PATIENCE, "100 waiting")
+    assert bridge.out.count("[TL-K01]") == 1
+    other = subprocess.run(
+        [sys.executable, "-m", "towline.cli", "run", str(bridge.file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert other.returncode == 2
+    assert f"a bridge runs here (pid {bridge.process.pid})" in other.stderr
+    assert bridge.interrupt() == 0
     assert "100 messages on disk; the next start carries on" in bridge.out
     line = bridge.line()
     assert (line["gateway_running"], line["account"], line["last"]["account"]["waiting"]) == (False, None, 100)

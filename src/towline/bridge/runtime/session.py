@@ -78,6 +78,11 @@ def session(bridge: Bridge) -> SparkSession:
     hidden = {name: conf.pop(name) for name in [*conf] if _REDACTED.search(name)}
     hidden |= {} if secret is None else {_SECRET: secret}
     user = _unnamed(bridge.state_dir)
+    jars = conf.pop("spark.jars", "") if user else ""
+    if jars:  # the launcher would log in to fetch them; behind Spark's own, as `towline.spark.localfs` has it
+        hidden["spark.jars"] = jars
+        behind = [os.environ.get("SPARK_DIST_CLASSPATH"), *jars.split(",")]
+        os.environ["SPARK_DIST_CLASSPATH"] = os.pathsep.join(filter(None, behind))
     if hidden or user:  # once the JVM runs: what it is started with stands in its command line [I12]
         SparkContext._ensure_initialized(conf=_spark_conf(bridge, conf))  # noqa: SLF001 - as the builder does it
         if user:
@@ -92,14 +97,7 @@ def session(bridge: Bridge) -> SparkSession:
 
 
 def _unnamed(home: Path) -> str | None:
-    """What a user without a passwd entry is called, as containers have them; Hadoop's own login refuses him.
-
-    Args:
-        home: The JVM's, which asks the same entry for it; an option of the user's comes before.
-
-    Returns:
-        ``SPARK_USER``, or his number, as Spark's own image names him; None for a user with an entry.
-    """
+    """``SPARK_USER``, or his number, for a user without a passwd entry, whom Hadoop refuses; None for others."""
     with contextlib.suppress(KeyError):
         pwd.getpwuid(os.geteuid())
         return None
