@@ -96,7 +96,9 @@ class Installation:
     def put(self, wheel: Path) -> None:
         """Install a wheel alone."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.place / "venv" / "bin" / "python"), "install"]
-        subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)], check=True, timeout=300)
+        subprocess.run(
+            [*pip, "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)], check=True, timeout=300
+        )
 
     def link(self, requirements: Sequence[str], extra: str = "") -> None:
         """Give it what these ask for, and no more: the very distributions that this environment has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import email
 import json
 import os
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import NewTopic
@@ -176,10 +178,14 @@ class Example:
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(PATIENCE) == 0
             finally:
-                process.kill()
+                if process.poll() is None:  # else it has ended all that it started
+                    bridge = psutil.Process(process.pid)
+                    for one in (*bridge.children(recursive=True), bridge):
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            one.kill()
                 process.wait()
         said = out.read_text()
-        assert said.startswith(f"towline {release()}\n")
+        assert said.partition("\n")[0].endswith(f"towline {release()}")
         assert f"spark: {pyspark} is up" in said
         assert '"telemetry": received 4 = in Kafka 3 + dead-lettered 1 + waiting 0   adds up ✓' in said
 

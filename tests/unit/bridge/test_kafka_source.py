@@ -120,7 +120,7 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
         kafka_source.equipped(bare)
     way = '"spark.jars.packages" = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"'
     assert way in caught.value.do  # of who has no Maven
-    assert caught.value.do.startswith("Bring it. Or name them with kafka_jars"), "Maven's cause and its cure"
+    assert caught.value.do.startswith("Bring it. Or name their directory with kafka_jars"), "Maven's cause and its cure"
     packages = read(f"{GOOD}[spark.conf]\n{way}\n", tmp_path)
     assert kafka_source.equipped(packages) is packages
     assert kafka_source.source_text(packages).endswith("Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")

@@ -103,9 +103,10 @@ def test_without_pyspark_run_ends_with_2_and_check_says_it(
     file.write_text(GOOD)
     code, out, err = ran(capsys, "check", str(file))
     assert (code, err) == (0, ""), "the file is right"
-    assert "warning  pyspark: PySpark is not installed" in out
+    assert "  ! pyspark: PySpark is not installed" in out
     code, out, err = ran(capsys, "run", str(file))
-    assert (code, out) == (2, f"towline {release()}\n")
+    assert (code, out.count("\n")) == (2, 1)
+    assert out.endswith(f"  towline {release()}\n"), "behind its time"
     assert err.endswith('pub do without. Type: pip install "towline[spark]"   [TL-S20]\n')
     assert err.count("\n") == 1
 
