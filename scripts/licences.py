@@ -12,6 +12,7 @@ import sys
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 __all__ = ["ALLOWED", "installed", "licence_of", "table"]
 
@@ -49,9 +50,9 @@ def installed(name: str = "towline", extras: frozenset[str] = frozenset({"spark"
         for text in distribution(name).requires or ():
             need = Requirement(text)
             wanted = need.marker is None or any(need.marker.evaluate({"extra": one}) for one in extras or {""})
-            if wanted and need.name.lower() not in found:
+            if wanted and (named := canonicalize_name(need.name)) not in found:
                 try:
-                    found[need.name.lower()] = distribution(need.name)
+                    found[named] = distribution(need.name)
                 except PackageNotFoundError:
                     continue  # an extra that is not installed here
                 waiting.append((need.name, frozenset(need.extras)))

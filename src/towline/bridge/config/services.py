@@ -164,7 +164,7 @@ class MonitorSection(Section):
     Attributes:
         listen: ``HOST:PORT`` of the endpoint with metrics, health and status; None for none. There is no TLS: another
             address than loopback is for a network on which everybody may read them.
-        token_file: Tokens, one a line; each lets a client pause, resume and restart lines there. None lets nobody.
+        token_file: Tokens, one a line; each lets a client pause, resume and restart lines there. Without it nobody may.
         broker_queue_messages: Most messages that the broker keeps for one client while it is away, such as Mosquitto's
             ``max_queued_messages``; for the metric of that outage budget. None where it has no limit or is not known.
     """
