@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -51,29 +52,28 @@ class ServiceManager:
 
     Attributes:
         environ: Names the socket: an abstract one, which every mount namespace of the machine has.
+        received: All that came so far, a line each.
     """
 
     def __init__(self) -> None:
         name = f"towline-{uuid.uuid4().hex}"
         self.environ = {"NOTIFY_SOCKET": f"@{name}"}
-        self._text = ""
+        self.received = ""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(f"\0{name}")
-        self._socket.setblocking(False)
+        threading.Thread(target=self._read, daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RD)
         self._socket.close()
 
-    @property
-    def received(self) -> str:
-        """All that came so far, a line each."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._text += self._socket.recv(4096).decode() + "\n"
-        return self._text
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while text := self._socket.recv(4096):
+                self.received += text.decode() + "\n"
 
 
 def wait_for_end(processes: Iterable[psutil.Process], timeout: float = 60.0) -> None:

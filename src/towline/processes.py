@@ -74,7 +74,7 @@ def notify(**variables: str) -> None:
     text = "\n".join(f"{name}={value}" for name, value in variables.items())
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         if address:
-            sender.sendto(text.encode(), address)
+            sender.sendto(text.encode(), socket.MSG_DONTWAIT, address)  # a manager that does not listen holds up nobody
 
 
 def fields(pid: int) -> list[str] | None:

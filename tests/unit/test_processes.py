@@ -80,4 +80,6 @@ def test_a_service_manager_is_told(abstract: bool, tmp_path: Path, monkeypatch: 
         manager.bind(f"\0{place}" if abstract else place)
         processes.notify(READY="1", STATUS="line: running")
         assert manager.recv(100) == b"READY=1\nSTATUS=line: running"
+        for _ in range(1000):  # more than it keeps
+            processes.notify(STATUS="it does not listen")
     processes.notify(STOPPING="1")
