@@ -64,12 +64,7 @@ def check(
 
 
 def _judge(bridge: Bridge, file: Path) -> None:
-    """Have a local Spark judge what is said in SQL.
-
-    Raises:
-        ConfigMistakes: TL-C74, every mistake in it.
-        SetupError: TL-S20, TL-S21, there is no PySpark or no Java.
-    """
+    """Have a local Spark judge what is said in SQL: TL-C74; TL-S20, TL-S21."""
     from towline.bridge.config.mistakes import ConfigMistakes  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.config.sqlcheck import judge  # noqa: PLC0415
     from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415

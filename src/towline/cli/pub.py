@@ -107,12 +107,7 @@ def _open(broker: str, settings: ClientSettings) -> Client:
 
 
 class _Answers:
-    """Publishes, and collects the broker's answers.
-
-    Args:
-        client: Online.
-        where: The broker, as errors name it.
-    """
+    """Publishes, and collects the answers of a broker, which errors call `where`."""
 
     def __init__(self, client: Client, where: str) -> None:
         self._client = client

@@ -66,11 +66,7 @@ def size(
 
 
 def _rate(rate: float | None, devices: int | None, every: float | None) -> float:
-    """Messages a second.
-
-    Raises:
-        ConfigError: TL-C01, neither or both are given, or what belongs to the other.
-    """
+    """Messages a second; TL-C01 where it is not given once."""
     if (rate is None) == (devices is None):
         what = "it takes --rate or --devices, one of them"
     elif devices is not None:

@@ -228,13 +228,7 @@ class DeadLetterTopic:
     def _records(
         self, ends: Mapping[int, int], start: Mapping[int, int] | None = None, stuck: KafkaError | None = None
     ) -> Iterator[_Record]:
-        """Every committed record from one end of some partitions to another.
-
-        Args:
-            ends: Up to there, at least.
-            start: From there on; from the beginning where it is not said.
-            stuck: Raised when it goes no further; TL-K01 if not given.
-        """
+        """Every committed record up to `ends`, at least; `stuck`, or TL-K01, when it goes no further."""
         if not ends:
             return
         consumer = self._consumer()

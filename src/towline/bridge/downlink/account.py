@@ -93,14 +93,7 @@ class DownlinkCounts(LineCounts):
         )
 
     def _heard(self, report: Mapping[str, Any], sent: int, dead: int, *, whole: bool) -> Self:
-        """With the sink's word of the batches since the last report.
-
-        Args:
-            report: As `add` takes it.
-            sent: Messages that Spark says it brought.
-            dead: Dead letters that it says it brought.
-            whole: They are of all batches since the last report.
-        """
+        """With the word of the sink on the batches since the last report; Spark brought `sent` and `dead`."""
         counted = replace(self, told=None)  # sums that come after a report without them are of what it has counted
         if (said := report.get("brought")) is not None:
             goes_on = (

@@ -292,11 +292,7 @@ def covering(
 
 
 def _transform(line: DownLine) -> Callable[[DataFrame], DataFrame] | None:
-    """The user's function; a module beside the bridge file counts too.
-
-    Raises:
-        ConfigError: TL-C78 when it can't be had.
-    """
+    """The user's function, TL-C78; a module beside the bridge file counts too."""
     if line.section.transform is None:
         return None
     module, _, name = line.section.transform.partition(":")

@@ -145,12 +145,7 @@ class LineQuery(ABC, Generic[LineT]):
         }
 
     def _with_sums(self, report: dict[str, Any], *, from_the_first: bool = False) -> dict[str, Any]:
-        """A report with the sums of the sink to Kafka, where it has noted any.
-
-        Args:
-            report: Of a batch.
-            from_the_first: Whether sums since batch 0 are of all that was ever counted.
-        """
+        """A report with the sums of the sink to Kafka, where it has noted any; perhaps of all that was ever counted."""
         said = tally.said_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
         if said is None:
             return report

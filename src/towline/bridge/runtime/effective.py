@@ -130,14 +130,7 @@ def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterato
 
 
 class _Connection:
-    """The settings of one gateway's connection.
-
-    Args:
-        line: Whose gateway.
-        gateway: What it is told.
-        origins: Where keys stand.
-        table: Kind and number of the line's table.
-    """
+    """The settings of one gateway's connection; `table` is the kind and number of the line's."""
 
     def __init__(self, line: AnyLine, gateway: GatewaySettings, origins: Origins, table: tuple[str, int]) -> None:
         self._line, self._gateway, self._origins, self._table = line, gateway, origins, table

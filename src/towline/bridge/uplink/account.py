@@ -179,15 +179,7 @@ class UplinkCounts(LineCounts):
         return replace(self, sink=self.sink.told_again(report, same=int(report["batch"]) == last))
 
     def _counted(self, report: Mapping[str, Any], held: int, gap: int, *, begun: bool, complete: bool) -> Self:
-        """Count messages that were not counted before.
-
-        Args:
-            report: Of a batch.
-            held: How many offsets the batch has.
-            gap: How many lie between the batch that was reported last and this one.
-            begun: Something was counted before.
-            complete: The report names every journal that messages since the last one may be from.
-        """
+        """Count messages that were not counted before: `held` offsets, `gap` between the batch and the one before."""
         rows, observed = int(report.get("rows") or 0), dict(report.get("observed") or {})
         hidden = max(0, held - rows)
         given_up = hidden if report.get("gives_up", True) else 0

@@ -142,11 +142,7 @@ class UplinkQuery(LineQuery[Line]):
         return bool(self.line.dead_letter_topic) and policy(self.line.guarantee).serves_again
 
     def _set_markers(self, identity: Identity, batch: int) -> None:
-        """Make a batch the last one that the line's sink has written.
-
-        Raises:
-            KafkaError: As `towline.kafka.markerstore.set_markers`.
-        """
+        """Make a batch the last one that the line's sink has written."""
         set_markers(SinkSettings.parse(self._sink_options(identity)), identity.sink, batch)
 
     def source(self, spark: SparkSession, begin: Mapping[str, str | int]) -> DataFrame:
