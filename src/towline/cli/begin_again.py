@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from towline.cli.screen import BridgeFile, command_app, lines_text
+from towline.cli.screen import BridgeFile, LineName, command_app, lines_text
 
 __all__ = ["app", "begin_again"]
 
 app = command_app()
 
 
-@app.command(epilog="Example:  towline begin-again telemetry bridge.toml && towline run bridge.toml")
-def begin_again(
-    line: Annotated[str, typer.Argument(metavar="LINE", help="Name of the line.")],
-    file: BridgeFile = Path("bridge.toml"),
-) -> None:
+@app.command(epilog="Example:  towline begin-again bridge.toml telemetry && towline run bridge.toml")
+def begin_again(file: BridgeFile, line: LineName) -> None:
     """Keep a line's checkpoint aside and give it a new name in Kafka; at its next start it begins behind what is done.
 
     One of the two ways out where a line refuses to start because its state was changed: the error says what it may

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, command_app, is_live, lines_text
+from towline.cli.screen import BridgeFile, LineName, command_app, is_live, lines_text
 
 __all__ = ["app", "retire"]
 
 app = command_app()
 
 
-@app.command(epilog="Example:  towline retire telemetry bridge.toml")
+@app.command(epilog="Example:  towline retire bridge.toml telemetry")
 def retire(
-    line: Annotated[str, typer.Argument(metavar="LINE", help="Name of the line, in the file or not any more.")],
-    file: BridgeFile = Path("bridge.toml"),
+    file: BridgeFile,
+    line: LineName,
     discard: Annotated[
         bool, typer.Option("--discard", help="Give up what waits here and in its session, instead.")
     ] = False,

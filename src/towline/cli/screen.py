@@ -17,6 +17,7 @@ from towline.text import fitted, printable, printable_lines
 __all__ = [
     "AsJson",
     "BridgeFile",
+    "LineName",
     "MetricsAddress",
     "command_app",
     "is_live",
@@ -28,6 +29,7 @@ __all__ = [
 
 #: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
 BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True, readable=False)]
+LineName = Annotated[str, typer.Argument(metavar="LINE", help="Name of the line.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 MetricsAddress = Annotated[
     str | None,

@@ -152,7 +152,7 @@ _KEPT: Final = 50
 FILE: Final = "towline-outbox.json"
 _DO: Final = (
     "Bring back the newest state directory. Or start the query with a new checkpoint directory (a bridge line: towline "
-    "begin-again LINE): what only the newer outbox held is then not sent, what it had delivered may come again."
+    "begin-again FILE LINE): what only the newer outbox held is then not sent, what it had delivered may come again."
 )
 
 

@@ -373,7 +373,7 @@ _RESET: Final = "`towline kafka marker reset {command} --to-batch {to} --yes`"
 #: Where no marker says how many there were.
 _RESET_ALL: Final = "`towline kafka marker reset {command} --to-batch {to} --parallelism {n} --yes`"
 #: In the words of both places where it is read: a program with format("kafka_transactional"), and a bridge file.
-_ANEW: Final = "a new sinkId (for a bridge: towline begin-again LINE FILE)"
+_ANEW: Final = "a new sinkId (for a bridge: towline begin-again FILE LINE)"
 #: Two ways out of each: one that starts anew, one that goes on.
 _DO: Final[Mapping[Situation, str]] = MappingProxyType(
     {

@@ -78,9 +78,9 @@ class Running:
         time.sleep(0.1)  # every question costs the gateway a moment too
         return collect(self.directory / self.state, [line])
 
-    def command(self, *arguments: str) -> str:
-        """What another command says of this file; its name comes last."""
-        command = [sys.executable, "-m", *self.program, *arguments, str(self.file)]
+    def command(self, name: str, *arguments: str) -> str:
+        """What another command says of this file, which comes first."""
+        command = [sys.executable, "-m", "towline.cli", name, str(self.file), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
 
     def status_command(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_an_older_checkpoint_and_the_letters(
     bridge.start()
     assert bridge.ended() == 2
     assert "and 203 was committed already" in bridge.out
-    assert f"towline begin-again line {bridge.file}" in bridge.out
+    assert f"towline begin-again {bridge.file} line" in bridge.out
     assert "[TL-B23]" in bridge.out
 
     assert 'line "line" begins again as sink "tests.line.2"' in bridge.command("begin-again", "line")

@@ -72,11 +72,11 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     code, _, err = ran(capsys, "run", str(bridge.file))
     assert (code, err.count("\n")) == (2, 1)
     assert 'line "line" is not in bridge.toml any more, and 77 acknowledged messages wait in' in err
-    assert f"towline retire line {bridge.file}" in err
+    assert f"towline retire {bridge.file} line" in err
     assert "[TL-B37]" in err
     assert not (before.state_dir / "other" / "inbox").exists(), "nothing was started"
 
-    command = [sys.executable, "-m", "towline.cli", "retire", "line", str(bridge.file), "--idle", "1"]
+    command = [sys.executable, "-m", "towline.cli", "retire", str(bridge.file), "line", "--idle", "1"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "TL-" not in run.stdout + run.stderr
@@ -103,7 +103,7 @@ def test_a_retirement_that_is_killed_at_work_goes_on_and_nothing_comes_twice(
     assert bridge.interrupt() == 0
     received(before, "line", mosquitto, 200, 100, first=40)
     written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("other", name))
-    command = [sys.executable, "-m", "towline.cli", "retire", "line", str(bridge.file), "--idle", "2"]
+    command = [sys.executable, "-m", "towline.cli", "retire", str(bridge.file), "line", "--idle", "2"]
     for carried in (60, 120, 250):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             wait_until(lambda: len(in_kafka(kafka.bootstrap, name)) >= carried, PATIENCE, f"{carried} of them")  # noqa: B023

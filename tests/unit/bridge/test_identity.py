@@ -44,7 +44,7 @@ def test_a_renamed_line_is_asked_about_with_both_ways_out(tmp_path: Path) -> Non
     assert message == (
         'bridge.toml: line "c" is new, and line "a" is no longer in bridge.toml but has left journal and checkpoint in '
         "state/a. Was it renamed? Then: mv state/a state/c, and keep its MQTT session with "
-        'mqtt = { client_id = "plant-7-a" }. Is it another line? Then: towline retire a bridge.toml, which '
+        'mqtt = { client_id = "plant-7-a" }. Is it another line? Then: towline retire bridge.toml a, which '
         "carries on what waits there.   [TL-B20]"
     )
     assert not (tmp_path / "state" / "c").exists()

@@ -127,14 +127,14 @@ def test_a_line_that_was_taken_out_is_refused_with_its_count_and_both_ways_out(t
         list(left_texts(changed))
     assert str(caught.value).replace(f"{tmp_path}/", "") == (
         'bridge.toml: line "a" is not in bridge.toml any more, and 77 acknowledged messages wait in state/a. Carry it '
-        "on and end it: towline retire a bridge.toml. Or leave it, and start without it: "
+        "on and end it: towline retire bridge.toml a. Or leave it, and start without it: "
         'leave_waiting = ["a"] at the top of the file.   [TL-B37]'
     )
     (row,) = [one for one in _sound(ThisMachine(Case(changed))) if one.mend.startswith("Carry")]
     assert (row.verdict, row.because, row.mend) == (Standing.WARNS, caught.value.what, caught.value.do), "doctor's row"
     left = bridge(tmp_path, "b", head=f'leave_waiting = ["a"]\n{HEAD}')
     (text,) = left_texts(left)
-    assert text.replace(f"{tmp_path}/", "").endswith("end it: towline retire a bridge.toml.   [TL-B37]")
+    assert text.replace(f"{tmp_path}/", "").endswith("end it: towline retire bridge.toml a.   [TL-B37]")
 
 
 def test_what_is_carried_on_is_no_matter_but_a_session_that_queues_is_named(tmp_path: Path) -> None:

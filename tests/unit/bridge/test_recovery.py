@@ -92,7 +92,7 @@ def test_what_does_not_is_told_with_two_ways_out(tmp_path: Path, seen: Evidence,
     message = str(caught.value)
     assert what in message
     assert "Bring " in message
-    assert f"towline begin-again telemetry {tmp_path}/bridge.toml" in message
+    assert f"towline begin-again {tmp_path}/bridge.toml telemetry" in message
     assert message.endswith(f"[{code}]")
     assert reason(caught.value, "x").permanent
 
@@ -320,7 +320,7 @@ def test_a_gateway_that_refuses_its_journal_stops_the_line(tmp_path: Path, code:
     assert error is not None
     assert re.fullmatch(
         rf'line "telemetry": the journal is older; nothing was taken in\. Bring back .*{tmp_path}.*; or begin again .*'
-        rf"towline begin-again telemetry {tmp_path}/b \(what waits .*\)\.   \[TL-B24\]",
+        rf"towline begin-again {tmp_path}/b telemetry \(what waits .*\)\.   \[TL-B24\]",
         str(error),
     )
     assert error.code in PERMANENT

@@ -192,7 +192,7 @@ def test_a_line_with_a_way_out(found: Situation) -> None:
     assert "{" not in str(error)
     assert any(word in error.do for word in ("`towline kafka marker reset --kafka k:9092 --sink s", ".coalesce(1)"))
     assert any(word in error.do for word in ("; or", "; else ", "; if it is"))
-    assert ("sinkId" in str(error)) == ("towline begin-again LINE FILE" in str(error))  # it has no sinkId
+    assert ("sinkId" in str(error)) == ("towline begin-again FILE LINE" in str(error))  # it has no sinkId
 
 
 @pytest.mark.parametrize(

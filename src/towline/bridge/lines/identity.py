@@ -211,7 +211,7 @@ def _ambiguous(bridge: Bridge, fresh: AnyLine, gone: str) -> ConfigError:
     do = (
         f"Was it renamed? Then: mv {place / gone} {own.state_dir}, and keep its MQTT session with "
         f'mqtt = {{ client_id = "{own.mqtt_client_id.removesuffix(fresh.name)}{gone}" }}. '
-        f"Is it another line? Then: towline retire {gone} {bridge.file}, which carries on what waits there."
+        f"Is it another line? Then: towline retire {bridge.file} {gone}, which carries on what waits there."
     )
     return ConfigError("TL-B20", str(bridge.file), what, do)
 

@@ -77,7 +77,7 @@ class LeftLine:
         held += [f"what its gateways {', '.join(self.elsewhere)} hold is not known here"] if self.elsewhere else []
         what = f'line "{name}" is not in {file.name} any more, and {" and ".join(held)}'
         leave = f' Or leave it, and start without it: leave_waiting = ["{name}"] at the top of the file.'
-        do = f"Carry it on and end it: towline retire {name} {file}.{leave if self.refused else ''}"
+        do = f"Carry it on and end it: towline retire {file} {name}.{leave if self.refused else ''}"
         return ConfigError("TL-B37", str(file), what, do)
 
 

@@ -289,7 +289,7 @@ def examine(
 
 def again_command(line: AnyLine, file: Path | str) -> str:
     """The command with which a line begins again."""
-    return f"towline begin-again {line.name} {file}"
+    return f"towline begin-again {file} {line.name}"
 
 
 def refusal(line: AnyLine, file: Path | str, code: str, what: str, way: str) -> TowlineError:
