@@ -14,7 +14,7 @@ import unicodedata
 from textwrap import TextWrapper
 from typing import IO, Final
 
-__all__ = ["cause", "counted", "fitted", "printable", "printable_lines", "wrapped"]
+__all__ = ["cause", "counted", "fitted", "printable", "printable_lines", "span", "wrapped"]
 
 #: Unicode's general categories of what has no shape of its own, or another place than where it stands: control
 #: characters (C0, DEL, C1), format characters (bidi overrides, zero width), lone surrogates, line and paragraph
@@ -45,6 +45,13 @@ def printable(text: str, limit: int | None = None) -> str:
 def counted(number: int, noun: str = "message") -> str:
     """``1 message``, ``1,000 messages``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def span(seconds: float) -> str:
+    """A time in its largest unit, whole: ``41 hours``."""
+    units = (("day", 86400), ("hour", 3600), ("minute", 60))
+    name, size = next((unit for unit in units if seconds >= unit[1]), ("second", 1))
+    return counted(int(seconds // size), name)
 
 
 def cause(error: BaseException, limit: int | None = None) -> str:

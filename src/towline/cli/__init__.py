@@ -25,11 +25,14 @@ EXIT_NOT_ALLOWED = 4
 #: What a shell reports for a process that ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
 
-#: Command → what it does, in one line of help.
+#: Command → what it does, in one line of help; "" where the line of another tells it.
 COMMANDS = {
     "init": "a first bridge file, from five questions or a mosquitto.conf",
     "run": "run the lines of a bridge file",
-    "reload": "have the bridge that runs take up changed routes",
+    "reload": "have the bridge that runs take up its changed file",
+    "pause": "stop one line, not its intake; also resume, and restart",
+    "resume": "",
+    "restart": "",
     "begin-again": "have a line begin anew where its gateway's account stands",
     "retire": "end a line: carry on what it holds, end its session, remove it",
     "check": "validate a bridge file and print the plan; no network",
@@ -41,15 +44,17 @@ COMMANDS = {
     "refused": "messages the broker would not take: show them, send them again",
     "pub": "publish test messages to an MQTT broker",
     "key": "the key of one publisher with receipts",
-    "demo": "real brokers, a bridge, a kill -9 or two, and the account",
+    "demo": "real brokers, a bridge, a kill -9 or two; devstack: the brokers",
     "gateway": "run the gateway of one line in the foreground",
     "size": "what a load needs: gateways, disks, Spark cores, partitions",
     "kafka": "what a sink remembers in Kafka, and setting it by hand",
-    "devstack": "a real Mosquitto and a real Kafka on this machine",
+    "devstack": "",
 }
 
 #: Commands that are not of this package: they come with the proof harness, which the product never imports.
 _ELSEWHERE = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
+#: Commands that share a module.
+_SHARED = dict.fromkeys(("reload", "pause", "resume", "restart"), "towline.cli.lines")
 
 _USAGE = "towline COMMAND [OPTIONS]   messages between MQTT and Kafka, each accounted for"
 _EXAMPLE = """Example:  towline check bridge.toml && towline run bridge.toml
@@ -137,7 +142,7 @@ def _present(name: str) -> bool:
 
 
 def _module(name: str) -> str:
-    return _ELSEWHERE.get(name, f"towline.cli.{name.replace('-', '_')}")
+    return (_ELSEWHERE | _SHARED).get(name, f"towline.cli.{name.replace('-', '_')}")
 
 
 def _unknown(name: str) -> int:
@@ -154,5 +159,5 @@ def _unknown(name: str) -> int:
 
 
 def _help() -> str:
-    rows = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items() if _present(name))
+    rows = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items() if what and _present(name))
     return f"{_USAGE}\n\n{rows}\n\n{_EXAMPLE}\n"

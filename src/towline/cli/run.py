@@ -35,7 +35,7 @@ def run(
     """Run the lines of a bridge file and show their account.
 
     Ctrl-C ends it within 25 s: the batch in work may finish, the broker keeps the session, what waits stays on disk. A
-    second Ctrl-C ends at once and loses nothing either. SIGHUP, or towline reload, takes up changed routes.
+    second Ctrl-C ends at once and loses nothing either. SIGHUP, or towline reload, takes up the changed file.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415

@@ -43,9 +43,9 @@ def status(
     """Show the account: received = in Kafka + left out + waiting, and whether it adds up.
 
     Asks the gateways themselves, so it works while Spark or Kafka is down; for a user who may not look there it asks
-    the bridge's monitor. Exit codes: 0 every line runs and adds up, 1 an account does not add up, or Kafka says
-    otherwise, 3 a line does not run, its account is not known, or Kafka or the monitor does not answer, 4 this user may
-    not look.
+    the bridge's monitor. Exit codes: 0 each line runs or is paused, and adds up, 1 an account does not, or Kafka
+    says otherwise, 3 a line does not run, its account is not known, or Kafka or the monitor does not answer, 4 this
+    user may not look.
     """
     from towline.bridge.runtime.status import code_of, render  # noqa: PLC0415 - loaded when it is called
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from towline.bridge.runtime.state import PAUSED
 from towline.monitor.facts import BridgeFacts, GatewayFacts, LineFacts
 
 __all__ = ["LOOP_S", "Problem", "bridge_alive", "bridge_ready", "gateway_alive", "gateway_ready", "verdict"]
@@ -66,9 +67,9 @@ def bridge_ready(facts: BridgeFacts) -> Iterator[Problem]:
 def _line(line: LineFacts) -> Iterator[Problem]:
     for gateway in line.gateways:
         yield from gateway_ready(gateway, tuple(line.codes))
-    if line.query != "running":
+    if line.query not in ("running", PAUSED):  # that somebody paused it is as it was promised
         yield Problem(f"the query is {line.query}", line.name, codes=tuple(line.codes))
-    elif line.lag_s > _STALLED_S:
+    elif line.lag_s > _STALLED_S and line.query != PAUSED:
         yield Problem("the query carries nothing: the oldest message waits too long", line.name)
     if line.account is not None and line.account.disagreements:
         yield Problem("the account does not add up", line.name)

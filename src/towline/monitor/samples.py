@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from towline.bridge.runtime.state import PAUSED
 from towline.guarantee import AckAfter
 from towline.monitor.facts import BridgeFacts, GatewayFacts, LineFacts
 from towline.monitor.table import METRICS, MetricKind
@@ -178,6 +179,7 @@ def of_line(facts: LineFacts, now: float, queue: int | None = None) -> Iterator[
     for gateway in facts.gateways:
         yield from of_gateway(gateway, now, queue)
     yield Sample("towline_query_running", labels, int(facts.query == "running"))
+    yield Sample("towline_line_paused", labels, int(facts.query == PAUSED))
     yield Sample("towline_query_restarts_total", labels, facts.query_restarts)
     yield Sample("towline_gateway_restarts_total", labels, facts.gateway_restarts)
     if facts.batches is not None:

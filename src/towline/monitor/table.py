@@ -141,6 +141,7 @@ _ALL: Final = [
         LINE,
         {
             "query_running": "1 while Spark's query of the line runs",
+            "line_paused": "1 while the line is paused, and its query does not run",
             "last_batch_timestamp_seconds": "when the last batch was committed, since 1970",
             "account_adds_up": "1 when the account adds up, 0 when not; absent while it is not known",
             "guarantee_kept": "1 while the guarantee of the line was kept, 0 since it was broken",

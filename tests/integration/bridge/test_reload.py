@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from getpass import getuser
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,7 +160,7 @@ def test_a_batch_that_was_begun_is_finished_by_its_own_routes(
 
 
 class Load:
-    """Numbered messages of QoS 2 to a topic, 100 a second until told to stop; the broker has all that are counted."""
+    """Numbered messages of QoS 2 to a topic, 40 a second until told to stop; the broker has all that are counted."""
 
     def __init__(self, broker: Mosquitto, topic: str) -> None:
         self._broker, self._topic = broker, topic
@@ -173,7 +175,7 @@ class Load:
                 return
             publish(self._broker, first, 20, topic=self._topic, text="{}", qos=2)
             self.sent = first + 20
-            self._ending.wait(0.2)
+            self._ending.wait(0.5)
 
     def end(self) -> int:
         self._ending.set()
@@ -182,9 +184,13 @@ class Load:
         return self.sent
 
 
-def write(bridge: Running, broker: Mosquitto, kafka: Kafka, *routes: tuple[str, str]) -> None:
+def write(
+    bridge: Running, broker: Mosquitto, kafka: Kafka, *routes: tuple[str, str], beside: Mapping[str, str]
+) -> None:
+    """A line of these routes, and lines with one route each beside it: their names, and their topics in Kafka."""
     made = "".join(f'[[uplink.route]]\nfrom = "{one}"\ntopic = "{to}"\n' for one, to in routes)
-    bridge.file.write_text(f"""
+    bridge.file.write_text(
+        f"""
 name = "tests"
 state_dir = "state"
 mqtt = {{ brokers = "{broker.uri}" }}
@@ -193,7 +199,17 @@ spark = {{ master = "local[2]" }}
 [[uplink]]
 name = "line"
 guarantee = "exactly_once"
-{made}""")
+{made}"""
+        + "".join(BESIDE.format(name, topic) for name, topic in beside.items())
+    )
+
+
+BESIDE = '[[uplink]]\nname = "{0}"\nguarantee = "exactly_once"\nroute = [{{ from = "{0}/#", topic = "{1}" }}]\n'
+
+
+def readers(bridge: Running, line: str) -> Any:
+    """Who reads its gateway, and since when: another one once its query was started again."""
+    return bridge.line(line)["gateway"]["readers"]
 
 
 @pytest.fixture
@@ -204,21 +220,31 @@ def loads() -> Iterator[list[Load]]:
         one.end()
 
 
-def test_a_load_runs_through_two_reloads_and_a_kill(
+def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
     bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic, loads: list[Load]
 ) -> None:
-    """Lost 0, doubled 0: a topic that changes, one that comes, and one that goes; the first reload is killed midway."""
+    """Lost 0, doubled 0: a topic that changes, one that comes, and one that goes; the first reload is killed midway.
+
+    The line beside it is paused over the kill, and then goes on while the others are reloaded and restarted.
+    """
     broker = new_mosquitto(max_queued_messages="0")
     before, after, gone, new = topic("before"), topic("after"), topic("gone"), topic("new")
-    write(bridge, broker, kafka, ("k/#", before), ("old/#", gone))
+    last, besides = topic("last"), {"other": topic("other")}
+    write(bridge, broker, kafka, ("k/#", before), ("old/#", gone), beside=besides)
     bridge.program = ("tests.integration.bridge.dying", "what comes is subscribed")
     bridge.start()
-    wait_until(bridge.online, PATIENCE, "the gateway")
-    kept, old = Load(broker, "k/d"), Load(broker, "old/d")
-    loads += [kept, old]
-    wait_until(lambda: bridge.account().get("in_kafka", 0) > 0, PATIENCE, "the first batch")
+    wait_until(lambda: bridge.online() and bridge.online("other"), PATIENCE, "the gateways")
+    kept, old, other = Load(broker, "k/d"), Load(broker, "old/d"), Load(broker, "other/d")
+    loads += [kept, old, other]
+    for name in ("line", "other"):
+        wait_until(lambda: bridge.account(name).get("in_kafka", 0) > 0, PATIENCE, "the first batch")  # noqa: B023
+    said = (
+        r'line "other": paused: intake goes on, with room on disk for [\d.,]+ GB(; at [\d,]+ messages/s that lasts|$)'
+    )
+    assert re.match(said, bridge.command("pause", "other"))
+    carried = bridge.account("other").get("in_kafka", 0)
 
-    write(bridge, broker, kafka, ("k/#", after), ("old/#", gone), ("new/#", new))
+    write(bridge, broker, kafka, ("k/#", after), ("old/#", gone), ("new/#", new), beside=besides)
     bridge.process.send_signal(signal.SIGHUP)
     assert bridge.ended() == -signal.SIGKILL
     bridge.program = ("towline.cli",)
@@ -226,29 +252,53 @@ def test_a_load_runs_through_two_reloads_and_a_kill(
     wait_until(lambda: bridge.online() and bridge.line()["query"] == "running", PATIENCE, "the next start")
     loads.append(fresh := Load(broker, "new/d"))
     wait_until(lambda: fresh.sent > 0, PATIENCE, "messages of the new route")
+    paused = bridge.line("other")
+    assert (paused["query"], paused["account"]["in_kafka"], paused["paused"]["by"]) == ("paused", carried, getuser())
+    assert paused["account"]["waiting"] > 0
+    assert bridge.command("resume", "other") == 'line "other": resumed\n'
+    wait_until(lambda: bridge.account("other").get("in_kafka", 0) > carried, PATIENCE, "what came during the pause")
 
-    old_sent = old.end()
-    write(bridge, broker, kafka, ("k/#", after), ("new/#", new))
+    old_sent, reader = old.end(), readers(bridge, "other")
+    write(bridge, broker, kafka, ("k/#", after), ("new/#", new), beside={**besides, "third": after})
     command = [sys.executable, "-m", "towline.cli", "reload", str(bridge.file)]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (told.returncode, told.stderr) == (0, "")
-    assert 'line "line": 3 routes → 2; unsubscribed old/#' in told.stdout
+    assert told.stdout == 'line "line": 3 routes → 2; unsubscribed old/#\nline "third": new\n'
     publish(broker, old_sent, 5, topic="old/d", text="{}", qos=2)
-    kept_sent, new_sent = kept.end(), fresh.end()
+    wait_until(lambda: bridge.online("third"), PATIENCE, "the line that has come")
+    publish(broker, 0, 5, topic="third/d", text="third {}", qos=2)
+    wait_until(lambda: bridge.account("third").get("in_kafka") == 5, PATIENCE, "messages of the line that has come")
+
+    write(bridge, broker, kafka, ("k/#", last), ("new/#", new), beside={**besides, "third": after})
+    gateway = bridge.line()["gateway"]["pid"]
+    assert bridge.command("restart", "line") == 'line "line": 2 routes → 2; restarted\n'
+    wait_until(bridge.online, PATIENCE, "the gateway of the line that was restarted")
+    assert bridge.line()["gateway"]["pid"] != gateway
+    assert readers(bridge, "other") == reader, "the query of another line has gone on throughout"
+    restarted_at = kept.sent
+    wait_until(lambda: kept.sent > restarted_at, PATIENCE, "messages after the restart")
+    kept_sent, new_sent, other_sent = kept.end(), fresh.end(), other.end()
     total = kept_sent + new_sent + old_sent
     # Received is more where the broker has sent one again, which is answered and not stored.
     wait_until(lambda: (a := bridge.account())["in_kafka"] >= total and not a["waiting"], PATIENCE, "all of it")
     account = bridge.status_command()["lines"]["line"]["account"]
     assert (account["adds_up"], account["in_kafka"], account["unrouted"]) == (True, total, 0)
+    wait_until(lambda: bridge.account("other").get("in_kafka", 0) >= other_sent, PATIENCE, "all of the other line")
     assert bridge.interrupt() == 0
 
-    in_before, in_after, in_gone, in_new = (
-        [int(value) for _, value, _ in in_kafka(kafka.bootstrap, name)] for name in (before, after, gone, new)
+    in_before, in_after, in_last, in_gone, in_new, in_other = (
+        [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
+        for name in (before, after, last, gone, new, besides["other"])
     )
-    assert in_before + in_after == [*range(kept_sent)], "each once and in order, whatever its topic"
+    in_third, in_after = ([one for one in in_after if one.startswith(b"third") is third] for third in (True, False))
+    assert in_third == [b"third %d" % n for n in range(5)]
+    in_kept = [int(one) for one in in_before + in_after + in_last]
+    assert in_kept == [*range(kept_sent)], "each once and in order, whatever its topic"
     assert in_before
     assert in_after
-    assert in_gone == [*range(old_sent)], "none of what was received before its route went"
-    assert in_new == [*range(new_sent)]
+    assert in_last
+    assert [int(one) for one in in_other] == [*range(other_sent)]
+    assert [int(one) for one in in_gone] == [*range(old_sent)], "none of what was received before its route went"
+    assert [int(one) for one in in_new] == [*range(new_sent)]
     state = read_state(bridge.directory / "state") or {}
     assert state["reload"]["outcome"] == APPLIED

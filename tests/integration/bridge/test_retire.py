@@ -23,6 +23,7 @@ from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.leftovers import left_lines, remember
+from towline.bridge.runtime.line_requests import pause
 from towline.bridge.runtime.retiring import retire
 from towline.bridge.runtime.screen import PlainScreen
 from towline.errors import ConfigError
@@ -61,7 +62,7 @@ def received(bridge: Bridge, name: str, mosquitto: Mosquitto, count: int, queued
 def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its own settings of then: what waits in its journal, and what its session has queued since."""
+    """By its own settings of then, paused as it is: what waits in its journal, and what its session has queued."""
     name = topic()
     before = written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("line", name), UP.format("other", name))
     settle(before)
@@ -76,6 +77,7 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     assert "[TL-B37]" in err
     assert not (before.state_dir / "other" / "inbox").exists(), "nothing was started"
 
+    assert pause(before.state_dir / "line")
     command = [sys.executable, "-m", "towline.cli", "retire", str(bridge.file), "line", "--idle", "1"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -230,6 +231,18 @@ def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path, m
     bridge, nothing = read(text, tmp_path), None
     UplinkQuery(bridge, bridge.uplinks[0]).records(nothing, Identity("telemetry", "plant.telemetry"))  # type: ignore[arg-type] # nothing reads it
     assert targets == [DeadLetterTarget("dead", "plant.telemetry")]
+
+
+def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery) -> None:
+    out = io.StringIO()
+    host: Any = SimpleNamespace(say=Reports(out).say, ending=lambda: False)
+    runner = LineRunner(host, uplink, {})
+    runner.hold(time.monotonic() + 60)
+    assert not runner.due
+    runner.finish(time.monotonic() + 60)
+    said = [json.loads(text) for text in out.getvalue().splitlines()]
+    assert [one["kind"] for one in said] == ["held", "stopped"]
+    assert said[1]["at"] - said[0]["at"] < 30
 
 
 def test_a_disk_that_has_room_again_is_not_waited_for(uplink: UplinkQuery, capsys: pytest.CaptureFixture[str]) -> None:

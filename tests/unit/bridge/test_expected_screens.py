@@ -470,6 +470,6 @@ def test_a_line_that_was_renamed_in_the_file(up: Watched) -> None:
     text = render(collect(up.bridge.state_dir, ["telemetryX"])).splitlines()
     assert text[2:] == [
         '! line "telemetryX"   not in the running bridge',
-        "  ! the file has changed since towline run was started. Start it again to run this line.",
+        "  ! the file has changed since it was read. towline reload takes this line in.",
         "  account   unknown: no gateway answers",
     ]

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import getpass
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.unit.bridge.test_config import GOOD, read
 from towline import files
+from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.line_requests import (
     PAUSED_FILE,
-    Pause,
+    carried_out,
     pause,
     paused,
     request_restart,
     resume,
     take_restart,
 )
-from towline.errors import GatewayError
+from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.status import collect, render
+from towline.errors import ConfigError, GatewayError
+from towline.monitor.facts import BridgeFacts, LineFacts
+from towline.monitor.health import Problem, bridge_ready
+from towline.monitor.samples import of_line
 
 
 def test_a_pause_stays_until_it_is_ended(tmp_path: Path) -> None:
@@ -28,30 +38,91 @@ def test_a_pause_stays_until_it_is_ended(tmp_path: Path) -> None:
     assert pause(line)
     first = paused(line)
     assert first is not None
-    assert (first.by, abs(first.at - time.time()) < 60) == (getpass.getuser(), True)
+    assert (first["by"], abs(first["at"] - time.time()) < 60) == (getpass.getuser(), True)
     assert not pause(line, by="monitor")
     assert paused(line) == first
     assert (line / PAUSED_FILE).stat().st_mode & 0o077 == 0
     assert resume(line)
     assert (paused(line), resume(line)) == (None, False)
     assert pause(line, by="monitor")
-    assert (paused(line) or first).by == "monitor"
+    assert (paused(line) or first)["by"] == "monitor"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"at": "x", "by": 1}', '{"at": 1}', "\udcff"])
 def test_a_pause_that_says_nothing_is_one(tmp_path: Path, content: str) -> None:
     (tmp_path / PAUSED_FILE).write_bytes(content.encode(errors="surrogateescape"))
-    assert paused(tmp_path) == Pause()
+    assert paused(tmp_path) == {"at": 0.0, "by": ""}
     assert resume(tmp_path)
 
 
+def told(bridge: Bridge, name: str, **view: Any) -> None:
+    """What the bridge that runs says of a line: this process."""
+    state = BridgeState("plant", bridge.state_dir, {one.name: one.direction for one in bridge.lines})
+    for key, value in view.items():
+        setattr(state.lines[name], key, value)
+    state.save()
+
+
+def ran_by(bridge: Bridge, name: str, *, pausing: bool = True) -> str:
+    return carried_out(bridge, name, pausing=pausing, patience_s=0.3)
+
+
+def test_who_pauses_is_told_what_becomes_of_messages(tmp_path: Path) -> None:
+    down = '[[downlink]]\nname = "back"\nfrom = "commands"\ntopic = "c/{key}"\n'
+    bridge = read(GOOD + down, tmp_path)
+    name = bridge.uplinks[0].name
+    nobody = f'line "{name}": {{}}; no bridge runs it now, and the next start leaves it so'
+    assert ran_by(bridge, name) == nobody.format("paused")
+    assert ran_by(bridge, name, pausing=False) == nobody.format("resumed")
+    told(bridge, name, query="running")
+    with pytest.raises(GatewayError, match=r"it is not paused after 0 s: its query is running, its batch.*TL-B66"):
+        ran_by(bridge, name)
+    assert paused(bridge.state_dir / name), "it is asked for"
+    measured = {"inbox": {"room_left": 3_600_000_000, "bytes_waiting": 40_000}}
+    status = {"witnesses": 1, "ack_after": "journal", "waiting": 40, "measured": measured}
+    told(bridge, name, query="paused", status=status)
+    assert ran_by(bridge, name) == f'line "{name}": paused: intake goes on, with room on disk for 3.6 GB'
+    file = bridge.state_dir / "bridge.json"
+    state = json.loads(file.read_text())
+    state["lines"][name]["rate_in"] = 100.0
+    file.write_text(json.dumps(state))
+    assert ran_by(bridge, name).endswith("GB; at 100 messages/s that lasts 10 hours")
+    told(bridge, name, query="paused", status={**status, "ack_after": "kafka"})
+    assert ran_by(bridge, name).endswith("is not acknowledged, and stays in the queue of the broker")
+    told(bridge, "back", query="paused")
+    assert ran_by(bridge, "back").endswith("what the outbox has is delivered, and what comes stays in Kafka")
+    told(bridge, name, query="starting")
+    assert ran_by(bridge, name, pausing=False) == f'line "{name}": resumed'
+    with pytest.raises(ConfigError, match="TL-C73"):
+        ran_by(bridge, "nobody")
+
+
+def test_a_line_that_is_paused_is_well_and_named(tmp_path: Path) -> None:
+    bridge = read(GOOD, tmp_path)
+    name = bridge.uplinks[0].name
+    pause(bridge.state_dir / name, by="maria")
+    told(bridge, name, query="paused")
+    status = collect(bridge.state_dir, [name])
+    line = status["lines"][name]
+    assert (line["query"], line["paused"]["by"]) == ("paused", "maria")
+    assert "  ! paused by maria " in render(status)
+    assert ": what comes waits until towline resume." in render(status)
+    facts = LineFacts("plant", name, "up", "paused", (), None, lag_s=1000.0)
+    assert bridge_problems(facts) == []
+    assert bridge_problems(replace(facts, query="running")) != []
+    samples = {one.name: one.value for one in of_line(facts, 0.0)}
+    assert (samples["towline_query_running"], samples["towline_line_paused"]) == (0, 1)
+
+
+def bridge_problems(line: LineFacts) -> list[Problem]:
+    return [*bridge_ready(BridgeFacts("plant", "running", "reachable", 0.0, [line]))]
+
+
 def test_a_restart_is_asked_for_once(tmp_path: Path) -> None:
-    assert take_restart(tmp_path) == ""
-    request = request_restart(tmp_path)
-    assert request_restart(tmp_path) == request
-    assert take_restart(tmp_path) == request
-    assert take_restart(tmp_path) == ""
-    assert request_restart(tmp_path) != request
+    assert not take_restart(tmp_path)
+    request_restart(tmp_path)
+    request_restart(tmp_path)
+    assert [take_restart(tmp_path), take_restart(tmp_path)] == [True, False]
 
 
 def test_a_disk_that_takes_no_request_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

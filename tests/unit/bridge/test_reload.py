@@ -75,15 +75,13 @@ def test_routes_and_batches_of_a_line_may_change(
 @pytest.mark.parametrize(
     ("own", "head", "keys"),
     [
-        ('guarantee = "exactly_once"', HEAD, ['uplink "up": guarantee']),
-        ("parallelism = 2", HEAD, ['uplink "up": parallelism']),
-        ('mqtt = { keep_alive_s = 7, will = { topic = "w" } }', HEAD, ["mqtt.keep_alive_s", "mqtt.will"]),
-        ('dedupe = { key = "{mqtt.user.id}" }', HEAD, ['uplink "up": dedupe']),
-        ('journal = { max_bytes = "1 GB" }', HEAD, ['uplink "up": journal.max_bytes']),
+        ('guarantee = "exactly_once"', HEAD, ["a guarantee that no line had, for which Spark's session is made,"]),
+        ('dedupe = { key = "{mqtt.user.id}" }', HEAD, ["a first dedupe, or none, for which Spark's session is made,"]),
         ("", HEAD.replace("k:9092", "secret:9092"), ["[kafka] bootstrap_servers"]),
         ("", HEAD.replace('"state"', '"elsewhere"'), ["state_dir"]),
         ("", HEAD + 'spark = { master = "local[3]" }\n', ["[spark] master"]),
         ("", HEAD.replace('9092" }', '9092", settings = { "linger.ms" = 7 } }'), ["[kafka] settings.linger.ms"]),
+        ("", HEAD + 'monitor = { listen = "9999" }\n', ["[monitor] listen"]),
     ],
 )
 def test_what_needs_a_new_start_is_told_by_its_key_and_refuses_the_whole_file(
@@ -97,13 +95,42 @@ def test_what_needs_a_new_start_is_told_by_its_key_and_refuses_the_whole_file(
     assert not any("secret" in text for text in told)
 
 
-def test_lines_that_come_and_go_and_downlinks_need_a_new_start(bridge: Bridge, tmp_path: Path) -> None:
-    after = read(HEAD + line(route("a/#")) + line(route("n/#"), name="new") + DOWN.replace("c/", "d/"), tmp_path)
-    told = refused(bridge, after)
+#: What a running gateway does not take up, and what Spark's query alone knows.
+STARTS = [
+    ('mqtt = { keep_alive_s = 7, will = { topic = "w" } }', True),
+    ('journal = { max_bytes = "1 GB" }', True),
+    ('ack_after = "kafka"', True),
+    ('guarantee = "at_most_once"', True),
+    ('gateways = ["g1"]', True),
+    ("parallelism = 2", False),
+    ("max_messages_per_trigger = 10", False),
+]
+
+
+@pytest.mark.parametrize(("own", "starts"), STARTS)
+def test_a_gateway_is_started_again_where_it_has_to_be(tmp_path: Path, own: str, *, starts: bool) -> None:
+    """Another line of the same guarantee, for which Spark's session is made."""
+    other = line(route("o/#"), name="other", own='guarantee = "at_most_once"')
+    before, after = (read(HEAD + line(route("a/#"), own=one) + other, tmp_path) for one in ("", own))
+    (one,) = changes(before, after)
+    assert (one.after.name, one.starts, one.refilters) == ("up", starts, False)
+    assert one.told().endswith("restarted" if starts else 'line "up": other settings of its query')
+
+
+def test_lines_that_come_touch_no_other_and_what_goes_or_is_another_needs_a_new_start(
+    bridge: Bridge, tmp_path: Path
+) -> None:
+    new = line(route("n/#"), name="new") + line(route("o/#"), name="other")
+    found = changes(bridge, read(HEAD + line(route("a/#")) + new + DOWN.replace("c/", "d/"), tmp_path))
+    assert [(one.after.name, one.starts, one.told()) for one in found] == [
+        ("new", True, 'line "new": new'),
+        ("back", False, 'line "back": other settings of its query'),
+    ]
+    told = refused(bridge, read(HEAD + line(route("a/#")) + line(route("o/#"), name="back"), tmp_path))
     assert [text.split(": ", 1)[1].split(" needs")[0] for text in told] == [
         'uplink "other", which is gone,',
-        'downlink "back": topic',
-        'uplink "new", which is new,',
+        'downlink "back", which is gone,',
+        "a first downlink, or none, for which Spark's session is made,",
     ]
 
 
@@ -226,7 +253,7 @@ def test_a_change_is_told_in_one_line(tmp_path: Path) -> None:
     one = LineChange(uplink(tmp_path, route("a/#")), uplink(tmp_path, route("b/#"), route("c", more="qos = 2")))
     assert one.told() == 'line "up": 1 route → 2; subscribed b/#, c; unsubscribed a/#'
     same = uplink(tmp_path, route("a/#"), own="trigger_interval_s = 1")
-    assert LineChange(one.before, same).told() == 'line "up": other batches'
+    assert LineChange(one.before, same).told() == 'line "up": other settings of its query'
 
 
 def test_the_example_of_the_tests_may_be_reloaded(tmp_path: Path) -> None:

@@ -16,13 +16,15 @@ import pytest
 from tests.helpers import wait_until
 from tests.unit.bridge.test_config import read
 from tests.unit.cli.test_main import ran
+from tests.unit.gateway.serving import served
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import reloading
+from towline.bridge.runtime.line_requests import take_restart
 from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, Reloading, reload_from_outside
 from towline.bridge.runtime.state import BridgeState, read_state
 from towline.bridge.runtime.status import collect, render
-from towline.errors import ConfigError, GatewayUnreachable, KafkaError, TowlineError
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.filters import ChangeState
 from towline.processes import ProcessMark
 
@@ -55,12 +57,29 @@ class Scene:
         bridge = self.write(text)
         self.state = BridgeState("plant", place, {one.name: "up" for one in bridge.lines}, file=bridge.file)
         self.stopping = threading.Event()
-        self.children: Any = [SimpleNamespace(line=one, fatal=None) for one in bridge.lines]
+        #: What keeps a gateway from starting, by its line.
+        self.faults: dict[str, ConfigError] = {}
+        self.children: Any = {one.name: self._gateway(one, started=True) for one in bridge.lines}
         driver: Any = SimpleNamespace(judge=self._judge, hold=self._hold, take=self._take)
         monkeypatch.setattr(reloading, "see_to", self._see_to)
         monkeypatch.setattr(reloading, "discover", lambda _: self)
         monkeypatch.setattr(reloading, "_GRANT_S", 0.3)
-        self.reloading = Reloading(bridge, bridge, self._read, self.state, driver, self.children, self.stopping)
+        parts = self.state, driver, self.children, self._gateway, self.stopping
+        self.reloading = Reloading(bridge, bridge, self._read, *parts)
+
+    def _gateway(self, line: Any, *, started: bool = False) -> Any:
+        up, keep_alive = threading.Event(), line.gateway.keep_alive_s
+        child = SimpleNamespace(line=line, fatal=None, up=up, replaced=False, join=lambda _: None)
+
+        def start() -> None:
+            self.asked.append(f"start {line.name} {keep_alive}")
+            child.fatal = self.faults.get(line.name)
+            up.set()
+
+        child.start, child.end = start, lambda _: self.asked.append(f"end {line.name} {keep_alive}")
+        if started:
+            up.set()
+        return child
 
     def write(self, text: str) -> Bridge:
         (self._place / "bridge.toml").write_text(text)
@@ -106,15 +125,15 @@ class Scene:
         return dict(self.state.reload)
 
     def lines(self) -> list[list[str]]:
-        return [[one.from_ for one in child.line.sections] for child in self.children]
+        return [[one.from_ for one in child.line.sections] for child in self.children.values()]
+
+
+BEFORE = [["a/#", "b/#"], ["o/#"]]
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path, monkeypatch, line("a/#", "b/#"))
-
-
-BEFORE = [["a/#", "b/#"], ["o/#"]]
 
 
 def test_what_comes_is_subscribed_before_the_query_and_what_goes_is_unsubscribed_after(scene: Scene) -> None:
@@ -140,6 +159,74 @@ def test_a_secret_that_was_rotated_is_not_called_in_force(scene: Scene) -> None:
     assert text.endswith(
         "says what runs; files with secrets are read at each new connection, Kafka's by each new client"
     )
+
+
+NEW = '[[uplink]]\nname = "new"\nroute = [{ from = "n/#", topic = "t" }]\n'
+
+
+def test_a_line_that_comes_is_started_and_no_other_is_touched(scene: Scene) -> None:
+    told = scene.reload(line("a/#", "b/#") + NEW)
+    assert (told["outcome"], told["texts"]) == (APPLIED, ['line "new": new'])
+    assert scene.asked == ["judge new", "hold ", "start new 60", "take {'new': ['n/#']}"]
+    assert scene.lines() == [*BEFORE, ["n/#"]]
+    assert scene.state.lines["new"].direction == "up"
+    assert scene.reload(line("a/#", "b/#"))["texts"][0].startswith(
+        f'{scene.reloading._file.file}: uplink "new", which is gone, needs a restart'
+    )
+
+
+def test_settings_that_a_gateway_does_not_take_up_start_it_again(scene: Scene) -> None:
+    """While its query stands; the filters are then those of the file at once."""
+    told = scene.reload(line("a/#", "c/#", own="mqtt = { keep_alive_s = 7 }"))
+    assert told["texts"] == ['line "up": 2 routes → 2; subscribed c/#; unsubscribed b/#; restarted']
+    assert scene.asked == ["judge up", "hold up", "end up 60", "start up 7", "take {'up': ['a/#', 'c/#']}"]
+    assert scene.lines() == [["a/#", "c/#"], ["o/#"]]
+
+
+def test_a_gateway_that_refuses_to_start_changes_nothing(scene: Scene) -> None:
+    """That of a line which comes is gone again, and the others are what they were."""
+    scene.faults["new"] = ConfigError("TL-M20", "new", "the broker holds a session", "Decide.")
+    told = scene.reload(line("a/#", "b/#", own="mqtt = { keep_alive_s = 7 }") + NEW)
+    assert told["outcome"] == REFUSED
+    assert "[TL-M20]" in told["texts"][0]
+    assert scene.asked[2:-1] == ["end up 60", "start up 7", "start new 60", "end up 7", "start up 60"]
+    assert scene.asked[-1] == "take {'up': ['a/#', 'b/#']}"
+    assert scene.lines() == BEFORE
+    assert list(scene.state.lines) == ["up", "other"]
+    del scene.faults["new"]
+    assert scene.reload(line("a/#", "b/#") + NEW)["outcome"] == APPLIED
+
+
+def test_one_line_is_restarted_by_the_file_and_no_other_is_taken_up(scene: Scene) -> None:
+    scene.write(line("a/#", "c/#").replace('"o/#"', '"p/#"') + NEW)
+    scene.reloading.reload("up")
+    told = dict(scene.state.lines["up"].restarted)
+    assert told["outcome"] == APPLIED
+    assert told["texts"] == ['line "up": 2 routes → 2; subscribed c/#; unsubscribed b/#; restarted']
+    assert scene.asked == ["judge up", "hold up", "end up 60", "start up 60", "take {'up': ['a/#', 'c/#']}"]
+    assert scene.lines() == [["a/#", "c/#"], ["o/#"]]
+    assert scene.state.reload == {"number": 0}
+    scene.asked.clear()
+    scene.reloading.reload("up")
+    assert scene.state.lines["up"].restarted["texts"] == ['line "up": restarted']
+    assert scene.asked[1:4] == ["hold up", "end up 60", "start up 60"]
+    scene.write(line("a/#", "c/#").replace("k:9092", "l:9092"))
+    scene.reloading.reload("up")
+    assert "[kafka] bootstrap_servers needs a restart" in scene.state.lines["up"].restarted["texts"][0]
+    scene.write(line("a/#", "c/#").replace('"up"', '"down"'))
+    scene.reloading.reload("up")
+    assert scene.state.lines["up"].restarted["texts"][0].endswith("[TL-C73]")
+    assert "restart refused, the bridge goes on as before" in scene.state.heard()[-1]
+
+
+def test_a_line_that_goes_with_something_in_it_is_named_with_what_it_holds(scene: Scene) -> None:
+    with served(scene.reloading._file.state_dir / "other", name="other") as server:
+        server.add(3)
+        told = scene.reload(line("a/#", "b/#").replace(OTHER, ""))
+    assert told["outcome"] == REFUSED
+    assert 'line "other" is not in bridge.toml any more, and 3 acknowledged messages wait in' in told["texts"][0]
+    assert "towline retire" in told["texts"][0]
+    assert scene.asked == []
 
 
 def test_without_other_filters_no_gateway_is_asked(scene: Scene) -> None:
@@ -205,7 +292,7 @@ def test_a_gateway_that_is_nowhere_is_told(scene: Scene, monkeypatch: pytest.Mon
 
 
 def test_what_only_a_person_can_mend_ends_the_reload(scene: Scene) -> None:
-    scene.children[0].fatal = ConfigError("TL-M20", "up", "the broker holds a session", "Decide.")
+    scene.children["up"].fatal = ConfigError("TL-M20", "up", "the broker holds a session", "Decide.")
     assert "[TL-M20]" in scene.reload(line("a/#", "c/#"))["texts"][0]
     assert scene.asked[-1] == "take {'up': ['a/#', 'b/#']}"
 
@@ -299,15 +386,17 @@ def test_the_answer_is_that_of_a_reload_that_began_after_the_question(
     asked_from_outside: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is under way may have read the file as it was before."""
-    before = {"began": time.time(), "outcome": UNDER_WAY}
+    before = {"began": time.monotonic(), "outcome": UNDER_WAY}
     state = told_by(asked_from_outside, **before)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
     found: list[dict[str, Any]] = []
-    asking_thread = threading.Thread(target=lambda: found.append(reload_from_outside(asked_from_outside, 60.0)))
+    asking_thread = threading.Thread(
+        target=lambda: found.append(reload_from_outside(asked_from_outside, patience_s=60.0))
+    )
     asking_thread.start()
     wait_until(lambda: sent == [(os.getpid(), signal.SIGHUP)], what="SIGHUP")
-    after = {"began": time.time()}
+    after = {"began": time.monotonic()}
     for told in ({**before, "outcome": APPLIED}, {**after, "outcome": UNDER_WAY}, {**after, "outcome": REFUSED}):
         assert not found
         state.reload = {"number": 1, "texts": [], **told}
@@ -317,22 +406,42 @@ def test_the_answer_is_that_of_a_reload_that_began_after_the_question(
     assert found[0]["outcome"] == REFUSED
 
 
+def test_a_restart_is_asked_for_in_the_directory_of_its_line(asked_from_outside: Bridge) -> None:
+    """The answer stands beside the line, and that of the last reload is no answer."""
+    state, place = (
+        told_by(asked_from_outside, began=time.monotonic() + 60, outcome=APPLIED),
+        asked_from_outside.state_dir,
+    )
+    with pytest.raises(GatewayError, match=r'the bridge that runs has no line "other" yet\. It comes with.*TL-B65'):
+        reload_from_outside(asked_from_outside, "other")
+    with pytest.raises(ConfigError, match="TL-C73"):
+        reload_from_outside(asked_from_outside, "nobody")
+    found: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: found.append(reload_from_outside(asked_from_outside, "up", 60.0)))
+    asking.start()
+    wait_until(lambda: take_restart(place / "up"), what="the request")
+    state.lines["up"].restarted = {"began": time.monotonic(), "outcome": REFUSED}
+    state.save()
+    asking.join(60)
+    assert found == [state.lines["up"].restarted]
+
+
 def test_without_a_bridge_that_can_reload_nothing_is_sent(
     asked_from_outside: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal"))
     state_dir = asked_from_outside.state_dir
-    with pytest.raises(ConfigError, match=r"no bridge runs here.*TL-C177"):
+    with pytest.raises(GatewayError, match=r"no bridge runs here.*TL-B65"):
         reload_from_outside(asked_from_outside)
     told_by(asked_from_outside)
     said = read_state(state_dir) or {}
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"ticks": ProcessMark.of(os.getpid()).started - 1}, "no bridge runs here"),
-        ({"file": {"path": "/elsewhere.toml"}}, "was started from /elsewhere.toml"),
+        ({"ticks": ProcessMark.of(os.getpid()).started - 1}, "no bridge runs here.*TL-B65"),
+        ({"file": {"path": "/elsewhere.toml"}}, "was started from /elsewhere.toml.*TL-C177"),
     ]
     for change, words in changes:
         (state_dir / "bridge.json").write_text(json.dumps({**said, **change}))
-        with pytest.raises(ConfigError, match=rf"{words}.*TL-C177"):
+        with pytest.raises(TowlineError, match=words):
             reload_from_outside(asked_from_outside)
 
 
@@ -342,5 +451,5 @@ def test_a_bridge_that_gives_no_answer_is_told(asked_from_outside: Bridge, monke
     monkeypatch.setattr(reloading, "_LOOK_S", 0.01)
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"no answer.*TL-C178"):
-        reload_from_outside(asked_from_outside, 0.1)
+        reload_from_outside(asked_from_outside, patience_s=0.1)
     assert time.monotonic() > began

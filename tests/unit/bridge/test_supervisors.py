@@ -6,6 +6,7 @@ import ast
 import contextlib
 import errno
 import io
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from towline.bridge.runtime import supervisor as supervisor_module
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
+from towline.bridge.runtime.line_requests import pause, resume
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervisor import Supervisor
@@ -182,7 +184,7 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
     child.start()
     driver = wait_until(lambda: child._process, what="a driver")
     state.lines["telemetry"].query = "running"
-    supervisor._gateways = []
+    supervisor._gateways = {}
     with contextlib.ExitStack() as stack:
         ends = [driver]
         for line in bridge.lines:
@@ -196,7 +198,7 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
             there = GatewayEndpoint("grpc+unix:///none", mark.pid, mark.started, mark.host, line.name, "j", 1, "now")
             replace(there, owner_pid=os.getpid()).write(line.gateway.state_dir)
             parts = state, tmp_path / "log", supervisor._ending
-            supervisor._gateways.append(GatewaySupervisor(line, "towline.toml", *parts))
+            supervisor._gateways[line.name] = GatewaySupervisor(line, "towline.toml", *parts)
         supervisor._finish()
         assert [one.wait(20) for one in ends] == [-signal.SIGKILL] * 3
         assert "its batch comes again with the next start" in screen.getvalue()
@@ -265,9 +267,9 @@ def test_a_supervisor_that_ended_is_no_secret(tmp_path: Path) -> None:
     ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, where="gateway line", given_up={})
     living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, where="x", given_up={})
     supervisor._kafka = supervisor._driver = living
-    supervisor._gateways = [living]
+    supervisor._gateways = {"a": living}
     assert supervisor._fatal() is None
-    supervisor._gateways = [ended, living]
+    supervisor._gateways = {"a": ended, "b": living}
     error = supervisor._fatal()
     assert error is not None
     assert error.code == "TL-B55"
@@ -283,9 +285,9 @@ def test_a_bridge_ends_when_none_of_its_lines_can_go_on(tmp_path: Path) -> None:
 
     supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
     supervisor._kafka, supervisor._driver = child("kafka"), child("driver", given_up={"a": "a wrong condition"})
-    supervisor._gateways = [child("a"), child("b")]
+    supervisor._gateways = {name: child(name) for name in "ab"}
     assert supervisor._fatal() is None
-    supervisor._gateways = [child("a"), child("b", fatal=ConfigError("TL-B24", "b", "an older copy", "Restore it."))]
+    supervisor._gateways["b"] = child("b", fatal=ConfigError("TL-B24", "b", "an older copy", "Restore it."))
     error = supervisor._fatal()
     assert isinstance(error, ConfigError), "exit code 2"
     assert (error.code, error.what) == ("TL-B04", "no line can go on (a, b)")
@@ -427,6 +429,28 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(stopping: thre
         wait_until(lambda: state.lines["telemetry"].query == "running", what="the query")
         assert (tmp_path / "taken").read_text() == f"telemetry {changed.uplinks[0].sections[0].topic}\n"
         assert child.given_up == {}, "a line that was given up begins again"
+
+        view, place = state.lines["telemetry"], bridge.state_dir / "telemetry"
+        child._on_ready({"spark": "Spark", "seconds": 1.0})
+        pause(place)
+        child.heed_pauses()
+        wait_until(lambda: view.query == "paused", what="the pause")
+        first = child._process
+        child.kill()
+        wait_until(lambda: child._process is not first, what="the next driver")
+        child._take(json.dumps({"kind": "progress", "line": "telemetry", "batch": 1, "rows": 0, "observed": {}}))
+        child.take(child._bridge, ["telemetry"])
+        child.heed_pauses()
+        assert view.query == "paused", "whatever is reported, reloaded and started again"
+        resume(place)
+        child.heed_pauses()
+        wait_until(lambda: view.query == "running", what="the query that goes on")
+        assert len((tmp_path / "taken").read_text().splitlines()) == 2
+        said = [text for text in state.heard() if text.startswith('line "telemetry": ')]
+        assert said == [
+            f'line "telemetry": {text}'
+            for text in ("paused; towline resume carries on what comes meanwhile", "resumed")
+        ]
     finally:
         stopping.set()
         child.kill()

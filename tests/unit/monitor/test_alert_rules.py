@@ -45,6 +45,7 @@ FAULTS = {
     "nothing": (UP, UP, set()),
     "no answer": (UP, None, {"TowlineScrapeFails"}),
     "no query": (UP, bridge(a_sound(query="waiting to retry")), {"TowlineQueryDown"}),
+    "paused": (UP, bridge(a_sound(query="paused", status={**WELL, "waiting": 5})), {"TowlinePaused"}),
     "no spark": (UP, bridge(a_sound(spark="starting again")), {"TowlineSparkDown"}),
     "no kafka": (UP, bridge(a_sound(kafka="unreachable")), {"TowlineKafkaAway"}),
     "not added up": (

@@ -1,4 +1,4 @@
-"""What a changed bridge file may change while its bridge runs: the routes of uplinks, and how large batches are. Pure.
+"""What a changed bridge file changes while its bridge runs: lines that change, and lines that come. Pure.
 
 A change is taken up as a whole or not at all. What else differs needs a new start, and the file is refused with a line
 for each such key, so that nobody takes half of a file for the whole.
@@ -6,37 +6,20 @@ for each such key, so that nobody takes half of a file for the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from towline.bridge.config.mistakes import ConfigMistakes
-from towline.bridge.config.model import AnyLine, Bridge, Line
+from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.errors import ConfigError
 from towline.gateway.filters import passing_problem
-from towline.guarantee import Guarantee
+from towline.gateway.settings import SubscribedFilter
+from towline.guarantee import Guarantee, policy
 from towline.mqtt.events import Filter
 
 __all__ = ["LineChange", "changes"]
 
-#: Keys of an uplink that its query alone knows: it is stopped between two batches and started again.
-_OF_ITS_QUERY: Final = frozenset(
-    {
-        "sections",
-        "dedupe",
-        "dead_letter_topic",
-        "dead_letter_topics",
-        "max_messages_per_trigger",
-        "max_bytes_per_trigger",
-        "trigger_interval_s",
-    }
-)
-#: What a gateway's settings are made of that stands elsewhere in the file, or follows from what does.
-_DERIVED: Final = frozenset(
-    {"name", "state_dir", "checkpoint", "guarantee", "subscriptions", "repeatable", "client", "owner_pid"}
-)
-#: Keys of a gateway that stand beside the table ``mqtt`` of its line.
-_BESIDE_MQTT: Final = frozenset({"ack_after", "journal", "outbox", "receipts", "listen", "share"})
 #: What is said of the file, and what is compared line by line.
 _READ: Final = ("file", "lines", "leave_waiting")
 _DO: Final = "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."
@@ -44,32 +27,47 @@ _DO: Final = "Set it back and reload again; or stop the bridge and start it agai
 
 @dataclass(frozen=True, slots=True)
 class LineChange:
-    """A line whose routes change.
+    """A line that changes, or comes.
 
     Attributes:
-        before: As it runs.
+        before: As it runs; None for a line that comes.
         after: As the file says it.
+        again: Its gateway is started again even where nothing of it has changed.
     """
 
-    before: Line
-    after: Line
+    before: Line | DownLine | None
+    after: Line | DownLine
+    again: bool = False
 
     @property
     def added(self) -> list[str]:
         """Filters that are to be subscribed, those with other options included."""
-        known = {one.pattern: one.terms for one in self.before.gateway.subscriptions}
+        known = {one.pattern: one.terms for one in self._former}
         return [one.pattern for one in self.after.gateway.subscriptions if known.get(one.pattern) != one.terms]
 
     @property
     def removed(self) -> list[str]:
         """Filters that are to be unsubscribed."""
         wanted = {one.pattern for one in self.after.gateway.subscriptions}
-        return [one.pattern for one in self.before.gateway.subscriptions if one.pattern not in wanted]
+        return [one.pattern for one in self._former if one.pattern not in wanted]
+
+    @property
+    def starts(self) -> bool:
+        """Whether its gateway has to be started, with settings that one which runs does not take up."""
+        if self.before is None or self.again:
+            return True
+        filters = {name: getattr(self.before.gateway, name) for name in ("subscriptions", "repeatable")}
+        same = self.after.gateway.model_copy(update=filters).digest() == self.before.gateway.digest()
+        return not same or _elsewhere(self.before) != _elsewhere(self.after)
 
     @property
     def refilters(self) -> bool:
-        """Whether the line's own gateway has to want other filters; those of gateways elsewhere are theirs."""
-        return not self.after.gateways and bool(self.added or self.removed)
+        """Whether a gateway that runs has to want other filters; those of gateways elsewhere are theirs."""
+        return not self.starts and not _elsewhere(self.after)[0] and bool(self.added or self.removed)
+
+    @property
+    def _former(self) -> Sequence[SubscribedFilter]:
+        return self.before.gateway.subscriptions if self.before else ()
 
     @property
     def between(self) -> tuple[Filter, ...]:
@@ -79,7 +77,7 @@ class LineChange:
         where two filters take the same topics a broker may send a message for each [MQTT-3.3.4-2], and what may be lost
         is not doubled.
         """
-        old = {one.pattern: one for one in self.before.gateway.subscriptions}
+        old = {one.pattern: one for one in self._former}
         new = {one.pattern: one for one in self.after.gateway.subscriptions}
         if self.after.guarantee is Guarantee.AT_MOST_ONCE:
             return tuple(one for pattern, one in new.items() if pattern in old)
@@ -87,16 +85,19 @@ class LineChange:
 
     def told(self) -> str:
         """The change in one line."""
-        old, new = self.before.sections, self.after.sections
-        parts = [f"{len(old)} route{'s' * (len(old) != 1)} → {len(new)}" if old != new else "other batches"]
-        if self.refilters:
+        if self.before is None:
+            return f'line "{self.after.name}": new'
+        old, new = (getattr(line, "sections", ()) for line in (self.before, self.after))
+        parts = [f"{len(old)} route{'s' * (len(old) != 1)} → {len(new)}"] if old != new else []
+        if not _elsewhere(self.after)[0]:
             parts += [f"subscribed {', '.join(self.added)}"] if self.added else []
             parts += [f"unsubscribed {', '.join(self.removed)}"] if self.removed else []
-        return f'line "{self.after.name}": {"; ".join(parts)}'
+        parts += ["restarted"] if self.starts else []
+        return f'line "{self.after.name}": {"; ".join(parts) or "other settings of its query"}'
 
 
 def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:
-    """The lines that change.
+    """The lines that change, and those that come.
 
     Args:
         running: What the bridge was read as.
@@ -105,15 +106,15 @@ def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:
     Raises:
         ConfigMistakes: TL-C169, each key that needs a new start; TL-C170, filters that can't pass into each other.
     """
-    fixed = [_needs_a_start(wanted, key) for key in _fixed(running, wanted)]
-    if fixed:
-        raise ConfigMistakes(fixed)
-    before = {line.name: line for line in running.uplinks}
-    changed = [LineChange(before[line.name], line) for line in wanted.uplinks if line != before[line.name]]
-    passing = [_passing_problem(wanted, one) for one in changed if one.refilters]
+    if fixed := list(_fixed(running, wanted)):
+        what, where = "needs a restart, and is unchanged until then", str(wanted.file)
+        raise ConfigMistakes([ConfigError("TL-C169", where, f"{key} {what}", _DO) for key in fixed])
+    before = {line.name: line for line in running.lines}
+    found = [LineChange(before.get(line.name), line) for line in wanted.lines if line != before.get(line.name)]
+    passing = [_passing_problem(wanted, one) for one in found]
     if problems := [problem for problem in passing if problem]:
         raise ConfigMistakes(problems)
-    return changed
+    return found
 
 
 def _fixed(running: Bridge, wanted: Bridge) -> Iterator[str]:
@@ -124,29 +125,27 @@ def _fixed(running: Bridge, wanted: Bridge) -> Iterator[str]:
             yield key
     for table in old:
         yield from (f"[{table}] {key}" for key in _differing(old[table], new[table]))
-    before, after = ({(line.kind, line.name): line for line in bridge.lines} for bridge in (running, wanted))
-    for kind, name in [*before, *(one for one in after if one not in before)]:
-        subject = f'{kind} "{name}"'
-        if (kind, name) not in after:
-            yield f"{subject}, which is gone,"
-        elif (kind, name) not in before:
-            yield f"{subject}, which is new,"
-        else:
-            yield from (f"{subject}: {key}" for key in _fixed_keys(before[kind, name], after[kind, name]))
+    lines = {line.name: line.kind for line in wanted.lines}
+    for line in running.lines:
+        if lines.get(line.name) != line.kind:
+            yield f'{line.kind} "{line.name}", which is gone,'
+    before, after = _of_session(running), _of_session(wanted)
+    yield from (f"{key}, for which Spark's session is made," for key, value in after.items() if value != before[key])
 
 
-def _fixed_keys(before: AnyLine, after: AnyLine) -> Iterator[str]:
-    old, new = (line.model_dump(mode="json", exclude={"gateway"}) for line in (before, after))
-    if isinstance(before, Line) and isinstance(after, Line):
-        if (before.within is None) != (after.within is None):
-            yield "dedupe"  # Spark keeps state for it, or none
-        old, new = ({key: value for key, value in one.items() if key not in _OF_ITS_QUERY} for one in (old, new))
-    yield from (key.removeprefix("section.") for key in _differing(old, new))
-    old, new = (one.gateway.model_dump(mode="json", exclude=set(_DERIVED)) for one in (before, after))
-    for key in _differing(old, new):
-        if key == "outbox.checkpoint":
-            continue
-        yield key if key.partition(".")[0] in _BESIDE_MQTT else f"mqtt.{key}"
+def _of_session(bridge: Bridge) -> dict[str, object]:
+    """What of the lines a session of Spark is started with (`towline.bridge.runtime.session`)."""
+    settings = {name: value for line in bridge.lines for name, value in policy(line.guarantee).spark.items()}
+    return {
+        "a first downlink, or none": bool(bridge.downlinks),
+        "a first dedupe, or none": any(line.within for line in bridge.uplinks),
+        "a guarantee that no line had": settings,
+    }
+
+
+def _elsewhere(line: Line | DownLine) -> tuple[object, ...]:
+    """The gateways of a line that the bridge does not start."""
+    return tuple(getattr(line, name, ()) for name in ("gateways", "removed_gateways", "members"))
 
 
 def _differing(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
@@ -158,10 +157,8 @@ def _differing(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
         yield prefix
 
 
-def _needs_a_start(wanted: Bridge, key: str) -> ConfigError:
-    return ConfigError("TL-C169", str(wanted.file), f"{key} needs a restart, and is unchanged until then", _DO)
-
-
 def _passing_problem(wanted: Bridge, change: LineChange) -> ConfigError | None:
+    if change.before is None or change.before.gateway.mqtt_client_id != change.after.gateway.mqtt_client_id:
+        return None  # another session
     former, where = change.before.gateway.subscriptions, f'{wanted.file}  uplink "{change.after.name}"'
     return passing_problem(change.after.gateway, (one.pattern for one in former), where)

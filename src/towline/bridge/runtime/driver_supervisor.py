@@ -18,6 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.runtime.failures import MAX_TEXT, NO_JVM
+from towline.bridge.runtime.line_requests import PAUSED_FILE
+from towline.bridge.runtime.state import PAUSED
 from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import ConfigError, SetupError, TowlineError
@@ -34,6 +36,8 @@ __all__ = ["DriverSupervisor"]
 
 #: Seconds after which a command that was not carried out is given once more.
 _AGAIN_S: Final = 1.0
+#: Seconds between two looks whether queries have stopped.
+_LOOK_S: Final = 0.1
 
 
 class DriverSupervisor(ChildSupervisor):
@@ -61,7 +65,7 @@ class DriverSupervisor(ChildSupervisor):
         self._process: subprocess.Popen[str] | None = None
         #: Held by whoever starts a process, or writes to it: each command is a line, and none is for the one before.
         self._writing = threading.RLock()
-        #: Lines whose query is to stop, each set when it has.
+        #: Lines whose query is to stop and stay so, each set when it has: those that are paused, and for a reload.
         self._holding: dict[str, threading.Event] = {}
         #: The lines that are judged last, and where the answer goes.
         self._judging: tuple[str, SimpleQueue[list[ConfigError]]] = "", SimpleQueue()
@@ -123,17 +127,14 @@ class DriverSupervisor(ChildSupervisor):
 
         A driver that is started meanwhile does not start them.
         """
-        events = {line: threading.Event() for line in lines}
-        with self._writing:
-            self._holding = events
+        with self._writing:  # a process that is started from here on is told at its start
+            events = [self._holding.setdefault(line, threading.Event()) for line in lines]
+            for line in lines:
+                self._command(json.dumps({"hold": line}))
         deadline = time.monotonic() + patience_s
-        while not all(event.is_set() for event in events.values()):
-            if self._stopping.is_set() or time.monotonic() >= deadline:
+        while not all(event.is_set() for event in events):
+            if self._stopping.wait(_LOOK_S) or time.monotonic() >= deadline:
                 return False
-            for line, event in events.items():
-                if not event.is_set():
-                    self._command(json.dumps({"hold": line}))  # the process before may have had the last one
-            next(event for event in events.values() if not event.is_set()).wait(_AGAIN_S)
         return True
 
     def judge(self, lines: Sequence[AnyLine], patience_s: float) -> list[ConfigError] | None:
@@ -153,17 +154,42 @@ class DriverSupervisor(ChildSupervisor):
         with self._state.lock:
             self._on_failed({"line": name, "text": why})
 
+    def heed_pauses(self) -> None:
+        """Stop the queries of lines that were paused, let those of the others go on; while no reload is under way."""
+        for name in (line.name for line in self._bridge.lines):
+            if self._is_paused(name) and name not in self._holding:
+                self._state.say(f'line "{name}": paused; towline resume carries on what comes meanwhile')
+                self._pause(name)
+            elif name in self._holding and not self._is_paused(name):
+                self._state.say(f'line "{name}": resumed')
+                self.take(self._bridge, [name])
+
+    def _is_paused(self, name: str) -> bool:
+        return (self._bridge.state_dir / name / PAUSED_FILE).exists()
+
+    def _pause(self, name: str) -> None:
+        with self._writing, self._state.lock:
+            self._holding.setdefault(name, threading.Event())
+            if self._state.spark != "running":  # the next driver is told before it starts a query
+                self._state.lines[name].query = PAUSED
+            self._command(json.dumps({"hold": name}))
+
     def take(self, bridge: Bridge, lines: Sequence[str]) -> None:
         """Run another bridge from now on.
 
         Args:
-            bridge: With the same lines.
-            lines: Names of those whose query goes on, or begins again, as the bridge says.
+            bridge: What is to run.
+            lines: Names of those whose query goes on, or begins, as the bridge says; of one that is paused once it is
+                resumed.
         """
         with self._writing:
-            self._bridge, self._holding = bridge, {}
+            self._bridge = self._kafka.bridge = bridge
             for name in lines:
                 self.given_up.pop(name, None)
+                if self._is_paused(name):
+                    self._pause(name)
+                    continue
+                self._holding.pop(name, None)
                 with self._state.lock:
                     view = self._state.lines[name]
                     view.query, view.query_error = "starting", None
@@ -235,7 +261,7 @@ class DriverSupervisor(ChildSupervisor):
             self._state.spark = "starting again"
             self._state.spark_restarts += 1
             for name in self._state.lines.keys() - self.given_up:
-                self._state.lines[name].query = "starting"
+                self._state.lines[name].query = PAUSED if self._is_paused(name) else "starting"
         again = f"starting again in {pause:.1f} s, messages go on being received"
         self._state.say(f"spark: {'the same' if why == self._why else why}; {again} (log: {self.log})")
         self._why = why
@@ -283,7 +309,9 @@ class DriverSupervisor(ChildSupervisor):
         view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
         if view.query_error is not None:
             self._state.say(f'line "{view.name}": goes on')
-        view.query, view.query_error = "running", None
+        view.query_error = None
+        if view.name not in self._holding:
+            view.query = "running"
         self._pauses.reset()
 
     def _dead_letters(self, line: str, new: int) -> None:
@@ -308,7 +336,8 @@ class DriverSupervisor(ChildSupervisor):
             self._state.say(f'{report["text"]}\nline "{view.name}": {then}')
 
     def _on_held(self, report: dict[str, Any]) -> None:
-        self._state.lines[report["line"]].query = "held for a reload"
+        query = PAUSED if self._is_paused(report["line"]) else "held for a reload"
+        self._state.lines[report["line"]].query = query
         if event := self._holding.get(report["line"]):
             event.set()
 

@@ -62,6 +62,18 @@ class LineSupervisor(ChildSupervisor):
         super().__init__(name, state, stopping, 15.0)
         self.line = line
         self.where = f'line "{line.name}"'
+        #: Set once the gateway has answered.
+        self.up = threading.Event()
+        #: Another supervisor looks after the line's gateways from now on.
+        self.replaced = False
+
+    @property
+    def wanted(self) -> bool:
+        """Until another takes its place, too."""
+        return super().wanted and not self.replaced
+
+    def end(self, deadline: float) -> None:
+        """Nothing: gateways elsewhere are not ours to end."""
 
     @property
     def _view(self) -> LineView:
@@ -73,7 +85,7 @@ class LineSupervisor(ChildSupervisor):
         self._state.say(text if self.where in text else f"{self.where}: {text}")
 
     def _failed(self, error: TowlineError) -> None:
-        if self._stopping.is_set():
+        if self._stopping.is_set() or self.replaced:
             return
         with self._state.lock:
             fresh = self._view.gateway_error != str(error)
@@ -109,8 +121,6 @@ class GatewaySupervisor(LineSupervisor):
     ) -> None:
         super().__init__(f"gateway {line.name}", line, state, stopping)
         self._file = file
-        #: Set once the gateway has answered.
-        self.up = threading.Event()
         self._log = log
         self._judge = judge
         #: What the gateway said last was wrong with it; None before its first answer.
@@ -160,7 +170,7 @@ class GatewaySupervisor(LineSupervisor):
                 if gone:
                     self._see_whether_drained()
                 if silent >= _SILENCES or gone:
-                    if not self._stopping.is_set():
+                    if self.wanted:
                         self._say("the gateway has ended; starting it again")
                     return
                 continue
@@ -169,11 +179,7 @@ class GatewaySupervisor(LineSupervisor):
             self._take(status)
 
     def _see_whether_drained(self) -> None:
-        """A gateway that has left its line is not started again: it would take part.
-
-        Raises:
-            GatewayError: TL-G55, it has.
-        """
+        """A gateway that has left its line is not started again, for it would take part: TL-G55."""
         if self._view.status.get("drain") and is_drained(self.line.gateway.state_dir, wanted_clients(self.line)):
             what = "its gateway was drained while it ran, and is not started again"
             raise GatewayError("TL-G55", self.where, what, "Start towline run again, and it takes part.")
@@ -196,7 +202,7 @@ class GatewaySupervisor(LineSupervisor):
         self._view.before = status
 
     def _failed(self, error: TowlineError) -> None:
-        if self._stopping.is_set():
+        if not self.wanted:
             return
         error = refused(self.line, self._file, error) or error
         fatal = isinstance(error, _FATAL) and not self.up.is_set()
@@ -241,6 +247,7 @@ class GatewaysSupervisor(LineSupervisor):
 
     def _round(self) -> None:
         self.look()
+        self.up.set()
         self._pauses.reset()
         self._stopping.wait(ASK_S)
 

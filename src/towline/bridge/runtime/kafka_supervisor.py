@@ -43,14 +43,14 @@ class KafkaSupervisor(ChildSupervisor):
         super().__init__("kafka", state, stopping, 5.0)
         #: Set once Kafka has answered.
         self.ready = threading.Event()
-        self._bridge = bridge
+        self.bridge = bridge
 
     def _round(self) -> None:
         """Look until Kafka does not answer, with one client: it goes where brokers tell clients to come, as all do."""
         from towline.kafka.admin import LastWord, answer, looking  # noqa: PLC0415 - loads librdkafka
 
         last = LastWord()
-        with looking(self._bridge.kafka.client(), last) as admin:
+        with looking(self.bridge.kafka.client(), last) as admin:
             while self.wanted:
                 answer(admin.describe_cluster(request_timeout=_ANSWER_S), _ANSWER_S)
                 admin.poll(0)
@@ -65,7 +65,7 @@ class KafkaSupervisor(ChildSupervisor):
             waited = self._state.kafka_error is not None
             self._state.kafka, self._state.kafka_error = "reachable", None
         if waited:
-            self._state.say(f"kafka: {self._bridge.kafka.bootstrap_servers} answers")
+            self._state.say(f"kafka: {self.bridge.kafka.bootstrap_servers} answers")
         self.ready.set()
 
     def _measure(self, admin: Any) -> None:
@@ -77,7 +77,7 @@ class KafkaSupervisor(ChildSupervisor):
         from towline.kafka.admin import backlog  # noqa: PLC0415
 
         deadline = time.monotonic() + _LOOK_S
-        for line in self._bridge.downlinks:
+        for line in self.bridge.downlinks:
             taken, found = kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).done), None
             stopped = self._state.lines[line.name].query == "stopped"
             if admin is not None and taken and not stopped and (left := deadline - time.monotonic()) > 0:
@@ -92,8 +92,8 @@ class KafkaSupervisor(ChildSupervisor):
     @property
     def _meanwhile(self) -> str:
         """What becomes of messages while Kafka is away."""
-        at_broker = [f'"{line.name}"' for line in self._bridge.lines if line.gateway.acks is AckAfter.KAFKA]
-        if at_broker and len(at_broker) == len(self._bridge.lines):
+        at_broker = [f'"{line.name}"' for line in self.bridge.lines if line.gateway.acks is AckAfter.KAFKA]
+        if at_broker and len(at_broker) == len(self.bridge.lines):
             return "intake stops at the broker's window, and the brokers keep what comes"
         apart = f", but those of {', '.join(at_broker)}, which the broker keeps" if at_broker else ""
         return f"messages go on being received and wait on disk{apart}"

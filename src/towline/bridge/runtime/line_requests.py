@@ -3,7 +3,7 @@
 Each is a file in the line's directory, ``state_dir/NAME``, that the bridge looks for at every tick:
 
     paused    {"at": SECONDS, "by": NAME}; while it is there the line's query does not run, whoever starts what
-    restart   an id, under which the bridge says what became of it (``reload`` of ``bridge.json``)
+    restart   taken away when the restart begins; what becomes of it is ``restarted`` of the line in ``bridge.json``
 
 A pause outlives every process, and may be asked for while no bridge runs, or before the line ever ran.
 """
@@ -13,35 +13,28 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from towline import files
+from towline.bridge.runtime.state import PAUSED, is_there, read_state
 from towline.errors import GatewayError
 from towline.gateway.endpoint import not_allowed
 from towline.gateway.launch import usable
+from towline.guarantee import AckAfter
 from towline.ownership import user_name
+from towline.text import span
 
-__all__ = ["Pause", "pause", "paused", "request_restart", "resume", "take_restart"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from towline.bridge.config.model import Bridge
+
+__all__ = ["PAUSED_FILE", "carried_out", "pause", "paused", "request_restart", "resume", "take_restart"]
 
 PAUSED_FILE: Final = "paused"
 RESTART_FILE: Final = "restart"
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """That a line is paused.
-
-    Attributes:
-        at: Since when, in seconds since 1970; 0 where the file does not say it.
-        by: By whom; "" where the file does not say it.
-    """
-
-    at: float = 0.0
-    by: str = ""
 
 
 def pause(directory: Path, by: str = "") -> bool:
@@ -58,53 +51,87 @@ def pause(directory: Path, by: str = "") -> bool:
         ConfigError: TL-C25 the directory can't be used, TL-J23 it is another user's.
         GatewayError: TL-B64, the request can't be written; TL-B59, this user may not look there.
     """
-    new = paused(directory) is None
-    if new:
-        text = json.dumps(asdict(Pause(time.time(), by or user_name(os.geteuid()))))
-        _put(directory / PAUSED_FILE, text)
+    if new := paused(directory) is None:
+        _put(directory / PAUSED_FILE, json.dumps({"at": time.time(), "by": by or user_name(os.geteuid())}))
     return new
 
 
 def resume(directory: Path) -> bool:
     """End the pause of a line, durably; False if it was not paused. Raises as `pause`."""
-    there = paused(directory) is not None
-    if there:
+    if there := paused(directory) is not None:
         _put(directory / PAUSED_FILE, None)
     return there
 
 
-def paused(directory: Path) -> Pause | None:
-    """The pause of a line, None where it has none; a file that says nothing is one too. Raises as `pause`."""
+def paused(directory: Path) -> dict[str, Any] | None:
+    """``at`` and ``by`` of a line's pause, which may be 0 and ""; None where it has none. Raises as `pause`."""
     file = directory / PAUSED_FILE
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        return Pause(float(values["at"]), str(values["by"]))
+        return {"at": float(values["at"]), "by": str(values["by"])}
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
         raise not_allowed(file) from None
     except (OSError, ValueError, KeyError, TypeError):
-        return Pause()
+        return {"at": 0.0, "by": ""}
 
 
-def request_restart(directory: Path) -> str:
-    """Ask the bridge that runs to restart a line; the id of the request. Raises as `pause`."""
-    request = _restart(directory) or uuid.uuid4().hex  # two that ask get one restart
-    _put(directory / RESTART_FILE, request)
-    return request
+def request_restart(directory: Path) -> None:
+    """Ask the bridge that runs to restart a line. Raises as `pause`."""
+    _put(directory / RESTART_FILE, "")
 
 
-def take_restart(directory: Path) -> str:
-    """Take the request to restart a line away, and return its id; "" where there is none."""
-    if request := _restart(directory):
-        (directory / RESTART_FILE).unlink(missing_ok=True)
-    return request
+def take_restart(directory: Path) -> bool:
+    """Take the request to restart a line away; False where there is none."""
+    with suppress(OSError):
+        (directory / RESTART_FILE).unlink()
+        return True
+    return False
 
 
-def _restart(directory: Path) -> str:
-    with suppress(OSError, ValueError):
-        return (directory / RESTART_FILE).read_text(encoding="utf-8")
-    return ""
+def carried_out(bridge: Bridge, name: str, *, pausing: bool, patience_s: float = 30.0) -> str:
+    """Pause a line, or end its pause, and wait until the bridge that runs, if one does, has done so.
+
+    Args:
+        bridge: What its file says.
+        name: Of the line.
+        pausing: Or to resume.
+        patience_s: Seconds to wait.
+
+    Returns:
+        What is so now, in one line.
+
+    Raises:
+        ConfigError: TL-C73, there is no such line; and as `pause`.
+        GatewayError: TL-B66, the bridge has not done so in time, and will; and as `pause`.
+    """
+    directory, word = bridge.state_dir / bridge.line(name).name, "paused" if pausing else "resumed"
+    (pause if pausing else resume)(directory)
+    deadline = time.monotonic() + patience_s
+    while is_there(state := read_state(bridge.state_dir) or {}) and (view := state["lines"].get(name)):
+        if (view["query"] == PAUSED) is pausing:
+            return f'line "{name}": {word}{_meanwhile(view) if pausing else ""}'
+        if time.monotonic() >= deadline:
+            what = f"it is not {word} after {patience_s:.0f} s: its query is {view['query']}, its batch has to end"
+            raise GatewayError("TL-B66", f'line "{name}"', what, "It is as soon as that has; towline status shows it.")
+        time.sleep(0.1)
+    return f'line "{name}": {word}; no bridge runs it now, and the next start leaves it so'
+
+
+def _meanwhile(view: Mapping[str, Any]) -> str:
+    """What becomes of messages while a line is paused, and for how long that can go on."""
+    if view["direction"] == "down":
+        return ": what the outbox has is delivered, and what comes stays in Kafka"
+    gateway, rate = view["gateway"], view.get("rate_in") or 0.0
+    if gateway.get("ack_after") == AckAfter.KAFKA:
+        return ": what comes is not acknowledged, and stays in the queue of the broker"
+    inbox = (gateway.get("measured") or {}).get("inbox") or {}
+    if (room := inbox.get("room_left")) is None:
+        return ": intake goes on"
+    pace = rate * inbox["bytes_waiting"] / (gateway.get("waiting") or 1)  # bytes a second
+    lasts = f"; at {rate:,.0f} messages/s that lasts {span(room / pace)}" if pace else ""
+    return f": intake goes on, with room on disk for {room / 1e9:,.1f} GB{lasts}"
 
 
 def _put(file: Path, text: str | None) -> None:

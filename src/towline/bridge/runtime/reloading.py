@@ -1,18 +1,19 @@
-"""Takes up a changed bridge file while its bridge runs: as a whole, or not at all.
+"""Takes up a changed bridge file while its bridge runs, as a whole or not at all; or one line of it, anew.
 
     step                                                     what ends it otherwise: nothing has changed then
     read the file, as `towline check` does                   a mistake, in the same words
-    compare it with what runs (`bridge.config.reload`)       a key that needs a new start
+    compare it with what runs (`bridge.config.reload`)       a key that needs a new start; a line that is gone
     judge its SQL, see to new topics                         a mistake; a topic that is not there; Kafka away
     stop the queries of the lines that change, between       Spark does not answer
     two batches; their gateways go on receiving
-    subscribe what comes, beside what goes                   the broker refuses a filter, or does not answer
-    start the queries with the new routes                    from here on the file is what runs
+    subscribe what comes, beside what goes; or start the     the broker refuses a filter, or does not answer; the
+    gateway again, where a running one can't take it up      gateway refuses to start
+    start the queries as the file says                       from here on the file is what runs
     unsubscribe what goes                                    asked again by the gateway at its next connection
 
 While a query stands nothing reads the journal, so what the new filters bring is read by the new routes alone. Which
 routes each message goes by after that, and after a kill between two of these steps, is said in
-`towline.bridge.uplink.inforce`.
+`towline.bridge.uplink.inforce`. A line that is paused stays so, as what it has become.
 """
 
 from __future__ import annotations
@@ -23,24 +24,26 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.reload import LineChange, changes
-from towline.bridge.lines.leftovers import remember
+from towline.bridge.lines.identity import settle
+from towline.bridge.lines.leftovers import left_lines, remember
 from towline.bridge.runtime.kafka_supervisor import see_to
+from towline.bridge.runtime.line_requests import request_restart
 from towline.bridge.runtime.state import digest_of, is_there, read_state
 from towline.bridge.runtime.supervision import unforeseen
-from towline.errors import ConfigError, GatewayUnreachable, KafkaError, TowlineError
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.filters import ChangeState
 from towline.gateway.launch import discover
 from towline.guarantee import Guarantee
 from towline.threads import guarded_thread
 
 if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine, Bridge, Line
+    from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
     from towline.bridge.runtime.driver_supervisor import DriverSupervisor
     from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
     from towline.bridge.runtime.state import BridgeState
@@ -74,7 +77,8 @@ class Reloading:
         read: Reads the file anew.
         state: Where the outcome goes.
         driver: Runs the queries.
-        gateways: Of the lines.
+        gateways: Of the lines, by their names.
+        gateway_of: Makes one.
         stopping: Set when the bridge ends.
     """
 
@@ -85,14 +89,15 @@ class Reloading:
         read: Callable[[], Bridge],
         state: BridgeState,
         driver: DriverSupervisor,
-        gateways: Sequence[GatewaySupervisor | GatewaysSupervisor],
+        gateways: dict[str, GatewaySupervisor | GatewaysSupervisor],
+        gateway_of: Callable[[Line | DownLine], GatewaySupervisor | GatewaysSupervisor],
         stopping: threading.Event,
     ) -> None:
         self._file, self._bridge = file, bridge
         self._read = read
         self._state = state
         self._driver = driver
-        self._gateways = {child.line.name: child for child in gateways}
+        self._gateways, self._gateway_of = gateways, gateway_of
         self._stopping = stopping
         self._thread: threading.Thread | None = None
         self._count = 0
@@ -102,9 +107,9 @@ class Reloading:
         """Whether one has begun and not ended."""
         return self._thread is not None and self._thread.is_alive()
 
-    def begin(self) -> None:
+    def begin(self, line: str = "") -> None:
         """Begin one, on a thread of its own; not while one is under way."""
-        self._thread = guarded_thread(self.reload, "reload")
+        self._thread = guarded_thread(self.reload, "reload", line)
         self._thread.start()
 
     def join(self, patience_s: float) -> None:
@@ -112,64 +117,123 @@ class Reloading:
         if self._thread is not None:
             self._thread.join(patience_s)
 
-    def reload(self) -> None:
-        """Take the file up, or say why not; nothing is raised."""
+    def reload(self, line: str = "") -> None:
+        """Take the file up, or say why not; nothing is raised.
+
+        Args:
+            line: Only this line is taken up, and started again with its gateway whatever has changed; "" for all.
+        """
         self._count += 1
-        begun = {"number": self._count, "began": time.time()}
-        self._state.reload = {**begun, "outcome": UNDER_WAY}
+        begun = {"number": self._count, "began": time.monotonic()}
+        self._note(line, {**begun, "outcome": UNDER_WAY})
         try:
             digest = digest_of(self._file.file)  # before it is read: what changes after that shows as a change
-            outcome, texts = APPLIED, self._reload()
+            wanted = self._read()
+            outcome, texts = APPLIED, self._reload(wanted, line)
             if not texts:
                 outcome, texts = UNCHANGED, [f"{self._file.file} says what runs; {_SECRETS}"]
-            self._state.file_read(digest)
+            if self._file == wanted:
+                self._state.file_read(digest)
         except TowlineError as error:
             outcome, texts = REFUSED, str(error).splitlines()
         except Exception as error:  # noqa: BLE001 - a reload that fails ends nothing
             outcome, texts = REFUSED, str(unforeseen("reload", error)).splitlines()
-        head = "reload refused, the bridge goes on as before:\n" if outcome == REFUSED else "reload: "
-        self._state.reload = {**begun, "outcome": outcome, "at": time.time(), "texts": texts}
+        what = "restart" if line else "reload"
+        head = f"{what} refused, the bridge goes on as before:\n" if outcome == REFUSED else f"{what}: "
+        self._note(line, {**begun, "outcome": outcome, "at": time.time(), "texts": texts})
         self._state.say(head + "\n".join(texts))
 
-    def _reload(self) -> list[str]:
-        wanted = self._read()
-        found = changes(self._file, wanted)
+    def _note(self, line: str, record: Mapping[str, Any]) -> None:
+        if line:
+            self._state.lines[line].restarted = record
+        else:
+            self._state.reload = record
+
+    def _reload(self, wanted: Bridge, only: str) -> list[str]:
+        wanted, found = self._found(wanted, only)
         if not found:
             self._file = wanted
             return []
         bridge = self._bridge.model_copy(update={"lines": wanted.lines})
-        names = [one.after.name for one in found]
         self._judge([one.after for one in found])
         self._see_to_topics(bridge)
-        remember(bridge)
         change = uuid.uuid4().hex
-        asked: list[LineChange] = []
+        self._pass(bridge, found, change)
+        self._file, self._bridge = wanted, bridge
+        for one in found:
+            self._gateways[one.after.name].line = one.after
+        self._driver.take(bridge, [one.after.name for one in found])
+        return [f"{one.told()}{self._unsubscribe(one, change)}" for one in found]
+
+    def _found(self, wanted: Bridge, only: str) -> tuple[Bridge, list[LineChange]]:
+        """What is to run by the file, of which one line is taken or all, and what that changes."""
+        if only:
+            lines = tuple(wanted.line(only) if one.name == only else one for one in self._file.lines)
+            wanted = wanted.model_copy(update={"lines": lines})
+        for left in left_lines(wanted):
+            if left.refused or left.directory.name in self._gateways:
+                raise left.error
+        found = changes(self._file, wanted)
+        return wanted, [LineChange(self._file.line(only), wanted.line(only), again=True)] if only else found
+
+    def _pass(self, bridge: Bridge, found: Sequence[LineChange], change: str) -> None:
+        """Bring lines to where their queries can start as the file says, or leave all as it was."""
+        running, asked = [one.after.name for one in found if one.before], list[LineChange]()
         try:
-            self._hold(names)
+            self._settle(bridge)
+            self._hold(running)
             for one in found:
-                if one.refilters:
-                    asked.append(one)
+                asked.append(one)
+                if one.starts:
+                    self._start(one.after, _GRANT_S)
+                elif one.refilters:
                     self._subscribe(one, change)
         except BaseException:
             for one in asked:
                 with contextlib.suppress(TowlineError):
-                    self._want(one.before, one.before.gateway.subscriptions, f"{change}-back", _BACK_S)
-            self._driver.take(self._bridge, names)
-            remember(self._bridge)
+                    self._take_back(one, f"{change}-back")
+            self._driver.take(self._bridge, running)
+            self._settle(self._bridge)
             raise
-        self._file, self._bridge = wanted, bridge
-        for one in found:
-            self._gateways[one.after.name].line = one.after
-        self._driver.take(bridge, names)
-        return [f"{one.told()}{self._unsubscribe(one, change)}" for one in found]
 
-    def _judge(self, lines: Sequence[Line]) -> None:
-        """Let Spark judge the SQL of the lines that change.
+    def _settle(self, bridge: Bridge) -> None:
+        """Write down who the lines are and what they are, as a start does. Raises as `settle`."""
+        for text in settle(bridge):
+            self._state.say(text)
+        remember(bridge)
 
-        Raises:
-            ConfigMistakes: TL-C74, as `towline check --spark` says it.
-            ConfigError: TL-C174, Spark does not answer.
-        """
+    def _start(self, line: Line | DownLine, patience_s: float) -> None:
+        """Start a line's gateway in the place of the one that runs; one that is slow is looked after as any other."""
+        self._end(line.name)
+        self._state.add(line.name, line.direction)
+        child, deadline = self._gateway_of(line), time.monotonic() + patience_s
+        child.start()
+        while not child.up.is_set() and child.fatal is None and time.monotonic() < deadline:
+            if self._stopping.wait(_LOOK_S):
+                break
+        if child.fatal is not None and patience_s:
+            raise child.fatal
+        self._gateways[line.name] = child
+
+    def _end(self, name: str) -> None:
+        """End the gateway of a line, if it has one; who supervises it looks after it no more."""
+        if child := self._gateways.get(name):
+            child.replaced = True
+            child.end(time.monotonic() + _GRANT_S)
+            child.join(_GRANT_S)
+
+    def _take_back(self, one: LineChange, change: str) -> None:
+        if one.before is None:
+            self._end(one.after.name)
+            self._gateways.pop(one.after.name, None)
+            self._state.lines = {name: view for name, view in self._state.lines.items() if name != one.after.name}
+        elif one.starts:
+            self._start(one.before, 0.0)
+        elif one.refilters:
+            self._want(one.before, one.before.gateway.subscriptions, change, _BACK_S)
+
+    def _judge(self, lines: Sequence[AnyLine]) -> None:
+        """Let Spark judge the SQL of the lines that change: TL-C74, as `towline check --spark` says it."""
         mistakes = self._driver.judge(lines, _HOLD_S)
         if mistakes is None:
             raise self._unanswered("the SQL of the routes was not looked at")
@@ -177,12 +241,7 @@ class Reloading:
             raise ConfigMistakes(mistakes)
 
     def _see_to_topics(self, bridge: Bridge) -> None:
-        """See that the topics which the file names for the first time are there.
-
-        Raises:
-            KafkaError: TL-B03, one is not; TL-K09.
-            ConfigError: TL-C173, Kafka does not answer.
-        """
+        """See that the topics which the file names for the first time are there: TL-B03, TL-K09."""
         topics = sorted({*bridge.topics} - {*self._bridge.topics})
         if not topics:
             return
@@ -204,11 +263,7 @@ class Reloading:
         return ConfigError("TL-C174", str(self._file.file), f"{what}: {why}", "Reload again when Spark runs.")
 
     def _subscribe(self, one: LineChange, change: str) -> None:
-        """Have a gateway want what comes.
-
-        Raises:
-            TowlineError: TL-C176, it is not known to be subscribed; what keeps the gateway from running.
-        """
+        """Have a gateway want what comes: TL-C176; what keeps the gateway from running."""
         steps = [one.between, one.after.gateway.subscriptions]
         for number, filters in enumerate(steps if one.after.guarantee is Guarantee.AT_MOST_ONCE else steps[:1]):
             state, text = self._want(one.after, filters, f"{change}-{number}", _GRANT_S)
@@ -236,11 +291,7 @@ class Reloading:
     def _want(
         self, line: AnyLine, filters: Sequence[Filter], change: str, patience_s: float
     ) -> tuple[ChangeState, str]:
-        """Ask a line's gateway for filters until it says what became of them, or the time is over.
-
-        Raises:
-            TowlineError: TL-C172, TL-G08; what keeps the gateway from running.
-        """
+        """Ask a line's gateway for filters until it says what became of them, or the time is over."""
         settings = line.gateway.model_copy(update={"subscriptions": tuple(filters)})
         named, digest = settings.model_dump(mode="json", include={"subscriptions"})["subscriptions"], settings.digest()
         deadline, told = time.monotonic() + patience_s, (ChangeState.ASKED.value, "no gateway answers on this machine")
@@ -260,19 +311,21 @@ class Reloading:
         return ChangeState(told[0]), told[1]
 
 
-def reload_from_outside(bridge: Bridge, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
-    """Send SIGHUP to the bridge, and wait for what becomes of it.
+def reload_from_outside(bridge: Bridge, line: str = "", patience_s: float = _PATIENCE_S) -> dict[str, Any]:
+    """Have the bridge that runs take its file up, or restart a line, and wait for what becomes of it.
 
     Args:
         bridge: What its file says.
+        line: That is to be restarted; "" for the whole file, which SIGHUP asks for.
         patience_s: Seconds to wait for the answer.
 
     Returns:
         ``outcome`` and ``texts`` of the reload.
 
     Raises:
-        ConfigError: TL-C177, no bridge runs in its state directory, or one that was started from another file;
-            TL-C178, it gives no answer.
+        GatewayError: TL-B65, no bridge runs in its state directory, or it does not have the line.
+        ConfigError: TL-C73, nor has the file; TL-C177, the bridge was started from another file; TL-C178, it gives no
+            answer.
     """
     state_dir = bridge.state_dir
     state = _running(state_dir)
@@ -280,12 +333,19 @@ def reload_from_outside(bridge: Bridge, patience_s: float = _PATIENCE_S) -> dict
     if other != str(bridge.file):
         what, do = f"the bridge that runs was started from {other}", "Name that file."
         raise ConfigError("TL-C177", str(bridge.file), what, do)
-    asked = time.time()
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(state["pid"], signal.SIGHUP)
+    asked = time.monotonic()  # which is that of all processes of this machine, and never set
+    if line and bridge.line(line).name not in state["lines"]:
+        do = "It comes with towline reload."
+        raise GatewayError("TL-B65", str(state_dir), f'the bridge that runs has no line "{line}" yet', do)
+    if line:
+        request_restart(state_dir / line)
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(state["pid"], signal.SIGHUP)
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        told: dict[str, Any] = _running(state_dir).get("reload", {})
+        state = _running(state_dir)
+        told: dict[str, Any] = state["lines"].get(line, {}).get("restarted") or {} if line else state.get("reload", {})
         # One that was under way may have read the file before it was changed.
         if told.get("began", 0.0) >= asked and told.get("outcome") != UNDER_WAY:
             return told
@@ -298,5 +358,5 @@ def _running(state_dir: Path) -> dict[str, Any]:
     """The last word of the bridge that runs there."""
     state = read_state(state_dir) or {}
     if not is_there(state):
-        raise ConfigError("TL-C177", str(state_dir), "no bridge runs here", "Start it with towline run.")
+        raise GatewayError("TL-B65", str(state_dir), "no bridge runs here", "Start it with towline run.")
     return state

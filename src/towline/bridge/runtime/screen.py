@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
+from towline.bridge.runtime.state import PAUSED
 from towline.errors import codes_in
 from towline.logfile import log_settings
 from towline.text import fitted, printable, printable_lines, wrapped
@@ -36,9 +37,9 @@ def line_state(view: LineView, spark: str) -> str:
         return trouble
     if view.account is not None and view.account.disagreements:
         return "does not add up ✗, see towline status"
-    if spark != "running":
+    if spark != "running" and view.query != PAUSED:
         return f"receiving, spark {spark}"
-    return "running" if view.query == "running" else f"receiving, query {view.query}"
+    return view.query if view.query in ("running", PAUSED) else f"receiving, query {view.query}"
 
 
 def _gateway_trouble(view: LineView) -> str:

@@ -24,6 +24,7 @@ from towline.version import revision, version
 
 __all__ = [
     "BRIDGE_FILE",
+    "PAUSED",
     "BridgeState",
     "LineView",
     "account_of",
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 BRIDGE_FILE = "bridge.json"
+#: What the query of a paused line is.
+PAUSED: Final = "paused"
 #: Rates are taken over this many seconds.
 WINDOW_S = 5.0
 #: An answer of a gateway, or a word of the bridge, is as old as this at most, in seconds, to say how things are now.
@@ -63,7 +66,7 @@ class LineView:
     Attributes:
         name: Of the line.
         direction: ``up`` or ``down``.
-        query: ``starting``, ``running``, ``waiting to retry``, ``stopped``.
+        query: ``starting``, ``running``, ``waiting to retry``, ``stopped``, ``paused``, ``held for a reload``.
         status: Last answer of its gateway; empty before the first.
         heard: When that was, in seconds since 1970; None before the first.
         gateway_error: Why its gateway does not run, or None.
@@ -74,6 +77,7 @@ class LineView:
         counted: The same when that was answered: none of it can be newer than the answer.
         restarts: How often the query failed since the bridge began.
         gateway_restarts: How often the gateway was started again.
+        restarted: What became of its last `towline restart` (`towline.bridge.runtime.reloading`).
         samples: (monotonic seconds, received, committed).
         before: The gateway's last answer to the bridge that ran before this one.
         gateways: State directories and locations of gateways elsewhere that the line reads; none for one of its own.
@@ -97,6 +101,7 @@ class LineView:
     counted: LineCounts | None = None
     restarts: int = 0
     gateway_restarts: int = 0
+    restarted: Mapping[str, Any] = field(default_factory=dict)
     batch_ms: int = 0
     samples: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     before: Mapping[str, Any] = field(default_factory=dict)
@@ -186,6 +191,7 @@ class LineView:
             "remarks": list(self.remarks),
             "restarts": self.restarts,
             "gateway_restarts": self.gateway_restarts,
+            "restarted": dict(self.restarted),
             "batch_ms": self.batch_ms,
             "rate_in": rate_in,
             "rate_out": rate_out,
@@ -220,7 +226,7 @@ class BridgeState:
         self.kafka = "unknown"
         self.kafka_error: str | None = None
         self.kafka_insecure = list(insecure)
-        self.lines = {line: LineView(line, direction) for line, direction in lines.items()}
+        self.lines: dict[str, LineView] = {}
         self._file = state_dir / BRIDGE_FILE
         self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
         self._started = time.time()
@@ -229,11 +235,20 @@ class BridgeState:
         #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
         self.beat = time.monotonic()
         self._events: deque[str] = deque(maxlen=1000)
-        former = (read_state(state_dir) or {}).get("lines", {})
-        for line, view in self.lines.items():
-            saved = former.get(line, {})
-            saved = saved if saved.get("direction") == view.direction else {}  # else another line's, of the same name
-            view.counts, view.before = counts_of(view.direction, saved.get("counts", {})), saved.get("gateway", {})
+        self._former = (read_state(state_dir) or {}).get("lines", {})
+        for line, direction in lines.items():
+            self.add(line, direction)
+
+    def add(self, name: str, direction: str) -> None:
+        """Have a view of a line that comes; one that is there stays."""
+        if name in self.lines:
+            return
+        saved = self._former.get(name, {})
+        saved = saved if saved.get("direction") == direction else {}  # else another line's, of the same name
+        counts = counts_of(direction, saved.get("counts", {}))
+        view = LineView(name, direction, counts=counts, before=saved.get("gateway", {}))
+        with self.lock:
+            self.lines = {**self.lines, name: view}
 
     def file_read(self, digest: str | None) -> None:
         """What runs is what the bridge file says that has this digest."""

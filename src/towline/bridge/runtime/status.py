@@ -16,10 +16,11 @@ from towline.bridge.lines.account import remark
 from towline.bridge.lines.elsewhere import AWAY, away_trouble, combined, each, places_of
 from towline.bridge.lines.evidence import gateway_status, status_of
 from towline.bridge.lines.leftovers import former_topics, left_lines
+from towline.bridge.runtime.line_requests import paused
 from towline.bridge.runtime.members import members_status, render_member, told_of_sharing, wanted_clients
 from towline.bridge.runtime.reloading import REFUSED
 from towline.bridge.runtime.screen import lag_text
-from towline.bridge.runtime.state import SILENT_S, account_of, counts_of, digest_of, is_there, read_state
+from towline.bridge.runtime.state import PAUSED, SILENT_S, account_of, counts_of, digest_of, is_there, read_state
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access
 from towline.mqtt.reasons import KEEP_SESSIONS
@@ -34,11 +35,6 @@ __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "collect_bridge
 #: Exit codes of `towline status`: an account does not add up, or its guarantee was not kept; a line does not run, or
 #: its account is not known.
 WRONG, NOT_KNOWN = 1, 3
-
-
-def _changed(read: Mapping[str, Any]) -> bool:
-    """Whether a file of a bridge is not as it was read."""
-    return bool(digest_of(Path(read["path"])) != read["sha256"])
 
 
 def collect(
@@ -76,7 +72,7 @@ def collect(
         "updated": updated,
         "file": (read := state.get("file") or {}).get("path"),
         "reload": state.get("reload") or {"number": 0},
-        "file_changed": running and bool(read) and _changed(read),
+        "file_changed": running and bool(read) and digest_of(Path(read["path"])) != read["sha256"],
         "spark": state.get("spark", "not started") if running else "not running",
         "kafka": state.get("kafka", "unknown") if running else "unknown",
         "kafka_error": state.get("kafka_error"),
@@ -126,12 +122,12 @@ def collect_from(url: str) -> dict[str, Any]:
 
 
 def code_of(status: dict[str, Any]) -> int:
-    """The exit code for what `collect` found: 0 if every line runs, adds up and keeps its promise."""
+    """The exit code for what `collect` found: 0 if every line runs or is paused, adds up and keeps its promise."""
     accounts = [line["account"] for line in status["lines"].values()]
     if any(account and (account["adds_up"] is False or account.get("broken")) for account in accounts):
         return WRONG
     carried = all(one["waiting"] == 0 and not one["elsewhere"] for one in status.get("left", ()))
-    runs = carried and all(line["query"] == "running" for line in status["lines"].values())
+    runs = carried and all(line["query"] in ("running", PAUSED) for line in status["lines"].values())
     known = all(account and not account.get("away") for account in accounts)
     return 0 if runs and known else NOT_KNOWN
 
@@ -152,6 +148,7 @@ def _line(
         "gateway_running": status is not None,
         "query": query,
         "query_error": saved.get("query_error"),
+        "paused": paused(state_dir),
         "gateway_error": saved.get("gateway_error"),
         "remarks": saved.get("remarks") or [],
         **{name: saved.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
@@ -197,8 +194,11 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
 
 def _stopped(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What of a line does not run, and what to do."""
+    if pause := line.get("paused"):
+        where = "stays in Kafka" if line["direction"] == "down" else "waits"
+        yield f"paused by {pause['by'] or 'somebody'} {_moment(pause['at'])}: what comes {where} until towline resume."
     if line["query"] == _UNKNOWN_LINE:
-        yield "the file has changed since towline run was started. Start it again to run this line."
+        yield "the file has changed since it was read. towline reload takes this line in."
     elif not line["gateway_running"] and line.get("gateways"):
         yield f"none of its gateways answers: {', '.join(line['gateways'])}. What they took in waits there."
     elif line.get("members") and not line.get("gateways"):
@@ -299,7 +299,7 @@ def render(status: dict[str, Any]) -> str:
     out += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
     if status["file_changed"]:
         what = "has changed since it was read: what runs is what it said then"
-        out.append(f"  ! {status['file']} {what}. towline reload takes up its routes, a new start all of it.")
+        out.append(f"  ! {status['file']} {what}. towline reload takes it up.")
     out += [f"  ! {one['text']}" for one in status.get("left", ())]
     for topic in status.get("former_dead_letter_topics", ()):
         out.append(f'  dead letters of former files may wait in "{topic}": towline dlq show counts them')

@@ -26,9 +26,10 @@ from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
 from towline.bridge.runtime.hangup import Terminal
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
+from towline.bridge.runtime.line_requests import take_restart
 from towline.bridge.runtime.reloading import Reloading
 from towline.bridge.runtime.screen import line_state
-from towline.bridge.runtime.state import BridgeState, LineView
+from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java, check_python
 from towline.errors import ConfigError, KafkaError, TowlineError
@@ -38,7 +39,7 @@ from towline.logfile import trim
 from towline.processes import notify
 from towline.spark.java import cache_directory
 from towline.spark.versions import check_pyspark
-from towline.text import counted, printable
+from towline.text import counted, printable, span
 from towline.threads import later
 from towline.version import release
 
@@ -146,18 +147,20 @@ class Supervisor:
             self._driver = DriverSupervisor(bridge, self._state, self._kafka, self._spark_ending)
             for line in bridge.downlinks if unequipped else ():
                 self._driver.give_up(line.name, str(unequipped))
-            self._gateways = [self._gateway_of(line) for line in bridge.lines]
+            self._gateways = {line.name: self._gateway_of(line) for line in bridge.lines}
             self._reloading = Reloading(
                 self._file,
                 bridge,
-                self._read,
+                lambda: _check_members(self._read()),
                 self._state,
                 self._driver,
                 self._gateways,
+                self._gateway_of,
                 self._spark_ending,
             )
+            self._heed_before_the_start()
             self._at_once = self._driver.kill
-            for child in (*self._gateways, self._kafka, self._driver):
+            for child in (*self._gateways.values(), self._kafka, self._driver):
                 child.start()
             fatal: TowlineError | None = None
             try:
@@ -198,13 +201,30 @@ class Supervisor:
                 self._terminal.look()
                 trim(self._driver.log)
             self._refresh()
-            if self._reload_asked and not self._reloading.under_way:  # those asked for meanwhile are one
-                self._reload_asked = False
-                self._reloading.begin()
+            if not self._reloading.under_way:
+                self._heed()
             if fatal := self._fatal():
                 return fatal
             self._ending.wait(TICK_S)
         return None
+
+    def _heed_before_the_start(self) -> None:
+        """A pause of before is one, and this start is the restart that somebody may have asked for."""
+        self._driver.heed_pauses()
+        for name in self._gateways:
+            take_restart(self._bridge.state_dir / name)
+
+    def _heed(self) -> None:
+        """Begin what was asked for; what comes while a reload is under way waits, and several of a kind are one."""
+        self._driver.heed_pauses()
+        if self._reload_asked:
+            self._reload_asked = False
+            self._reloading.begin()
+            return
+        for name in self._state.lines:
+            if take_restart(self._bridge.state_dir / name):
+                self._reloading.begin(name)
+                return
 
     def _save(self, *, ended: bool = False) -> None:
         """Write ``bridge.json``; a full disk is the gateways' concern, and no reason to end them."""
@@ -227,12 +247,12 @@ class Supervisor:
 
     def _fatal(self) -> TowlineError | None:
         """What ends the bridge: Kafka as configured can't serve, no line is left, or a child is gone."""
-        for child in (*self._gateways, self._kafka, self._driver):
+        for child in (*self._gateways.values(), self._kafka, self._driver):
             if child.wanted and not child.is_alive():
                 return unforeseen(child.where)
         if fatal := self._kafka.fatal or self._driver.fatal:
             return fatal
-        dead = [child for child in self._gateways if child.fatal is not None]
+        dead = [child for child in [*self._gateways.values()] if child.fatal is not None]
         if len(dead) == len(self._gateways):
             return dead[0].fatal
         broken = {child.line.name for child in dead} | set(self._driver.given_up)
@@ -280,7 +300,7 @@ class Supervisor:
         self._ending.set()
         interrupts = self._interrupts
         deadline = time.monotonic() + (END_AT_ONCE_S if interrupts > 1 else END_S)
-        ends = [later(partial(self._end, child, deadline), f"end {child.name}") for child in self._gateways]
+        ends = [later(partial(self._end, child, deadline), f"end {child.name}") for child in self._gateways.values()]
         while self._interrupts == interrupts and time.monotonic() < deadline + TICK_S:
             if all(end.done() for end in ends):
                 break
@@ -310,23 +330,18 @@ class Supervisor:
             yield f'line "{name}": {account.sentence()}'
             if account.pending:
                 yield f'line "{name}": {counted(account.pending)} on disk; the next start carries on'
-            yield f'line "{name}": {_goes_on(view)}'
+            goes_on = "its gateways go on" if view.gateways else kept_by_broker(view.status)
+            yield f'line "{name}": {goes_on}'
 
 
-def _check_members(bridge: Bridge) -> None:
-    """The gateways of a line with members are no children of a bridge, which has to know where each is."""
+def _check_members(bridge: Bridge) -> Bridge:
+    """The gateways of a line with members are no children of a bridge, which has to know where each is: TL-C127."""
     for line in bridge.uplinks:
         if line.members and not line.gateways:
             what = f'line "{line.name}" has {len(line.members)} gateways, and nothing says where they are'
             do = 'Start each with towline gateway --member NAME, and give gateways = ["grpc+tls://HOST:PORT", ...].'
             raise ConfigError("TL-C127", str(bridge.file), what, do)
-
-
-def _goes_on(view: LineView) -> str:
-    """What becomes of messages that come now."""
-    if view.gateways:
-        return "its gateways go on"
-    return kept_by_broker(view.status)
+    return bridge
 
 
 def kept_by_broker(status: Mapping[str, Any]) -> str:
@@ -338,20 +353,12 @@ def kept_by_broker(status: Mapping[str, Any]) -> str:
     seconds = int(status.get("session_kept_s", 0))
     if not seconds:
         return "the broker keeps no session: what is published before the next start is not received"
-    session = f"the session {status.get('client_id')}{_span(seconds) if status.get('protocol') == '5' else ''}"
+    # 0xFFFFFFFF means for ever [MQTT 5 section 3.1.2.11.2].
+    limited = status.get("protocol") == "5" and seconds != 0xFFFFFFFF
+    session = f"the session {status.get('client_id')}{f' for {span(seconds)}' if limited else ''}"
     if status.get("state") == "online":
         return f"the broker keeps {session}"
     return f"the broker is not reachable now; it was asked to keep {session}"
-
-
-def _span(seconds: int) -> str:
-    """A time in its largest unit; none for 0xFFFFFFFF, which means for ever [MQTT 5 section 3.1.2.11.2]."""
-    if seconds == 0xFFFFFFFF:
-        return ""
-    units = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
-    name, size = next(unit for unit in units if seconds >= unit[1])
-    count = seconds // size
-    return f" for {count:,} {name}{'s' if count != 1 else ''}"
 
 
 @contextlib.contextmanager
