@@ -142,7 +142,7 @@ def test_status_shows_where_it_listens() -> None:
         "fallback": 0,
     }
     status = {"bridge": "b", "running": True, "pid": 1, "spark": "", "kafka": "", "kafka_insecure": []}
-    status |= {"silent": False, "updated": None, "file_changed": False, "kafka_error": None}
+    status |= {"silent": False, "version": None, "updated": None, "file_changed": False, "kafka_error": None}
     text = render({**status, "lines": {"telemetry": line}})
     assert "network   grpc+tls://0.0.0.0:8815   token   certificate until 2027-02-03" in text
     assert "refused calls 1,200" in text

@@ -69,7 +69,7 @@ def test_no_java_ends_the_bridge_at_once(tmp_path: Path) -> None:
         check=False,
         timeout=60,
     )
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("java: Spark needs Java 17 or newer, and there is none on PATH. Install Java 17")
     assert done.stderr.count("\n") == 1
 
@@ -87,7 +87,7 @@ def test_a_python_that_can_not_run_tasks_ends_the_bridge_at_once(tmp_path: Path)
         check=False,
         timeout=60,
     )
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     start = (
         f"PYSPARK_PYTHON: Spark would run tasks with \"{other}\" (ModuleNotFoundError: No module named 'pyspark'), and"
     )

@@ -105,8 +105,7 @@ def test_without_pyspark_run_ends_with_2_and_check_says_it(
     assert (code, err) == (0, ""), "the file is right"
     assert "  ! pyspark: PySpark is not installed" in out
     code, out, err = ran(capsys, "run", str(file))
-    assert (code, out.count("\n")) == (2, 1)
-    assert out.endswith(f"  towline {release()}\n"), "behind its time"
+    assert (code, out) == (2, "")
     assert err.endswith('pub do without. Type: pip install "towline[spark]"   [TL-S20]\n')
     assert err.count("\n") == 1
 

@@ -48,7 +48,7 @@ for arguments in json.loads(sys.argv[2]):
 print(json.dumps(told))
 """
 MODULES = [
-    *(f"towline.cli.{name}" for name in ("status", "reload", "refused", "dlq")),
+    *(f"towline.cli.{name}" for name in ("status", "lines", "refused", "dlq")),
     *(f"towline.bridge.{name}" for name in ("runtime.status", "runtime.reloading", "deadletters.dlq", "config.file")),
     *("towline.delivery.refused", "towline.gateway.launch", "difflib", "encodings.idna", "pwd"),
 ]

@@ -117,12 +117,12 @@ class Supervisor:
         """
         bridge = self._bridge
         with alone(bridge), _signals(self._interrupted, self._hung_up):
-            self._screen.say(f"towline {release()}")
             _check_members(bridge)
             check_pyspark()
             check_java()
             cache_directory()  # TL-C193, before anything of it is on a class path
             check_python(bridge.spark.master)
+            self._screen.say(f"towline {release()}")
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             unequipped: ConfigError | None = None
             try:
