@@ -14,7 +14,7 @@ import termios
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from tests.helpers import wait_until
@@ -101,13 +101,16 @@ class Terminal:
         """Wait until the last line ends so: a prompt, or a question."""
         wait_until(lambda: self.said.endswith(end), timeout, f"{end!r} at the end of {self.said[-600:]!r}")
 
-    def perform(self, session: str, timeout: float) -> None:
+    def perform(self, session: str, timeout: float, names: Mapping[str, str] = MappingProxyType({})) -> None:
         """Type what a person types in a session, each after what it answers.
 
         Args:
             session: Of a page.
             timeout: Seconds for each answer.
+            names: What is typed in place of a page's names of servers.
         """
+        for name, real in names.items():
+            session = session.replace(name, real)
         for line in session.splitlines():
             if line.startswith(PROMPT):
                 self.wait_for(PROMPT, timeout)

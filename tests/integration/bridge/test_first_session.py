@@ -1,4 +1,4 @@
-"""The README's first line: its commands, typed in a person's terminal as they stand there, on real servers."""
+"""The README's quick start and the sessions of docs/operate.md, typed in a person's terminal, on real servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from towline_prove.devstack import Stack
 from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto
 
-README = (Path(__file__).parents[3] / "README.md").read_text()
+ROOT = Path(__file__).parents[3]
+README, OPERATE, CONFIGURATION = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/operate.md", "docs/configuration.md")
+)
 #: Seconds for one answer: a start of Spark on a machine that is busy.
 PATIENCE = 240.0
 
@@ -25,30 +28,50 @@ PATIENCE = 240.0
 @pytest.mark.broker
 @pytest.mark.kafka
 @pytest.mark.spark
-def test_the_readmes_first_line(tmp_path: Path) -> None:
+def test_the_pages_sessions(tmp_path: Path) -> None:
     try:
         for needed in (find_java, kafka_jars, find_mosquitto):
             needed()
     except SetupError as error:
         lacking(str(error))
     first, second, end = sessions(README)
+    lines, move = sessions(OPERATE)
+    up, down = sessions(CONFIGURATION)
     home = {"XDG_STATE_HOME": str(tmp_path / "state-home")}
     try:
         with Terminal(tmp_path, home) as one, Terminal(tmp_path, home) as other:
-            one.perform(first, PATIENCE)
+            one.perform(up, PATIENCE)
+            one.wait_for(PROMPT, PATIENCE)
+            names = dict(
+                zip(
+                    ("mqtt://broker.example:1883", "kafka.example:9092"),
+                    re.findall(r"^(?:mosquitto|kafka) +(\S+) ", one.said, re.MULTILINE),
+                    strict=True,
+                )
+            )
+            one.perform(first, PATIENCE, names)
             wait_until(lambda: re.search('line "telemetry" .* running', one.said), PATIENCE, "the line to run")
-            other.perform(second, PATIENCE)
+            other.perform(second, PATIENCE, names)
             wait_until(lambda: _in_kafka(tmp_path) == 1000, PATIENCE, "all messages in Kafka")
+            other.clear()
+            other.perform(lines, PATIENCE, names)
+            other.wait_for(PROMPT, PATIENCE)
+            for word in ("paused: intake goes on", "received 1,500 = in Kafka 1,000 + waiting 500", "resumed"):
+                assert word in " ".join(other.said.split()), other.said
+            wait_until(lambda: _in_kafka(tmp_path) == 1500, PATIENCE, "what waited in Kafka")
             one.clear()
             one.type("\x03")
-            one.perform(end, PATIENCE)
+            one.perform(end + move, PATIENCE)
+            one.perform(down, PATIENCE)
             one.wait_for(PROMPT, PATIENCE)
-            assert re.search(r"received 1,000 = in Kafka 1,000 \+ waiting 0\s+adds up ✓", one.said)
+            assert re.search(r"received 1,500 = in Kafka 1,500 \+ waiting 0\s+adds up ✓", one.said)
             for said in (one.said, other.said):  # no row is longer than the terminal, but for what is typed, or a word
                 rows = [row for row in said.splitlines() if len(row) > COLUMNS and not row.startswith(PROMPT)]
                 assert [row for row in rows if max(map(len, row.split())) < COLUMNS // 2] == []
-        (shown,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
-        assert tomllib.loads((tmp_path / "bridge.toml").read_text()) == tomllib.loads(shown)
+        (shown,) = re.findall(r"```toml\n(.*?)```", CONFIGURATION, re.DOTALL)
+        for name, real in names.items():
+            shown = shown.replace(name, real)
+        assert tomllib.loads((tmp_path / "elsewhere" / "bridge.toml").read_text()) == tomllib.loads(shown)
     finally:
         Stack(tmp_path / "state-home" / "towline" / "devstack").stop()
 
