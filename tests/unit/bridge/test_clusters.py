@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.file import parse
@@ -134,11 +135,12 @@ def test_a_python_of_another_place_leads_to_this_one_on_the_driver(tmp_path: Pat
 def test_executors_are_asked_for_the_files_that_tasks_read(tmp_path: Path) -> None:
     password = tmp_path / "pw"
     password.write_text("secret")
-    text = GOOD.replace("[kafka]", f'[kafka]\npassword_file = "{password}"\nsettings."ssl.ca.location" = "/etc/ca.pem"')
+    trustme.CA().cert_pem.write_to_path(ca := str(tmp_path / "ca.pem"))
+    text = GOOD.replace("[kafka]", f'[kafka]\npassword_file = "{password}"\nsettings."ssl.ca.location" = "{ca}"')
     bridge = read(text, tmp_path)
-    assert files_of(bridge) == ["/etc/ca.pem", str(password)]
+    assert files_of(bridge) == [ca, str(password)]
     assert shared_of(bridge) == []
-    bridge = read(text.replace("/etc/ca.pem", "probe"), tmp_path)
+    bridge = read(text.replace(ca, "probe"), tmp_path)
     assert files_of(bridge) == [str(password)]
 
 

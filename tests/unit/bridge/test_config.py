@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import trustme
 
 from towline.bridge.config.file import load, parse
 from towline.bridge.config.mistakes import ConfigMistakes
@@ -235,6 +236,16 @@ def test_secrets_of_kafka_travel_as_names(tmp_path: Path) -> None:
         "linger.ms": "5",
         "sasl.password.file": str(tmp_path / "pw"),
     }
+
+
+def test_files_of_kafkas_client_are_named_as_from_the_bridge_file(tmp_path: Path) -> None:
+    """A service starts in another directory than a person, and librdkafka's own word is "BIO lib"."""
+    text = changed('"k1:9092"', '"k1:9092"\nsettings = { "security.protocol" = "ssl", "ssl.ca.location" = "ca.pem" }')
+    (mistake,) = told(text, tmp_path)
+    assert "[kafka]: ssl.ca.location ca.pem is not there" in mistake
+    assert mistake.endswith("[TL-C15]")
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    assert read(text, tmp_path).kafka.client()["ssl.ca.location"] == str(tmp_path / "ca.pem")
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])

@@ -209,10 +209,21 @@ class Reader:
             return None
         names = ("password_file", "key_password_file")
         files = {name: self._tables.secret_file(getattr(section, name), (*path, name), "[kafka]") for name in names}
-        section = section.model_copy(update=files)
+        settings = {key: self._located(key, value, path) for key, value in section.settings.items()}
+        section = section.model_copy(update={**files, "settings": settings})
         if not self._unset:
             self._judge_client(section)
         return section
+
+    def _located(self, key: str, value: Any, path: KeyPath) -> Any:
+        """A setting of Kafka's client that names a file, or a directory of certificates, as from this file."""
+        if not key.endswith(".location") or value == "probe" or self._unset:
+            return value
+        place = self._file.parent / Path(str(value)).expanduser()
+        if not place.exists():
+            do = "Name it as from this file, or by its whole path."
+            self._mistakes.add("TL-C15", (*path, "settings", key), "[kafka]", f"{key} {place} is not there", do)
+        return str(place)
 
     def _spark(self, table: dict[str, Any]) -> SparkSection:
         section = self._tables.model(SparkSection, table, ("spark",), "[spark]") or SparkSection()
