@@ -39,6 +39,8 @@ def pub(
     username: Annotated[str | None, typer.Option(help="MQTT user name.")] = None,
     password_file: Annotated[Path | None, typer.Option(help="File that holds the password.")] = None,
     ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
+    cert_file: Annotated[Path | None, typer.Option(help="This client's certificate, PEM.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     durable: Annotated[
         Path | None, typer.Option(metavar="STATE_DIR", help="Store each message here first; deliver it from there.")
     ] = None,
@@ -65,7 +67,7 @@ def pub(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="BROKER") from None
     properties = [_pair(text) for text in user_property or []]
-    tls = Tls(ca_file=ca_file) if ca_file else None
+    tls = Tls(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if ca_file or cert_file or key_file else None
     settings = ClientSettings(username=username, password_file=password_file, tls=tls)
     if durable is not None:
         _pub_durably(

@@ -20,6 +20,7 @@ from tests.integration.gateway.conftest import NewGateway
 from tests.integration.net.conftest import Authority
 from tests.integration.net.scripted import Line, Scripted
 from towline import Client
+from towline.cli import main
 from towline.errors import BrokerError, Unreachable
 from towline.net.transport import Endpoint, Tls, connect
 from towline_prove.devstack import Mosquitto
@@ -156,6 +157,17 @@ def test_a_client_certificate_is_asked_for(new_mosquitto: NewMosquitto, authorit
     assert "the broker does not accept our certificate (unknown ca). Check tls.cert_file.   [TL-M09]" in said
     cert_file, key_file = authority.issue("gateway")
     assert isinstance(greeting(broker, Tls(ca_file=authority.ca_file, cert_file=cert_file, key_file=key_file)), bytes)
+    files = {"--ca-file": authority.ca_file, "--cert-file": cert_file, "--key-file": key_file}
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                "pub",
+                broker.uri.replace("127.0.0.1", "localhost"),
+                "t",
+                *(str(word) for option in files.items() for word in option),
+            ]
+        )
+    assert ended.value.code == 0
 
 
 def test_an_older_tls_than_wanted(authority: Authority) -> None:
