@@ -199,12 +199,18 @@ spark = {{ master = "local[2]" }}
 [[uplink]]
 name = "line"
 guarantee = "exactly_once"
+trigger_interval_s = 1
 {made}"""
         + "".join(BESIDE.format(name, topic) for name, topic in beside.items())
     )
 
 
-BESIDE = '[[uplink]]\nname = "{0}"\nguarantee = "exactly_once"\nroute = [{{ from = "{0}/#", topic = "{1}" }}]\n'
+BESIDE = """[[uplink]]
+name = "{0}"
+guarantee = "exactly_once"
+trigger_interval_s = 1
+route = [{{ from = "{0}/#", topic = "{1}" }}]
+"""
 
 
 def readers(bridge: Running, line: str) -> Any:
