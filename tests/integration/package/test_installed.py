@@ -60,12 +60,13 @@ def test_wheel_and_sdist_hold_what_a_person_needs(built: tuple[Path, Path]) -> N
     wheel, sdist = built
     names = set(zipfile.ZipFile(wheel).namelist())
     assert SHIPPED - names == set()
-    examples = {path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*") if path.is_file()}
-    wanted = {f"towline/{name}" for name in examples if "__pycache__" not in name}
+    files = (path for path in (ROOT / "examples").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    examples = {path.relative_to(ROOT).as_posix() for path in files}
+    wanted = {f"towline/{name}" for name in examples}
     assert {name for name in names if name.startswith("towline/examples/")} == wanted
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples", "docs"))]
-    with tarfile.open(sdist) as files:
-        held = {name.partition("/")[2] for name in files.getnames()}
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
     documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert documents | examples | {"LICENSE", "CHANGELOG.md", "README.md", "setup.py"} <= held
     said = metadata(wheel)
