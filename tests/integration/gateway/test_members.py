@@ -61,7 +61,10 @@ def accounted(gateway: Gateway) -> dict[str, Any]:
     last: dict[str, Any] = {}
 
     def settled() -> bool:
-        before, now = dict(last), {key: value for key, value in gateway.status().items() if key not in ("turned_s", "up_s")}
+        before, now = (
+            dict(last),
+            {key: value for key, value in gateway.status().items() if key not in ("turned_s", "up_s")},
+        )
         last.update(now)
         return now == before and now["unacknowledged"] == 0
 
