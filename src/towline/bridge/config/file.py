@@ -219,10 +219,10 @@ class Reader:
         """A setting of Kafka's client that names a file, or a directory of certificates, as from this file."""
         if not key.endswith(".location") or value == "probe" or self._unset:
             return value
-        place = self._file.parent / Path(str(value)).expanduser()
-        if not place.exists():
+        file = Path(str(value)).expanduser()
+        if not (place := self._file.parent / file).is_dir():
             do = "Name it as from this file, or by its whole path."
-            self._mistakes.add("TL-C15", (*path, "settings", key), "[kafka]", f"{key} {place} is not there", do)
+            self._tables.there(file, (*path, "settings", key), "[kafka]", do)
         return str(place)
 
     def _spark(self, table: dict[str, Any]) -> SparkSection:
