@@ -87,18 +87,17 @@ class Installation:
     def environ(self) -> dict[str, str]:
         return {"HOME": str(self.home), "PATH": f"{self.place / 'venv' / 'bin'}:{self.tools}", "LANG": "C.UTF-8"}
 
-    def pip_install(self, *words: str | Path, environ: Mapping[str, str] = os.environ) -> None:
+    def pip_install(self, *words: str | Path, environ: Mapping[str, str] | None = None) -> None:
         """As a person does it, from the index that pip is told to use."""
         pip = [str(self.place / "venv" / "bin" / "python"), "-m", "pip", "install", "--quiet", *map(str, words)]
-        done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=1800, env=environ)
+        done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=1800, env=environ or _environ())
         assert done.returncode == 0, done.stderr[-3000:]
 
     def put(self, wheel: Path) -> None:
         """Install a wheel alone."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.place / "venv" / "bin" / "python"), "install"]
-        subprocess.run(
-            [*pip, "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)], check=True, timeout=300
-        )
+        command = [*pip, "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)]
+        subprocess.run(command, check=True, timeout=300, env=_environ())
 
     def link(self, requirements: Sequence[str], extra: str = "") -> None:
         """Give it what these ask for, and no more: the very distributions that this environment has."""
@@ -124,6 +123,11 @@ class Installation:
         )
         assert code in {None, done.returncode}, (words, done.returncode, done.stdout[-3000:])
         return done.stdout
+
+
+def _environ() -> dict[str, str]:
+    """This process's, without the sources that a session of Spark puts there: to pip Towline would be installed."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def _closure(asked: Iterator[Requirement], extra: str, seen: set[str] | None = None) -> Iterator[Distribution]:
