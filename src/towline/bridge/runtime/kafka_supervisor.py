@@ -102,12 +102,11 @@ class KafkaSupervisor(ChildSupervisor):
         if not isinstance(error, KafkaError | GatewayError) and not self.ready.is_set():
             self.fatal = error  # a wrong setting
             return
-        with self._state.lock:
-            first = self._state.kafka_error is None
-            self._state.kafka, self._state.kafka_error = "unreachable", str(error)
         self._measure(None)
-        if first:
-            self._state.say(f"{error}\nkafka: {self._meanwhile}; trying again")
+        with self._state.lock:
+            if self._state.kafka_error is None:
+                self._state.say(f"{error}\nkafka: {self._meanwhile}; trying again")
+            self._state.kafka, self._state.kafka_error = "unreachable", str(error)
         self._stopping.wait(self._pauses.next())
 
 
