@@ -241,10 +241,8 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": os.fspath(Path(tempfile.gettempdir()) / "towline-no-warehouse"),
         "spark.executorEnv.TOWLINE_TEST_USER": "u",
-        # An executor that was not heard of for two minutes is put off the list, and Spark can't put that of a local
-        # master on it again: ten minutes later the JVM ends (56). A machine that was suspended is such a silence.
-        "spark.executor.heartbeatInterval": "1h",
-        "spark.network.timeout": "2h",
+        # A machine that was suspended for two minutes would cost the JVM, as `towline.bridge.runtime.session` says.
+        "spark.storage.blockManagerHeartbeatTimeoutMs": "365d",
         "spark.log.level": "OFF",
     }
     with warnings.catch_warnings():

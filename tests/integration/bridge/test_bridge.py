@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pyspark
 import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
@@ -19,6 +22,7 @@ from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
+from towline.spark.connector import spark_kafka_conf
 from towline.spark.java import cache_directory
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 
@@ -98,6 +102,7 @@ def contain(bridge: Running) -> None:
     within = ("unshare", "--mount", "sh", "-c", CONTAINED, str(state))
     if os.geteuid() == 0 and subprocess.run([*within, "true"], capture_output=True, check=False).returncode == 0:
         os.chown(state, 12345, 12345)
+        spark_kafka_conf(pyspark.__version__)  # an image brings the jars of a downlink: its user may not put them there
         bridge.within = within
         bridge.environ = {"HOME": "/", "TMPDIR": str(state), "TOWLINE_CACHE": str(cache_directory())}
 
@@ -213,6 +218,44 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     assert "100 messages on disk; the next start carries on" in bridge.out
     line = bridge.line()
     assert (line["gateway_running"], line["account"], line["last"]["account"]["waiting"]) == (False, None, 100)
+
+
+@pytest.mark.long
+def test_a_machine_that_was_suspended_costs_no_jvm(
+    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
+) -> None:
+    """Spark's times are made short: 3 s for 120, and 3 signs of life for 60."""
+    name = topic()
+    write(bridge, mosquitto.port, kafka.bootstrap, name)
+    signs = {
+        "spark.executor.heartbeatInterval": "1s",
+        "spark.executor.heartbeat.maxFailures": "3",
+        "spark.network.timeout": "3s",
+        "spark.network.timeoutInterval": "1s",
+    }
+    conf = ", ".join(f'"{key}" = "{value}"' for key, value in signs.items())
+    text = bridge.file.read_text().replace('master = "local[2]"', f'master = "local[2]", conf = {{ {conf} }}')
+    bridge.file.write_text(text)
+    bridge.start()
+    bridge.said("connected to")
+    publish(mosquitto, 0, 10)
+    bridge.said("in Kafka 10")
+    (jvm,) = [one for one in psutil.Process(bridge.process.pid).children(recursive=True) if one.name() == "java"]
+    began = time.monotonic()
+    jvm.suspend()
+    wait_until(lambda: time.monotonic() > began + 8, PATIENCE, "a silence longer than Spark's patience")
+    jvm.resume()
+    awake = time.monotonic()
+    sent = 10
+    while time.monotonic() < awake + 20:
+        publish(mosquitto, sent, 1)
+        sent += 1
+        wait_until(lambda sent=sent: bridge.account()["in_kafka"] == sent, PATIENCE, "a message more")
+    assert jvm.is_running(), "the same"
+    assert json.loads((bridge.directory / "state" / "bridge.json").read_text())["spark_restarts"] == 0
+    bridge.interrupt()
+    assert "starting again" not in bridge.out
+    assert len(in_kafka(kafka.bootstrap, name)) == sent
 
 
 @pytest.mark.long

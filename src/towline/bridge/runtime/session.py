@@ -53,6 +53,9 @@ _LOOPBACK: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host"
 #: Where executors have the sockets of their Python processes: a directory that every machine has. The driver's, or that
 #: of a container of YARN, may have a name too long for a socket.
 _SOCKETS: Final = {"spark.python.unix.domain.socket.dir": "/tmp"}  # noqa: S108 - on other machines; the names are UUIDs
+#: An executor that is silent for ``spark.network.timeout`` (120 s), as on a machine that was suspended, is given up.
+#: That of a local master can't come back, and its JVM ends ten minutes later (`HeartbeatReceiver`, `Executor`).
+_PATIENT: Final = {"spark.storage.blockManagerHeartbeatTimeoutMs": "365d"}
 #: Settings of Kafka's client that name a file, beside the secrets.
 _FILES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.keystore.location")
 #: Of ``ssl.ca.location``: librdkafka looks for the machine's own certificates.
@@ -147,7 +150,7 @@ def settings_of(bridge: Bridge) -> dict[str, str]:
         **(short_sockets(bridge.state_dir) if here else _SOCKETS),
         "spark.ui.enabled": str(own.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
-        **(localfs.settings() if here else {}),
+        **({**localfs.settings(), **_PATIENT} if here else {}),
         "spark.sql.ansi.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         **_COMPILED,
