@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -250,12 +251,16 @@ def test_a_machine_that_was_suspended_costs_no_jvm(
     while time.monotonic() < awake + 20:
         publish(mosquitto, sent, 1)
         sent += 1
-        wait_until(lambda sent=sent: bridge.account()["in_kafka"] == sent, PATIENCE, "a message more")
+        wait_until(partial(_carried, bridge, sent), PATIENCE, "a message more")
     assert jvm.is_running(), "the same"
     assert json.loads((bridge.directory / "state" / "bridge.json").read_text())["spark_restarts"] == 0
     bridge.interrupt()
     assert "starting again" not in bridge.out
     assert len(in_kafka(kafka.bootstrap, name)) == sent
+
+
+def _carried(bridge: Running, count: int) -> bool:
+    return bool(bridge.account().get("in_kafka") == count)
 
 
 @pytest.mark.long

@@ -16,13 +16,19 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import wait_until
 from tests.integration.bridge.conftest import ended
 from tests.integration.bridge.running import PATIENCE, Running
+from towline import files
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.cluster import ClusterNode, KafkaCluster
 from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka, SecuredMosquitto
@@ -197,6 +203,39 @@ def test_everything_once_with_tls_and_sasl(secured: SecuredKafka, tmp_path: Path
         everything_once(one, 50, 50)
         logs = "".join(file.read_text(errors="replace") for file in (tmp_path / "state" / "logs").iterdir())
         assert secret not in one.bridge.out + logs
+
+
+def test_a_password_that_is_rotated(tmp_path: Path, mosquitto: Mosquitto) -> None:
+    """At Kafka first, then in the file: the uplink goes on by itself, the downlink with the next start."""
+    often = {"listener.name.sasl_ssl.scram-sha-512.connections.max.reauth.ms": "3000"}  # KIP-368
+    password = tmp_path / "password"
+    with SecuredKafka(tmp_path / "kafka", settings=often) as kafka:
+        files.replace(password, former := kafka.password_file.read_text(), synced=False)
+        said = ", ".join(f'"{name}" = "{value}"' for name, value in kafka.settings_of().items())
+        login = f'settings = {{ {said} }}\npassword_file = "{password}"'
+        with line("rotated", tmp_path, mosquitto, kafka.client, login) as one:
+            one.client = {"bootstrap.servers": kafka.inside}
+            poison(one)
+            one.publish(0, 50)
+            one.command(0, 50)
+            one.until("the beginning", lambda up, down: up["in_kafka"] == 50 and down["delivered"] == 50)
+            credential = UserScramCredentialUpsertion(
+                USER, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 8192), b"a.new.one"
+            )
+            for change in AdminClient(one.client).alter_user_scram_credentials([credential]).values():
+                change.result(30)
+            one.publish(50, 50)
+            one.bridge.said("uthentication failed")
+            files.replace(password, "a.new.one", synced=False)
+            one.until("what waited", lambda up, _: (up["in_kafka"], up["waiting"]) == (100, 0))
+            one.command(50, 50)
+            assert one.bridge.interrupt() == 0
+            one.bridge.start()
+            everything_once(one, 100, 100)
+            assert one.bridge.out.count("is up after") == 2, "Spark was started once, and once more at the restart"
+            logs = "".join(file.read_text(errors="replace") for file in (tmp_path / "state" / "logs").iterdir())
+            for secret in (former, "a.new.one"):
+                assert secret not in one.bridge.out + logs
 
 
 @pytest.fixture(scope="module")
