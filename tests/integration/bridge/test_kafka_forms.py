@@ -222,7 +222,8 @@ def test_a_password_that_is_rotated(tmp_path: Path, mosquitto: Mosquitto) -> Non
             credential = UserScramCredentialUpsertion(
                 USER, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 8192), b"a.new.one"
             )
-            for change in AdminClient(one.client).alter_user_scram_credentials([credential]).values():
+            admin = AdminClient(one.client)
+            for change in admin.alter_user_scram_credentials([credential]).values():
                 change.result(30)
             one.publish(50, 50)
             one.bridge.said("uthentication failed")
@@ -231,6 +232,7 @@ def test_a_password_that_is_rotated(tmp_path: Path, mosquitto: Mosquitto) -> Non
             one.command(50, 50)
             assert one.bridge.interrupt() == 0
             one.bridge.start()
+            wait_until(lambda: ready(one.bridge, "up") and ready(one.bridge, "down"), PATIENCE, "the next start")
             everything_once(one, 100, 100)
             assert one.bridge.out.count("is up after") == 2, "Spark was started once, and once more at the restart"
             logs = "".join(file.read_text(errors="replace") for file in (tmp_path / "state" / "logs").iterdir())

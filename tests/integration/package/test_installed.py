@@ -135,7 +135,8 @@ def test_with_the_oldest_pyspark(
     python = str(here.place / "venv" / "bin" / "python")
     files = ("spark/test_source.py", "spark/test_sink.py", "kafka/test_exactly_once_spark.py")
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/integration/{one}" for one in files)]
-    environ = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYSPARK_PYTHON"}}
+    of_this_one = ("PYTHONPATH", "PYSPARK_PYTHON", "SPARK_")  # its PySpark, and the sources
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(of_this_one)}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stdout[-5000:]
 
