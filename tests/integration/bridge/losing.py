@@ -41,12 +41,18 @@ def _loses(flag: str) -> Column:
     def loses(_: int) -> bool:
         import glob  # noqa: PLC0415 - in a worker
         import os  # noqa: PLC0415
+        import time  # noqa: PLC0415
 
-        if not os.path.exists(flag):  # noqa: PTH110
+        try:
             open(flag, "x").close()  # noqa: PTH123
-            for place in os.environ["SPARK_LOCAL_DIRS"].split(","):  # Spark's own, for its workers
-                for file in glob.glob(f"{place}/*/shuffle_*"):  # noqa: PTH207
-                    os.unlink(file)  # noqa: PTH108
+        except FileExistsError:
+            while not os.path.exists(f"{flag}.done"):  # noqa: PTH110 - the other worker is at it
+                time.sleep(0.01)
+            return True
+        for place in os.environ["SPARK_LOCAL_DIRS"].split(","):  # Spark's own, for its workers
+            for file in glob.glob(f"{place}/*/shuffle_*"):  # noqa: PTH207
+                os.unlink(file)  # noqa: PTH108
+        open(f"{flag}.done", "x").close()  # noqa: PTH123
         return True
 
     lost = F.udf(loses, "boolean", useArrow=False).asNondeterministic()  # else it would move before the shuffle
