@@ -91,6 +91,15 @@ class Mixed:
         return self._client.publish(topic, f"{number}", qos=number // DEVICES % 2)
 
 
+def stands_still(pid: int) -> bool:
+    """Whether SIGSTOP has come to each thread: one in a call of the system, as a rename, ends that first."""
+    try:
+        states = [file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return set(states) <= {"T", "t"}
+
+
 def stop_in_mid_batch(
     bridge: Running,
     kafka: Kafka,
@@ -132,6 +141,7 @@ def stop_in_mid_batch(
         if not all(all_written) or not also():
             return False
         os.kill(process.pid, signal.SIGSTOP)
+        wait_until(lambda: stands_still(process.pid), PATIENCE, "the stop of each thread")
         if all(begun[topic]() == seen[topic][0] for topic in begun) and also():
             return True
         os.kill(process.pid, signal.SIGCONT)
