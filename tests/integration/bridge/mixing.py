@@ -20,7 +20,7 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
 from towline_prove.devstack import Kafka, Mosquitto
 
-__all__ = ["DEVICES", "JVM", "MIXED", "Mixed", "check_mixed", "stop_in_mid_batch"]
+__all__ = ["DEVICES", "JVM", "MIXED", "Mixed", "check_mixed", "stands_still", "stop_in_mid_batch"]
 
 #: In the command line of a bridge's Spark.
 JVM = "org.apache.spark.deploy.SparkSubmit"

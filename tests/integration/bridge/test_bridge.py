@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-import pyspark
 import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
@@ -23,8 +22,9 @@ from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.spark.connector import spark_kafka_conf
+from towline.spark.connector import spark_kafka_jars
 from towline.spark.java import cache_directory
+from towline.spark.versions import pyspark_version
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 
 pytestmark = pytest.mark.spark
@@ -103,7 +103,7 @@ def contain(bridge: Running) -> None:
     within = ("unshare", "--mount", "sh", "-c", CONTAINED, str(state))
     if os.geteuid() == 0 and subprocess.run([*within, "true"], capture_output=True, check=False).returncode == 0:
         os.chown(state, 12345, 12345)
-        spark_kafka_conf(pyspark.__version__)  # an image brings the jars of a downlink: its user may not put them there
+        spark_kafka_jars(str(pyspark_version()))  # an image brings them: its user may not put them there
         bridge.within = within
         bridge.environ = {"HOME": "/", "TMPDIR": str(state), "TOWLINE_CACHE": str(cache_directory())}
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_for_end, wait_until
+from tests.integration.bridge.mixing import stands_still
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.bridge.test_delivery_semantics import begun, nothing_waits, online
 from towline_prove.devstack import Kafka, Mosquitto
@@ -70,6 +71,7 @@ def stop_in_a_batch(bridge: Running, broker: Mosquitto, first: int) -> tuple[int
         if begun(bridge, "once") is None:
             return False
         jvm.suspend()
+        wait_until(lambda: stands_still(jvm.pid), PATIENCE, "the stop of each thread")
         if begun(bridge, "once") is not None:
             return True
         jvm.resume()

@@ -6,14 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-__all__ = ["ROOT", "Installation", "build", "pythons"]
+__all__ = ["ROOT", "Installation", "build", "environ", "pythons"]
 
 ROOT = Path(__file__).parents[3]
 #: What a release is built of.
@@ -87,17 +87,17 @@ class Installation:
     def environ(self) -> dict[str, str]:
         return {"HOME": str(self.home), "PATH": f"{self.place / 'venv' / 'bin'}:{self.tools}", "LANG": "C.UTF-8"}
 
-    def pip_install(self, *words: str | Path, environ: Mapping[str, str] | None = None) -> None:
+    def pip_install(self, *words: str | Path) -> None:
         """As a person does it, from the index that pip is told to use."""
         pip = [str(self.place / "venv" / "bin" / "python"), "-m", "pip", "install", "--quiet", *map(str, words)]
-        done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=1800, env=environ or _environ())
+        done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=1800, env=environ())
         assert done.returncode == 0, done.stderr[-3000:]
 
     def put(self, wheel: Path) -> None:
         """Install a wheel alone."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.place / "venv" / "bin" / "python"), "install"]
         command = [*pip, "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)]
-        subprocess.run(command, check=True, timeout=300, env=_environ())
+        subprocess.run(command, check=True, timeout=300, env=environ())
 
     def link(self, requirements: Sequence[str], extra: str = "") -> None:
         """Give it what these ask for, and no more: the very distributions that this environment has."""
@@ -125,9 +125,10 @@ class Installation:
         return done.stdout
 
 
-def _environ() -> dict[str, str]:
-    """This process's, without the sources that a session of Spark puts there: to pip Towline would be installed."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def environ() -> dict[str, str]:
+    """This process's environment, without what names its sources, which pip takes for installed, and its PySpark."""
+    own = ("PYTHONPATH", "PYSPARK_PYTHON", "SPARK_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
 
 
 def _closure(asked: Iterator[Requirement], extra: str, seen: set[str] | None = None) -> Iterator[Distribution]:

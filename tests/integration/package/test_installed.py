@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import email
 import json
-import os
 import re
 import shutil
 import signal
@@ -24,7 +23,7 @@ from tests.conftest import NewTopic
 from tests.helpers import lacking, produce_all, wait_until
 from tests.integration.bridge.running import PATIENCE, in_kafka, publish
 from tests.integration.bridge.test_dlq import told
-from tests.integration.package.installing import ROOT, Installation, build, pythons
+from tests.integration.package.installing import ROOT, Installation, build, environ, pythons
 from towline import Client, Filter
 from towline.bridge.runtime.status import collect
 from towline.spark.connector import spark_kafka_jars
@@ -135,9 +134,7 @@ def test_with_the_oldest_pyspark(
     python = str(here.place / "venv" / "bin" / "python")
     files = ("spark/test_source.py", "spark/test_sink.py", "kafka/test_exactly_once_spark.py")
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/integration/{one}" for one in files)]
-    of_this_one = ("PYTHONPATH", "PYSPARK_PYTHON", "SPARK_")  # its PySpark, and the sources
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(of_this_one)}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=1800)
+    done = subprocess.run(command, cwd=ROOT, env=environ(), capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stdout[-5000:]
 
 
