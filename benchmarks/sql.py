@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from benchmarks.rig import machine
 from towline.bridge.config.file import parse
-from towline.bridge.lines.sql import DeadLetterTarget
+from towline.bridge.routes import ROUTE
 from towline.bridge.runtime.session import session
-from towline.bridge.uplink.sql import apply
+from towline.bridge.uplink.statements import Statements
 from towline.schema import SPARK_SCHEMA
 from towline_prove import processes
 from towline_prove.processes import Role
@@ -67,7 +67,9 @@ def run(count: int = 1_000_000, rounds: int = 5) -> None:
                     for way, setting in _WAYS.items():
                         spark.conf.set(_SETTING, setting)
                         for size, messages in batches.items():
-                            rows = apply(messages, line.routes, dead_letters=DeadLetterTarget("dead", "b.line"))
+                            statements = Statements(line.routes)
+                            routed = messages.withColumns({name: F.lit("d1") for name in statements.values})
+                            rows = statements.applied(routed.withColumn(ROUTE, F.lit(0)), tolerant=True)
                             spent[way, size].append(_cpu(rows))
                 for way in _WAYS:
                     few, many = (statistics.median(spent[way, size][1:]) for size in (_FEW, count))

@@ -1,8 +1,7 @@
 """Columns of a row, as Spark's Kafka sink has them, and how an Arrow batch of them becomes arguments of ``produce``.
 
 The hot path of the sink: whole columns are turned into Python values in C, headers are cut out of flat child columns,
-and a row costs a tuple and, with headers, a list. The headers that every MQTT message has are made of flat columns,
-each once for all rows that say the same.
+and a row costs a tuple and, with headers, a list.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ import pyarrow.compute as pc
 
 from towline.errors import KafkaError
 from towline.kafka.options import FORMAT
-from towline.kafka.packed import PACKED
-from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
 from towline.sinks import check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["ACCEPTED", "A_HEADER", "ORIGIN", "PROPERTIES", "Columns", "Record", "Rows", "header_lists"]
+    from towline.kafka.properties import Header
+    from towline.kafka.screening import Fault
+
+__all__ = ["ACCEPTED", "A_HEADER", "Columns", "Record", "Rows", "distinct_values", "header_lists", "longest", "most"]
 
 #: Positional arguments of `confluent_kafka.Producer.produce`: topic, value, key, partition (-1: the partitioner
 #: decides) and, with headers or timestamps, callback, on_delivery (both None), timestamp in ms (0: now), headers.
@@ -42,40 +42,6 @@ ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "timestamp": ("timestamp",),
     }
 )
-#: Columns of the bridge's own: what a dead letter has to tell of the MQTT message beside its record's headers. Flat,
-#: because a struct a row doubles what a row costs (measured).
-#:   gateway   who received it
-#:   offset    its number there; null for a record that is a dead letter already
-#:   facts     how many of the record's headers are no part of the message, times two; one more if DUP was set
-#:   message   all its properties as headers, for records that have none of them; else empty, or not there
-ORIGIN: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "towline_gateway": "string",
-        "towline_offset": "bigint",
-        "towline_facts": "int",
-        "towline_message": "array<struct<key:string,value:binary>>",
-    }
-)
-#: And what the headers of the MQTT message are made of, which come before those in ``headers``: an array of structs
-#: costs four times as much on its way here, and the SQL that builds it is planned anew for every batch.
-#:   topic   the topic; null for a record that has no such headers
-#:   qos     its QoS
-#:   rare    what only some messages have; null for the others
-PROPERTIES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "towline_topic": "string",
-        "towline_qos": "tinyint",
-        "towline_rare": (
-            "struct<retain:boolean,content_type:string,payload_is_utf8:boolean,response_topic:string,"
-            "correlation_data:binary,user_properties:array<struct<key:string,value:string>>,"
-            "message_expiry_seconds:bigint,subscription_ids:array<int>>"
-        ),
-    }
-)
-_TOPIC, _QOS, _RARE = PROPERTIES
-#: What headers take at most beside texts, topics and properties of users: names, digits, and microseconds since 1970.
-_FIXED_BYTES: Final = 100
-_RARE_BYTES: Final = 200
 #: -1 is librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides.
 _UNASSIGNED: Final = -1
 #: What Kafka and its client need for a header beside name and value.
@@ -124,12 +90,13 @@ class Columns:
         Raises:
             ConfigError: TL-C48 for a column that is missing, unknown or of another type.
         """
-        own = {**ORIGIN, **PROPERTIES, PACKED: "binary"}
-        check_columns(FORMAT, "Kafka", {n: kind for n, kind in schema.items() if own.get(n) != kind}, ACCEPTED, topic)
-        unused = {PACKED} if include_headers else {PACKED, "headers"}
-        if topic is not None:
-            unused.add("topic")
+        check_columns(FORMAT, "Kafka", schema, ACCEPTED, topic)
+        unused = {name for name, without in (("headers", not include_headers), ("topic", topic is not None)) if without}
         return cls(topic, frozenset(schema) - unused)
+
+    def refusals(self, batch: Any) -> list[Fault] | None:  # noqa: ARG002 - of columns that have them
+        """Why each row of a batch can't be a record, where whoever made the batch knows; None for rows that can."""
+        return None
 
     def rows(self, batch: Any, *, any_topic: bool = False) -> Rows:
         """Convert one ``pyarrow.RecordBatch``.
@@ -147,23 +114,15 @@ class Columns:
         columns = [topics, _listed(values), _listed(keys), self._partitions(batch), *self._extras(batch)]
         return Rows(batch.num_rows, _size(values) + _size(keys), names, zip(*columns, strict=False))
 
-    def originals(self, batch: Any, at: int, headers: Sequence[Header]) -> list[Header]:
-        """The headers of a dead letter: the record's own, or of the MQTT message that it was made of.
+    def originals(self, batch: Any, at: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - see refusals
+        """The headers of a row's dead letter: the record's own.
 
         Args:
             batch: As for `rows`.
             at: Which row.
             headers: Of its record.
         """
-        cells = [batch.column(name)[at].as_py() if name in self.present else None for name in ORIGIN]
-        gateway, offset, facts, message = cells
-        if offset is None or facts is None:
-            return [*headers]
-        own = [(header["key"], header["value"]) for header in message or ()]
-        place = {"mqtt.gateway": gateway or "", "mqtt.offset": str(offset)}
-        place |= {"mqtt.duplicate": "true"} if facts % 2 else {}
-        made = own or headers[: len(headers) - facts // 2]
-        return [*made, *((name, text.encode()) for name, text in place.items())]
+        return [*headers]
 
     def _extras(self, batch: Any) -> list[Iterator[Any]]:
         if self.present.isdisjoint(("headers", "timestamp")):
@@ -171,28 +130,16 @@ class Columns:
         return [repeat(None), repeat(None), self._timestamps(batch), self._headers(batch)]
 
     def _headers(self, batch: Any) -> Iterator[Any]:
-        if "headers" not in self.present:
-            return repeat(None)
-        column = batch.column("headers")
-        if _TOPIC not in self.present or batch.column(_TOPIC).null_count == batch.num_rows:
-            return header_lists(column)
-        rare, plain = batch.column(_RARE), _plain_headers(batch)
-        some = rare.null_count < batch.num_rows
-        if not some and not batch.column(_TOPIC).null_count and not len(column.flatten()):
-            return plain
-        more = rare.to_pylist() if some else repeat(None)
-        return map(_joined, plain, _names(batch), more, header_lists(column))
+        return header_lists(batch.column("headers")) if "headers" in self.present else repeat(None)
 
     def largest(self, batch: Any) -> int:
         """At least the bytes of keys, values and headers of any record, and some for what Kafka adds to a header."""
-        size = sum(_longest(batch.column(name)) for name in ("key", "value") if name in self.present)
+        size = sum(longest(batch.column(name)) for name in ("key", "value") if name in self.present)
         if "headers" not in self.present:
             return size
-        if _TOPIC in self.present:
-            size += _FIXED_BYTES + _longest(batch.column(_TOPIC)) + _most_of(batch.column(_RARE))
         column = batch.column("headers")
         pairs = column.flatten()
-        return size + _most(column) * (A_HEADER + _longest(pairs.field("key")) + _longest(pairs.field("value")))
+        return size + most(column) * (A_HEADER + longest(pairs.field("key")) + longest(pairs.field("value")))
 
     def _binary(self, batch: Any, name: str) -> Any:
         # A string is its UTF-8 bytes; the cast copies nothing.
@@ -225,64 +172,23 @@ class Columns:
         # Kafka counts milliseconds, Spark microseconds; what is finer is cut off.
         millis = pc.divide(batch.column("timestamp").cast(pa.int64()), 1000)
         # librdkafka has no way to say 1970-01-01 00:00:00; a millisecond later is the nearest moment that it has.
-        return _values(pc.if_else(pc.equal(millis, _NOW), 1, millis).fill_null(_NOW))
+        return distinct_values(pc.if_else(pc.equal(millis, _NOW), 1, millis).fill_null(_NOW))
 
 
-def _names(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
-    """Topic, QoS, and the microseconds since 1970 of each message."""
-    moments = _values(batch.column("timestamp").cast(pa.int64()))
-    # What is the same in all rows is repeated.
-    return zip(batch.column(_TOPIC).cast(pa.binary()).to_pylist(), _values(batch.column(_QOS)), moments, strict=False)
-
-
-def _plain_headers(batch: Any) -> Iterator[list[Header]]:
-    """The headers that every message has; what several messages say is one tuple for all of them."""
-    topics = _each_header(batch.column(_TOPIC).cast(pa.binary()), "mqtt.topic")
-    levels = _each_header(batch.column(_QOS), "mqtt.qos")
-    moments = _each_header(batch.column("timestamp").cast(pa.int64()), "mqtt.received-at")
-    return map(list, zip(topics, levels, moments, strict=True))
-
-
-def _each_header(column: Any, name: str) -> Iterator[Header]:
-    coded = column.dictionary_encode(null_encoding="encode")
-    made = [(name, in_bytes(value)) for value in coded.dictionary.to_pylist()]
-    return repeat(made[0], len(column)) if len(made) == 1 else map(made.__getitem__, coded.indices.to_pylist())
-
-
-def _joined(
-    plain: list[Header], name: tuple[bytes | None, int, int], more: Mapping[str, Any] | None, own: list[Header]
-) -> list[Header]:
-    topic, qos, received = name
-    if topic is None:
-        return own
-    made = plain if more is None else property_headers(topic, qos, received, more)
-    return [*made, *own] if own else made
-
-
-def _most_of(rare: Any) -> int:
-    """At least the bytes of the headers that any message's rare properties become."""
-    if rare.null_count == len(rare):
-        return 0
-    parts = dict(zip(rare.type.names, rare.flatten(), strict=True))
-    texts = sum(_longest(parts[name]) for name in ("content_type", "response_topic", "correlation_data"))
-    users, numbers = parts["user_properties"], parts["subscription_ids"]
-    pairs = users.flatten()
-    one = A_HEADER + len(USER_PREFIX) + _longest(pairs.field("key")) + _longest(pairs.field("value"))
-    return _RARE_BYTES + texts + _most(users) * one + _most(numbers) * (A_HEADER + _RARE_BYTES)
-
-
-def _most(lists: Any) -> int:
+def most(lists: Any) -> int:
+    """The length of the longest list of a column."""
     return pc.max(lists.value_lengths()).as_py() or 0
 
 
-def _values(column: Any) -> Iterator[Any]:
+def distinct_values(column: Any) -> Iterator[Any]:
     """The values of a column of numbers; messages that came together have the same."""
     ends = pc.min_max(column).as_py()
     same = ends["min"] == ends["max"] and not column.null_count
     return repeat(ends["min"]) if same else iter(column.to_pylist())
 
 
-def _longest(column: Any) -> int:
+def longest(column: Any) -> int:
+    """Bytes of the longest value of a column."""
     return pc.max(pc.binary_length(column.cast(pa.binary()))).as_py() or 0
 
 

@@ -166,10 +166,11 @@ class AtMostOnce(Delivery):
     def _deliver(self, client: producers.KafkaProducer, batches: Iterable[Any]) -> Delivered:
         rows = size = sent = 0
         remaining = iter(batches)
-        why = ""
+        why, screen = "", RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
         try:
             for batch in remaining:
-                converted = self.columns.rows(batch)
+                refused = self.columns.refusals(batch) is not None
+                converted = screen.rows(batch) if refused else self.columns.rows(batch)
                 rows, size = rows + converted.size, size + converted.bytes
                 self._refuse_reserved(converted)
                 client.require(converted.topics)
@@ -186,7 +187,8 @@ class AtMostOnce(Delivery):
         if lost:
             producers.discard(self.settings)
             why = why or (faults.reason(client.first[0][1]) if client.first else "Kafka did not take them in time")
-        return Delivered(reached, size + rest.bytes, lost, why)
+        dead = min(screen.dead_letters, reached)
+        return Delivered(reached - dead, size + rest.bytes, lost, why, dead)
 
 
 def _count(batches: Iterable[Any], why: str = "") -> Delivered:

@@ -5,11 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["TRACE_CONTEXT", "USER_PREFIX", "Header", "in_bytes", "property_headers", "user_header", "user_property"]
+__all__ = [
+    "HEADERS",
+    "TRACE_CONTEXT",
+    "USER_PREFIX",
+    "Header",
+    "in_bytes",
+    "property_headers",
+    "user_header",
+    "user_property",
+]
 
 Header: TypeAlias = tuple[str, bytes | None]
 
 USER_PREFIX: Final = "mqtt.user."
+#: Kafka header → what it carries. The first two are always there, the others when the message has them; user properties
+#: keep their order and repetition [MQTT-3.3.2-18]. DUP and topic aliases belong to one hop, not to the message.
+HEADERS: Final[Mapping[str, str]] = {
+    "mqtt.topic": "topic name, UTF-8",
+    "mqtt.qos": "0, 1 or 2",
+    "mqtt.retain": '"true", only on a retained message',
+    "mqtt.content-type": "content type, UTF-8 [MQTT 5 section 3.3.2.3.9]",
+    "mqtt.response-topic": "topic name, UTF-8",
+    "mqtt.correlation-data": "the bytes",
+    "mqtt.message-expiry": "seconds left on receipt, decimal",
+    "mqtt.payload-format": '"1" for UTF-8 text, "0" for bytes, when said',
+    "mqtt.subscription-id": "decimal; one header for each",
+    "mqtt.received-at": "microseconds since 1970 UTC, decimal; the record's timestamp has the milliseconds",
+    "mqtt.user.<key>": "user property, one header for each; traceparent and tracestate have no prefix",
+}
 #: User properties whose header has their own name: those of W3C Trace Context (sections 3.2 and 3.3), which the
 #: libraries of consumers look for under that name (its drafts for MQTT and for Kafka, OpenTelemetry's propagators).
 TRACE_CONTEXT: Final = ("traceparent", "tracestate")
@@ -28,7 +52,7 @@ def user_property(header: str) -> str | None:
 
 
 def property_headers(topic: bytes | None, qos: int | None, received_us: int, more: Mapping[str, Any]) -> list[Header]:
-    """All properties, in the order of `towline.bridge.config.routes.HEADERS`.
+    """All properties, in the order of `HEADERS`.
 
     Args:
         topic: The topic name, UTF-8; None where a dead letter does not say it, as all that follows.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from itertools import chain
+from itertools import chain, count, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -212,6 +212,10 @@ class RecordCheck:
         rows = self._columns.rows(batch, any_topic=dead is not None)
         if dead is None:
             return rows
+        if (refusals := self._columns.refusals(batch)) is not None:
+            self.dead_letters += rows.size
+            letters = map(self._letter, repeat(batch), count(), rows.records, refusals)
+            return Rows(rows.size, rows.bytes, frozenset({dead}), chain.from_iterable(letters))
         if self._columns.topic is None and dead in rows.topics:
             self.dead_letters += pc.sum(pc.equal(batch.column("topic"), dead)).as_py()
         if not self._suspicious(batch):
@@ -253,6 +257,8 @@ class RecordCheck:
     def _topics(self, batch: Any) -> set[str]:
         if self._columns.topic is not None:
             return {self._columns.topic}
+        if self._columns.refusals(batch) is not None:
+            return set()
         return {name for name in batch.column("topic").unique().to_pylist() if name is not None}
 
     def _suspicious(self, batch: Any) -> bool:
@@ -294,9 +300,13 @@ class RecordCheck:
         fault = fault_of(record, self._limits)
         if fault is None:
             return (record,)
-        topic, value, key, partition = record[:4]
         # A dead letter that Kafka would refuse as it is, as too large, was counted with the rows that name the topic.
-        self.dead_letters += self._columns.topic is not None or topic != self._settings.dead_letter_topic
+        self.dead_letters += self._columns.topic is not None or record[0] != self._settings.dead_letter_topic
+        return self._letter(batch, at, record, fault)
+
+    def _letter(self, batch: Any, at: int, record: Record, fault: Fault) -> list[Record]:
+        """The dead letter of a record, in as many parts as the topic asks for."""
+        topic, value, key, partition = record[:4]
         moment, headers = (record[6], record[7]) if len(record) > 4 else (0, None)
         dead_letter = DeadLetter(
             fault.reason,
@@ -314,8 +324,8 @@ class RecordCheck:
         return [(name, v, k, -1, None, None, 0, h) for k, v, h in to_records(dead_letter, self._room())]
 
     def _room(self) -> int:
-        facts = self._limits.topics[self._settings.dead_letter_topic or ""]
-        return min(self._limits.client, facts.max_bytes or _TOPIC_MAX)
+        facts = self._limits.topics.get(self._settings.dead_letter_topic or "")  # none where nobody has looked
+        return min(largest_message(self._settings.client), (facts and facts.max_bytes) or _TOPIC_MAX)
 
 
 def _least(facts: Iterable[TopicFacts]) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -22,9 +23,8 @@ from towline.kafka.delivery import Delivered, Task, require_topics
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
-from towline.kafka.packed import unpacked
 from towline.kafka.topicids import SourceTopics
-from towline.sinks import column_types
+from towline.sinks import column_types, lower_case
 from towline.spark import tally
 from towline.spark.gathering import Left, RowsForDriver
 from towline.spark.sink_note import SinkBatch
@@ -34,7 +34,7 @@ from towline.spark.workers import settle
 from towline.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyarrow import RecordBatch
     from pyspark.sql.datasource import WriterCommitMessage
@@ -67,11 +67,13 @@ class KafkaWritten(TaskAnswer):
         query: Streaming query id; None in a batch query.
         done: What became of its rows.
         given: How many rows the task was given, whatever became of them.
+        left_out: How many more were left out, by why.
     """
 
     query: str | None
     done: Delivered
     given: int
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def marked(self) -> int | None:
@@ -159,7 +161,7 @@ class KafkaTransactional(DataSource):
             return FailingWriter(problem)
         delivery = self._delivery(schema, origin)
         if not self._settings.gather:
-            return StreamWriter(delivery, location)
+            return self._stream_writer(delivery, location)
         of = location or f"{self._settings.servers} {self._settings.sink_id}"
         batch = origin.newest if self._settings.batch is None else self._settings.batch
         return GatheringWriter(delivery, location, RowsForDriver.beside(of, batch, self._settings.spool_disk))
@@ -183,12 +185,18 @@ class KafkaTransactional(DataSource):
             return ForeachBatchWriter(self.streamWriter(schema, overwrite), self._settings.batch)
         return BatchWriter(self._delivery(schema, BatchOrigin(job=uuid.uuid4().hex)))
 
+    def _stream_writer(self, delivery: Delivery, location: str) -> StreamWriter:
+        return StreamWriter(delivery, location)
+
     def _delivery(self, schema: StructType, origin: BatchOrigin | None = None) -> Delivery:
         _tell(self._settings)
-        types = column_types(schema.fields, FORMAT)
-        columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
+        columns = self._columns(schema)
         require_topics(self._settings)
         return delivery_for(self._settings, columns, origin or BatchOrigin())
+
+    def _columns(self, schema: StructType) -> Columns:
+        types = column_types(schema.fields, FORMAT)
+        return Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
 
 
 _ANEW: Final = (
@@ -229,10 +237,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
             KafkaError: The rows are not safely in Kafka; TL-K08 if Spark does not say which batch this is.
         """
         settle()
+        return self._written(iterator)
+
+    def _written(self, batches: Iterator[RecordBatch]) -> KafkaWritten:
         task = self._task()
         if isinstance(self._delivery, ExactlyOnce):
             _refuse_speculation()
-        return _write(self._delivery, iterator, task)
+        return _write(self._delivery, batches, task)
 
     @one_line
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -259,7 +270,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         known = all(answer.marked in (None, answer.given) for answer in written)
         given = sum(answer.given for answer in written) if known else None
         seconds = [one.done.seconds for one in written if one.done.seconds is not None]
-        tally.given(checkpoint, batch, given, said_of(written, others, self._sink(written)), seconds)
+        left = sum((Counter(answer.left_out) for answer in written), Counter[str]())
+        tally.given(checkpoint, batch, given, said_of(written, others, self._sink(written)), seconds, left)
         checkpoint.sync_state()
 
     def _sink(self, written: Sequence[KafkaWritten]) -> str:
@@ -298,7 +310,9 @@ class GatheringWriter(StreamWriter):
         """
         settle()
         task = self._task()
-        return KafkaGathered(task.partition, task.batch, task.query, task.run, self._place.leave(unpacked(iterator)))
+        return KafkaGathered(
+            task.partition, task.batch, task.query, task.run, self._place.leave(map(lower_case, iterator))
+        )
 
     @one_line
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -416,7 +430,7 @@ def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> Ka
 
     def counted() -> Iterator[RecordBatch]:
         nonlocal given
-        for batch in unpacked(batches):
+        for batch in map(lower_case, batches):
             given += batch.num_rows
             yield batch
 

@@ -308,15 +308,23 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             GatewayError: TL-G62, a second attempt of the task asks for rows that are served once. The first may have
                 passed them on, and nobody could count them: so the batch fails, and comes again empty.
         """
+        part = self._begun(partition)
+        rows = _rows(self._plan.place, part)
+        return rows if part.watermark_ms is None else _timed(rows, part.watermark_ms)
+
+    def _begun(self, partition: InputPartition) -> Slice:
+        """The slice of a task, which may be read.
+
+        Raises:
+            GatewayError: TL-G62.
+        """
         settle()
         assert isinstance(partition, Slice)
-        plan = self._plan
-        if not plan.serves_again and partition.start < partition.end and (attempt := _attempt()):
+        if not self._plan.serves_again and partition.start < partition.end and (attempt := _attempt()):
             what = f"attempt {attempt + 1} of a task asks for rows that this guarantee hands out once"
             do = "Start the query again: the batch then comes without them. spark.task.maxFailures=1 saves attempts."
             raise GatewayError("TL-G62", 'format("mqtt")', what, do)
-        rows = _rows(plan.place, partition)
-        return rows if partition.watermark_ms is None else _timed(rows, partition.watermark_ms)
+        return partition
 
     # -- helpers -----------------------------------------------------------------------------------------------
 

@@ -12,19 +12,21 @@ sums begin anew.
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from towline.errors import JournalError
 from towline.spark.sink_note import NotedBatch, SinkBatch, SinkSums, alone, noted_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from towline.checkpoint import Checkpoint
 
 __all__ = [
     "given",
     "given_at",
+    "left_out_at",
     "note_empty",
     "noted",
     "noted_last",
@@ -72,11 +74,13 @@ class _RowsNote(NamedTuple):
         rows: Batches, and how many rows the sink was given of each.
         sums: What became of them.
         times: Batches, and how long each transaction of them was open, in seconds.
+        left_out: Batches, and how many rows were left out of each, by why; only those that left any out.
     """
 
     rows: list[tuple[int, int]]
     sums: list[NotedBatch]
     times: list[tuple[int, list[float]]]
+    left_out: list[tuple[int, dict[str, int]]]
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> _RowsNote:
@@ -89,6 +93,7 @@ class _RowsNote(NamedTuple):
             _listed(told, "rows", _pair),
             _listed(told, "sums", NotedBatch.from_json),
             _listed(told, "times", _times),
+            _listed(told, "left_out", _counts),
         )
 
     def keep(self, checkpoint: Checkpoint) -> None:
@@ -98,6 +103,7 @@ class _RowsNote(NamedTuple):
             "rows": self.rows[-_KEPT:],
             "sums": [one.as_json() for one in self.sums[-_SUMS_KEPT:]],
             "times": self.times[-_TIMES_KEPT:],
+            "left_out": self.left_out[-_KEPT:],
         }
         checkpoint.keep_note(_ROWS, json.dumps(note, separators=(",", ":")), synced=False)
 
@@ -108,6 +114,7 @@ def given(
     rows: int | None,
     said: SinkBatch | None = None,
     seconds: Sequence[float] = (),
+    left_out: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Note how many rows the sink was given in a batch, what became of them, and what its transactions took.
 
@@ -117,6 +124,7 @@ def given(
         rows: None where it did not look at all of them.
         said: What the sink says; None for nothing.
         seconds: How long each transaction was open; none where there are no transactions.
+        left_out: How many rows more were left out, by why.
 
     Raises:
         JournalError: TL-J20, the disk did not take it.
@@ -126,6 +134,7 @@ def given(
         [entry for entry in before.rows if entry[0] < batch] + ([] if rows is None else [(batch, rows)]),
         [one for one in before.sums if one.batch < batch],
         [entry for entry in before.times if entry[0] < batch] + ([(batch, [*seconds])] if seconds else []),
+        [entry for entry in before.left_out if entry[0] < batch] + ([(batch, {**left_out})] if left_out else []),
     )
     if said is not None:
         now.sums.append(noted_after(before.sums, batch, said))
@@ -170,6 +179,11 @@ def given_at(checkpoint: Checkpoint, batch: int) -> int | None:
     return dict(_RowsNote.read(checkpoint).rows).get(batch)
 
 
+def left_out_at(checkpoint: Checkpoint, batch: int) -> dict[str, int]:
+    """How many rows of a batch were left out, by why; nothing where none was, or nobody knows."""
+    return dict(_RowsNote.read(checkpoint).left_out).get(batch, {})
+
+
 def took_at(checkpoint: Checkpoint, batch: int) -> list[float]:
     """How long each transaction of a batch was open; nothing where there was none, or nobody knows."""
     return dict(_RowsNote.read(checkpoint).times).get(batch, [])
@@ -208,6 +222,11 @@ def _listed(told: Any, key: str, read: Callable[[Any], _T]) -> list[_T]:
 def _pair(entry: Any) -> tuple[int, int]:
     batch, count = entry
     return int(batch), int(count)
+
+
+def _counts(entry: Any) -> tuple[int, dict[str, int]]:
+    batch, counts = entry
+    return int(batch), {str(why): int(count) for why, count in counts.items()}
 
 
 def _times(entry: Any) -> tuple[int, list[float]]:

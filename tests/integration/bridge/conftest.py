@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from tests.integration.bridge.running import Running
 from towline.bridge.config.file import parse
 from towline.bridge.runtime.session import settings_of
-from towline.bridge.uplink.source import PackedSource
+from towline.bridge.uplink.sink import FORMATS
 from towline.spark.registration import register
 
 _BRIDGE = """
@@ -45,7 +45,8 @@ def spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     for name, value in given.items():
         spark.conf.set(name, value)
     register(spark)
-    spark.dataSource.register(PackedSource)
+    for source in FORMATS:
+        spark.dataSource.register(source)
     yield spark
     for name, former in before.items():
         if former is None:

@@ -52,12 +52,12 @@ class Carried:
     def _keep(self, frame: DataFrame, batch: int) -> None:
         rows = frame.collect()
         given(Checkpoint(str(self._query.line.checkpoint)), batch, len(rows))  # as the Kafka sink notes it
-        self.values += sorted(int(bytes(row.value)) for row in rows)
+        self.values += sorted(int(bytes(row.payload)) for row in rows)
 
     def carry(self, *moments: datetime) -> None:
         mine, server = self._query, self._server
         rows = mine.source(self._spark, {"telemetry": "earliest"})
-        frame = mine.records(rows, Identity("telemetry", "plant-7.telemetry")).writeStream
+        frame = mine.prepared(rows).writeStream
         query = frame.foreachBatch(self._keep).option("checkpointLocation", str(mine.line.checkpoint)).start()
         try:
             for at in moments:

@@ -101,9 +101,9 @@ def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     first = replay.replay(shelf, dlq.Wanted(), no_spark, limit=1)
     assert sum(first.mended.values()) == 1 or first.dead
     rest = replay.replay(shelf, dlq.Wanted(), no_spark)
-    assert rest.dead == {"no route takes its topic": 1}
+    assert rest.dead == {"no route takes this topic": 1}
     again = replay.replay(shelf, dlq.Wanted(), no_spark)
-    assert (again.mended, again.dead) == ({}, {"no route takes its topic": 1})
+    assert (again.mended, again.dead) == ({}, {"no route takes this topic": 1})
     assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
     assert [entry.dead_letter.value for entry in shelf.entries(dlq.Wanted())] == [b"m1".ljust(10, b".")]
     assert shelf.strange == 1
@@ -295,7 +295,7 @@ def test_the_commands(kafka: Kafka, make: Make) -> None:
         "dry_run": False,
         "mended": {target: 1},
         "filtered": 0,
-        "dead": {"no route takes its topic": 1},
+        "dead": {"no route takes this topic": 1},
         "absent": [],
         "nobodys": [{"topic": dead, "signed": "another.line", "letters": 1}],
         "strange": [],
@@ -313,5 +313,5 @@ def test_a_where_is_asked_again(kafka: Kafka, make: Make) -> None:
     assert code == 1
     assert json.loads(out)["mended"] == {target: 1}
     assert json.loads(out)["filtered"] == 1
-    assert json.loads(out)["dead"] == {"its where raises an error": 1}
+    assert json.loads(out)["dead"] == {"the SQL of where raised an error on this message": 1}
     assert values(kafka, target) == [b"m1"]

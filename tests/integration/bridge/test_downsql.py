@@ -22,33 +22,19 @@ from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, PLACE, DownlinkStatements
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery
 from towline.bridge.lines.sql import HEADER_TYPE, DeadLetterTarget
-from towline.bridge.uplink import sql as uplink_sql
 from towline.delivery.outrows import message_of
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import DeadLetter, Reason, from_record
 from towline.mqtt.message import OutboundMessage
-from towline.schema import MESSAGE_SCHEMA, SPARK_SCHEMA
+from towline.schema import MESSAGE_SCHEMA
 
 pytestmark = pytest.mark.spark
 
-COLUMNS = [part.split(" ")[0] for part in SPARK_SCHEMA.replace("struct<key: string, value: string>", "x").split(", ")]
 RECORD = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
 )
-#: Columns of the source of which a message may say nothing, and their types.
-SILENT = {
-    "retain": "boolean",
-    "duplicate": "boolean",
-    "content_type": "string",
-    "payload_is_utf8": "boolean",
-    "response_topic": "string",
-    "correlation_data": "binary",
-    "user_properties": "array<struct<key: string, value: string>>",
-    "message_expiry_seconds": "bigint",
-    "subscription_ids": "array<int>",
-}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 #: What MQTT allows in a string [MQTT-1.5.4-2], and in a topic name.
@@ -105,17 +91,9 @@ def written(message: OutboundMessage | int) -> bytes:
 def up(spark: SparkSession, messages: list[dict[str, Any]]) -> DataFrame:
     """What the way up writes, as Spark's Kafka source would read it."""
     route = RouteSection.model_validate({"from": "#", "topic": "t", "key": "{mqtt.topic}"})
-    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    rows = mapped(frame, (route.compile(Guarantee.AT_LEAST_ONCE),))
-    return rows.select(
-        "key",
-        "value",
-        "topic",
-        F.lit(0).alias("partition"),
-        F.monotonically_increasing_id().alias("offset"),
-        "timestamp",
-        "headers",
-    )
+    made = mapped(spark, (route.compile(Guarantee.AT_LEAST_ONCE),), messages)
+    rows = [(key, value, topic, 0, n, NOW, headers) for n, (topic, value, key, *_, headers) in enumerate(made)]
+    return spark.createDataFrame(rows, RECORD)
 
 
 @given(messages=MANY)
@@ -354,27 +332,6 @@ def test_what_is_counted_on_the_way_down_is_counted_once_though_tasks_run_again(
     assert progress["numInputRows"] > 600, "the tasks have not run again"
     report = reported(progress)
     assert (report["rows"], report["observed"]) == (600, {"kept": 600, "filtered": 200, "dead_lettered": 60 - 20})
-
-
-def test_what_is_counted_on_the_way_up_is_counted_once_though_tasks_run_again(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    rows = numbers(spark, 600).selectExpr(
-        "concat(IF(n % 5 = 0, 'x/', 'd/'), n) AS topic", "encode('{}', 'UTF-8') AS payload", "CAST(1 AS BYTE) AS qos",
-        "n AS offset", "timestamp AS received_at", "'g' AS gateway",
-        *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in SILENT.items()),
-    )  # fmt: skip
-    said = {"from": "d/{n}", "topic": "{n}", "key": "{n}", "where": "offset % 3 > 0"}
-    route = RouteSection.model_validate({**said, "allowed_topics": ["1*"], "fallback_topic": "rest"})
-    counters = (COUNTER, KEPT_COUNTER)
-    routes = (route.compile(Guarantee.AT_LEAST_ONCE),)
-    mapped_rows = uplink_sql.apply(rows, routes, counters=counters, parallelism=3)
-    progress = progress_of_a_lost_shuffle(mapped_rows, tmp_path)
-    assert progress["numInputRows"] > 600, "the tasks have not run again"
-    report = reported(progress)
-    # Of 480 that a route takes a third is filtered; of the other 320 those go to a topic of their own that 1 begins.
-    own = sum(1 for n in range(600) if n % 5 and n % 3 and str(n).startswith("1"))
-    assert report["observed"] == {"filtered": 160, "unrouted": 120, "fallback": 320 - own}
 
 
 def test_a_transform_keeps_the_columns(spark: SparkSession) -> None:

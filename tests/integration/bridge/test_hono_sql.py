@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from tests.integration.bridge.mapped import Planned, mapped
+from tests.integration.bridge.mapped import NOW, Planned, frame_of, message
 from towline.bridge.config.downlink import Sql
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
-from towline.bridge.config.routes import first_match
 from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, DownlinkStatements
 from towline.bridge.lines.sql import DeadLetterTarget
-from towline.schema import SPARK_SCHEMA
+from towline.bridge.routes import RouteTable
+from towline.bridge.uplink.statements import Statements
+from towline.kafka.deadletters import DeadLetter, Reason, to_record
 
 pytestmark = pytest.mark.spark
 
-COLUMNS = [part.split(" ")[0] for part in SPARK_SCHEMA.replace("struct<key: string, value: string>", "x").split(", ")]
-NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 MILLIS = 1_767_323_045_678
 DEAD = DeadLetterTarget("dead", "bridge.line")
 RECORD = (
@@ -78,17 +78,10 @@ def bridge(hono: str = "") -> Bridge:
     return parse(FILE.format(hono=hono), Path("/nowhere/b.toml"), {})
 
 
-def message(topic: str, payload: bytes = b"x", qos: int = 1, **more: Any) -> dict[str, Any]:
-    row = dict.fromkeys(COLUMNS) | {"topic": topic, "payload": payload, "qos": qos, "received_at": NOW}
-    return {**row, "retain": False, "duplicate": False, "gateway": "g", "offset": 0, **more}
-
-
 @pytest.fixture(scope="module")
 def plan(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Planned:
     """What goes to Kafka, in the order of the messages."""
-    routes = bridge(TENANTS).uplinks[0].routes
-    each = lambda frame: mapped(frame, routes, dead_letters=DEAD, counters=("c", "k"))  # noqa: E731
-    return Planned(spark, tmp_path_factory.mktemp("messages") / "m.arrow", each)
+    return Planned(spark, tmp_path_factory.mktemp("messages") / "m.arrow", bridge(TENANTS).uplinks[0].routes)
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +90,15 @@ def up(plan: Planned) -> Records:
     return lambda *messages: [outcome(row) for row in plan(messages)]
 
 
-def outcome(row: Row) -> Any:
-    headers = {h.key: bytes(h.value).decode() for h in row.headers}
-    assert len(headers) == len(row.headers), "no header stands twice"
-    if row.topic != "dead":
-        return row.topic, bytes(row.key).decode(), bytes(row.value), headers
-    reason = headers["towline.dlq.reason"]
-    return headers["towline.dlq.detail"] if reason == "rejected" else reason
+def outcome(made: Any) -> Any:
+    if isinstance(made, str):
+        return made
+    if isinstance(made, DeadLetter):
+        return made.detail if made.reason is Reason.REJECTED else made.reason.value
+    topic, value, key, _, _, _, _, pairs = made
+    headers = {name: text.decode() for name, text in pairs}
+    assert len(headers) == len(pairs), "no header stands twice"
+    return topic, key.decode(), value, headers
 
 
 def down(spark: SparkSession, section: Any, records: Sequence[tuple[Any, ...]]) -> list[Row]:
@@ -121,12 +116,12 @@ def asked(frame: DataFrame, fields: Iterable[tuple[str, str]], *expressions: str
 def published(spark: SparkSession, hono: str, topics: Sequence[str]) -> list[tuple[Any, ...]]:
     """Tenant, device and refusal of messages; the topic alone decides, on every route by the same expressions."""
     routes = bridge(hono).uplinks[0].routes
-    assert all(first_match(routes, topic) is not None for topic in topics)
+    assert RouteTable(routes).match(pa.array(topics)).null_count == 0
     identity = {tuple(one for one in route.fields if one[0] in IDENTITY) for route in routes}
     assert len(identity) == 1
     telemetry = routes[0]
-    frame = spark.createDataFrame([tuple(message(topic)[c] for c in COLUMNS) for topic in topics], SPARK_SCHEMA)
-    return asked(frame.coalesce(1), telemetry.fields, "hono_tenant", "hono_device", telemetry.reject or "NULL")
+    frame = frame_of(spark, routes, [message(topic) for topic in topics], Statements(routes))
+    return asked(frame, telemetry.fields, "hono_tenant", "hono_device", telemetry.reject or "NULL")
 
 
 def test_its_code_is_of_a_size_that_java_compiles(plan: Planned) -> None:
@@ -416,10 +411,8 @@ def test_devices_are_told_why(spark: SparkSession, plan: Planned) -> None:
         message("event/t1/d1", qos=0),
         message("t/t1"),
     ]
-    letters = [
-        (row.key, row.value, "b.dead-letters", 0, offset, row.timestamp, [(h.key, h.value) for h in row.headers])
-        for offset, row in enumerate(plan(sent))
-    ]
+    made = [to_record(letter) for letter in plan(sent)]
+    letters = [(key, value, "b.dead-letters", 0, at, NOW, headers) for at, (key, value, headers) in enumerate(made)]
     assert len(letters) == len(sent)
     rows = down(spark, bridge(TENANTS).downlinks[1].section, letters)
     told = [f"{row.topic}: {bytes(row.payload).decode()}" for row in rows]
@@ -451,7 +444,8 @@ def test_errors_under_short_names_are_no_events(spark: SparkSession, up: Records
     short = TENANTS.replace("\n[hono", "\n[hono]\ntopic_names = 'short'\n[hono", 1)
     (topic,) = told(spark, short, [letter("e/t1/d1", "status 400: x")])
     assert topic == "e/t1/d1/e/-1/400"
-    assert [one[0] for one in up(message(topic, qos=0), message("e/t1/d1/e/-1/nan"))] == ["hono.event.t1"]
+    own, event = up(message(topic, qos=0), message("e/t1/d1/e/-1/nan"))
+    assert (own, event[0]) == ("filtered", "hono.event.t1")
 
 
 def told(spark: SparkSession, hono: str, letters: list[tuple[Any, ...]]) -> list[str]:

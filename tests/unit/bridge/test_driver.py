@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,10 @@ from tests.unit.bridge.spark_texts import TOPICS_GONE
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import LineQuery
-from towline.bridge.lines.sql import EACH_ONCE, DeadLetterTarget
+from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.driver import Reports, step_all
 from towline.bridge.runtime.runner import LineRunner
 from towline.bridge.runtime.session import settings_of
-from towline.bridge.uplink import query
 from towline.bridge.uplink.account import UplinkCounts
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
@@ -48,9 +48,9 @@ def uplink(tmp_path: Path) -> UplinkQuery:
     return UplinkQuery(bridge, bridge.uplinks[0])
 
 
-def sink_was_given(uplink: UplinkQuery, rows: int) -> None:
+def sink_was_given(uplink: UplinkQuery, rows: int, left_out: Mapping[str, int] | None = None) -> None:
     uplink.line.checkpoint.mkdir(parents=True, exist_ok=True)
-    given(Checkpoint(str(uplink.line.checkpoint)), PROGRESS["batchId"], rows)
+    given(Checkpoint(str(uplink.line.checkpoint)), PROGRESS["batchId"], rows, left_out=left_out or {})
 
 
 def uplink_with(tmp_path: Path, line: str = "", route: str = "") -> UplinkQuery:
@@ -60,7 +60,7 @@ def uplink_with(tmp_path: Path, line: str = "", route: str = "") -> UplinkQuery:
 
 
 def test_progress_is_reported(uplink: UplinkQuery) -> None:
-    sink_was_given(uplink, 9)
+    sink_was_given(uplink, 9, {"unrouted": 1})
     assert uplink.report(PROGRESS) == {
         "batch": 3,
         "rows": 10,
@@ -70,7 +70,7 @@ def test_progress_is_reported(uplink: UplinkQuery) -> None:
         "gives_up": False,
         "millis": {"triggerExecution": 41},
         "transactions": [],
-        "observed": {"unrouted": 1, "late": 0, "astray": 0},
+        "observed": {"unrouted": 1, "deduplicated": 0, "late": 0, "astray": 0},
         "reasons": ["unrouted"],
     }
 
@@ -83,21 +83,21 @@ WHERE, LETTERS, DEDUPE = (
 
 
 @pytest.mark.parametrize(
-    ("line", "route", "observed", "left_out"),
+    ("line", "route", "noted", "astray"),
     [
-        ("", WHERE, {"towline": {"filtered": 2, "unrouted": 1}}, {"filtered": 2, "unrouted": 1}),
-        (LETTERS, WHERE, {}, {"filtered": 3}),
-        (LETTERS, "", {}, {"astray": 3}),
-        (DEDUPE, "", {"towline": {"unrouted": 1}}, {"unrouted": 1, "deduplicated": 2}),
+        ("", WHERE, {"filtered": 2, "unrouted": 1}, 0),
+        (LETTERS, WHERE, {"filtered": 1, "undecided": 2}, 0),
+        (LETTERS, "", {"fallback": 2}, 3),
+        (DEDUPE, "", {"unrouted": 1}, 2),
     ],
 )
-def test_rows_that_did_not_come_to_the_sink_have_one_reason_or_are_counted(
-    tmp_path: Path, line: str, route: str, observed: dict[str, Any], left_out: dict[str, int]
+def test_rows_that_did_not_come_to_the_sink_have_a_reason_or_are_astray(
+    tmp_path: Path, line: str, route: str, noted: dict[str, int], astray: int
 ) -> None:
     uplink = uplink_with(tmp_path, line, route)
-    sink_was_given(uplink, 7)
-    report = uplink.report({**PROGRESS, "observedMetrics": observed})
-    assert {name: count for name, count in report["observed"].items() if count} == left_out
+    sink_was_given(uplink, 7, noted)
+    report = uplink.report(PROGRESS)
+    assert report["observed"] == {**noted, "deduplicated": 0, "late": 0, "astray": astray}
     assert report["rows"] == 10
 
 
@@ -114,9 +114,8 @@ def test_a_batch_of_which_the_sink_said_nothing_is_one_that_nobody_heard_of(
 
 
 @pytest.mark.parametrize("before", [None, "64m"])
-@pytest.mark.parametrize(("route", "most"), [("", 1 << 20), (WHERE, (1 << 31) - 1)])
 def test_what_an_uplink_sets_is_no_other_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None, route: str, most: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
     """Rows of a downlink may be large: one that starts after it still hands 64 MiB to its sink at a time."""
     name = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -130,12 +129,12 @@ def test_what_an_uplink_sets_is_no_other_lines(
 
     writer = MagicMock()
     writer.queryName().option().trigger().start = start
-    uplink = uplink_with(tmp_path, route=route)
+    uplink = uplink_with(tmp_path)
     monkeypatch.setattr(uplink, "_prepared", lambda _: (writer, None))
     spark: Any = SimpleNamespace(conf=kept)
     with pytest.raises(LookupError):
         uplink.start(spark)
-    assert started == [str(most)]
+    assert started == [str((1 << 31) - 1)]
     assert conf.get(name) == before
 
 
@@ -196,19 +195,10 @@ def test_what_spark_leaves_out_does_no_harm(uplink: UplinkQuery, change: dict[st
 
 def test_repeats_are_the_rows_that_did_not_come_out(tmp_path: Path) -> None:
     uplink = uplink_with(tmp_path, DEDUPE, WHERE)
-    sink_was_given(uplink, 4)
-    observed = {"towline": {"filtered": 2, "unrouted": 1}, "towline.kept": {"fallback": 0, "dead_lettered": 1}}
-    stores = [{"numRowsDroppedByWatermark": 1}]
-    report = uplink.report({**PROGRESS, "observedMetrics": observed, "stateOperators": stores})
-    assert report["observed"] == {
-        "filtered": 2,
-        "unrouted": 1,
-        "fallback": 0,
-        "dead_lettered": 1,
-        "deduplicated": 2,
-        "late": 1,
-        "astray": 0,
-    }
+    sink_was_given(uplink, 4, {"filtered": 2, "fallback": 1})
+    stores = [{"numRowsDroppedByWatermark": 1, "customMetrics": {"numDroppedDuplicateRows": 2}}]
+    report = uplink.report({**PROGRESS, "stateOperators": stores})
+    assert report["observed"] == {"filtered": 2, "fallback": 1, "deduplicated": 2, "late": 1, "astray": 1}
 
 
 def test_a_report_is_one_line_of_json() -> None:
@@ -224,13 +214,11 @@ def test_a_reader_that_is_gone_does_no_harm() -> None:
     Reports(stream).say("progress")
 
 
-def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path) -> None:
     text = GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"')
-    targets: list[Any] = []
-    monkeypatch.setattr(query, "apply", lambda *_, dead_letters, **__: targets.append(dead_letters))
-    bridge, nothing = read(text, tmp_path), None
-    UplinkQuery(bridge, bridge.uplinks[0]).records(nothing, Identity("telemetry", "plant.telemetry"))  # type: ignore[arg-type] # nothing reads it
-    assert targets == [DeadLetterTarget("dead", "plant.telemetry")]
+    bridge = read(text, tmp_path)
+    told = UplinkQuery(bridge, bridge.uplinks[0]).sink_settings()
+    assert (told.dead_letter_topic, told.sink_id) == ("dead", "plant-7.telemetry")
 
 
 def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery) -> None:

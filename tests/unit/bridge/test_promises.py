@@ -8,20 +8,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
 from tests.unit.bridge.test_config import changed, read, told
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.lines.sql import DeadLetterTarget
+from towline.bridge.routes import DEDUPE, Outcome, RouteTable
 from towline.bridge.runtime.session import settings_of
-from towline.bridge.uplink.sql import expressions
-from towline.bridge.uplink.working import REASON
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import POLICIES, AckAfter, Guarantee, conf_problem, policy, promise_problem, qos_problem
-from towline.kafka.deadletters import Reason
 from towline.kafka.options import SinkSettings
+from towline.schema import ROW_SCHEMA
 
 ROOT = Path(__file__).parents[3]
 
@@ -164,8 +163,9 @@ def test_what_has_no_key_is_a_dead_letter_where_a_key_alone_tells_repeats(
     keyed = 'name = "telemetry"\nguarantee = "exactly_once"\ndedupe = { key = "{mqtt.user.id}" }'
     text = changed('name = "telemetry"', keyed).replace("[[uplink.route]]", f"[[uplink.route]]\n{said}")
     (line,) = read(text, tmp_path).uplinks
-    sql = expressions(line.routes, DeadLetterTarget("dead", "plant-7.telemetry"), repeats=True)
-    assert (f"'{Reason.KEY_ABSENT}'" in sql[REASON]) is dead
+    message = pa.RecordBatch.from_pylist([{"topic": "telemetry/d/x", "payload": b""}], schema=ROW_SCHEMA)
+    keyless = message.append_column(DEDUPE, pa.nulls(1, pa.string()))
+    assert (Outcome.KEY_ABSENT in RouteTable(line.routes).render(keyless).tally()) is dead
 
 
 def test_brokers_that_share_no_sessions_do_for_routes_that_may_lose_or_double(tmp_path: Path) -> None:

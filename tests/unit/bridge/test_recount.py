@@ -101,14 +101,12 @@ def test_the_way_up_tells_of_letters_that_nobody_heard_of(tmp_path: Path, guaran
         "spans": {"j": (0, 10)},
         "query": "q",
         "rows": 10,
-        "observed": {"dead_lettered": 1},
     }
     counts = UplinkCounts().add(query._with_the_sink(heard))
     for _ in range(2):
         for report in query.unreported(spark, {}):
             counts = counts.add(report)
-    own = 3 if guarantee == "at_least_once" else 1  # at_most_once gives up what Kafka refuses
-    assert (counts.offsets, counts.rows, counts.missed, counts.dead_lettered) == (20, 10, 10, own)
+    assert (counts.offsets, counts.rows, counts.missed, counts.dead_lettered) == (20, 10, 10, 3)
     assert counts.agree
     Identity("telemetry", "plant-7.telemetry", query="another").save(line.gateway.state_dir)
     assert list(query.unreported(spark, {})) == []

@@ -96,8 +96,8 @@ def test_what_is_not_mended_stays(tmp_path: Path) -> None:
     elsewhere = (("mqtt.topic", b"nobody"),)
     made = Mapper(line, no_spark).outcomes([letter(), letter(headers=elsewhere), letter(headers=(), topic=None)])
     assert [(one.fate, one.why) for one in made] == [
-        (RemapFate.DEAD, "it has no key"),
-        (RemapFate.DEAD, "no route takes its topic"),
+        (RemapFate.DEAD, "the message lacks what its key or its dedupe key is made of"),
+        (RemapFate.DEAD, "no route takes this topic"),
         (RemapFate.DEAD, "it names no topic"),
     ]
 

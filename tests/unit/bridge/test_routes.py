@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.bridge.config.model import RouteSection
-from towline.bridge.config.patterns import Pattern, Template, allowed, kafka_name_problem
-from towline.bridge.config.routes import Route, covers, first_match, shadowed, subscriptions
+from towline.bridge.config.subscriptions import covers, shadowed, subscriptions
+from towline.bridge.patterns import Pattern, Template, allowed, kafka_name_problem, payload_path
+from towline.bridge.routes import Outcome, Route, RouteTable
 from towline.guarantee import Guarantee
 from towline.mqtt.rules import filter_problem
 
@@ -22,15 +24,6 @@ FILTERS = st.builds(
     st.lists(st.sampled_from(["a", "b", "", "+", "$SYS"]), min_size=1, max_size=4),
     st.booleans(),
 ).filter(bool)
-
-
-def row(topic: str, **columns: Any) -> dict[str, Any]:
-    empty = dict.fromkeys(
-        ("content_type", "payload_is_utf8", "response_topic", "correlation_data", "user_properties")
-    ) | dict.fromkeys(("message_expiry_seconds", "subscription_ids"))
-    moment = datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=UTC)
-    fixed = {"payload": b"p", "qos": 1, "retain": False, "duplicate": False, "received_at": moment}
-    return {"topic": topic, **empty, **fixed, "gateway": "g", "offset": 7, **columns}
 
 
 def route(source: str, topic: str = "t", **more: Any) -> Route:
@@ -96,7 +89,7 @@ def test_a_covered_filter_raises_the_qos_of_the_covering_one() -> None:
 
 def test_the_first_match_takes_the_message() -> None:
     routes = [route("a/b"), route("a/#"), route("{x}/b")]
-    assert [first_match(routes, topic) for topic in ("a/b", "a/c", "c/b", "d")] == [0, 1, 2, None]
+    assert RouteTable(routes).match(pa.array(["a/b", "a/c", "c/b", "d", "a/c"])).to_pylist() == [0, 1, 2, None, 1]
 
 
 def test_a_shadowed_route_is_found() -> None:
@@ -111,7 +104,10 @@ def test_templates_render_or_are_null() -> None:
     assert Template.parse("plain").constant == "plain"
 
 
-@pytest.mark.parametrize("text", ["{", "}", "{nope}", "{}", "{mqtt.user.}", "a{b"])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "}", "{nope}", "{}", "{mqtt.user.}", "a{b", "{payload.}", "{payload.a..b}", "{payloads}", "{payload.a[x]}"],
+)
 def test_what_is_no_template_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         Template.parse(text, ["device"])
@@ -139,56 +135,6 @@ def test_allowed_topics_are_names_and_globs() -> None:
     assert allowed("anything", [])
 
 
-def test_all_properties_become_headers_in_order() -> None:
-    message = row(
-        "a/b",
-        qos=2,
-        retain=True,
-        content_type="text/plain",
-        response_topic="r",
-        correlation_data=b"\x00\xff",
-        message_expiry_seconds=60,
-        payload_is_utf8=True,
-        subscription_ids=[3, 9],
-        user_properties=[{"key": "k", "value": "1"}, {"key": "k", "value": "2"}, {"key": "", "value": ""}],
-    )
-    record = route("a/{x}", headers={"own": "{x}"}).record(message)
-    assert record is not None
-    assert record["headers"] == [
-        ("mqtt.topic", b"a/b"),
-        ("mqtt.qos", b"2"),
-        ("mqtt.retain", b"true"),
-        ("mqtt.content-type", b"text/plain"),
-        ("mqtt.response-topic", b"r"),
-        ("mqtt.correlation-data", b"\x00\xff"),
-        ("mqtt.message-expiry", b"60"),
-        ("mqtt.payload-format", b"1"),
-        ("mqtt.subscription-id", b"3"),
-        ("mqtt.subscription-id", b"9"),
-        ("mqtt.received-at", b"1777863721123456"),
-        ("mqtt.user.k", b"1"),
-        ("mqtt.user.k", b"2"),
-        ("mqtt.user.", b""),
-        ("own", b"b"),
-    ]
-
-
-def test_without_properties_there_may_be_no_headers() -> None:
-    record = route("a", properties="none").record(row("a"))
-    assert record is not None
-    assert record["headers"] is None
-
-
-def test_a_topic_from_a_device_is_checked() -> None:
-    open_route = route("e/{x}", "e.{x}", fallback_topic="other")
-    listed = route("e/{x}", "{x}", allowed_topics=["good", "fine.*"])
-    assert open_route.record(row("e/t1"))["topic"] == "e.t1"  # type: ignore[index]
-    assert open_route.record(row("e/t 1"))["topic"] == "other"  # type: ignore[index]
-    assert listed.record(row("e/fine.x"))["topic"] == "fine.x"  # type: ignore[index]
-    assert listed.record(row("e/bad"))["topic"] is None  # type: ignore[index]
-    assert listed.record(row("f/bad")) is None
-
-
 @pytest.mark.parametrize(
     ("template", "level", "topic"),
     [
@@ -207,11 +153,27 @@ def test_a_topic_from_a_device_is_checked() -> None:
 def test_a_device_reaches_no_reserved_topic(template: str, level: str, topic: str | None) -> None:
     section = {"from": "e/{x}", "topic": template, "allowed_topics": ["*"], "fallback_topic": "other"}
     compiled = RouteSection.model_validate(section).compile(Guarantee.AT_LEAST_ONCE, None, ("towline.dead",))
-    assert compiled.record(row(f"e/{level}"))["topic"] == (topic or "other")  # type: ignore[index]
-    assert compiled.topic_for({"x": level}) == topic
+    name = compiled.topic.render({"x": level})
+    assert compiled.destination(name) == ((topic, Outcome.RECORD) if topic else ("other", Outcome.FALLBACK))
+    assert replace(compiled, fallback_topic=None).destination(name)[0] == topic
 
 
 def test_only_names_that_can_be_reserved_are_compared() -> None:
     assert route("e/{x}", "telemetry.{x}").reserved is None
     assert route("e/{x}", "towline.x").reserved is None
     assert route("e/{x}", "t{x}").reserved is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("payload.device.id", ("device", "id")),
+        ("payload.readings[0].value", ("readings", 0, "value")),
+        ("payload[2]", (2,)),
+        ("payload", ()),
+        ("payload.a.", ()),
+        ("mqtt.topic", ()),
+    ],
+)
+def test_a_field_of_the_payload_is_a_path(name: str, steps: tuple[str | int, ...]) -> None:
+    assert payload_path(name) == steps

@@ -190,6 +190,7 @@ class ModelLine:
         served = [*range(start, end)] if policy(self.guarantee).serves_again or not again else []
         given = [n for n in served if self.journal[n].fate != "filtered"]
         written = self._deliver(batch, given)
+        written.left_out = {"filtered": filtered} if (filtered := len(served) - len(given)) else {}
         yield
         self._writer().commit([written], batch)
         yield
@@ -207,10 +208,6 @@ class ModelLine:
         def place(offset: int) -> dict[str, Any]:
             return {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
 
-        filtered = sum(self.journal[n].fate == "filtered" for n in served)
-        dead = sum(self._fate(n) == "dead" for n in served)
-        observed = {"filtered": filtered, "unrouted": 0} if self.line.dead_letter_topic is None else {}
-        observed |= {"dead_lettered": dead} if self.line.dead_letter_topic and not self.query._sink_counts() else {}
         ends = {"startOffset": place(self._end_of(batch - 1)), "endOffset": place(self._end_of(batch))}
         return {
             "id": self.name,
@@ -218,7 +215,6 @@ class ModelLine:
             "numInputRows": len(served),
             "durationMs": {"addBatch": 1},
             "sources": [ends],
-            "observedMetrics": {"towline": observed} if observed else {},
         }
 
     def _writer(self) -> StreamWriter:
@@ -241,8 +237,6 @@ class ModelLine:
         fates = {n: self._fate(n) for n in given}
         self.records.update((n, fate) for n, fate in fates.items() if fate != "lost")
         sent, dead, lost = (sum(fate == one for fate in fates.values()) for one in ("sent", "dead", "lost"))
-        if not self.query._sink_counts():  # they are records like others
-            sent, dead = sent + dead, 0
         step = self._mark(batch, sent + dead, dead) if self.guarantee == "exactly_once" else None
         done = Delivered(sent, 0, lost, "Kafka is away" if lost else "", dead, marks=step)
         return KafkaWritten(0, batch, self.name, done, len(given))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.columns import A_HEADER, ACCEPTED, ORIGIN, Columns, header_lists
+from towline.kafka.columns import A_HEADER, ACCEPTED, Columns, header_lists
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES = {name: kinds[0] for name, kinds in ACCEPTED.items()}
@@ -170,35 +170,3 @@ def test_the_largest_record_is_never_underrated(rows: list[tuple[Any, Any, Any]]
         for value, key in [record[1:3]]
     ]
     assert bound("key", "value", "headers").largest(pa.record_batch(columns)) >= max(sizes)
-
-
-A, SITE, M = ("a", b"1"), ("site", b"x"), ("m", b"2")
-PLACE = [("mqtt.gateway", b"g"), ("mqtt.offset", b"7")]
-AGAIN = ("mqtt.duplicate", b"true")
-
-
-@pytest.mark.parametrize(
-    ("origin", "expected"),
-    [
-        (("g", 7, 0, None), [A, SITE, *PLACE]),
-        (("g", 7, 1, None), [A, SITE, *PLACE, AGAIN]),
-        (("g", 7, 2, None), [A, *PLACE]),  # one header of the record is no part of the message
-        (("g", 7, 5, []), [*PLACE, AGAIN]),
-        (("g", 7, 3, [M]), [M, *PLACE, AGAIN]),
-        ((None, 7, 0, None), [A, SITE, ("mqtt.gateway", b""), PLACE[1]]),
-        (("g", None, None, None), [A, SITE]),  # it is a dead letter already
-    ],
-)
-def test_a_dead_letter_has_the_headers_of_its_message(origin: tuple[Any, ...], expected: list[Any]) -> None:
-    gateway, offset, facts, message = origin
-    columns = {
-        "value": pa.array([b"", b"1"]),
-        "towline_gateway": pa.array([None, gateway], pa.string()),
-        "towline_offset": pa.array([None, offset], pa.int64()),
-        "towline_facts": pa.array([None, facts], pa.int32()),
-        "towline_message": headers_of([None, message]),
-    }
-    batch = pa.record_batch(columns)
-    of = Columns.bind({"value": "binary", **ORIGIN}, "t", include_headers=True)
-    assert of.originals(batch, 1, [A, SITE]) == expected
-    assert bound("value").originals(batch, 1, [A, SITE]) == [A, SITE]

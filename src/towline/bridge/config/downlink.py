@@ -2,7 +2,7 @@
 
 A value is said as a template (``command/{key}/req``) or as Spark SQL (``{ sql = "concat('a/', offset)" }``) over the
 columns of Spark's Kafka source. What is not said comes from the record's headers where the way up has written them
-(`towline.bridge.config.routes.HEADERS`), so that a message that went up and down is the same message again.
+(`towline.kafka.properties.HEADERS`), so that a message that went up and down is the same message again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from towline.bridge.config.patterns import Template, kafka_name_problem
-from towline.bridge.config.routes import HEADERS
 from towline.bridge.config.section import NAME, Section
 from towline.bridge.config.sqltext import check_sql, names_a_field
+from towline.bridge.patterns import Template, kafka_name_problem
 from towline.guarantee import Guarantee
-from towline.kafka.properties import USER_PREFIX
+from towline.kafka.properties import HEADERS, USER_PREFIX
 
 __all__ = ["FIELDS", "OURS", "DownlinkSection", "FailureNotice", "KafkaPattern", "Spoken", "Sql", "template_of"]
 

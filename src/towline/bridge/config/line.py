@@ -22,12 +22,13 @@ from towline.bridge.config.model import (
     RouteSection,
     UplinkSection,
 )
-from towline.bridge.config.patterns import Pattern, Template, allowed, kafka_name_problem
 from towline.bridge.config.places import KeyPath
-from towline.bridge.config.routes import Route, at_odds, repeatable, subscriptions
 from towline.bridge.config.services import LISTENING
 from towline.bridge.config.sqltext import check_sql, names_a_field
+from towline.bridge.config.subscriptions import at_odds, repeatable, subscriptions
 from towline.bridge.config.tables import Head, Tables
+from towline.bridge.patterns import Pattern, Template, allowed, column_of, kafka_name_problem
+from towline.bridge.routes import Route
 from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.guarantee import Guarantee, conf_problem, policy, promise_problem, qos_problem, sharing_problem
@@ -374,13 +375,13 @@ class _RouteReader:
         captures = self._captures(section.from_)
         self._fields(section, captures or ())
         if captures is not None:
-            captures = (*captures, *section.fields)
+            names = (*captures, *section.fields)
             for key, text in self._templates(section):
-                self._attempt("TL-C66", key, partial(Template.parse, text, captures))
+                self._attempt("TL-C66", key, partial(Template.parse, text, names))
             if dedupe := section.dedupe or self._dedupe:
-                self._attempt("TL-C66", ("dedupe",), partial(dedupe.compile, captures))
+                self._attempt("TL-C66", ("dedupe",), partial(dedupe.compile, names))
         self._qos(section)
-        self._where(section)
+        self._sql(section, captures or ())
         self._headers(section)
         self._lists(section)
         if not self._clean:
@@ -406,8 +407,8 @@ class _RouteReader:
 
     @staticmethod
     def _templates(section: RouteSection) -> list[tuple[KeyPath, str]]:
-        templates: list[tuple[KeyPath, str]] = [(("topic",), section.topic)]
-        templates += [(("key",), section.key)] if section.key is not None else []
+        said = ((name, getattr(section, name)) for name in ("topic", "key", "value", "timestamp"))
+        templates: list[tuple[KeyPath, str]] = [((name,), text) for name, text in said if text is not None]
         return templates + [(("headers", name), text) for name, text in section.headers.items()]
 
     def _qos(self, section: RouteSection) -> None:
@@ -430,11 +431,20 @@ class _RouteReader:
                 do = "Name it with small letters, digits and _, and as no column of the source and no wildcard."
                 self._note("TL-C66", ("fields", name), what, do)
 
-    def _where(self, section: RouteSection) -> None:
+    def _sql(self, section: RouteSection, captures: Sequence[str]) -> None:
+        """SQL names columns: those of the message, wildcards, and fields."""
         said: list[tuple[KeyPath, str | None]] = [(("where",), section.where), (("reject",), section.reject)]
         said += [(("fields", name), text) for name, text in section.fields.items()]
+        own = {name: name for name in (*captures, *section.fields)}
         for key, text in said:
-            self._attempt("TL-C69", key, partial(check_sql, str(key[-1]), text))
+            self._attempt("TL-C69", key, partial(check_sql, str(key[-1]), text, lambda n: own.get(n) or column_of(n)))
+        dedupe = section.dedupe or self._dedupe
+        keyed = dedupe is not None and "{" not in dedupe.key
+        folded = [name.lower() for name in captures]
+        taken = [name for name in captures if name.lower() in _COLUMNS or folded.count(name.lower()) > 1]
+        if taken and (keyed or any(text is not None for _, text in said)):
+            what = f"the wildcard {{{taken[0]}}} is a column for SQL, which has another of that name"
+            self._note("TL-C67", ("from",), what, "Give the wildcard another name.")
 
     def _headers(self, section: RouteSection) -> None:
         for name in section.headers:

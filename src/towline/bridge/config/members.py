@@ -15,9 +15,10 @@ from pydantic import Field, ValidationError
 
 from towline.bridge.config.model import NAME, Line, UplinkSection
 from towline.bridge.config.places import KeyPath
-from towline.bridge.config.routes import Route, repeatable
 from towline.bridge.config.section import Section
+from towline.bridge.config.subscriptions import repeatable
 from towline.bridge.config.tables import Tables
+from towline.bridge.routes import Route
 from towline.gateway.clients import MEMBERS
 from towline.gateway.settings import GatewaySettings, ShareSettings, ShareWay
 from towline.mqtt.events import Filter

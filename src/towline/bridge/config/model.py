@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from towline.bridge.config.downlink import DownlinkSection
-from towline.bridge.config.patterns import Pattern, Template
-from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
 from towline.bridge.config.services import GatewaySection, KafkaSection, MonitorSection, SparkSection
+from towline.bridge.patterns import Pattern, Template
+from towline.bridge.routes import Route
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, ReceiptSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
@@ -86,12 +86,16 @@ class RouteSection(Section):
 
     Attributes:
         from_: Topic filter; ``{name}`` is a wildcard of one level with a name.
-        topic: Kafka topic, a template: ``{name}`` of ``from``, ``{mqtt.topic}``, ``{mqtt.user.NAME}``.
+        topic: Kafka topic, a template: ``{name}`` of ``from``, ``{mqtt.topic}``, ``{mqtt.user.NAME}``,
+            ``{payload.PATH}`` of a JSON payload.
         promise: ``at_most_once`` or ``at_least_once`` on an ``exactly_once`` line: subscribed with QoS 0 or 1.
         qos: Of the subscription; without it what the promise takes.
         key: Of the record, a template: the same key is the same partition, and so in order.
+        value: Of the record, a template; without it the payload.
+        timestamp: Of the record, a template that gives milliseconds since 1970; without it, or where it gives nothing,
+            the time of receipt.
         headers: Further headers of the record, each a template.
-        where: Spark SQL; messages for which it is not true are left out and counted.
+        where: Spark SQL; messages for which it is not true are left out and counted, those for which it is null apart.
         allowed_topics: Names, or globs with ``*`` and ``?``, of what a topic with fields may become.
         fallback_topic: Where a message goes whose topic is illegal or not allowed.
         properties: Whether MQTT's properties travel as headers: ``all`` or ``none``.
@@ -112,6 +116,8 @@ class RouteSection(Section):
     promise: Guarantee | None = None
     qos: Annotated[int, Field(ge=0, le=2)] | None = None
     key: str | None = None
+    value: str | None = None
+    timestamp: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     where: str | None = None
     allowed_topics: tuple[str, ...] = ()
@@ -149,6 +155,8 @@ class RouteSection(Section):
             qos=qos,
             topic=Template.parse(self.topic, names),
             key=None if self.key is None else Template.parse(self.key, names),
+            value=None if self.value is None else Template.parse(self.value, names),
+            timestamp=None if self.timestamp is None else Template.parse(self.timestamp, names),
             headers=tuple((name, Template.parse(text, names)) for name, text in self.headers.items()),
             where=self.where,
             allowed_topics=self.allowed_topics,
@@ -166,7 +174,7 @@ class RouteSection(Section):
                 identifier=self.subscription_id,
             ),
             dedupe=None if dedupe is None else dedupe.compile(names),
-            told_by_key=qos < promise.least_qos,
+            key_tells=qos < promise.least_qos,
             repeatable=dedupe is not None or (self.promise or guarantee) is Guarantee.AT_LEAST_ONCE,
             dead_letter_topics=dead_letter_topics,
         )

@@ -10,8 +10,9 @@ from towline.bridge.config.kafka_source import source_text
 from towline.bridge.config.members import render_share, share_plan, share_warnings
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.places import Document
-from towline.bridge.config.routes import Route, shadowed
+from towline.bridge.config.subscriptions import shadowed
 from towline.bridge.config.written import WrittenValues
+from towline.bridge.routes import Route
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
 from towline.mqtt.filters import overlapping

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import Bridge, Dedupe, DownLine, Line, Section
 from towline.bridge.config.places import Document, KeyPath, names_variable
+from towline.bridge.patterns import Pattern
 from towline.schema import SPARK_SCHEMA
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dic
     document, wrong = Document.again(bridge.file, shown or bridge.file), dict[str, Mistakes]()
     for line, table, said in _expressions(bridge):
         frame = spark.createDataFrame([], SPARK_SCHEMA if isinstance(line, Line) else _KAFKA_SCHEMA)
+        for name in _wildcards(line, table):
+            frame = frame.withColumn(name, F.lit(""))
         for path, text in said:
             try:
                 found = F.expr(text)
@@ -74,6 +77,14 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dic
                 if path[0] == "fields":
                     break  # what is made of a mistake is not another one
     return wrong
+
+
+def _wildcards(line: Line | DownLine, table: KeyPath) -> tuple[str, ...]:
+    """Those that the SQL of a table may name."""
+    if not isinstance(line, Line):
+        return ()
+    routes = [line.sections[int(table[1])]] if table else line.sections
+    return tuple(dict.fromkeys(name for one in routes for name in Pattern.parse(one.from_).names))
 
 
 def says_sql(bridge: Bridge) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Final
 
 __all__ = ["check_sql", "literal", "names_a_field"]
 
 _FIELD: Final = re.compile(r"[a-z][a-z0-9_]*")
+_BRACES: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")
 _SAFE: Final = re.compile(r"[A-Za-z0-9 _./:,;-]*")
 
 
@@ -26,16 +27,24 @@ def names_a_field(name: str, taken: Container[str]) -> bool:
     return name not in taken and _FIELD.fullmatch(name) is not None
 
 
-def check_sql(name: str, text: str | None) -> None:
-    """Refuse SQL without a word.
+def check_sql(name: str, text: str | None, column: Callable[[str], str | None] = lambda _: None) -> None:
+    """Refuse SQL without a word, or with a field in braces, which would be the text of its name.
 
     Args:
         name: The key.
         text: What it says; None where it is not there.
+        column: The column behind a field of templates; None for another name.
 
     Raises:
-        ValueError: There is none, and what to do.
+        ValueError: What is wrong, and what to do.
     """
-    if text is not None and not text.strip():
-        what = "a condition" if name == "where" else "an expression"
-        raise ValueError(f"{name} is empty; give {what} in Spark SQL, or remove it")
+    if text is None:
+        return
+    if not text.strip():
+        kind = "a condition" if name == "where" else "an expression"
+        raise ValueError(f"{name} is empty; give {kind} in Spark SQL, or remove it")
+    for field in _BRACES.findall(text):
+        if (behind := column(field)) is not None:
+            raise ValueError(
+                f"{name} names {{{field}}}, which SQL takes for text; write the column {behind}, without braces"
+            )

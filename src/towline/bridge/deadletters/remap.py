@@ -1,22 +1,27 @@
 """Dead letters through the routes again: what they would become with the bridge file as it is now.
 
-The statement of the rules in Python (`towline.bridge.config.routes`) maps them, which the bridge's SQL is tested
-against; Spark is started only for lines whose routes have a ``where``.
+Spark is started only for lines whose routes say something in SQL.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from towline.bridge.config.model import Line
-from towline.bridge.config.routes import Route, first_match
+from towline.bridge.routes import REFUSALS, Outcome, route_table, to_json
+from towline.bridge.uplink.records import MessageColumns
+from towline.bridge.uplink.source import Routing
+from towline.bridge.uplink.statements import Statements, of_schema
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.properties import TRACE_CONTEXT, user_property
+from towline.schema import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,12 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Mapper", "RemapFate", "Remapped", "Returner", "mapper_of", "row_of"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_INDEX: Final = "__index"
 #: Largest numbers of the columns; what is larger was not written by a gateway.
 _QOS, _EXPIRY, _SUBSCRIPTION, _MOMENT, _OFFSET = 2, 0xFFFFFFFF, 268_435_455, 1 << 57, (1 << 63) - 1
 _DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
-#: The answers of a route without SQL.
-_WANTED: Final[Mapping[str, Any]] = {"wanted": True, "refusal": {"why": None}}
 #: Letters that are not the message: no route can make of them what it was.
 _NOT_WHOLE: Final = {
     Reason.PACKET_TOO_LARGE: "too large for the gateway's max_packet_bytes; its publisher has to send it again",
@@ -125,69 +127,51 @@ class Mapper:
 
     Args:
         line: Its routes.
-        spark: Makes the session a ``where`` is evaluated in; called at most once, and only for one.
+        spark: Makes the session that evaluates their SQL; called at most once, and only where there is some.
     """
 
     def __init__(self, line: Line, spark: Callable[[], SparkSession]) -> None:
-        self._routes = line.routes
+        self._statements = Statements(line.routes)
+        self._routing = Routing(to_json(line.routes), self._statements.values)
         self._spark = spark
 
     def outcomes(self, dead_letters: Sequence[DeadLetter]) -> list[Remapped]:
         """The fate of each, in order."""
-        rows = [None if dead_letter.reason in _NOT_WHOLE else row_of(dead_letter) for dead_letter in dead_letters]
-        taken = [None if row is None else first_match(self._routes, row["topic"]) for row in rows]
-        answers = self._answers(rows, taken)
-        return [
-            self._outcome(dead_letter, row, route, answers.get(index, _WANTED))
-            for index, (dead_letter, row, route) in enumerate(zip(dead_letters, rows, taken, strict=True))
-        ]
+        rows = {
+            index: row
+            for index, dead_letter in enumerate(dead_letters)
+            if dead_letter.reason not in _NOT_WHOLE and (row := row_of(dead_letter)) is not None
+        }
+        mapped = dict(zip(rows, self._mapped([*rows.values()]), strict=True))
+        return [mapped.get(index) or _not_mapped(dead_letter) for index, dead_letter in enumerate(dead_letters)]
 
-    def _outcome(
-        self, dead_letter: DeadLetter, row: Mapping[str, Any] | None, taken: int | None, answer: Mapping[str, Any]
-    ) -> Remapped:
-        if dead_letter.reason in _NOT_WHOLE:
-            return Remapped(RemapFate.DEAD, why=_NOT_WHOLE[dead_letter.reason])
-        if row is None:
-            return _as_it_was(dead_letter)
-        if taken is None:
-            return Remapped(RemapFate.DEAD, why="no route takes its topic")
-        route = self._routes[taken]
-        return _judged(answer) or _mapped(route, {**row, **{name: answer.get(name) for name in route.said_fields}})
+    def _mapped(self, rows: list[dict[str, Any]]) -> Iterator[Remapped]:
+        if not rows:
+            return
+        batch = pa.RecordBatch.from_pylist(rows, schema=ROW_SCHEMA)
+        if self._statements.needed:
+            batch = self._evaluated(self._routing.added(batch))
+        rendered = route_table(self._routing.routes).render(batch)
+        records = MessageColumns().rows(rendered.records, any_topic=True).records
+        for code, refusal, record in zip(*map(pa.Array.to_pylist, rendered[1:]), records, strict=True):
+            outcome = Outcome(code)
+            if outcome in REFUSALS:
+                yield Remapped(RemapFate.DEAD, why=REFUSALS[outcome][1] or f"it is refused: {refusal}")
+            elif outcome in (Outcome.RECORD, Outcome.FALLBACK):
+                yield Remapped(RemapFate.MENDED, record)
+            else:
+                yield Remapped(RemapFate.FILTERED)
 
-    def _answers(
-        self, rows: Sequence[dict[str, Any] | None], taken: Sequence[int | None]
-    ) -> dict[int, Mapping[str, Any]]:
-        """By index what the SQL of its route says of a row: its fields, ``wanted`` and ``refusal``."""
-        found: dict[int, Mapping[str, Any]] = {}
-        for number, route in enumerate(self._routes):
-            mine = {index: row for index, row in enumerate(rows) if taken[index] == number and row is not None}
-            if mine and (route.where is not None or route.reject is not None or route.fields):
-                found |= _asked(self._spark(), route, mine)
-        return found
-
-
-def _judged(answer: Mapping[str, Any]) -> Remapped | None:
-    """What ``where`` and ``reject`` make of a row; None where they let it pass."""
-    wanted, refusal = answer["wanted"], answer["refusal"]
-    if wanted is None or (wanted and refusal is None):
-        return Remapped(RemapFate.DEAD, why=f"its {'where' if wanted is None else 'reject'} raises an error")
-    if not wanted:
-        return Remapped(RemapFate.FILTERED)
-    return Remapped(RemapFate.DEAD, why=f"it is refused: {refusal['why']}") if refusal["why"] is not None else None
+    def _evaluated(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows with what Spark says of them."""
+        frame = self._spark().createDataFrame(pa.Table.from_batches([rows]))
+        (batch,) = self._statements.applied(frame, tolerant=True).toArrow().combine_chunks().to_batches()
+        return of_schema(batch)
 
 
-def _mapped(route: Route, row: Mapping[str, Any]) -> Remapped:
-    record = route.record(row)
-    assert record is not None, "the route takes the topic"
-    if record["topic"] is None:
-        return Remapped(RemapFate.DEAD, why="its Kafka topic is not legal, not allowed or reserved")
-    if route.key_required and record["key"] is None:
-        return Remapped(RemapFate.DEAD, why="it has no key")
-    moment = (row["received_at"] - _EPOCH) // timedelta(milliseconds=1)
-    return Remapped(
-        RemapFate.MENDED,
-        (record["topic"], record["value"], record["key"], -1, None, None, moment, record["headers"]),
-    )
+def _not_mapped(dead_letter: DeadLetter) -> Remapped:
+    why = _NOT_WHOLE.get(dead_letter.reason)
+    return _as_it_was(dead_letter) if why is None else Remapped(RemapFate.DEAD, why=why)
 
 
 def _as_it_was(dead_letter: DeadLetter) -> Remapped:
@@ -201,20 +185,3 @@ def _as_it_was(dead_letter: DeadLetter) -> Remapped:
         RemapFate.MENDED,
         (dead_letter.topic, dead_letter.value, dead_letter.key, partition, None, None, moment, headers),
     )
-
-
-def _asked(spark: SparkSession, route: Route, rows: Mapping[int, dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom, and only where it is needed
-
-    from towline.bridge.lines.sql import condition, refusal, tried  # noqa: PLC0415 - see above
-    from towline.schema import SPARK_SCHEMA  # noqa: PLC0415 - see above
-
-    names = list(next(iter(rows.values())))
-    made = [(index, *(row[name] for name in names)) for index, row in rows.items()]
-    frame = spark.createDataFrame(made, f"{_INDEX} long, {SPARK_SCHEMA}")
-    for name, text in route.fields:
-        frame = frame.withColumn(name, tried(F.expr(text)))
-    wanted, refused = tried(F.expr(condition(route.where))), tried(F.expr(refusal(route.reject)))
-    fields = (F.col(name).cast("string").alias(name) for name in route.said_fields)
-    asked = frame.select(_INDEX, wanted.alias("wanted"), refused.alias("refusal"), *fields)
-    return {row[_INDEX]: row.asDict() for row in asked.collect()}

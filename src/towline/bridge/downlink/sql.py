@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.downlink import FIELDS, OURS, DownlinkSection, FailureNotice, Spoken, Sql
-from towline.bridge.config.patterns import Template
 from towline.bridge.lines.sql import (
     HEADER_TYPE,
     NO_HEADERS,
@@ -25,6 +24,7 @@ from towline.bridge.lines.sql import (
     template,
     tried,
 )
+from towline.bridge.patterns import Template
 from towline.errors import ConfigError
 from towline.kafka.deadletters import PREFIX, Reason
 from towline.kafka.properties import TRACE_CONTEXT, USER_PREFIX

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from towline import files
 from towline.bridge.config.file import parse
 from towline.bridge.config.mistakes import ConfigMistakes
-from towline.bridge.config.patterns import Pattern
+from towline.bridge.patterns import Pattern
 from towline.errors import ConfigError, SetupError
 from towline.guarantee import Guarantee
 from towline.version import ROOT

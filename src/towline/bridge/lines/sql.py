@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, Observation
 
-    from towline.bridge.config.patterns import Template
+    from towline.bridge.patterns import Template
 
 __all__ = [
     "EACH_ONCE",

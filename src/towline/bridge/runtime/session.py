@@ -16,7 +16,7 @@ from towline import files, providers
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.surroundings import quoted, short_sockets
-from towline.bridge.uplink.source import PackedSource
+from towline.bridge.uplink.sink import FORMATS
 from towline.errors import SetupError
 from towline.guarantee import policy
 from towline.spark import localfs
@@ -95,7 +95,8 @@ def session(bridge: Bridge) -> SparkSession:
     builder = SparkSession.builder.master(bridge.spark.master).appName(_name(bridge))
     spark = builder.config(map={**conf}).getOrCreate()
     register(spark)
-    spark.dataSource.register(PackedSource)
+    for source in FORMATS:
+        spark.dataSource.register(source)
     return spark
 
 

@@ -25,19 +25,20 @@ __all__ = ["UplinkCounts", "ranges_of"]
 #: Offsets of a journal where counting began and up to where it has come, or where a batch begins and ends.
 Span: TypeAlias = tuple[int, int]
 #: Counts of every batch.
-_OBSERVED: Final = ("filtered", "unrouted", "fallback", "dead_lettered", "deduplicated", "late", "astray", "left_out")
+_OBSERVED: Final = ("filtered", "undecided", "unrouted", "fallback", "deduplicated", "late", "astray", "left_out")
 #: Of those, why a message did not come to the sink.
-_NOT_GIVEN: Final = ("filtered", "unrouted", "deduplicated", "late", "astray", "left_out")
-#: ``unrouted``: taken by no route. ``skipped``: given up by at_most_once after a crash. ``lost``: given up by its sink,
-#: Kafka did not take them in time. ``deduplicated``: recognised as repeats, by a dedupe key or by an open QoS 2 packet
-#: id. ``left_out``: did not come to the sink, in a batch whose reasons nobody told of. ``arriving``: not yet on
-#: disk and not acknowledged.
+_NOT_GIVEN: Final = ("filtered", "undecided", "unrouted", "deduplicated", "late", "astray", "left_out")
+#: ``undecided``: its ``where`` is null. ``unrouted``: taken by no route. ``skipped``: given up by at_most_once after a
+#: crash. ``lost``: given up by its sink, Kafka did not take them in time. ``deduplicated``: recognised as repeats, by a
+#: dedupe key or by an open QoS 2 packet id. ``left_out``: did not come to the sink, in a batch whose reasons nobody
+#: told of. ``arriving``: not yet on disk and not acknowledged.
 _WORDS: Final = AccountWords(
     "received",
     "in_kafka",
     "in Kafka",
     {
         "filtered": "filtered",
+        "undecided": "where is null",
         "unrouted": "unrouted",
         "skipped": "given up",
         "lost": "lost",
@@ -92,6 +93,7 @@ class UplinkCounts(LineCounts):
         spans: By journal, the offset where counting began and the one after the last counted row; what was counted of
             a gateway that has gone stays.
         incarnations: By journal, the opening that wrote the row below the last counted offset [I14].
+        undecided: Their ``where`` is null.
         unrouted: Taken by no route.
         deduplicated: Dropped as repeats.
         late: Dropped by the state store as older than its watermark, which no row should be.
@@ -104,7 +106,6 @@ class UplinkCounts(LineCounts):
         skipped: Rows of a repeated batch that guarantee at_most_once served empty.
         told: Part of `dead_lettered` that the sink of `query` told of.
         letters_off: Dead letters that the one note of the sink has and its sums have not.
-        plain_letters: Dead letters that the sink does not know as such: it has them among those acknowledged.
         unwitnessed: Carried, and told of by Spark alone.
     """
 
@@ -112,6 +113,7 @@ class UplinkCounts(LineCounts):
 
     spans: Mapping[str, Span] = field(default_factory=dict)
     incarnations: Mapping[str, str] = field(default_factory=dict)
+    undecided: int = 0
     unrouted: int = 0
     deduplicated: int = 0
     late: int = 0
@@ -122,7 +124,6 @@ class UplinkCounts(LineCounts):
     skipped: int = 0
     told: int = 0
     letters_off: int = 0
-    plain_letters: int = 0
     unwitnessed: int = 0
 
     def add(self, report: Mapping[str, Any]) -> Self:
@@ -193,7 +194,6 @@ class UplinkCounts(LineCounts):
             observed = _with(observed, _why(report.get("reasons")), left)
         told_of = sum(int(observed.get(name, 0)) for name in _NOT_GIVEN)
         unwitnessed = (gap + held - given_up - told_of) if heard is None else silent - covered
-        letters = int(observed.get("dead_lettered", 0))
         return replace(
             self,
             rows=self.rows + rows,
@@ -201,8 +201,7 @@ class UplinkCounts(LineCounts):
             covered=self.covered + covered,
             skipped=self.skipped + given_up,
             sink=self.sink.silent(report) if heard is None else heard.witness,
-            plain_letters=self.plain_letters + (letters if heard is not None else 0),
-            unwitnessed=self.unwitnessed + unwitnessed - (letters if heard is None else 0),
+            unwitnessed=self.unwitnessed + unwitnessed,
             **{name: getattr(self, name) + int(observed.get(name, 0)) for name in _OBSERVED},
         )
 
@@ -239,15 +238,15 @@ class UplinkCounts(LineCounts):
 
     def _account(self, said: _Said, beyond: list[str]) -> LineAccount:
         sums = self.sink.sums
-        plain = min(self.plain_letters, sums.acknowledged)
         not_witnessed = said.before + self.unwitnessed + sums.unknown
-        carried = not_witnessed + sums.acknowledged - plain
+        carried = not_witnessed + sums.acknowledged
         parts = {
             "filtered": self.filtered,
+            "undecided": self.undecided,
             "unrouted": self.unrouted,
             "skipped": self.skipped,
             "lost": sums.lost,
-            "dead_lettered": self.dead_lettered - self.plain_letters + plain,
+            "dead_lettered": self.dead_lettered,
             "deduplicated": self.deduplicated + said.repeats,
             "left_out": self.left_out,
             "arriving": said.received - said.end - said.repeats,

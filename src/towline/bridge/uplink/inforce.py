@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 from towline import files
 from towline.bridge.config.model import Dedupe, Line, RouteSection
-from towline.bridge.config.patterns import Pattern
-from towline.bridge.config.routes import covers
 from towline.bridge.config.section import Section
+from towline.bridge.config.subscriptions import covers
+from towline.bridge.patterns import Pattern
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:

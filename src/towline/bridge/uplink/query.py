@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.bridge.config.model import BATCH_BYTES, CONSUMER, Line
 from towline.bridge.lines.evidence import places_at, read_checkpoint
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
+from towline.bridge.lines.query import LineQuery, source_of
 from towline.bridge.lines.recovery import examine
+from towline.bridge.routes import to_json
 from towline.bridge.uplink.account import ranges_of
 from towline.bridge.uplink.inforce import KeptRoutes
-from towline.bridge.uplink.packing import plain_routes
 from towline.bridge.uplink.recovery import beginnings, belong, gather, offsets_of, oldest_waiting
-from towline.bridge.uplink.source import FORMAT
-from towline.bridge.uplink.sql import apply
-from towline.bridge.uplink.working import COUNTS, reasons
+from towline.bridge.uplink.sink import RECORDS
+from towline.bridge.uplink.source import ROUTED, SLICES
+from towline.bridge.uplink.statements import Statements
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import is_remote
 from towline.guarantee import policy
@@ -47,12 +47,14 @@ _ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 #: The value with which Spark does not ask for the size of an Arrow batch after every row, which costs a fifth of its
 #: work (`BatchedPythonArrowInput.writeSizedBatch`). Micro-batches are small enough: the gateway knows their size.
 _UNLIMITED: Final = (1 << 31) - 1
+#: Why messages are not given to the sink, as its note says it.
+_LEFT_OUT: Final = ("filtered", "undecided", "unrouted")
 #: Of a report of which nobody knows more than which offsets it is about.
 _UNHEARD: Final[Mapping[str, Any]] = MappingProxyType({"rows": 0, "observed": {}, "gives_up": False, "known": False})
 #: Of a report of a batch that was served empty.
 _GIVEN_UP: Final[Mapping[str, Any]] = MappingProxyType({"rows": 0, "observed": {}, "gives_up": True, "known": True})
-#: With records packed, rows are few and large, and the sink begins with the first before the last is read.
-PACKED_BYTES: Final = 1 << 20
+#: Of Spark's state store: rows that it has dropped because one of their key had come before.
+_REPEATS: Final = "numDroppedDuplicateRows"
 
 
 class UplinkQuery(LineQuery[Line]):
@@ -95,8 +97,7 @@ class UplinkQuery(LineQuery[Line]):
 
     def _conf(self) -> dict[str, str]:
         limited = self.line.max_bytes_per_trigger > BATCH_BYTES
-        most = PACKED_BYTES if self._packs else BATCH_BYTES if limited else _UNLIMITED
-        return {_ARROW_BYTES: str(most)}
+        return {_ARROW_BYTES: str(BATCH_BYTES if limited else _UNLIMITED)}
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         line, file, access = self.line, str(self.bridge.file), self.bridge.gateway.access()
@@ -120,11 +121,11 @@ class UplinkQuery(LineQuery[Line]):
             tally.note_empty(Checkpoint(str(self.line.checkpoint)), evidence.planned, empty=not again)
 
     def _writer(self, rows: DataFrame, identity: Identity) -> DataStreamWriter:
-        return (
-            self.records(rows, identity)
-            .writeStream.format("kafka_transactional")
-            .options(**self._guaranteed_sink(identity))
+        letters = self.line.dead_letter_topic or ""
+        writer = (
+            self.prepared(rows).writeStream.format(RECORDS).option("routes", self._routes).option("letters", letters)
         )
+        return writer.options(**self._guaranteed_sink(identity))
 
     def _guaranteed_sink(self, identity: Identity) -> dict[str, str]:
         return {"guarantee": self.line.guarantee.value, **self._sink_options(identity)}
@@ -134,12 +135,9 @@ class UplinkQuery(LineQuery[Line]):
         return SinkSettings.parse(self._guaranteed_sink(Identity.of(self.bridge, self.line)))
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
-        own = {"deadLetterTopic": str(self.line.dead_letter_topic)} if self._sink_counts() else {}
+        keeps = self.line.dead_letter_topic and policy(self.line.guarantee).serves_again
+        own = {"deadLetterTopic": str(self.line.dead_letter_topic)} if keeps else {}
         return self.bridge.sink_options(self.line, identity.sink) | own
-
-    def _sink_counts(self) -> bool:
-        """Whether the sink writes dead letters, and alone counts them: at_most_once gives up what Kafka refuses."""
-        return bool(self.line.dead_letter_topic) and policy(self.line.guarantee).serves_again
 
     def _set_markers(self, identity: Identity, batch: int) -> None:
         """Make a batch the last one that the line's sink has written."""
@@ -152,11 +150,10 @@ class UplinkQuery(LineQuery[Line]):
             spark: The session.
             begin: By gateway, where a query without a checkpoint begins.
         """
-        line, routes = self.line, self._packs
-        reader = spark.readStream.format("mqtt")
-        if routes:
-            reader = spark.readStream.format(FORMAT).option("routes", routes)
-            reader = reader.option("signed", str(self._sink_counts()).lower())
+        line, reader = self.line, spark.readStream.format(SLICES)
+        if self._statements.needed:
+            reader = spark.readStream.format(ROUTED).option("routes", self._routes)
+            reader = reader.option("values", json.dumps(self._statements.values))
         return (
             reader.options(**self._gateway_options())
             .option("consumer", CONSUMER)
@@ -179,24 +176,20 @@ class UplinkQuery(LineQuery[Line]):
         known = self.bridge.gateway.options() if remote else {}
         return {"gateways": json.dumps(line.gateways), **removed, **known}
 
-    def records(self, rows: DataFrame, identity: Identity) -> DataFrame:
-        """The records of the line: mapped, repeats dropped, in as many parts as it has writers."""
-        line = self.line
-        return apply(
-            rows,
-            line.routes,
-            dead_letters=self._dead_letters(identity),
-            within=line.within,
-            counters=(COUNTER, KEPT_COUNTER),
-            sink_counts=self._sink_counts(),
-            parallelism=line.parallelism,
-            packed=self._packs is not None,
-        )
+    def prepared(self, rows: DataFrame) -> DataFrame:
+        """What the task that writes gets: the slices, or rows with what the line's SQL says of them."""
+        if not self._statements.needed:
+            return rows.coalesce(1)
+        return self._statements.applied(rows, tolerant=self.line.dead_letter_topic is not None)
 
     @cached_property
-    def _packs(self) -> str | None:
-        """Its routes, where most of its messages need no SQL, and our own source packs them."""
-        return plain_routes(self.line)
+    def _statements(self) -> Statements:
+        line = self.line
+        return Statements(line.routes, line.within, line.parallelism)
+
+    @cached_property
+    def _routes(self) -> str:
+        return to_json(self.line.routes)
 
     def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Reports on the batches that are done: offsets say their rows, the sink knows its dead letters.
@@ -246,29 +239,38 @@ class UplinkQuery(LineQuery[Line]):
     def _messages(self, rows: int, offsets: int) -> int:
         """How many messages a batch had: what Spark counted, as far as that says it (`LineQuery.report`).
 
-        One row may hold many messages. A task that ran again gave the same rows, all there are, or the batch has failed
-        (TL-G62): so more rows than offsets are as many as offsets.
+        A slice is one row. A task that ran again gave the same rows, all there are, or the batch has failed (TL-G62):
+        so more rows than offsets are as many as offsets.
         """
-        return offsets if self._packs else min(rows, offsets)
+        return min(rows, offsets) if self._statements.needed or not rows else offsets
 
     def _with_left_out(self, report: dict[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
         """A report that says why rows did not come to the sink, which knows how many did."""
-        line, rows = self.line, report["rows"]
-        given = tally.given_at(Checkpoint(str(line.checkpoint)), report["batch"]) if rows else 0
+        checkpoint, batch, rows = Checkpoint(str(self.line.checkpoint)), report["batch"], report["rows"]
+        given = tally.given_at(checkpoint, batch) if rows else 0
         if given is None:  # as a batch that nobody heard of
             return {**report, **_UNHEARD}
-        observed: dict[str, int] = dict(report["observed"])
-        late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in progress.get("stateOperators") or [])
-        left = rows - given - late - sum(observed.get(name, 0) for name in COUNTS)
-        unknown = [name for name in self._reasons if name not in observed]
-        named = {unknown[0]: left} if len(unknown) == 1 else {}
-        return {**report, "observed": {**observed, **named, "late": late, "astray": left - sum(named.values())}}
+        operators = progress.get("stateOperators") or []
+        late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in operators)
+        repeats = sum(int((one.get("customMetrics") or {}).get(_REPEATS) or 0) for one in operators)
+        left = tally.left_out_at(checkpoint, batch) if rows else {}
+        missing = sum(count for why, count in left.items() if why in _LEFT_OUT)
+        astray = rows - given - late - repeats - missing
+        return {**report, "observed": {**left, "deduplicated": repeats, "late": late, "astray": astray}}
 
     @cached_property
     def _reasons(self) -> list[str]:
         """Why rows may not come to the sink."""
         line = self.line
-        return reasons(line.routes, dead_letters=line.dead_letter_topic is not None, repeats=line.within is not None)
+        asks = any(route.where is not None for route in line.routes)
+        possible = {
+            "filtered": asks,
+            "undecided": asks,
+            # A topic that no route takes may come of a subscription that the line has given up since.
+            "unrouted": line.dead_letter_topic is None,
+            "deduplicated": line.within is not None,
+        }
+        return [reason for reason, may in possible.items() if may]
 
     def _with_the_sink(self, report: dict[str, Any]) -> dict[str, Any]:
         """A report with the sink's own word: what became of its rows, and its own count of dead letters.
@@ -279,12 +281,10 @@ class UplinkQuery(LineQuery[Line]):
         # Of several gateways nobody has told where the checkpoint began.
         begins = not self.line.gateways
         report = self._with_sums({**report, "reasons": [*self._reasons, *given_up]}, from_the_first=begins)
-        if not self._sink_counts():
+        if not self.line.dead_letter_topic:
             return report
-        observed = {name: count for name, count in report["observed"].items() if name != "dead_lettered"}
         return {
             **report,
-            "observed": observed,
             "letters": tally.sum_at(Checkpoint(str(self.line.checkpoint)), report["batch"]),
         }
 

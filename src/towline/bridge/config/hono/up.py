@@ -61,8 +61,9 @@ def _route(endpoint: str, name: str, settings: HonoSettings) -> dict[str, Any]:
         "fields": dict(_fields(endpoint, settings)),
         "reject": case(_refusals(endpoint, settings), _NO_TEXT),
     }
-    if name == "e":
-        route["where"] = f"NOT coalesce({_own_error(mount)}, false)"
+    if name == "e":  # an error is no event, and nobody is told of it
+        error = f"coalesce({_own_error(mount)}, false)"
+        route |= {"where": f"NOT {error}", "reject": f"IF({error}, NULL, {route['reject']})"}
     return route
 
 

@@ -12,13 +12,13 @@ from towline.kafka.properties import USER_PREFIX
 
 __all__ = [
     "FIELDS",
-    "LEGAL_TOPIC",
-    "MAX_TOPIC_LENGTH",
+    "PAYLOAD",
     "Pattern",
     "Template",
     "allowed",
+    "column_of",
     "kafka_name_problem",
-    "kafka_topic",
+    "payload_path",
 ]
 
 #: Message fields a template may name, and the row's column behind each; ``mqtt.user.<key>`` is the first such property.
@@ -31,14 +31,19 @@ FIELDS = {
     "mqtt.message_expiry": "message_expiry_seconds",
     "mqtt.gateway": "gateway",
     "mqtt.offset": "offset",
+    "mqtt.received_at": "received_at",
 }
+#: The payload as text, and what begins the path of a field of a JSON payload.
+PAYLOAD = "payload"
 
 #: Kafka: Topic.MAX_NAME_LENGTH and LEGAL_CHARS.
-MAX_TOPIC_LENGTH = 249
-LEGAL_TOPIC = r"^[a-zA-Z0-9._-]+\z"
+_MAX_TOPIC_LENGTH = 249
+_LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 
 _CAPTURE = re.compile(r"^\{([A-Za-z_][A-Za-z0-9_]*)\}$")
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
+#: A name of a JSON object after a dot, or the index of an array in brackets.
+_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,12 @@ class Pattern:
     share: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str, *, checked: bool = True) -> Self:
         """Read a filter; ``{{`` and ``}}`` stand for braces.
+
+        Args:
+            text: As written.
+            checked: Whether MQTT's rules for filters are held against it; false for a filter that has passed them.
 
         Raises:
             ValueError: If it is no topic filter, or a name is used twice or does not fill its level.
@@ -78,7 +87,9 @@ class Pattern:
                 names[capture[1]] = position
             levels.append(None if capture or level == "+" else _unbrace(level))
         pattern = cls(text, tuple(levels), names, deep, share)
-        from towline.mqtt.rules import filter_problem  # noqa: PLC0415 - workers parse nothing, and need no MQTT
+        if not checked:
+            return pattern
+        from towline.mqtt.rules import filter_problem  # noqa: PLC0415 - Spark's workers check nothing, and need no MQTT
 
         if problem := filter_problem(pattern.filter) or ("" if body else "from must not be empty"):
             raise ValueError(problem)
@@ -103,6 +114,11 @@ class Pattern:
         if any(level is not None and level != part for level, part in zip(self.levels, parts, strict=False)):
             return None
         return {name: parts[position] for name, position in self.names.items()}
+
+    def level_of(self, name: str) -> int | None:
+        """The level of a wildcard; None for another name. SQL may name it in any case of letters."""
+        folded = name.lower()
+        return next((level for one, level in self.names.items() if one == name or one.lower() == folded), None)
 
     @property
     def wild_start(self) -> bool:
@@ -152,10 +168,10 @@ class Template:
         Raises:
             ValueError: For a lone brace, or a field that is neither captured in ``from`` nor of the message.
         """
-        fields = {*captures, *FIELDS}
+        names = frozenset(captures)
 
         def problem(name: str) -> str:
-            if name in fields or (name.startswith(USER_PREFIX) and name != USER_PREFIX):
+            if name in names or column_of(name) is not None:
                 return ""
             return f"which from does not capture; {_fields_known(captures)}"
 
@@ -202,17 +218,37 @@ class Template:
 
 
 def _fields_known(captures: Iterable[str]) -> str:
-    names = [f"{{{name}}}" for name in (*captures, *FIELDS)]
-    return f"known are {', '.join(names)} and {{{USER_PREFIX}NAME}}"
+    names = [f"{{{name}}}" for name in (*captures, *FIELDS, PAYLOAD)]
+    return f"known are {', '.join(names)}, {{{PAYLOAD}.JSON.PATH}} and {{{USER_PREFIX}NAME}}"
+
+
+def column_of(name: str) -> str | None:
+    """The column of the source behind a field of every message; None for another name."""
+    if name.startswith(USER_PREFIX) and name != USER_PREFIX:
+        return "user_properties"
+    return PAYLOAD if name == PAYLOAD or payload_path(name) else FIELDS.get(name)
+
+
+def payload_path(name: str) -> tuple[str | int, ...]:
+    """The steps of a field's path in a JSON payload: names of objects and indexes of arrays; none for another field.
+
+    Args:
+        name: Such as ``payload.device.id`` or ``payload.readings[0].value``.
+    """
+    rest, steps = name.removeprefix(PAYLOAD), list[str | int]()
+    while step := _STEP.match(rest):
+        steps.append(step[1] if step[2] is None else int(step[2]))
+        rest = rest[step.end() :]
+    return () if rest or not name.startswith(PAYLOAD) else tuple(steps)
 
 
 def kafka_name_problem(name: str) -> str | None:
     """Say why Kafka refuses a topic name, or None [Kafka: Topic.validate]."""
     if name in {"", ".", ".."}:
         return f'"{name}" is no Kafka topic name'
-    if len(name) > MAX_TOPIC_LENGTH:
-        return f"a Kafka topic name has at most {MAX_TOPIC_LENGTH} characters"
-    if not re.match(LEGAL_TOPIC.replace(r"\z", r"\Z"), name):
+    if len(name) > _MAX_TOPIC_LENGTH:
+        return f"a Kafka topic name has at most {_MAX_TOPIC_LENGTH} characters"
+    if not _LEGAL_TOPIC.fullmatch(name):
         return f'"{name}" is no Kafka topic name: letters, digits, dots, _ and - only'
     return None
 
@@ -220,22 +256,3 @@ def kafka_name_problem(name: str) -> str | None:
 def allowed(name: str, globs: Sequence[str]) -> bool:
     """Whether a topic name is on the list of names and globs (``*``, ``?``); an empty list allows all."""
     return not globs or any(fnmatchcase(name, glob) for glob in globs)
-
-
-def kafka_topic(
-    template: Template, values: Mapping[str, str | None], globs: Sequence[str], taken: str | None
-) -> str | None:
-    """The Kafka topic that a template gives, or None where no message may choose it.
-
-    Args:
-        template: Of the name; one without fields is a route's own, and not checked.
-        values: Of its fields.
-        globs: Names and globs that are allowed.
-        taken: Names that are reserved, as a regular expression; None for none that the template could give.
-    """
-    if template.constant is not None:
-        return template.constant
-    name = template.render(values)
-    if name is None or kafka_name_problem(name) or (taken is not None and re.fullmatch(taken, name)):
-        return None
-    return name if allowed(name, globs) else None

@@ -1,0 +1,875 @@
+"""Routes of an uplink over Arrow columns: which route takes a message, and the Kafka record that it becomes.
+
+    match    the first route whose filter matches takes the message, like the arms of a switch; so a message makes at
+             most one record and the account adds up [I11]
+    reject   Spark SQL; its text says why the message is refused
+    where    Spark SQL; false leaves the message out, and so does null, which is counted apart
+    render   topic, key, value, headers and time of the record, each a template
+
+``reject`` and ``where`` are Spark's to evaluate; here they are columns. A template with a field that the message does
+not have gives null: no key, no topic, a header without value (or none). A topic name made of fields must be a legal
+Kafka name, an allowed one and not reserved, else the message goes to the route's fallback topic (design section 10: a
+device never names a topic outside the allowed list).
+
+All that follows from the MQTT topic alone is made once for each topic, the rest in whole columns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property, lru_cache, reduce
+from itertools import count
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from towline.bridge.patterns import FIELDS, PAYLOAD, Pattern, Template, allowed, kafka_name_problem, payload_path
+from towline.kafka.deadletters import Reason
+from towline.kafka.properties import USER_PREFIX, in_bytes
+from towline.kafka.reserved import INTERNAL, reserved
+from towline.schema import OPTIONAL, ROW_SCHEMA
+
+if TYPE_CHECKING:
+    from towline.mqtt.events import Filter
+
+__all__ = [
+    "DEDUPE",
+    "RECORD_SCHEMA",
+    "REFUSALS",
+    "REJECT",
+    "ROUTE",
+    "WHERE",
+    "Outcome",
+    "Rendered",
+    "Route",
+    "RouteTable",
+    "from_json",
+    "route_table",
+    "to_json",
+]
+
+#: Columns of a row beside those of the message: the number of its route, and what Spark has made of the route's SQL:
+#: structs that are null where it raised an error, and the dedupe key as text. A route's ``fields`` are columns too.
+ROUTE: Final = "towline_route"
+REJECT, WHERE, DEDUPE = "towline_reject", "towline_where", "towline_dedupe"
+
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_RARE: Final = ("retain", *OPTIONAL)
+_MOMENT: Final = ROW_SCHEMA.field("received_at").type
+#: A record, and the message that it was: its properties become headers after the record is known to be sound, or those
+#: of its dead letter. Flat, because a struct a row doubles what a row costs (measured).
+#:   headers               the route's own
+#:   towline_rare          what only some messages have; null for the others
+#:   towline_properties    whether the properties of the message travel as headers of the record
+#:   towline_reason, towline_detail    why it can't be a record (`towline.kafka.deadletters`); null in all rows or none
+RECORD_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", _HEADERS),
+        ("timestamp", _MOMENT),
+        ("towline_topic", pa.string()),
+        ("towline_qos", pa.int8()),
+        ("towline_rare", pa.struct([ROW_SCHEMA.field(name) for name in _RARE])),
+        ("towline_received_at", _MOMENT),
+        ("towline_gateway", pa.string()),
+        ("towline_offset", pa.int64()),
+        ("towline_duplicate", pa.bool_()),
+        ("towline_properties", pa.bool_()),
+        ("towline_reason", pa.string()),
+        ("towline_detail", pa.string()),
+    ]
+)
+#: Topics of a line that are remembered; then all are forgotten, so that devices can't fill the memory.
+_TOPICS: Final = 50_000
+#: Last millisecond of the year 9999, which clients of Kafka can still show.
+_LAST_MS: Final = 253_402_300_799_999
+_MILLIS: Final = re.compile(r"[0-9]{1,15}")
+
+
+class Outcome(IntEnum):
+    """What becomes of a message: below zero it is left out, from `NOT_WHOLE` on it is refused."""
+
+    UNDECIDED = -2
+    FILTERED = -1
+    RECORD = 0
+    FALLBACK = 1
+    NOT_WHOLE = 2
+    TOO_MANY = 3
+    UNROUTED = 4
+    REJECT_RAISED = 5
+    REJECTED = 6
+    WHERE_RAISED = 7
+    NO_JSON = 8
+    NO_TEXT = 9
+    TOPIC_ABSENT = 10
+    TOPIC_RESERVED = 11
+    TOPIC_NOT_ALLOWED = 12
+    TOPIC_ILLEGAL = 13
+    KEY_ABSENT = 14
+    VALUE_ABSENT = 15
+    NO_TIME = 16
+
+
+#: Of each refusal the reason of its dead letter, and what a person reads; "" where the route's ``reject`` says it.
+REFUSALS: Final[Mapping[Outcome, tuple[Reason, str]]] = {
+    Outcome.NOT_WHOLE: (
+        Reason.PACKET_TOO_LARGE,
+        "larger than max_packet_bytes; headers mqtt.user.towline-* hold its size and digest",
+    ),
+    Outcome.TOO_MANY: (
+        Reason.TOO_MANY_PROPERTIES,
+        "more than 1,000 properties; the value is the whole MQTT packet",
+    ),
+    Outcome.UNROUTED: (Reason.UNROUTED, "no route takes this topic"),
+    Outcome.REJECT_RAISED: (Reason.UNMAPPED, "the SQL of reject raised an error on this message"),
+    Outcome.REJECTED: (Reason.REJECTED, ""),
+    Outcome.WHERE_RAISED: (Reason.UNMAPPED, "the SQL of where raised an error on this message"),
+    Outcome.NO_JSON: (Reason.UNMAPPED, "the route names a field of the payload, which is no JSON"),
+    Outcome.NO_TEXT: (Reason.UNMAPPED, "a field of the payload that the route names is neither text nor a number"),
+    Outcome.TOPIC_ABSENT: (Reason.TOPIC_ABSENT, "the message lacks what the name of the Kafka topic is made of"),
+    Outcome.TOPIC_RESERVED: (
+        Reason.TOPIC_RESERVED,
+        "no message may choose this Kafka topic: markers, dead letters, Kafka's own",
+    ),
+    Outcome.TOPIC_NOT_ALLOWED: (
+        Reason.TOPIC_NOT_ALLOWED,
+        "the name of the Kafka topic is not among allowed_topics",
+    ),
+    Outcome.TOPIC_ILLEGAL: (Reason.TOPIC_ILLEGAL, "Kafka takes no such topic name"),
+    Outcome.KEY_ABSENT: (Reason.KEY_ABSENT, "the message lacks what its key or its dedupe key is made of"),
+    Outcome.VALUE_ABSENT: (Reason.UNMAPPED, "the message lacks what the value of its record is made of"),
+    Outcome.NO_TIME: (Reason.TIMESTAMP, "timestamp gives no whole number of milliseconds since 1970"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One arm of a line.
+
+    Attributes:
+        pattern: What it takes.
+        qos: Highest QoS to subscribe with.
+        topic: Kafka topic.
+        key: Record key, or None for none.
+        value: Record value; None for the payload.
+        timestamp: Milliseconds since 1970 of the record; None, or null, for the time of receipt.
+        headers: Names and templates, in order, after the properties of the message.
+        where: Spark SQL over the source's columns, the wildcards and the fields, or None.
+        allowed_topics: Names and globs a topic with fields is checked against.
+        fallback_topic: Where a message goes whose topic is illegal or not allowed; None makes it a dead letter, or
+            stops the line where there are none.
+        properties: Whether the MQTT properties travel as headers (`towline.kafka.properties.HEADERS`).
+        key_required: Whether a message that gives no key is a dead letter.
+        fields: Names that templates and SQL may use beside those of the message, and the Spark SQL of each, in order;
+            it may name the columns of the source, the wildcards and the fields before it.
+        reject: Spark SQL that says why a message is refused, null where it is not; what is refused is a dead letter.
+        omit_missing: Whether a header whose template gives null is left out, rather than be there without value.
+        dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
+        key_tells: Whether that alone tells a repeat, as its QoS can't: a message without a key is a dead letter.
+        repeatable: Whether a message may come twice: that has a key, or at least once is all that is promised.
+        dead_letter_topics: Of all lines of the bridge; no message may name one.
+        terms: Further options of the subscription, as `Filter` has them, but for its filter and QoS.
+    """
+
+    pattern: Pattern
+    qos: int
+    topic: Template
+    key: Template | None = None
+    value: Template | None = None
+    timestamp: Template | None = None
+    headers: tuple[tuple[str, Template], ...] = ()
+    where: str | None = None
+    allowed_topics: tuple[str, ...] = ()
+    fallback_topic: str | None = None
+    properties: bool = True
+    key_required: bool = False
+    fields: tuple[tuple[str, str], ...] = ()
+    reject: str | None = None
+    omit_missing: bool = False
+    dedupe: Template | str | None = None
+    key_tells: bool = False
+    repeatable: bool = False
+    dead_letter_topics: tuple[str, ...] = ()
+    terms: Filter | None = None
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """Those that its records are made of."""
+        single = (self.topic, self.key, self.value, self.timestamp)
+        return (*(one for one in single if one is not None), *(text for _, text in self.headers))
+
+    @property
+    def rendered_fields(self) -> tuple[str, ...]:
+        """Those of its own fields that its records are made of."""
+        named = {name for template in self.templates for name in template.fields}
+        return tuple(name for name, _ in self.fields if name in named)
+
+    @property
+    def sql(self) -> tuple[str, ...]:
+        """Whatever it says in Spark SQL."""
+        dedupe = self.dedupe if isinstance(self.dedupe, str) else None
+        said = (self.where, self.reject, dedupe, *(text for _, text in self.fields))
+        return tuple(text for text in said if text is not None)
+
+    @property
+    def reserved(self) -> str | None:
+        """What a name with fields must not be, as a regular expression; None where it can't become that."""
+        head = self.topic.parts[0]
+        reach = (INTERNAL, "towline.", *self.dead_letter_topics)
+        near = self.topic.fields and any(head.startswith(name) or name.startswith(head) for name in reach)
+        return reserved(self.dead_letter_topics) if near else None
+
+    def may_become(self, name: str) -> bool:
+        """Whether a message may name a topic, as far as its beginning tells."""
+        taken = self.reserved
+        free = taken is None or not re.fullmatch(taken, name)
+        return free and kafka_name_problem(name) is None and name.startswith(self.topic.parts[0])
+
+    def destination(self, name: str | None) -> tuple[str | None, Outcome]:
+        """The Kafka topic behind a name that the template of the topic gives, or why there is none."""
+        problem = Outcome.RECORD if self.topic.constant is not None else self._problem(name)
+        if problem is Outcome.RECORD:
+            return name, Outcome.RECORD
+        return self.fallback_topic, problem if self.fallback_topic is None else Outcome.FALLBACK
+
+    def _problem(self, name: str | None) -> Outcome:
+        if name is None:
+            return Outcome.TOPIC_ABSENT
+        if (taken := self.reserved) is not None and re.fullmatch(taken, name):
+            return Outcome.TOPIC_RESERVED
+        if kafka_name_problem(name):
+            return Outcome.TOPIC_ILLEGAL
+        return Outcome.RECORD if allowed(name, self.allowed_topics) else Outcome.TOPIC_NOT_ALLOWED
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> Self:
+        """From an entry of `to_json`."""
+        made: dict[str, Any] = {name: written[name] and _read(written[name]) for name in _TEMPLATES}
+        made |= {name: tuple(written[name]) for name in ("allowed_topics", "dead_letter_topics")}
+        made |= {name: written[name] for name in _PLAIN}
+        pattern = Pattern.parse(written["from"], checked=False)
+        headers = tuple((name, _read(text)) for name, text in written["headers"])
+        return cls(pattern, 0, headers=headers, fields=tuple((name, "") for name in written["fields"]), **made)
+
+
+#: Attributes of a route that its JSON has as texts, and as they are.
+_TEMPLATES: Final = ("topic", "key", "value", "timestamp")
+_PLAIN: Final = ("fallback_topic", "properties", "key_required", "omit_missing", "key_tells")
+
+
+def _read(text: str) -> Template:
+    return Template.read(text, lambda _: "")
+
+
+def to_json(routes: Sequence[Route]) -> str:
+    """What tells the records of a line's messages, its SQL aside, as `from_json` takes it."""
+    return json.dumps(
+        [
+            {
+                "from": route.pattern.text,
+                **{name: None if (one := getattr(route, name)) is None else one.text for name in _TEMPLATES},
+                "headers": [(name, template.text) for name, template in route.headers],
+                "fields": [name for name, _ in route.fields],
+                **{name: getattr(route, name) for name in ("allowed_topics", "dead_letter_topics", *_PLAIN)},
+            }
+            for route in routes
+        ]
+    )
+
+
+def from_json(text: str) -> tuple[Route, ...]:
+    """The routes of `to_json`."""
+    return tuple(map(Route.of, json.loads(text)))
+
+
+class Rendered(NamedTuple):
+    """What becomes of the rows of a batch, in their order.
+
+    Attributes:
+        records: Columns of `RECORD_SCHEMA`, but for the last two; of a row that is no record what can be said.
+        outcomes: Codes of `Outcome`.
+        refusals: What ``reject`` says.
+    """
+
+    records: pa.RecordBatch
+    outcomes: pa.Array
+    refusals: pa.Array
+
+    def parts(self, *, unrouted: bool = True) -> Iterator[pa.RecordBatch]:
+        """Records, then what is refused, each as batches of `RECORD_SCHEMA`; what is left out is in neither.
+
+        Args:
+            unrouted: Whether messages that no route takes are among the refused ones.
+        """
+        size = len(self.outcomes)
+        if (ends := pc.min_max(self.outcomes).as_py())["min"] is None:
+            return
+        if ends["min"] >= Outcome.RECORD and ends["max"] <= Outcome.FALLBACK:
+            yield _with_reasons(self.records, pa.nulls(size, pa.string()), pa.nulls(size, pa.string()))
+            return
+        sound = pc.is_in(self.outcomes, pa.array([Outcome.RECORD, Outcome.FALLBACK], pa.int8()))
+        good = self.records.filter(sound)
+        if good.num_rows:
+            yield _with_reasons(good, *[pa.nulls(good.num_rows, pa.string())] * 2)
+        bad = pc.greater_equal(self.outcomes, int(Outcome.NOT_WHOLE))
+        if not unrouted:
+            bad = pc.and_(bad, pc.not_equal(self.outcomes, int(Outcome.UNROUTED)))
+        if pc.any(bad).as_py():
+            texts = [REFUSALS[Outcome(code)] for code in self.outcomes.filter(bad).to_pylist()]
+            details = zip((detail for _, detail in texts), self.refusals.filter(bad).to_pylist(), strict=True)
+            yield _with_reasons(
+                self.records.filter(bad),
+                pa.array([reason.value for reason, _ in texts], pa.string()),
+                pa.array([detail or refusal for detail, refusal in details], pa.string()),
+            )
+
+    def tally(self) -> Counter[Outcome]:
+        """How many rows have each outcome."""
+        counts = pc.value_counts(self.outcomes)
+        return Counter({Outcome(entry["values"]): entry["counts"] for entry in counts.to_pylist()})
+
+
+def _with_reasons(records: pa.RecordBatch, reasons: pa.Array, details: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*records.columns, reasons, details], schema=RECORD_SCHEMA)
+
+
+#: What all messages of one MQTT topic have in common; null where it does not follow from the topic alone.
+#:   route    number of the route that takes them; null for none
+#:   name     what the template of the Kafka topic gives
+#:   topic    where the record goes
+#:   outcome  of that name
+_TOPIC_SCHEMA: Final = pa.schema(
+    [
+        ("route", pa.int32()),
+        ("name", pa.string()),
+        ("topic", pa.string()),
+        ("outcome", pa.int8()),
+        ("key", pa.binary()),
+        ("headers", _HEADERS),
+        ("properties", pa.bool_()),
+    ]
+)
+
+
+class _Topics:
+    """The topics that were met: a row each, made once in a process.
+
+    Attributes:
+        rows: Columns of `_TOPIC_SCHEMA`; only ever appended to, until all is forgotten.
+    """
+
+    def __init__(self, entry: Callable[[str], Mapping[str, Any]]) -> None:
+        self._entry = entry
+        self._forget()
+
+    def _forget(self) -> None:
+        #: Topic -> its row in `rows`.
+        self._index: dict[str, int] = {}
+        self.rows = pa.RecordBatch.from_pylist([], schema=_TOPIC_SCHEMA)
+        #: Column -> the value of all rows, where they have the same.
+        self._same: dict[str, pa.Scalar] = {}
+
+    def indices(self, topics: pa.Array) -> pa.Array:
+        """The row of each topic of a column; until the next call."""
+        coded = topics.dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        new = [name for name in names if name not in self._index]
+        if new and len(self._index) + len(new) > _TOPICS:
+            self._forget()
+            new = names
+        if new:
+            self._add(new)
+        return pa.array([self._index[name] for name in names], pa.int64()).take(coded.indices)
+
+    def _add(self, topics: list[str]) -> None:
+        self._index.update(zip(topics, count(len(self._index)), strict=False))
+        made = pa.RecordBatch.from_pylist([self._entry(topic) for topic in topics], schema=_TOPIC_SCHEMA)
+        self.rows = pa.concat_batches([self.rows, made])
+        self._same = {
+            name: column[0]
+            for name, column in zip(_TOPIC_SCHEMA.names, self.rows.columns, strict=True)
+            if name != "headers" and pc.count_distinct(column, mode="all").as_py() == 1
+        }
+
+    def column(self, name: str, indices: pa.Array) -> pa.Array:
+        """A column for the rows at ``indices``."""
+        column = self.rows.column(name)
+        if column.null_count == len(column):
+            return pa.nulls(len(indices), column.type)
+        same = self._same.get(name)
+        return column.take(indices) if same is None else pa.repeat(same, len(indices))
+
+
+class RouteTable:
+    """Routes of a line, over columns of its messages.
+
+    Args:
+        routes: The arms, in order.
+    """
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = tuple(routes)
+        self._topics = _Topics(self._entry)
+        #: (Route, name of a topic) -> its destination.
+        self._destinations: dict[tuple[int, str | None], tuple[str | None, Outcome]] = {}
+
+    def _entry(self, topic: str) -> dict[str, Any]:
+        """A row of `_TOPIC_SCHEMA`."""
+        matches = ((number, route.pattern.match(topic)) for number, route in enumerate(self._routes))
+        taker = next(((number, captures) for number, captures in matches if captures is not None), None)
+        if taker is None:
+            return {}
+        number, captures = taker
+        route, values = self._routes[number], {"mqtt.topic": topic, **captures}
+        entry: dict[str, Any] = {"route": number, "properties": route.properties}
+        if _is_static(route, [route.topic]):
+            name = route.topic.render(values)
+            destination, outcome = route.destination(name)
+            entry |= {"name": name, "topic": destination, "outcome": int(outcome)}
+        if route.key is not None and _is_static(route, [route.key]):
+            entry["key"] = in_bytes(route.key.render(values))
+        own = [template for _, template in route.headers]
+        if own and _is_static(route, own):
+            texts = [(name, template.render(values)) for name, template in route.headers]
+            entry["headers"] = [(name, in_bytes(text)) for name, text in texts]
+        return entry
+
+    def match(self, topics: pa.Array) -> pa.Array:
+        """The number of the route that takes each topic; null for none."""
+        return self._topics.column("route", self._topics.indices(topics))
+
+    def values(self, rows: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
+        """What wildcards and fields of messages are, as texts; null in rows whose route does not have the wildcard.
+
+        Args:
+            rows: Columns of `ROW_SCHEMA`.
+            names: Wildcards of any route, and fields of a message as templates name them.
+        """
+        numbers = self.match(rows.column("topic"))
+        groups = _groups(numbers)
+        views = [_View(rows, at, None if number is None else self._routes[number]) for number, at in groups]
+        return [_joined([view.value(name) for view in views], groups) for name in names]
+
+    def render(self, rows: pa.RecordBatch) -> Rendered:
+        """What becomes of messages.
+
+        Args:
+            rows: Columns of `ROW_SCHEMA`; where Spark has evaluated the line's SQL, `REJECT`, `WHERE`, `DEDUPE` and the
+                routes' fields too.
+        """
+        return _Rendering(self, rows).result()
+
+    def destinations(self, number: int, names: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """Topics and outcomes of names that a route's messages give."""
+        if len(self._destinations) > _TOPICS:
+            self._destinations = {}
+        coded = names.dictionary_encode(null_encoding="encode")
+        made = []
+        for name in coded.dictionary.to_pylist():
+            if (known := self._destinations.get((number, name))) is None:
+                known = self._destinations[number, name] = self._routes[number].destination(name)
+            made.append(known)
+        topics = pa.array([topic for topic, _ in made], pa.string())
+        return topics.take(coded.indices), pa.array([int(one) for _, one in made], pa.int8()).take(coded.indices)
+
+
+@lru_cache(maxsize=4)
+def route_table(routes: str) -> RouteTable:
+    """The table of a line, of `to_json`; a process runs tasks of several lines, one after the other."""
+    return RouteTable(from_json(routes))
+
+
+def _is_static(route: Route, templates: Sequence[Template]) -> bool:
+    """Whether templates follow from the MQTT topic alone."""
+    return all(name == "mqtt.topic" or name in route.pattern.names for one in templates for name in one.fields)
+
+
+#: Rows of one route: its number, and where they are; None for all rows.
+_Group = tuple[int | None, pa.Array | None]
+
+
+def _groups(numbers: pa.Array) -> list[_Group]:
+    """The rows of each route among those of a batch."""
+    found = pc.unique(numbers).to_pylist()
+    if len(found) == 1:
+        return [(found[0], None)]
+    masks = ((one, numbers.is_null() if one is None else pc.equal(numbers, one).fill_null(False)) for one in found)
+    return [(number, pc.indices_nonzero(mask)) for number, mask in masks]
+
+
+def _joined(columns: Sequence[pa.Array], groups: Sequence[_Group]) -> pa.Array:
+    """The columns of groups as one, in the order of the rows."""
+    if len(columns) == 1:
+        return columns[0]
+    places = pa.concat_arrays([at for _, at in groups if at is not None])
+    return pa.concat_arrays(columns).take(pc.sort_indices(places))
+
+
+class _View:
+    """The rows of one route in a batch, and the values of fields in them."""
+
+    def __init__(self, rows: pa.RecordBatch, at: pa.Array | None, route: Route | None) -> None:
+        self._rows = rows
+        self._at = at
+        self._route = route
+        self.size = rows.num_rows if at is None else len(at)
+        self._values: dict[str, pa.Array] = {}
+
+    def column(self, name: str) -> pa.Array:
+        """A column of the rows."""
+        column = self._rows.column(name)
+        return column if self._at is None else column.take(self._at)
+
+    def value(self, name: str) -> pa.Array:
+        """A field of each message as text, null where it has none."""
+        if name not in self._values:
+            self._values[name] = self._value(name)
+        return self._values[name]
+
+    def _value(self, name: str) -> pa.Array:
+        if self._route is not None and (level := self._route.pattern.level_of(name)) is not None:
+            return self._level(level)
+        if name in FIELDS:
+            return _text(self.column(FIELDS[name]))
+        if name.startswith(USER_PREFIX):
+            return _user_property(self.column("user_properties"), name.removeprefix(USER_PREFIX))
+        if name == PAYLOAD:
+            return pa.array(map(_utf8, self.column("payload").to_pylist()), pa.string())
+        if payload_path(name):
+            return self.payload.fields[name]
+        return self.column(name).cast(pa.string()) if name in self._rows.schema.names else self._nothing()
+
+    def _nothing(self) -> pa.Array:
+        return pa.nulls(self.size, pa.string())
+
+    def _level(self, level: int) -> pa.Array:
+        coded = self.column("topic").dictionary_encode()
+        levels = [topic.split("/")[level] for topic in coded.dictionary.to_pylist()]
+        return pa.array(levels, pa.string()).take(coded.indices)
+
+    @cached_property
+    def payload(self) -> _Payload:
+        """The fields of the payloads that the route's templates name."""
+        templates = self._route.templates if self._route else ()
+        names = dict.fromkeys(name for one in templates for name in one.fields if payload_path(name))
+        return _Payload.read(self.column("payload"), list(names))
+
+    def text(self, template: Template) -> pa.Array:
+        """The text of a template for each row, null where a field is."""
+        if template.constant is not None:
+            return pa.repeat(pa.scalar(template.constant, pa.string()), self.size)
+        parts = [
+            pa.scalar(part) if i % 2 == 0 else self.value(part)
+            for i, part in enumerate(template.parts)
+            if i % 2 or part
+        ]
+        return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(""))
+
+    def headers(self, route: Route) -> pa.Array:
+        """The headers that a route names."""
+        kind, wide = _HEADERS.value_type, len(route.headers)
+        if not wide:
+            return pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), self.size + 1), pa.array([], kind))
+        texts = [self.text(template).cast(pa.binary()) for _, template in route.headers]
+        numbers = pa.array(range(wide * self.size), pa.int64())  # of the headers, row after row
+        row = pc.divide(numbers, wide)
+        which = pc.subtract(numbers, pc.multiply(row, wide))
+        values = pa.concat_arrays(texts).take(pc.add(pc.multiply(which, self.size), row))
+        names = pa.array([name for name, _ in route.headers], pa.string()).take(which)
+        pairs = pa.StructArray.from_arrays([names, values], fields=list(kind))
+        ends = pc.multiply(pa.array(range(self.size + 1), pa.int64()), wide)
+        if route.omit_missing and values.null_count:
+            there = values.is_valid()
+            kept = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(there.cast(pa.int64()))])
+            pairs, ends = pairs.filter(there), kept.take(ends)
+        return pa.ListArray.from_arrays(ends.cast(pa.int32()), pairs)
+
+
+class _Payload(NamedTuple):
+    """Fields of JSON payloads.
+
+    Attributes:
+        fields: Name of a field -> texts.
+        outcomes: `Outcome.RECORD`, or why the fields of a row can't be had.
+    """
+
+    fields: Mapping[str, pa.Array]
+    outcomes: pa.Array
+
+    @classmethod
+    def read(cls, payloads: pa.Array, names: Sequence[str]) -> Self:
+        """Read the fields of each payload; none of a payload that is null."""
+        from pydantic_core import from_json  # noqa: PLC0415 - few lines need it
+
+        paths = [payload_path(name) for name in names]
+        texts: list[list[str | None]] = [[] for _ in names]
+        outcomes = []
+        for payload in payloads.to_pylist():
+            found: list[str | None] = [None] * len(names)
+            outcome = Outcome.RECORD
+            try:
+                document = None if payload is None else from_json(payload, allow_inf_nan=False, cache_strings="keys")
+                found = [_leaf(document, path) for path in paths]
+            except ValueError:
+                outcome = Outcome.NO_JSON
+            except TypeError:
+                outcome = Outcome.NO_TEXT
+            outcomes.append(int(outcome))
+            for column, text in zip(texts, found, strict=True):
+                column.append(text)
+        fields = {name: pa.array(column, pa.string()) for name, column in zip(names, texts, strict=True)}
+        return cls(fields, pa.array(outcomes, pa.int8()))
+
+
+def _leaf(document: Any, path: Sequence[str | int]) -> str | None:
+    """The text at a path in a JSON document; None where there is none.
+
+    Raises:
+        TypeError: It is neither text nor a number.
+    """
+    for step in path:
+        if isinstance(step, int):
+            document = document[step] if isinstance(document, list) and step < len(document) else None
+        else:
+            document = document.get(step) if isinstance(document, dict) else None
+    if document is None or isinstance(document, str):
+        return document
+    if isinstance(document, bool) or not isinstance(document, int | float) or not isfinite(document):
+        raise TypeError
+    return str(document)
+
+
+def _utf8(payload: bytes | None) -> str | None:
+    try:
+        return None if payload is None else payload.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _text(column: pa.Array) -> pa.Array:
+    """Values as text; a time as microseconds since 1970."""
+    numbers = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+    return numbers.cast(pa.string())
+
+
+def _user_property(lists: pa.Array, key: str) -> pa.Array:
+    """The first user property of a name in each row, null where there is none."""
+    pairs = lists.flatten()
+    if not len(pairs):
+        return pa.nulls(len(lists), pa.string())
+    mask = pc.equal(pairs.field("key"), key)
+    rows, values = pc.list_parent_indices(lists).filter(mask), pairs.field("value").filter(mask)
+    if not len(rows):
+        return pa.nulls(len(lists), pa.string())
+    first = pa.concat_arrays([pa.array([True]), pc.not_equal(rows[1:], rows[:-1])])
+    rows, values = rows.filter(first), values.filter(first)
+    return values.take(pc.index_in(pa.array(range(len(lists)), rows.type), value_set=rows))
+
+
+class _Rendering:
+    """The records of one batch."""
+
+    def __init__(self, table: RouteTable, rows: pa.RecordBatch) -> None:
+        self._table = table
+        self._rows = rows
+        self._topics = table._topics  # noqa: SLF001 - a part of it
+        self._indices = self._topics.indices(rows.column("topic"))
+        self._numbers = self._topics.column("route", self._indices)
+
+    @cached_property
+    def _groups(self) -> list[_Group]:
+        return _groups(self._numbers)
+
+    @cached_property
+    def _present(self) -> list[Route | None]:
+        routes = self._table._routes  # noqa: SLF001 - see above
+        return [None if number is None else routes[number] for number, _ in self._groups]
+
+    @cached_property
+    def _views(self) -> list[_View]:
+        return [_View(self._rows, at, one) for (_, at), one in zip(self._groups, self._present, strict=True)]
+
+    def _static(self, name: str, at: pa.Array | None = None) -> pa.Array:
+        """A column that follows from the topics."""
+        return self._topics.column(name, self._indices if at is None else self._indices.take(at))
+
+    def _assembled(
+        self, static: Callable[[pa.Array | None], pa.Array], made: Callable[[_View, Route], pa.Array | None]
+    ) -> pa.Array:
+        """A column of which some routes make their part; None from ``made`` leaves it to ``static``."""
+        parts, own = [], False
+        for (_, at), view, route in zip(self._groups, self._views, self._present, strict=True):
+            part = None if route is None else made(view, route)
+            own |= part is not None
+            parts.append((part, at))
+        if not own:
+            return static(None)
+        return _joined([static(at) if part is None else part for part, at in parts], self._groups)
+
+    def _column(self, name: str, made: Callable[[_View, Route], pa.Array | None]) -> pa.Array:
+        return self._assembled(lambda at: self._static(name, at), made)
+
+    def result(self) -> Rendered:
+        """What becomes of the rows."""
+        rows = self._rows
+        names = self._column("name", lambda view, route: _dynamic(view, route, route.topic))
+        topics, routed = self._destinations()
+        keys = self._column("key", _key)
+        headers = self._column("headers", _own_headers)
+        values, moments, late = self._values(), *self._moments()
+        outcomes, refusals = self._outcomes(routed, keys, values, late)
+        stubs = rows.column("payload").null_count
+        columns = {
+            "topic": topics if topics.null_count == 0 else pc.coalesce(topics, names),
+            "key": keys,
+            "value": pc.coalesce(values, rows.column("correlation_data"), pa.scalar(b"")) if stubs else values,
+            "headers": headers,
+            "timestamp": moments,
+            "towline_topic": rows.column("topic"),
+            "towline_qos": rows.column("qos"),
+            "towline_rare": _rare(rows),
+            "towline_received_at": rows.column("received_at"),
+            "towline_gateway": rows.column("gateway"),
+            "towline_offset": rows.column("offset"),
+            "towline_duplicate": rows.column("duplicate"),
+            "towline_properties": self._static("properties"),
+        }
+        schema = pa.schema(list(RECORD_SCHEMA)[: len(columns)])
+        return Rendered(pa.RecordBatch.from_arrays([*columns.values()], schema=schema), outcomes, refusals)
+
+    def _destinations(self) -> tuple[pa.Array, pa.Array]:
+        """Topics of the records, and outcomes of their names; both null where no route takes a message."""
+        found: dict[int, tuple[pa.Array, pa.Array]] = {}
+        for (number, _), view, route in zip(self._groups, self._views, self._present, strict=True):
+            if number is not None and route is not None and not _is_static(route, [route.topic]):
+                found[number] = self._table.destinations(number, view.text(route.topic))
+        if not found:
+            return self._static("topic"), self._static("outcome")
+        parts = [
+            found.get(-1 if number is None else number) or (self._static("topic", at), self._static("outcome", at))
+            for number, at in self._groups
+        ]
+        topics, outcomes = zip(*parts, strict=True)
+        return _joined(topics, self._groups), _joined(outcomes, self._groups)
+
+    def _values(self) -> pa.Array:
+        payloads = self._rows.column("payload")
+        return self._assembled(
+            lambda at: payloads if at is None else payloads.take(at),
+            lambda view, route: None if route.value is None else view.text(route.value).cast(pa.binary()),
+        )
+
+    def _moments(self) -> tuple[pa.Array, pa.Array | None]:
+        """Times of the records, and in which rows a template gives none; None for no such row."""
+        received = self._rows.column("received_at")
+        if not any(route is not None and route.timestamp is not None for route in self._present):
+            return received, None
+        texts = self._assembled(
+            lambda at: pa.nulls(len(received) if at is None else len(at), pa.string()),
+            lambda view, route: None if route.timestamp is None else view.text(route.timestamp),
+        ).to_pylist()
+        millis = [int(text) if text is not None and _MILLIS.fullmatch(text) else None for text in texts]
+        made = [one * 1000 if one is not None and one <= _LAST_MS else None for one in millis]
+        late = pa.array([text is not None and one is None for text, one in zip(texts, made, strict=True)])
+        return pc.coalesce(pa.array(made, pa.int64()).cast(_MOMENT), received), late
+
+    def _outcomes(
+        self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
+    ) -> tuple[pa.Array, pa.Array]:
+        """Codes of `Outcome`, the first reason that holds; and what ``reject`` says."""
+        payload, cases = self._rows.column("payload"), list[tuple[pa.Array, Any]]()
+        refusals = pa.nulls(len(payload), pa.string())
+        if payload.null_count:
+            why = _user_property(self._rows.column("user_properties"), "towline-reason")
+            many = pc.and_(payload.is_null(), pc.equal(why, Reason.TOO_MANY_PROPERTIES.value).fill_null(False))
+            cases += [(many, Outcome.TOO_MANY), (payload.is_null(), Outcome.NOT_WHOLE)]
+        if self._numbers.null_count:
+            cases.append((self._numbers.is_null(), Outcome.UNROUTED))
+        present = set(self._rows.schema.names)
+        if REJECT in present:
+            column = self._rows.column(REJECT)
+            refusals = column.field(0) if not column.null_count else pc.struct_field(column, 0)
+            cases += [(column.is_null(), Outcome.REJECT_RAISED), (refusals.is_valid(), Outcome.REJECTED)]
+        if WHERE in present:
+            column = self._rows.column(WHERE)
+            wanted = pc.struct_field(column, 0)
+            cases.append((column.is_null(), Outcome.WHERE_RAISED))
+            cases += [(wanted.is_null(), Outcome.UNDECIDED), (pc.invert(wanted), Outcome.FILTERED)]
+        cases += self._faults(routed, keys, values, late)
+        cases = [(mask, outcome) for mask, outcome in cases if pc.any(mask).as_py()]
+        if not cases:
+            return routed, refusals
+        masks = pa.StructArray.from_arrays(
+            [mask.fill_null(False) for mask, _ in cases], [str(n) for n in range(len(cases))]
+        )
+        codes = [one if isinstance(one, pa.Array) else pa.scalar(int(one), pa.int8()) for _, one in cases]
+        return pc.case_when(masks, *codes, routed), refusals
+
+    def _faults(
+        self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
+    ) -> Iterator[tuple[pa.Array, Any]]:
+        """Why a record can't be rendered: rows, and an outcome or a column of outcomes."""
+        if any(route is not None and _reads_payload(route) for route in self._present):
+            fine = pa.scalar(int(Outcome.RECORD), pa.int8())
+            read = self._assembled(
+                lambda at: pa.repeat(fine, self._rows.num_rows if at is None else len(at)),
+                lambda view, route: view.payload.outcomes if _reads_payload(route) else None,
+            )
+            yield pc.not_equal(read, fine), read
+        yield pc.greater(routed, int(Outcome.FALLBACK)), routed
+        if keys.null_count and any(route is not None and route.key_required for route in self._present):
+            yield pc.and_(keys.is_null(), self._where(lambda route: route.key_required)), Outcome.KEY_ABSENT
+        if DEDUPE in self._rows.schema.names:
+            absent = self._rows.column(DEDUPE).is_null()
+            yield pc.and_(absent, self._where(lambda route: route.key_tells)), Outcome.KEY_ABSENT
+        if values.null_count:
+            yield values.is_null(), Outcome.VALUE_ABSENT
+        if late is not None:
+            yield late, Outcome.NO_TIME
+
+    def _where(self, holds: Callable[[Route], bool]) -> pa.Array:
+        """The rows of routes of which something holds."""
+        numbers = [n for n, route in enumerate(self._table._routes) if holds(route)]  # noqa: SLF001 - see above
+        return pc.is_in(self._numbers, pa.array(numbers, pa.int32()))
+
+
+def _reads_payload(route: Route) -> bool:
+    return any(payload_path(name) for template in route.templates for name in template.fields)
+
+
+def _dynamic(view: _View, route: Route, template: Template) -> pa.Array | None:
+    return None if _is_static(route, [template]) else view.text(template)
+
+
+def _key(view: _View, route: Route) -> pa.Array | None:
+    text = None if route.key is None else _dynamic(view, route, route.key)
+    return None if text is None else text.cast(pa.binary())
+
+
+def _own_headers(view: _View, route: Route) -> pa.Array | None:
+    return None if _is_static(route, [template for _, template in route.headers]) else view.headers(route)
+
+
+def _rare(rows: pa.RecordBatch) -> pa.Array:
+    """What only some messages say; null where one says nothing of it. A message not taken in whole has no data."""
+    columns = [rows.column(name) for name in _RARE]
+    payload = rows.column("payload")
+    if payload.null_count:
+        at = _RARE.index("correlation_data")
+        columns[at] = pc.if_else(payload.is_null(), pa.scalar(None, columns[at].type), columns[at])
+    there = [column.is_valid() for column in columns[1:] if column.null_count < rows.num_rows]
+    if pc.any(columns[0]).as_py():
+        there.append(columns[0].fill_null(False))
+    kind = RECORD_SCHEMA.field("towline_rare").type
+    if not there:
+        return pa.nulls(rows.num_rows, kind)
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=pc.invert(reduce(pc.or_, there)))

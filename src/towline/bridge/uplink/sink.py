@@ -1,0 +1,174 @@
+"""The sink of a bridge's uplink: ``format("kafka_transactional")`` for messages, which it makes records of.
+
+It takes what the two sources of `towline.bridge.uplink.source` give, each in a format of the bridge's own: a place that
+data names is fetched from here and by no sink that users have [I13].
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from towline.bridge.routes import REFUSALS, Outcome, Rendered, route_table
+from towline.bridge.uplink.records import MessageColumns
+from towline.bridge.uplink.source import SLICE, RoutedSource, SliceSource, rows_of_slice
+from towline.bridge.uplink.statements import of_schema
+from towline.errors import KafkaError, one_line
+from towline.sinks import lower_case
+from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
+from towline.spark.workers import settle
+from towline.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
+
+    from towline.kafka.columns import Columns
+    from towline.kafka.delivery import Delivery
+
+__all__ = ["FORMATS", "RECORDS", "Mapping", "RecordSink"]
+
+#: Name of the format.
+RECORDS: Final = "towline_records"
+_ROUTES, _LETTERS = "routes", "letters"
+#: Bytes of rows that are made records of at once; of large messages they are fewer.
+_ENOUGH: Final = 1 << 20
+#: Outcomes that are counted apart, and their names in the account.
+_COUNTED: Final = {
+    Outcome.FILTERED: "filtered",
+    Outcome.UNDECIDED: "undecided",
+    Outcome.FALLBACK: "fallback",
+}
+#: What a fallback topic would have taken.
+_NAMES: Final = (Outcome.TOPIC_ABSENT, Outcome.TOPIC_RESERVED, Outcome.TOPIC_NOT_ALLOWED, Outcome.TOPIC_ILLEGAL)
+
+
+class RecordSink(KafkaTransactional):
+    """Makes records of messages, and writes them as ``kafka_transactional`` does.
+
+    Its own options are ``routes``, of `towline.bridge.routes.to_json`, and ``letters``: the dead-letter topic under any
+    guarantee, "" for none.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        own = {name.lower(): value for name, value in options.items() if name.lower() in (_ROUTES, _LETTERS)}
+        super().__init__({name: value for name, value in options.items() if name.lower() not in own})
+        self._routes = own[_ROUTES]
+        self._settings = replace(self._settings, dead_letter_topic=own[_LETTERS] or None)
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return RECORDS
+
+    def _columns(self, schema: StructType) -> Columns:  # noqa: ARG002 - the rows are the bridge's own
+        return MessageColumns()
+
+    def _stream_writer(self, delivery: Delivery, location: str) -> StreamWriter:
+        return _Writer(delivery, location, self._routes)
+
+
+#: The bridge's own formats, for its session.
+FORMATS: Final = (SliceSource, RoutedSource, RecordSink)
+
+
+class _Writer(StreamWriter):
+    """Writes the micro-batches of a line."""
+
+    def __init__(self, delivery: Delivery, location: str, routes: str) -> None:
+        super().__init__(delivery, location)
+        self._routes = routes
+
+    @one_line
+    def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:
+        """Write a partition of a micro-batch.
+
+        Raises:
+            KafkaError: As `StreamWriter.write`; TL-B02, TL-B29, TL-B33 for a message that has nowhere to go.
+        """
+        settle()
+        mapping = Mapping(self._routes, letters=self._delivery.settings.dead_letter_topic is not None)
+        written = self._written(mapping.records(_rows(iterator)))
+        return replace(written, left_out=dict(mapping.left_out))
+
+
+class Mapping:
+    """From messages to records, and what is left out on the way.
+
+    Args:
+        routes: Of `towline.bridge.routes.to_json`.
+        letters: Whether what can't be a record goes to a dead-letter topic; else the first one ends the batch, but for
+            messages that no route takes, which are left out.
+    """
+
+    def __init__(self, routes: str, *, letters: bool) -> None:
+        self._table = route_table(routes)
+        self._letters = letters
+        #: How many messages had an outcome that is counted apart.
+        self.left_out: Counter[str] = Counter()
+
+    def records(self, rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+        """Records and refused messages, in batches of `towline.bridge.routes.RECORD_SCHEMA`.
+
+        Raises:
+            KafkaError: TL-B02, TL-B29, TL-B33.
+        """
+        for batch in rows:
+            rendered = self._table.render(batch)
+            counts = rendered.tally()
+            self.left_out += Counter({name: counts[one] for one, name in _COUNTED.items()})
+            if not self._letters:
+                self.left_out += Counter(unrouted=counts.pop(Outcome.UNROUTED, 0))
+                if any(one in REFUSALS for one in counts):
+                    raise _nowhere(rendered)
+            yield from rendered.parts(unrouted=self._letters)
+
+
+def _nowhere(rendered: Rendered) -> KafkaError:
+    """The end of a line that has nowhere to put a refused message."""
+    codes = [Outcome(code) for code in rendered.outcomes.to_pylist()]
+    at = next(n for n, code in enumerate(codes) if code in REFUSALS and code is not Outcome.UNROUTED)
+    outcome, detail = codes[at], REFUSALS[codes[at]][1] or f"reject: {rendered.refusals[at].as_py()}"
+    code, do = "TL-B02", "Give the line a dead_letter_topic"
+    if outcome in (Outcome.NOT_WHOLE, Outcome.TOO_MANY):
+        code, detail = "TL-B29", "a message was not taken in whole, see towline-reason and max_packet_bytes"
+    elif outcome is Outcome.REJECTED:
+        code = "TL-B33"
+    elif outcome in _NAMES:
+        do += ", or the route a fallback_topic"
+    topic = printable(rendered.records.column("towline_topic")[at].as_py() or "")
+    stop = "The line stops there rather than lose it"
+    return KafkaError(code, f'message of topic "{topic}"', f"{printable(detail)}. {stop}", f"{do}.")
+
+
+def _rows(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+    """Messages with what Spark says of them, of slices or of rows."""
+    for batch in map(lower_case, batches):
+        if batch.schema.names != [SLICE]:
+            yield of_schema(batch)
+            continue
+        for text in batch.column(SLICE).to_pylist():
+            yield from _larger(rows_of_slice(text))
+
+
+def _larger(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+    """The same rows in larger batches: a frame of a trickle has few, and each batch costs."""
+    waiting: list[RecordBatch] = []
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= _ENOUGH:
+            yield _joined(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[RecordBatch]) -> RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,231 @@
+"""Records that routes make of columns are those that docs/options.md says, message by message (`oracle`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.bridge.oracle import becomes, taker
+from towline.bridge import routes as module
+from towline.bridge.config.model import RouteSection
+from towline.bridge.routes import DEDUPE, REFUSALS, REJECT, WHERE, Outcome, Route, RouteTable, from_json, to_json
+from towline.bridge.uplink.records import MessageColumns
+from towline.bridge.uplink.sink import Mapping as RecordMapping
+from towline.errors import KafkaError
+from towline.guarantee import Guarantee
+from towline.kafka.deadletters import Reason
+from towline.schema import ROW_SCHEMA
+
+DEAD = ("towline.t1", "two.b")
+TABLES: tuple[dict[str, Any], ...] = (
+    {"from": "a/{x}/+", "topic": "fixed", "key": "{x}"},
+    {
+        "from": "a/{x}/#",
+        "topic": "to.{x}",
+        "key": "{mqtt.topic}",
+        "headers": {"one": "{x}"},
+        "allowed_topics": ["to.*"],
+    },
+    {"from": "+/b", "topic": "b", "key_required": True, "key": "k{mqtt.user.k}", "properties": "none"},
+    {
+        "from": "$SYS/#",
+        "topic": "sys",
+        "headers": {"q": "<{mqtt.qos}>", "none": "{mqtt.user.no}", "n": "{mqtt.offset}"},
+    },
+    {"from": "c/{y}/#", "topic": "{y}", "fallback_topic": "other", "allowed_topics": ["*"], "value": "{y}: {payload}"},
+    {
+        "from": "j/{z}",
+        "topic": "towline.{payload.to}",
+        "key": "{payload.ids[1].n}",
+        "timestamp": "{payload.at}",
+        "headers": {"to": "{payload.to}", "none": "{mqtt.content_type}"},
+        "missing_headers": "omit",
+    },
+    {"from": "j/+/#", "topic": "{mqtt.user.k}", "allowed_topics": ["?", "t1", "__*"], "key": "{mqtt.received_at}"},
+    {
+        "from": "s/{x}",
+        "topic": "two.{field}",
+        "key": "{field}{x}",
+        "fields": {"field": "f"},
+        "reject": "r",
+        "where": "w",
+        "headers": {"f": "{field}"},
+    },
+)
+
+levels = st.sampled_from(["a", "b", "c", "j", "s", "", "$SYS", "é x", "__secret", "dead", ".", "t1"])
+topics = st.lists(levels, min_size=1, max_size=4).map("/".join)
+texts = st.none() | st.sampled_from(["", "é"])
+users = st.lists(
+    st.fixed_dictionaries(
+        {"key": st.sampled_from(["", "k", "tracestate"]), "value": st.sampled_from(["v", "t1", "ü"])}
+    ),
+    max_size=3,
+)
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([1])
+documents = st.fixed_dictionaries(
+    {}, optional={"to": leaves, "at": leaves | st.integers(0, 10**15), "ids": st.just([{}, {"n": 7}]) | leaves}
+)
+payloads = st.none() | st.binary(max_size=3) | documents.map(lambda document: json.dumps(document).encode())
+moments = st.sampled_from([datetime(2026, 1, 1, 1, 1, 1, 123456, UTC), datetime(2026, 1, 2, tzinfo=UTC)])
+messages = st.fixed_dictionaries(
+    {
+        "topic": topics,
+        "payload": payloads,
+        "qos": st.integers(0, 2),
+        "retain": st.booleans() | st.none(),
+        "duplicate": st.booleans(),
+        "content_type": texts,
+        "payload_is_utf8": st.none() | st.booleans(),
+        "response_topic": texts,
+        "correlation_data": st.none() | st.just(b"\xff"),
+        "user_properties": st.none() | users,
+        "message_expiry_seconds": st.none() | st.just(7),
+        "subscription_ids": st.none() | st.lists(st.integers(1, 9), max_size=2),
+        "received_at": moments,
+        "gateway": st.just("g"),
+    }
+)
+#: What Spark says of a message of a route without SQL.
+NOT_ASKED = {"field": None, "reject": None, "where": True}
+answers = st.fixed_dictionaries(
+    {"field": st.none() | st.sampled_from(["a", "b", "a b"])},
+    optional={"reject": st.none() | st.just("no"), "where": st.none() | st.booleans()},
+)
+
+
+def compiled(*tables: Mapping[str, Any]) -> tuple[Route, ...]:
+    return tuple(RouteSection.model_validate(one).compile(Guarantee.AT_LEAST_ONCE, None, DEAD) for one in tables)
+
+
+def batch_of(rows: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]] = ()) -> pa.RecordBatch:
+    """Rows as the task that writes gets them, with what SQL says of each."""
+    batch = pa.RecordBatch.from_pylist([{**row} for row in rows], schema=ROW_SCHEMA)
+    if not said:
+        return batch
+    why = [{"why": one["reject"]} if "reject" in one else None for one in said]
+    wanted = [{"wanted": one["where"]} if "where" in one else None for one in said]
+    return (
+        batch.append_column("field", pa.array([one["field"] for one in said], pa.string()))
+        .append_column(REJECT, pa.array(why, pa.struct([("why", pa.string())])))
+        .append_column(WHERE, pa.array(wanted, pa.struct([("wanted", pa.bool_())])))
+    )
+
+
+def rendered(table: RouteTable, batch: pa.RecordBatch) -> list[Any]:
+    """As `becomes` says it."""
+    out = table.render(batch)
+    made = iter(MessageColumns().rows(out.records, any_topic=True).records)
+    results: list[Any] = []
+    for code in out.outcomes.to_pylist():
+        topic, value, key, partition, _, _, millis, headers = next(made)
+        outcome = Outcome(code)
+        if outcome in REFUSALS:
+            results.append(REFUSALS[outcome][0].value)
+        elif outcome < 0:
+            results.append(outcome.name.lower())
+        else:
+            assert partition == -1
+            results.append((topic, value, key, millis, headers or []))
+    return results
+
+
+@given(st.lists(st.tuples(messages, answers), min_size=1, max_size=8))
+def test_columns_become_the_records_that_the_page_says(met: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    rows, said = [{**row, "offset": n} for n, (row, _) in enumerate(met)], [one for _, one in met]
+    # Spark asks a message the SQL of its own route.
+    asked = [one if taker(TABLES, row["topic"]) == len(TABLES) - 1 else NOT_ASKED for row, one in met]
+    table = RouteTable(from_json(to_json(compiled(*TABLES))))
+    wanted = [becomes(TABLES, row, one, DEAD) for row, one in zip(rows, said, strict=True)]
+    assert rendered(table, batch_of(rows, asked)) == wanted
+
+
+@given(st.lists(messages, min_size=1, max_size=8), st.integers(0, len(TABLES) - 2))
+def test_a_line_without_sql_needs_none_of_its_columns(rows: list[dict[str, Any]], first: int) -> None:
+    tables = TABLES[first:-1]
+    rows = [{**row, "offset": n} for n, row in enumerate(rows)]
+    wanted = [becomes(tables, row, None, DEAD) for row in rows]
+    assert rendered(RouteTable(compiled(*tables)), batch_of(rows)) == wanted
+
+
+# -- what becomes of a batch -----------------------------------------------------------------------------------------
+
+
+def mapping(*tables: Mapping[str, Any], letters: bool = True) -> RecordMapping:
+    return RecordMapping(to_json(compiled(*tables)), letters=letters)
+
+
+def row(topic: str, payload: bytes | None = b"p", **more: Any) -> dict[str, Any]:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    return {"topic": topic, "payload": payload, "qos": 1, "received_at": moment, "gateway": "g", "offset": 0, **more}
+
+
+def test_records_come_before_what_is_refused_and_both_keep_their_order() -> None:
+    sent = [row(topic, offset=n) for n, topic in enumerate(["a/x/y", "d/1", "a/x y", "a/x/z", "d/2"])]
+    good, refused = mapping(*TABLES[:2]).records([batch_of(sent)])
+    assert good.column("towline_offset").to_pylist() == [0, 3]
+    assert refused.column("towline_offset").to_pylist() == [1, 2, 4]
+    assert refused.column("towline_reason").to_pylist() == ["unrouted", "topic_illegal", "unrouted"]
+    assert refused.column("topic").to_pylist() == [None, "to.x y", None]
+    assert good.schema == refused.schema
+
+
+def test_what_is_left_out_is_counted_by_why() -> None:
+    made = mapping(TABLES[4], TABLES[7])
+    said = [{"field": "a", "reject": None, "where": answer} for answer in (True, False, None, False, True)]
+    sent = [row("s/a"), row("s/a"), row("s/a"), row("s/a"), row("c/a b")]
+    (batch,) = made.records([batch_of(sent, said)])
+    assert batch.num_rows == 2
+    assert made.left_out == {"filtered": 2, "undecided": 1, "fallback": 1}
+
+
+@pytest.mark.parametrize(
+    ("sent", "said", "code", "text"),
+    [
+        (row("a/x y"), None, "TL-B02", "Kafka takes no such topic name. The line stops there"),
+        (row("s/a"), {"field": "a", "reject": "no b\x1b[31m", "where": True}, "TL-B33", r"reject: no b\x1b[31m. The"),
+        (row("a/b", None), None, "TL-B29", "a message was not taken in whole"),
+        (row("s/a"), {"field": "a", "where": True}, "TL-B02", "the SQL of reject raised an error"),
+    ],
+)
+def test_without_a_place_for_it_the_first_refused_message_ends_the_batch(
+    sent: dict[str, Any], said: dict[str, Any] | None, code: str, text: str
+) -> None:
+    with pytest.raises(KafkaError) as caught:
+        list(mapping(TABLES[1], TABLES[7], letters=False).records([batch_of([sent], [said] if said else [])]))
+    assert (caught.value.code, text in str(caught.value)) == (code, True), str(caught.value)
+
+
+def test_without_a_place_for_them_messages_of_no_route_are_left_out() -> None:
+    made = mapping(TABLES[0], letters=False)
+    (batch,) = made.records([batch_of([row("a/b/c"), row("nobody"), row("nobody")])])
+    assert (batch.num_rows, made.left_out) == (1, {"unrouted": 2})
+
+
+def test_topics_without_end_are_forgotten() -> None:
+    table = RouteTable(compiled(*TABLES[:2]))
+    with patch.object(module, "_TOPICS", 3):
+        for first in range(0, 10, 2):
+            rows = batch_of([row(f"a/{n}/x") for n in range(first, first + 2)])
+            assert table.render(rows).records.column("key").to_pylist() == [b"%d" % n for n in range(first, first + 2)]
+            assert table._topics.rows.num_rows <= 3
+
+
+def test_every_refusal_has_a_reason_of_dead_letters() -> None:
+    assert set(REFUSALS) == {outcome for outcome in Outcome if outcome > Outcome.FALLBACK}
+    assert {reason for reason, _ in REFUSALS.values()} <= set(Reason)
+
+
+def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:
+    keyed = {"from": "a", "topic": "t", "qos": 1, "dedupe": {"key": "{mqtt.user.id}"}}
+    route = RouteSection.model_validate(keyed).compile(Guarantee.EXACTLY_ONCE)
+    batch = batch_of([row("a"), row("a")]).append_column(DEDUPE, pa.array([None, "1"], pa.string()))
+    assert RouteTable([route]).render(batch).outcomes.to_pylist() == [Outcome.KEY_ABSENT, Outcome.RECORD]
