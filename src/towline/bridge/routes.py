@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from crc32c import crc32c
 
 from towline.bridge.patterns import FIELDS, PAYLOAD, Pattern, Template, allowed, kafka_name_problem, payload_path
 from towline.kafka.deadletters import Reason
@@ -331,6 +332,17 @@ class Rendered(NamedTuple):
                 pa.array([reason.value for reason, _ in texts], pa.string()),
                 pa.array([detail or refusal for detail, refusal in details], pa.string()),
             )
+
+    def of_writer(self, writer: int, writers: int) -> Self:
+        """The rows of one of several writers: by the key of the record, else the topic of the message.
+
+        A total function of the row, so the writers of a batch have all rows, and each row one of them.
+        """
+        keys = pc.coalesce(self.records.column("key"), self.records.column("towline_topic").cast(pa.binary()))
+        coded = keys.dictionary_encode()
+        numbers = pa.array([crc32c(key) % writers for key in coded.dictionary.to_pylist()], pa.int64())
+        own = pc.equal(numbers.take(coded.indices), writer)
+        return type(self)(self.records.filter(own), self.outcomes.filter(own), self.refusals.filter(own))
 
     def tally(self) -> Counter[Outcome]:
         """How many rows have each outcome."""

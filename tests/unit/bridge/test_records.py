@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import patch
@@ -18,11 +19,14 @@ from towline.bridge import routes as module
 from towline.bridge.config.model import RouteSection
 from towline.bridge.routes import DEDUPE, REFUSALS, REJECT, WHERE, Outcome, Route, RouteTable, from_json, to_json
 from towline.bridge.uplink.records import MessageColumns
+from towline.bridge.uplink.sink import LineWriter, LineWritten
 from towline.bridge.uplink.sink import Mapping as RecordMapping
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import Reason
+from towline.kafka.delivery import Delivered
 from towline.schema import ROW_SCHEMA
+from towline.spark.kafka_sink import StreamWriter
 
 DEAD = ("towline.t1", "two.b")
 TABLES: tuple[dict[str, Any], ...] = (
@@ -163,6 +167,11 @@ def mapping(*tables: Mapping[str, Any], letters: bool = True) -> RecordMapping:
     return RecordMapping(to_json(compiled(*tables)), letters=letters)
 
 
+def whole(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int, int]:
+    """For the one writer that there is."""
+    return batch, 0, 1
+
+
 def row(topic: str, payload: bytes | None = b"p", **more: Any) -> dict[str, Any]:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     return {"topic": topic, "payload": payload, "qos": 1, "received_at": moment, "gateway": "g", "offset": 0, **more}
@@ -170,7 +179,7 @@ def row(topic: str, payload: bytes | None = b"p", **more: Any) -> dict[str, Any]
 
 def test_records_come_before_what_is_refused_and_both_keep_their_order() -> None:
     sent = [row(topic, offset=n) for n, topic in enumerate(["a/x/y", "d/1", "a/x y", "a/x/z", "d/2"])]
-    good, refused = mapping(*TABLES[:2]).records([batch_of(sent)])
+    good, refused = mapping(*TABLES[:2]).records([whole(batch_of(sent))])
     assert good.column("towline_offset").to_pylist() == [0, 3]
     assert refused.column("towline_offset").to_pylist() == [1, 2, 4]
     assert refused.column("towline_reason").to_pylist() == ["unrouted", "topic_illegal", "unrouted"]
@@ -182,7 +191,7 @@ def test_what_is_left_out_is_counted_by_why() -> None:
     made = mapping(TABLES[4], TABLES[7])
     said = [{"field": "a", "reject": None, "where": answer} for answer in (True, False, None, False, True)]
     sent = [row("s/a"), row("s/a"), row("s/a"), row("s/a"), row("c/a b")]
-    (batch,) = made.records([batch_of(sent, said)])
+    (batch,) = made.records([whole(batch_of(sent, said))])
     assert batch.num_rows == 2
     assert made.left_out == {"filtered": 2, "undecided": 1, "fallback": 1}
 
@@ -200,13 +209,13 @@ def test_without_a_place_for_it_the_first_refused_message_ends_the_batch(
     sent: dict[str, Any], said: dict[str, Any] | None, code: str, text: str
 ) -> None:
     with pytest.raises(KafkaError) as caught:
-        list(mapping(TABLES[1], TABLES[7], letters=False).records([batch_of([sent], [said] if said else [])]))
+        list(mapping(TABLES[1], TABLES[7], letters=False).records([whole(batch_of([sent], [said] if said else []))]))
     assert (caught.value.code, text in str(caught.value)) == (code, True), str(caught.value)
 
 
 def test_without_a_place_for_them_messages_of_no_route_are_left_out() -> None:
     made = mapping(TABLES[0], letters=False)
-    (batch,) = made.records([batch_of([row("a/b/c"), row("nobody"), row("nobody")])])
+    (batch,) = made.records([whole(batch_of([row("a/b/c"), row("nobody"), row("nobody")]))])
     assert (batch.num_rows, made.left_out) == (1, {"unrouted": 2})
 
 
@@ -229,3 +238,48 @@ def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:
     route = RouteSection.model_validate(keyed).compile(Guarantee.EXACTLY_ONCE)
     batch = batch_of([row("a"), row("a")]).append_column(DEDUPE, pa.array([None, "1"], pa.string()))
     assert RouteTable([route]).render(batch).outcomes.to_pylist() == [Outcome.KEY_ABSENT, Outcome.RECORD]
+
+
+@given(st.lists(messages, min_size=1, max_size=12), st.integers(2, 5))
+def test_each_message_has_one_of_several_writers_and_a_key_always_the_same(
+    rows: list[dict[str, Any]], writers: int
+) -> None:
+    tables = TABLES[:-1]
+    batch = batch_of([{**row, "offset": n} for n, row in enumerate(rows)])
+    owners: dict[int, int] = {}
+    for writer in range(writers):
+        made = mapping(*tables)
+        for part in made.records([(batch, writer, writers)]):
+            owners |= dict.fromkeys(part.column("towline_offset").to_pylist(), writer)
+        seen, own = made.rows
+        assert (seen, own) == (len(rows), sum(owner == writer for owner in owners.values()))
+    assert sorted(owners) == list(range(len(rows)))
+    outcomes = rendered(RouteTable(compiled(*tables)), batch)
+    keys = [
+        one[2] if isinstance(one, tuple) and one[2] is not None else row["topic"]
+        for one, row in zip(outcomes, rows, strict=True)
+    ]
+    records = [n for n, one in enumerate(outcomes) if isinstance(one, tuple)]
+    assert len({(keys[n], owners[n]) for n in records}) == len({keys[n] for n in records})
+
+
+@pytest.mark.parametrize(
+    ("rows", "whole_batch"),
+    [
+        ([(5, 2), (5, 3)], True),
+        ([(5, 5), (5, 0)], True),
+        ([(4, 4), (5, 5)], True),  # of a shuffle: each has rows of its own
+        ([(5, 2), (5, 2)], False),
+        ([(5, 2), (4, 2)], False),
+    ],
+)
+def test_writers_that_do_not_have_all_messages_between_them_commit_nothing(
+    rows: list[tuple[int, int]], *, whole_batch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounted: list[int] = []
+    monkeypatch.setattr(StreamWriter, "_account", lambda *args: accounted.append(args[-1]))
+    answers = [LineWritten(n, 7, "q", Delivered(own, 0), own, {}, seen, own) for n, (seen, own) in enumerate(rows)]
+    writer: Any = LineWriter.__new__(LineWriter)
+    with nullcontext() if whole_batch else pytest.raises(KafkaError, match="TL-K26"):
+        writer._account(answers, 7)
+    assert accounted == ([7] if whole_batch else [])

@@ -150,7 +150,7 @@ class UplinkQuery(LineQuery[Line]):
             spark: The session.
             begin: By gateway, where a query without a checkpoint begins.
         """
-        line, reader = self.line, spark.readStream.format(SLICES)
+        line, reader = self.line, spark.readStream.format(SLICES).option("writers", self.line.parallelism)
         if self._statements.needed:
             reader = spark.readStream.format(ROUTED).option("routes", self._routes)
             reader = reader.option("values", json.dumps(self._statements.values))
@@ -179,7 +179,7 @@ class UplinkQuery(LineQuery[Line]):
     def prepared(self, rows: DataFrame) -> DataFrame:
         """What the task that writes gets: the slices, or rows with what the line's SQL says of them."""
         if not self._statements.needed:
-            return rows.coalesce(1)
+            return rows
         return self._statements.applied(rows, tolerant=self.line.dead_letter_topic is not None)
 
     @cached_property

@@ -7,23 +7,24 @@ data names is fetched from here and by no sink that users have [I13].
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
 from towline.bridge.routes import REFUSALS, Outcome, Rendered, route_table
 from towline.bridge.uplink.records import MessageColumns
-from towline.bridge.uplink.source import SLICE, RoutedSource, SliceSource, rows_of_slice
+from towline.bridge.uplink.source import SLICE, RoutedSource, SliceSource, slice_of
 from towline.bridge.uplink.statements import of_schema
 from towline.errors import KafkaError, one_line
+from towline.kafka.options import FORMAT
 from towline.sinks import lower_case
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
 from towline.spark.workers import settle
 from towline.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from towline.kafka.columns import Columns
     from towline.kafka.delivery import Delivery
 
-__all__ = ["FORMATS", "RECORDS", "Mapping", "RecordSink"]
+__all__ = ["FORMATS", "RECORDS", "LineWriter", "LineWritten", "Mapping", "RecordSink"]
 
 #: Name of the format.
 RECORDS: Final = "towline_records"
 _ROUTES, _LETTERS = "routes", "letters"
+#: Messages, the number of the writer that reads them, and how many writers there are.
+Part: TypeAlias = "tuple[RecordBatch, int, int]"
 #: Bytes of rows that are made records of at once; of large messages they are fewer.
 _ENOUGH: Final = 1 << 20
 #: Outcomes that are counted apart, and their names in the account.
@@ -70,14 +73,27 @@ class RecordSink(KafkaTransactional):
         return MessageColumns()
 
     def _stream_writer(self, delivery: Delivery, location: str) -> StreamWriter:
-        return _Writer(delivery, location, self._routes)
+        return LineWriter(delivery, location, self._routes)
 
 
 #: The bridge's own formats, for its session.
 FORMATS: Final = (SliceSource, RoutedSource, RecordSink)
 
 
-class _Writer(StreamWriter):
+@dataclass
+class LineWritten(KafkaWritten):
+    """What a writer of a line has in Kafka.
+
+    Attributes:
+        seen: How many messages it has read.
+        own: How many of those are its own.
+    """
+
+    seen: int = 0
+    own: int = 0
+
+
+class LineWriter(StreamWriter):
     """Writes the micro-batches of a line."""
 
     def __init__(self, delivery: Delivery, location: str, routes: str) -> None:
@@ -85,7 +101,7 @@ class _Writer(StreamWriter):
         self._routes = routes
 
     @one_line
-    def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:
+    def write(self, iterator: Iterator[RecordBatch]) -> LineWritten:
         """Write a partition of a micro-batch.
 
         Raises:
@@ -93,8 +109,18 @@ class _Writer(StreamWriter):
         """
         settle()
         mapping = Mapping(self._routes, letters=self._delivery.settings.dead_letter_topic is not None)
-        written = self._written(mapping.records(_rows(iterator)))
-        return replace(written, left_out=dict(mapping.left_out))
+        done = self._written(mapping.records(_parts(iterator)))
+        left_out = dict(mapping.left_out)
+        return LineWritten(done.partition, done.batch, done.query, done.done, done.given, left_out, *mapping.rows)
+
+    def _account(self, written: Sequence[KafkaWritten], batch: int) -> None:
+        each = [answer for answer in written if isinstance(answer, LineWritten)]
+        seen, rows = {answer.seen for answer in each}, sum(answer.own for answer in each)
+        if any(answer.seen != answer.own for answer in each) and seen != {rows}:  # they have read the same slices
+            counts = " and ".join(f"{count:,}" for count in sorted(seen))
+            what = f"the writers of batch {batch} have read {counts} messages, and {rows:,} are theirs together"
+            raise KafkaError("TL-K26", FORMAT, what, "The batch is not committed. Report it, with the bridge's file.")
+        super()._account(written, batch)
 
 
 class Mapping:
@@ -111,15 +137,25 @@ class Mapping:
         self._letters = letters
         #: How many messages had an outcome that is counted apart.
         self.left_out: Counter[str] = Counter()
+        self._seen = self._own = 0
 
-    def records(self, rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+    @property
+    def rows(self) -> tuple[int, int]:
+        """How many messages were read, and how many of those were this writer's."""
+        return self._seen, self._own
+
+    def records(self, parts: Iterable[Part]) -> Iterator[RecordBatch]:
         """Records and refused messages, in batches of `towline.bridge.routes.RECORD_SCHEMA`.
 
         Raises:
             KafkaError: TL-B02, TL-B29, TL-B33.
         """
-        for batch in rows:
-            rendered = self._table.render(batch)
+        for rows, writer, writers in parts:
+            rendered = self._table.render(rows)
+            self._seen += rows.num_rows
+            if writers > 1:
+                rendered = rendered.of_writer(writer, writers)
+            self._own += len(rendered.outcomes)
             counts = rendered.tally()
             self.left_out += Counter({name: counts[one] for one, name in _COUNTED.items()})
             if not self._letters:
@@ -146,14 +182,14 @@ def _nowhere(rendered: Rendered) -> KafkaError:
     return KafkaError(code, f'message of topic "{topic}"', f"{printable(detail)}. {stop}", f"{do}.")
 
 
-def _rows(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+def _parts(batches: Iterable[RecordBatch]) -> Iterator[Part]:
     """Messages with what Spark says of them, of slices or of rows."""
     for batch in map(lower_case, batches):
         if batch.schema.names != [SLICE]:
-            yield of_schema(batch)
+            yield of_schema(batch), 0, 1
             continue
-        for text in batch.column(SLICE).to_pylist():
-            yield from _larger(rows_of_slice(text))
+        for rows, writer, writers in map(slice_of, batch.column(SLICE).to_pylist()):
+            yield from ((one, writer, writers) for one in _larger(rows))
 
 
 def _larger(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
 from towline.bridge.routes import ROUTE, route_table
 from towline.errors import one_line
@@ -22,25 +23,38 @@ from towline.spark.reader import MqttStreamReader
 from towline.spark.source import MqttDataSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
     from towline.spark.readplan import ReadPlan
     from towline.spark.slices import Slice
 
-__all__ = ["ROUTED", "SLICE", "SLICES", "RoutedSource", "Routing", "SliceSource", "rows_of_slice"]
+__all__ = ["ROUTED", "SLICE", "SLICES", "RoutedSource", "Routing", "SliceSource", "slice_of"]
 
 #: Names of the formats.
 SLICES, ROUTED = "towline_slices", "towline_routed"
 #: The one column of slices.
 SLICE: Final = "towline_slice"
-_ROUTES, _VALUES = "routes", "values"
+_ROUTES, _VALUES, _WRITERS = "routes", "values", "writers"
+
+
+def _parted(options: Mapping[str, str], *names: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The options of these names, and the others."""
+    own = {name.lower(): value for name, value in options.items() if name.lower() in names}
+    return own, {name: value for name, value in options.items() if name.lower() not in names}
 
 
 class SliceSource(MqttDataSource):
-    """A row for each slice of a batch, with all that it takes to read it; its options are those of ``mqtt``."""
+    """A row for each slice of a batch, with all that it takes to read it, for each of several writers.
+
+    Its options are those of ``mqtt``, and ``writers``: how many tasks write a batch.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        own, rest = _parted(options, _WRITERS)
+        super().__init__(rest)
+        self._writers = int(own[_WRITERS])
 
     @classmethod
     def name(cls) -> str:
@@ -55,47 +69,73 @@ class SliceSource(MqttDataSource):
     @one_line
     def streamReader(self, schema: StructType) -> SliceReader:  # noqa: ARG002, N802 - Spark's signature
         """Make the reader of a stream."""
-        return SliceReader(self._plan)
+        return SliceReader(self._plan, self._writers)
+
+
+class WriterPartition(InputPartition):
+    """All slices of a batch, for one of its writers."""
+
+    def __init__(self, slices: Sequence[InputPartition], writer: int, writers: int) -> None:
+        super().__init__(writer)
+        self.slices = slices
+        self.writer = writer
+        self.writers = writers
 
 
 class SliceReader(MqttStreamReader):
     """Plans as `MqttStreamReader`, and leaves the rows where they are."""
 
+    def __init__(self, plan: ReadPlan, writers: int) -> None:
+        super().__init__(plan)
+        self._writers = writers
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """A partition for each writer, each with all slices of the batch: a record's key tells whose it is."""
+        slices = super().partitions(start, end)
+        return [WriterPartition(slices, writer, self._writers) for writer in range(self._writers)]
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a slice as it is.
+        """Yield the slices as they are.
 
         Raises:
             GatewayError: TL-G62.
         """
-        part = self._begun(partition)
-        if part.start < part.end:
-            text = _to_json(part, self._plan.place)
-            yield pa.RecordBatch.from_pydict({SLICE: pa.array([text], pa.string())})
+        assert isinstance(partition, WriterPartition)
+        parts = [part for one in partition.slices if (part := self._begun(one)).start < part.end]
+        texts = [_to_json(part, self._plan.place, partition) for part in parts]
+        if texts:
+            yield pa.RecordBatch.from_pydict({SLICE: pa.array(texts, pa.string())})
 
 
-def _to_json(part: Slice, only: GatewayPlace) -> str:
+def _to_json(part: Slice, only: GatewayPlace, of: WriterPartition) -> str:
     """A slice as text: plain values, none of which is a secret but its ticket, which is worth this slice alone."""
     place = asdict((part.place or only).admitted(part.ticket, part.authority))
-    range_ = [part.journal, part.start, part.end, part.incarnation]
-    return json.dumps({"range": range_, "place": place}, default=str)
+    rows = [part.journal, part.start, part.end, part.incarnation]
+    return json.dumps({"rows": rows, "place": place, "writer": [of.writer, of.writers]}, default=str)
 
 
-def rows_of_slice(text: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice, in the task that writes them, the same ones each time [I4].
+class WrittenSlice(NamedTuple):
+    """A slice as the task that writes it gets it.
 
-    Args:
-        text: A value of the column `SLICE`.
-
-    Raises:
-        GatewayError: The journal is another one or does not have the range.
-        GatewayUnreachable: No gateway answers for a minute.
+    Attributes:
+        rows: Its rows, to be read once, the same ones each time [I4]. Raises GatewayError where the journal is another
+            one or does not have them, GatewayUnreachable when no gateway answers for a minute.
+        writer: Number of the writer.
+        writers: How many there are.
     """
-    said = json.loads(text)
-    journal, start, end, incarnation = said["range"]
-    place = said["place"]
+
+    rows: Iterator[pa.RecordBatch]
+    writer: int
+    writers: int
+
+
+def slice_of(text: str) -> WrittenSlice:
+    """Read a value of the column `SLICE`."""
+    entry = json.loads(text)
+    place = entry["place"]
     place["access"] = Access(**place["access"])
     place["owner"] = place["owner"] and ProcessMark(**place["owner"])
-    return GatewayPlace(**place).rows(journal, start, end, incarnation)
+    return WrittenSlice(GatewayPlace(**place).rows(*entry["rows"]), *entry["writer"])
 
 
 class RoutedSource(MqttDataSource):
@@ -105,8 +145,8 @@ class RoutedSource(MqttDataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        own = {name.lower(): value for name, value in options.items() if name.lower() in (_ROUTES, _VALUES)}
-        super().__init__({name: value for name, value in options.items() if name.lower() not in own})
+        own, rest = _parted(options, _ROUTES, _VALUES)
+        super().__init__(rest)
         self._routing = Routing(own[_ROUTES], json.loads(own[_VALUES]))
 
     @classmethod

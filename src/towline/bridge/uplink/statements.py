@@ -51,7 +51,7 @@ class Statements:
     @property
     def needed(self) -> bool:
         """Whether the rows have to pass Spark; else the task that writes can fetch them."""
-        return self._within is not None or self._parallelism > 1 or any(route.sql for route in self._routes)
+        return self._within is not None or any(route.sql for route in self._routes)
 
     @cached_property
     def values(self) -> dict[str, str]:
