@@ -47,9 +47,9 @@ __all__ = [
     "REJECT",
     "ROUTE",
     "WHERE",
-    "Outcome",
     "Rendered",
     "Route",
+    "RouteOutcome",
     "RouteTable",
     "from_json",
     "route_table",
@@ -96,7 +96,7 @@ _LAST_MS: Final = 253_402_300_799_999
 _MILLIS: Final = re.compile(r"[0-9]{1,15}")
 
 
-class Outcome(IntEnum):
+class RouteOutcome(IntEnum):
     """What becomes of a message: below zero it is left out, from `NOT_WHOLE` on it is refused."""
 
     UNDECIDED = -2
@@ -121,34 +121,34 @@ class Outcome(IntEnum):
 
 
 #: Of each refusal the reason of its dead letter, and what a person reads; "" where the route's ``reject`` says it.
-REFUSALS: Final[Mapping[Outcome, tuple[Reason, str]]] = {
-    Outcome.NOT_WHOLE: (
+REFUSALS: Final[Mapping[RouteOutcome, tuple[Reason, str]]] = {
+    RouteOutcome.NOT_WHOLE: (
         Reason.PACKET_TOO_LARGE,
         "larger than max_packet_bytes; headers mqtt.user.towline-* hold its size and digest",
     ),
-    Outcome.TOO_MANY: (
+    RouteOutcome.TOO_MANY: (
         Reason.TOO_MANY_PROPERTIES,
         "more than 1,000 properties; the value is the whole MQTT packet",
     ),
-    Outcome.UNROUTED: (Reason.UNROUTED, "no route takes this topic"),
-    Outcome.REJECT_RAISED: (Reason.UNMAPPED, "the SQL of reject raised an error on this message"),
-    Outcome.REJECTED: (Reason.REJECTED, ""),
-    Outcome.WHERE_RAISED: (Reason.UNMAPPED, "the SQL of where raised an error on this message"),
-    Outcome.NO_JSON: (Reason.UNMAPPED, "the route names a field of the payload, which is no JSON"),
-    Outcome.NO_TEXT: (Reason.UNMAPPED, "a field of the payload that the route names is neither text nor a number"),
-    Outcome.TOPIC_ABSENT: (Reason.TOPIC_ABSENT, "the message lacks what the name of the Kafka topic is made of"),
-    Outcome.TOPIC_RESERVED: (
+    RouteOutcome.UNROUTED: (Reason.UNROUTED, "no route takes this topic"),
+    RouteOutcome.REJECT_RAISED: (Reason.UNMAPPED, "the SQL of reject raised an error on this message"),
+    RouteOutcome.REJECTED: (Reason.REJECTED, ""),
+    RouteOutcome.WHERE_RAISED: (Reason.UNMAPPED, "the SQL of where raised an error on this message"),
+    RouteOutcome.NO_JSON: (Reason.UNMAPPED, "the route names a field of the payload, which is no JSON"),
+    RouteOutcome.NO_TEXT: (Reason.UNMAPPED, "a field of the payload that the route names is neither text nor a number"),
+    RouteOutcome.TOPIC_ABSENT: (Reason.TOPIC_ABSENT, "the message lacks what the name of the Kafka topic is made of"),
+    RouteOutcome.TOPIC_RESERVED: (
         Reason.TOPIC_RESERVED,
         "no message may choose this Kafka topic: markers, dead letters, Kafka's own",
     ),
-    Outcome.TOPIC_NOT_ALLOWED: (
+    RouteOutcome.TOPIC_NOT_ALLOWED: (
         Reason.TOPIC_NOT_ALLOWED,
         "the name of the Kafka topic is not among allowed_topics",
     ),
-    Outcome.TOPIC_ILLEGAL: (Reason.TOPIC_ILLEGAL, "Kafka takes no such topic name"),
-    Outcome.KEY_ABSENT: (Reason.KEY_ABSENT, "the message lacks what its key or its dedupe key is made of"),
-    Outcome.VALUE_ABSENT: (Reason.UNMAPPED, "the message lacks what the value of its record is made of"),
-    Outcome.NO_TIME: (Reason.TIMESTAMP, "timestamp gives no whole number of milliseconds since 1970"),
+    RouteOutcome.TOPIC_ILLEGAL: (Reason.TOPIC_ILLEGAL, "Kafka takes no such topic name"),
+    RouteOutcome.KEY_ABSENT: (Reason.KEY_ABSENT, "the message lacks what its key or its dedupe key is made of"),
+    RouteOutcome.VALUE_ABSENT: (Reason.UNMAPPED, "the message lacks what the value of its record is made of"),
+    RouteOutcome.NO_TIME: (Reason.TIMESTAMP, "timestamp gives no whole number of milliseconds since 1970"),
 }
 
 
@@ -235,21 +235,21 @@ class Route:
         free = taken is None or not re.fullmatch(taken, name)
         return free and kafka_name_problem(name) is None and name.startswith(self.topic.parts[0])
 
-    def destination(self, name: str | None) -> tuple[str | None, Outcome]:
+    def destination(self, name: str | None) -> tuple[str | None, RouteOutcome]:
         """The Kafka topic behind a name that the template of the topic gives, or why there is none."""
-        problem = Outcome.RECORD if self.topic.constant is not None else self._problem(name)
-        if problem is Outcome.RECORD:
-            return name, Outcome.RECORD
-        return self.fallback_topic, problem if self.fallback_topic is None else Outcome.FALLBACK
+        problem = RouteOutcome.RECORD if self.topic.constant is not None else self._problem(name)
+        if problem is RouteOutcome.RECORD:
+            return name, RouteOutcome.RECORD
+        return self.fallback_topic, problem if self.fallback_topic is None else RouteOutcome.FALLBACK
 
-    def _problem(self, name: str | None) -> Outcome:
+    def _problem(self, name: str | None) -> RouteOutcome:
         if name is None:
-            return Outcome.TOPIC_ABSENT
+            return RouteOutcome.TOPIC_ABSENT
         if (taken := self.reserved) is not None and re.fullmatch(taken, name):
-            return Outcome.TOPIC_RESERVED
+            return RouteOutcome.TOPIC_RESERVED
         if kafka_name_problem(name):
-            return Outcome.TOPIC_ILLEGAL
-        return Outcome.RECORD if allowed(name, self.allowed_topics) else Outcome.TOPIC_NOT_ALLOWED
+            return RouteOutcome.TOPIC_ILLEGAL
+        return RouteOutcome.RECORD if allowed(name, self.allowed_topics) else RouteOutcome.TOPIC_NOT_ALLOWED
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Self:
@@ -297,7 +297,7 @@ class Rendered(NamedTuple):
 
     Attributes:
         records: Columns of `RECORD_SCHEMA`, but for the last two; of a row that is no record what can be said.
-        outcomes: Codes of `Outcome`.
+        outcomes: Codes of `RouteOutcome`.
         refusals: What ``reject`` says.
     """
 
@@ -314,18 +314,18 @@ class Rendered(NamedTuple):
         size = len(self.outcomes)
         if (ends := pc.min_max(self.outcomes).as_py())["min"] is None:
             return
-        if ends["min"] >= Outcome.RECORD and ends["max"] <= Outcome.FALLBACK:
+        if ends["min"] >= RouteOutcome.RECORD and ends["max"] <= RouteOutcome.FALLBACK:
             yield _with_reasons(self.records, pa.nulls(size, pa.string()), pa.nulls(size, pa.string()))
             return
-        sound = pc.is_in(self.outcomes, pa.array([Outcome.RECORD, Outcome.FALLBACK], pa.int8()))
+        sound = pc.is_in(self.outcomes, pa.array([RouteOutcome.RECORD, RouteOutcome.FALLBACK], pa.int8()))
         good = self.records.filter(sound)
         if good.num_rows:
             yield _with_reasons(good, *[pa.nulls(good.num_rows, pa.string())] * 2)
-        bad = pc.greater_equal(self.outcomes, int(Outcome.NOT_WHOLE))
+        bad = pc.greater_equal(self.outcomes, int(RouteOutcome.NOT_WHOLE))
         if not unrouted:
-            bad = pc.and_(bad, pc.not_equal(self.outcomes, int(Outcome.UNROUTED)))
+            bad = pc.and_(bad, pc.not_equal(self.outcomes, int(RouteOutcome.UNROUTED)))
         if pc.any(bad).as_py():
-            texts = [REFUSALS[Outcome(code)] for code in self.outcomes.filter(bad).to_pylist()]
+            texts = [REFUSALS[RouteOutcome(code)] for code in self.outcomes.filter(bad).to_pylist()]
             details = zip((detail for _, detail in texts), self.refusals.filter(bad).to_pylist(), strict=True)
             yield _with_reasons(
                 self.records.filter(bad),
@@ -344,10 +344,10 @@ class Rendered(NamedTuple):
         own = pc.equal(numbers.take(coded.indices), writer)
         return type(self)(self.records.filter(own), self.outcomes.filter(own), self.refusals.filter(own))
 
-    def tally(self) -> Counter[Outcome]:
+    def tally(self) -> Counter[RouteOutcome]:
         """How many rows have each outcome."""
         counts = pc.value_counts(self.outcomes)
-        return Counter({Outcome(entry["values"]): entry["counts"] for entry in counts.to_pylist()})
+        return Counter({RouteOutcome(entry["values"]): entry["counts"] for entry in counts.to_pylist()})
 
 
 def _with_reasons(records: pa.RecordBatch, reasons: pa.Array, details: pa.Array) -> pa.RecordBatch:
@@ -432,7 +432,7 @@ class RouteTable:
         self._routes = tuple(routes)
         self._topics = _Topics(self._entry)
         #: (Route, name of a topic) -> its destination.
-        self._destinations: dict[tuple[int, str | None], tuple[str | None, Outcome]] = {}
+        self._destinations: dict[tuple[int, str | None], tuple[str | None, RouteOutcome]] = {}
 
     def _entry(self, topic: str) -> dict[str, Any]:
         """A row of `_TOPIC_SCHEMA`."""
@@ -611,7 +611,7 @@ class _Payload(NamedTuple):
 
     Attributes:
         fields: Name of a field -> texts.
-        outcomes: `Outcome.RECORD`, or why the fields of a row can't be had.
+        outcomes: `RouteOutcome.RECORD`, or why the fields of a row can't be had.
     """
 
     fields: Mapping[str, pa.Array]
@@ -627,14 +627,14 @@ class _Payload(NamedTuple):
         outcomes = []
         for payload in payloads.to_pylist():
             found: list[str | None] = [None] * len(names)
-            outcome = Outcome.RECORD
+            outcome = RouteOutcome.RECORD
             try:
                 document = None if payload is None else from_json(payload, allow_inf_nan=False, cache_strings="keys")
                 found = [_leaf(document, path) for path in paths]
             except ValueError:
-                outcome = Outcome.NO_JSON
+                outcome = RouteOutcome.NO_JSON
             except TypeError:
-                outcome = Outcome.NO_TEXT
+                outcome = RouteOutcome.NO_TEXT
             outcomes.append(int(outcome))
             for column, text in zip(texts, found, strict=True):
                 column.append(text)
@@ -797,25 +797,25 @@ class _Rendering:
     def _outcomes(
         self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
     ) -> tuple[pa.Array, pa.Array]:
-        """Codes of `Outcome`, the first reason that holds; and what ``reject`` says."""
+        """Codes of `RouteOutcome`, the first reason that holds; and what ``reject`` says."""
         payload, cases = self._rows.column("payload"), list[tuple[pa.Array, Any]]()
         refusals = pa.nulls(len(payload), pa.string())
         if payload.null_count:
             why = _user_property(self._rows.column("user_properties"), "towline-reason")
             many = pc.and_(payload.is_null(), pc.equal(why, Reason.TOO_MANY_PROPERTIES.value).fill_null(False))
-            cases += [(many, Outcome.TOO_MANY), (payload.is_null(), Outcome.NOT_WHOLE)]
+            cases += [(many, RouteOutcome.TOO_MANY), (payload.is_null(), RouteOutcome.NOT_WHOLE)]
         if self._numbers.null_count:
-            cases.append((self._numbers.is_null(), Outcome.UNROUTED))
+            cases.append((self._numbers.is_null(), RouteOutcome.UNROUTED))
         present = set(self._rows.schema.names)
         if REJECT in present:
             column = self._rows.column(REJECT)
             refusals = column.field(0) if not column.null_count else pc.struct_field(column, 0)
-            cases += [(column.is_null(), Outcome.REJECT_RAISED), (refusals.is_valid(), Outcome.REJECTED)]
+            cases += [(column.is_null(), RouteOutcome.REJECT_RAISED), (refusals.is_valid(), RouteOutcome.REJECTED)]
         if WHERE in present:
             column = self._rows.column(WHERE)
             wanted = pc.struct_field(column, 0)
-            cases.append((column.is_null(), Outcome.WHERE_RAISED))
-            cases += [(wanted.is_null(), Outcome.UNDECIDED), (pc.invert(wanted), Outcome.FILTERED)]
+            cases.append((column.is_null(), RouteOutcome.WHERE_RAISED))
+            cases += [(wanted.is_null(), RouteOutcome.UNDECIDED), (pc.invert(wanted), RouteOutcome.FILTERED)]
         cases += self._faults(routed, keys, values, late)
         cases = [(mask, outcome) for mask, outcome in cases if pc.any(mask).as_py()]
         if not cases:
@@ -831,22 +831,22 @@ class _Rendering:
     ) -> Iterator[tuple[pa.Array, Any]]:
         """Why a record can't be rendered: rows, and an outcome or a column of outcomes."""
         if any(route is not None and _reads_payload(route) for route in self._present):
-            fine = pa.scalar(int(Outcome.RECORD), pa.int8())
+            fine = pa.scalar(int(RouteOutcome.RECORD), pa.int8())
             read = self._assembled(
                 lambda at: pa.repeat(fine, self._rows.num_rows if at is None else len(at)),
                 lambda view, route: view.payload.outcomes if _reads_payload(route) else None,
             )
             yield pc.not_equal(read, fine), read
-        yield pc.greater(routed, int(Outcome.FALLBACK)), routed
+        yield pc.greater(routed, int(RouteOutcome.FALLBACK)), routed
         if keys.null_count and any(route is not None and route.key_required for route in self._present):
-            yield pc.and_(keys.is_null(), self._where(lambda route: route.key_required)), Outcome.KEY_ABSENT
+            yield pc.and_(keys.is_null(), self._where(lambda route: route.key_required)), RouteOutcome.KEY_ABSENT
         if DEDUPE in self._rows.schema.names:
             absent = self._rows.column(DEDUPE).is_null()
-            yield pc.and_(absent, self._where(lambda route: route.key_tells)), Outcome.KEY_ABSENT
+            yield pc.and_(absent, self._where(lambda route: route.key_tells)), RouteOutcome.KEY_ABSENT
         if values.null_count:
-            yield values.is_null(), Outcome.VALUE_ABSENT
+            yield values.is_null(), RouteOutcome.VALUE_ABSENT
         if late is not None:
-            yield late, Outcome.NO_TIME
+            yield late, RouteOutcome.NO_TIME
 
     def _where(self, holds: Callable[[Route], bool]) -> pa.Array:
         """The rows of routes of which something holds."""

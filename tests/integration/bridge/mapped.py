@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from towline.bridge.routes import REFUSALS, ROUTE, Outcome, Route, RouteTable, to_json
-from towline.bridge.uplink.records import MessageColumns
+from towline.bridge.routes import REFUSALS, ROUTE, Route, RouteOutcome, RouteTable, to_json
+from towline.bridge.uplink.records import RecordColumns
 from towline.bridge.uplink.source import Routing
 from towline.bridge.uplink.statements import Statements, of_schema
 from towline.kafka.deadletters import DeadLetter
@@ -53,19 +53,19 @@ def outcomes(routes: Sequence[Route], rows: DataFrame) -> list[Any]:
     """The same of rows that Spark has evaluated."""
     batch = of_schema(rows.toArrow().combine_chunks().to_batches()[0])
     rendered = RouteTable(routes).render(batch)
-    columns = MessageColumns()
+    columns = RecordColumns()
     records = columns.rows(rendered.records, any_topic=True).records
     made: list[Any] = []
     for at, (code, refusal, record) in enumerate(
         zip(rendered.outcomes.to_pylist(), rendered.refusals.to_pylist(), records, strict=True)
     ):
-        if (outcome := Outcome(code)) in REFUSALS:
+        if (outcome := RouteOutcome(code)) in REFUSALS:
             reason, detail = REFUSALS[outcome]
             headers = tuple(columns.originals(rendered.records, at, ()))
             topic, value, key, _, _, _, moment, _ = record
             made.append(DeadLetter(reason, topic, key, value, headers, None, moment, detail or refusal, "line"))
         else:
-            made.append(record if outcome >= Outcome.RECORD else outcome.name.lower())
+            made.append(record if outcome >= RouteOutcome.RECORD else outcome.name.lower())
     return made
 
 

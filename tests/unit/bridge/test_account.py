@@ -56,7 +56,7 @@ def test_a_batch_that_the_marker_skipped_is_in_kafka() -> None:
 
 
 def test_every_way_out_is_in_the_sum() -> None:
-    counts = UplinkCounts().add(batch(0, 0, 100, filtered=1, dead_lettered=2, deduplicated=30))
+    counts = UplinkCounts().add({**batch(0, 0, 100, filtered=1, deduplicated=30), "query": "q", "letters": 2})
     account = counts.account(status(115, 110, 100, deduplicated=4))
     assert account.sentence() == (
         "received 115 = in Kafka 67 + filtered 1 + dead-lettered 2 + deduplicated 34 + arriving 1 + waiting 10"

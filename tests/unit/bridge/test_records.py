@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 
 from tests.unit.bridge.oracle import becomes, taker
 from towline.bridge import routes as module
+from towline.bridge.config.file import parse
 from towline.bridge.config.model import RouteSection
-from towline.bridge.routes import DEDUPE, REFUSALS, REJECT, WHERE, Outcome, Route, RouteTable, from_json, to_json
-from towline.bridge.uplink.records import MessageColumns
+from towline.bridge.routes import DEDUPE, REFUSALS, REJECT, WHERE, Route, RouteOutcome, RouteTable, from_json, to_json
+from towline.bridge.uplink.records import RecordColumns
 from towline.bridge.uplink.sink import LineWriter, LineWritten
 from towline.bridge.uplink.sink import Mapping as RecordMapping
 from towline.errors import KafkaError
@@ -28,6 +30,7 @@ from towline.kafka.delivery import Delivered
 from towline.schema import ROW_SCHEMA
 from towline.spark.kafka_sink import StreamWriter
 
+ROOT = Path(__file__).parents[3]
 DEAD = ("towline.t1", "two.b")
 TABLES: tuple[dict[str, Any], ...] = (
     {"from": "a/{x}/+", "topic": "fixed", "key": "{x}"},
@@ -127,11 +130,11 @@ def batch_of(rows: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]
 def rendered(table: RouteTable, batch: pa.RecordBatch) -> list[Any]:
     """As `becomes` says it."""
     out = table.render(batch)
-    made = iter(MessageColumns().rows(out.records, any_topic=True).records)
+    made = iter(RecordColumns().rows(out.records, any_topic=True).records)
     results: list[Any] = []
     for code in out.outcomes.to_pylist():
         topic, value, key, partition, _, _, millis, headers = next(made)
-        outcome = Outcome(code)
+        outcome = RouteOutcome(code)
         if outcome in REFUSALS:
             results.append(REFUSALS[outcome][0].value)
         elif outcome < 0:
@@ -229,7 +232,7 @@ def test_topics_without_end_are_forgotten() -> None:
 
 
 def test_every_refusal_has_a_reason_of_dead_letters() -> None:
-    assert set(REFUSALS) == {outcome for outcome in Outcome if outcome > Outcome.FALLBACK}
+    assert set(REFUSALS) == {outcome for outcome in RouteOutcome if outcome > RouteOutcome.FALLBACK}
     assert {reason for reason, _ in REFUSALS.values()} <= set(Reason)
 
 
@@ -237,7 +240,7 @@ def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:
     keyed = {"from": "a", "topic": "t", "qos": 1, "dedupe": {"key": "{mqtt.user.id}"}}
     route = RouteSection.model_validate(keyed).compile(Guarantee.EXACTLY_ONCE)
     batch = batch_of([row("a"), row("a")]).append_column(DEDUPE, pa.array([None, "1"], pa.string()))
-    assert RouteTable([route]).render(batch).outcomes.to_pylist() == [Outcome.KEY_ABSENT, Outcome.RECORD]
+    assert RouteTable([route]).render(batch).outcomes.to_pylist() == [RouteOutcome.KEY_ABSENT, RouteOutcome.RECORD]
 
 
 @given(st.lists(messages, min_size=1, max_size=12), st.integers(2, 5))
@@ -283,3 +286,43 @@ def test_writers_that_do_not_have_all_messages_between_them_commit_nothing(
     with nullcontext() if whole_batch else pytest.raises(KafkaError, match="TL-K26"):
         writer._account(answers, 7)
     assert accounted == ([7] if whole_batch else [])
+
+
+def outcomes_of(text: str, tmp_path: Path, sent: Sequence[Mapping[str, Any]]) -> list[Any]:
+    (line,) = parse(text, tmp_path / "bridge.toml", {}).uplinks
+    return rendered(RouteTable(line.routes), batch_of(sent))
+
+
+def test_the_example_routes_by_content(tmp_path: Path) -> None:
+    text = (ROOT / "examples" / "by_content.toml").read_text()
+    sent = [
+        row("events/x", b'{"type": "alarm", "id": "pump-7"}'),
+        row("events/x", b'{"type": "order", "id": 12}'),
+        row("events/x", b'{"type": "towline.x.markers"}'),
+        row("events/x", b'{"id": 1.50}'),
+        row("events/x", b"no JSON"),
+        row("events/x", b'{"type": ["alarm"]}'),
+    ]
+    made = [one if isinstance(one, str) else one[:3:2] for one in outcomes_of(text, tmp_path, sent)]
+    assert made == [
+        ("events.alarm", b"pump-7"),
+        ("events.order", b"12"),
+        ("events.other", None),
+        ("events.other", b"1.5"),
+        "unmapped",
+        "unmapped",
+    ]
+
+
+def test_the_page_is_right_about_its_first_route(tmp_path: Path) -> None:
+    """Its SQL aside, which `tests/integration/bridge/test_sql.py` asks Spark."""
+    page = (ROOT / "docs" / "routes.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    route = "".join(line for line in page.splitlines(keepends=True) if not line.startswith(("where", "reject")))
+    head = 'name = "a"\nstate_dir = "s"\nmqtt = { brokers = "mqtt://h" }\nkafka = { bootstrap_servers = "k:9092" }\n'
+    text = f'{head}[[uplink]]\nname = "up"\n{route}'
+    payload = b'{"device": {"id": "d7"}, "reading": 21.5, "at": 1767225600123, "units": [{"name": "C"}]}'
+    sent = [row("plant/l1/m7/x", payload), row("plant/l1/m7", b"{}"), row("plant/l1/m7", b'{"device": {"id": 1}}')]
+    first, keyless, empty = outcomes_of(text, tmp_path, sent)
+    assert first[:4] == ("machines", b"21.5", b"d7", 1767225600123)
+    assert first[4][-2:] == [("machine", b"m7"), ("unit", b"C")]
+    assert (keyless, empty) == ("key_absent", "unmapped")

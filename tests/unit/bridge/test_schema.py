@@ -72,6 +72,8 @@ def test_the_examples_are_right(file: Path) -> None:
 @pytest.mark.parametrize("text", [*blocks()])
 def test_what_the_pages_show_is_right(text: str) -> None:
     """A page shows what it is about, a table of a line without the line's head too; the rest is added here."""
+    if re.match(r"\s*\[\[uplink\.route", text):
+        text = f'[[uplink]]\nname = "x"\n{text}'
     if re.match(r"\s*\[uplink\.", text):
         text = f'[[uplink]]\nname = "x"\nroute = [{{ from = "a", topic = "a" }}]\n{text}'
     document = tomllib.loads(text)

@@ -105,8 +105,9 @@ class Watched:
 
     def batch(self, number: int, start: int, end: int, **observed: int) -> None:
         """A committed batch."""
-        rows = end - start
-        facts = {"spans": {"j": (start, end)}} if self.line.direction == "up" else {"query": "q"}
+        rows, facts = end - start, dict[str, Any](query="q")
+        if self.line.direction == "up":
+            facts |= {"spans": {"j": (start, end)}, "letters": observed.pop("dead_lettered", 0)}
         observed = {"rows": rows, "kept": rows, "filtered": 0, "unrouted": 0, **observed}
         self.tell("progress", batch=number, rows=rows, observed=observed, millis={"triggerExecution": 41}, **facts)
         view = self.state.lines[self.line.name]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from towline.bridge.config.model import Line
-from towline.bridge.routes import REFUSALS, Outcome, route_table, to_json
-from towline.bridge.uplink.records import MessageColumns
+from towline.bridge.routes import REFUSALS, RouteOutcome, route_table, to_json
+from towline.bridge.uplink.records import RecordColumns
 from towline.bridge.uplink.source import Routing
 from towline.bridge.uplink.statements import Statements, of_schema
 from towline.kafka.deadletters import DeadLetter, Reason
@@ -152,12 +152,12 @@ class Mapper:
         if self._statements.needed:
             batch = self._evaluated(self._routing.added(batch))
         rendered = route_table(self._routing.routes).render(batch)
-        records = MessageColumns().rows(rendered.records, any_topic=True).records
+        records = RecordColumns().rows(rendered.records, any_topic=True).records
         for code, refusal, record in zip(*map(pa.Array.to_pylist, rendered[1:]), records, strict=True):
-            outcome = Outcome(code)
+            outcome = RouteOutcome(code)
             if outcome in REFUSALS:
                 yield Remapped(RemapFate.DEAD, why=REFUSALS[outcome][1] or f"it is refused: {refusal}")
-            elif outcome in (Outcome.RECORD, Outcome.FALLBACK):
+            elif outcome in (RouteOutcome.RECORD, RouteOutcome.FALLBACK):
                 yield Remapped(RemapFate.MENDED, record)
             else:
                 yield Remapped(RemapFate.FILTERED)

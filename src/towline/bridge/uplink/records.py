@@ -21,7 +21,7 @@ from towline.schema import OPTIONAL
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["MessageColumns"]
+__all__ = ["RecordColumns"]
 
 _WRITTEN: Final = frozenset(("topic", "key", "value", "headers", "timestamp"))
 #: What a message has that says nothing more than all do.
@@ -32,7 +32,7 @@ _RARE_BYTES: Final = 200
 
 
 @dataclass(frozen=True)
-class MessageColumns(Columns):
+class RecordColumns(Columns):
     """Batches of `towline.bridge.routes.RECORD_SCHEMA`."""
 
     topic: str | None = None

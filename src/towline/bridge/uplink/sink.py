@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
-from towline.bridge.routes import REFUSALS, Outcome, Rendered, route_table
-from towline.bridge.uplink.records import MessageColumns
+from towline.bridge.routes import REFUSALS, Rendered, RouteOutcome, route_table
+from towline.bridge.uplink.records import RecordColumns
 from towline.bridge.uplink.source import SLICE, RoutedSource, SliceSource, slice_of
 from towline.bridge.uplink.statements import of_schema
 from towline.errors import KafkaError, one_line
@@ -43,12 +43,12 @@ Part: TypeAlias = "tuple[RecordBatch, int, int]"
 _ENOUGH: Final = 1 << 20
 #: Outcomes that are counted apart, and their names in the account.
 _COUNTED: Final = {
-    Outcome.FILTERED: "filtered",
-    Outcome.UNDECIDED: "undecided",
-    Outcome.FALLBACK: "fallback",
+    RouteOutcome.FILTERED: "filtered",
+    RouteOutcome.UNDECIDED: "undecided",
+    RouteOutcome.FALLBACK: "fallback",
 }
 #: What a fallback topic would have taken.
-_NAMES: Final = (Outcome.TOPIC_ABSENT, Outcome.TOPIC_RESERVED, Outcome.TOPIC_NOT_ALLOWED, Outcome.TOPIC_ILLEGAL)
+_NAMES: Final = frozenset(one for one, (reason, _) in REFUSALS.items() if reason.value.startswith("topic_"))
 
 
 class RecordSink(KafkaTransactional):
@@ -70,7 +70,7 @@ class RecordSink(KafkaTransactional):
         return RECORDS
 
     def _columns(self, schema: StructType) -> Columns:  # noqa: ARG002 - the rows are the bridge's own
-        return MessageColumns()
+        return RecordColumns()
 
     def _stream_writer(self, delivery: Delivery, location: str) -> StreamWriter:
         return LineWriter(delivery, location, self._routes)
@@ -159,7 +159,7 @@ class Mapping:
             counts = rendered.tally()
             self.left_out += Counter({name: counts[one] for one, name in _COUNTED.items()})
             if not self._letters:
-                self.left_out += Counter(unrouted=counts.pop(Outcome.UNROUTED, 0))
+                self.left_out += Counter(unrouted=counts.pop(RouteOutcome.UNROUTED, 0))
                 if any(one in REFUSALS for one in counts):
                     raise _nowhere(rendered)
             yield from rendered.parts(unrouted=self._letters)
@@ -167,13 +167,13 @@ class Mapping:
 
 def _nowhere(rendered: Rendered) -> KafkaError:
     """The end of a line that has nowhere to put a refused message."""
-    codes = [Outcome(code) for code in rendered.outcomes.to_pylist()]
-    at = next(n for n, code in enumerate(codes) if code in REFUSALS and code is not Outcome.UNROUTED)
+    codes = [RouteOutcome(code) for code in rendered.outcomes.to_pylist()]
+    at = next(n for n, code in enumerate(codes) if code in REFUSALS and code is not RouteOutcome.UNROUTED)
     outcome, detail = codes[at], REFUSALS[codes[at]][1] or f"reject: {rendered.refusals[at].as_py()}"
     code, do = "TL-B02", "Give the line a dead_letter_topic"
-    if outcome in (Outcome.NOT_WHOLE, Outcome.TOO_MANY):
+    if outcome in (RouteOutcome.NOT_WHOLE, RouteOutcome.TOO_MANY):
         code, detail = "TL-B29", "a message was not taken in whole, see towline-reason and max_packet_bytes"
-    elif outcome is Outcome.REJECTED:
+    elif outcome is RouteOutcome.REJECTED:
         code = "TL-B33"
     elif outcome in _NAMES:
         do += ", or the route a fallback_topic"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.bridge.routes import RECORD_SCHEMA
-from towline.bridge.uplink.records import MessageColumns
+from towline.bridge.uplink.records import RecordColumns
 from towline.kafka.columns import A_HEADER
 from towline.kafka.deadletters import Reason
 from towline.kafka.properties import TRACE_CONTEXT, Header, property_headers
@@ -66,7 +66,7 @@ def wanted(row: dict[str, Any]) -> list[Header]:
 
 @given(st.lists(message, max_size=8) | st.lists(message.map(lambda row: {**row, "towline_rare": None}), max_size=8))
 def test_headers_are_made_of_columns(rows: list[dict[str, Any]]) -> None:
-    batch, columns = batch_of(rows), MessageColumns()
+    batch, columns = batch_of(rows), RecordColumns()
     records = list(columns.rows(batch).records)
     assert [record[7] for record in records] == [wanted(row) for row in rows]
     largest = columns.largest(batch)
@@ -79,7 +79,7 @@ def test_messages_that_came_together_share_their_headers() -> None:
     row = {"topic": "t", "timestamp": 7, "towline_received_at": 7, "towline_topic": "a", "towline_qos": 1}
     row |= {"headers": [], "towline_properties": True}
     batch = batch_of([row, row, {**row, "towline_received_at": 8}])
-    records = list(MessageColumns().rows(batch).records)
+    records = list(RecordColumns().rows(batch).records)
     assert all(one is other for one, other in zip(records[0][7], records[1][7], strict=True))
     assert [one is other for one, other in zip(records[0][7], records[2][7], strict=True)] == [True, True, False]
 
@@ -104,10 +104,10 @@ PLACE = [("mqtt.gateway", b"g"), ("mqtt.offset", b"7")]
 def test_a_dead_letter_has_the_properties_of_its_message(more: dict[str, Any], expected: list[Header]) -> None:
     """Whatever headers its record has, and whether they are among them or not."""
     batch = batch_of([{"towline_topic": "x"}, {**MESSAGE, **more}])
-    assert MessageColumns().originals(batch, 1, [("own", b"x")]) == expected
+    assert RecordColumns().originals(batch, 1, [("own", b"x")]) == expected
 
 
 def test_rows_that_the_routes_refuse_say_why() -> None:
-    assert MessageColumns().refusals(batch_of([MESSAGE])) is None
+    assert RecordColumns().refusals(batch_of([MESSAGE])) is None
     refused = batch_of([{**MESSAGE, "towline_reason": "unrouted", "towline_detail": "no route takes this topic"}])
-    assert MessageColumns().refusals(refused) == [Fault(Reason.UNROUTED, "no route takes this topic")]
+    assert RecordColumns().refusals(refused) == [Fault(Reason.UNROUTED, "no route takes this topic")]
