@@ -1,4 +1,4 @@
-"""Long: an executor dies or sleeps in the midst of tasks behind a shuffle: its stage is run again, or never."""
+"""Long: an executor dies or sleeps in the midst of tasks, behind a shuffle or not: they are run again, or never."""
 
 from __future__ import annotations
 
@@ -50,14 +50,16 @@ ui = true
 LINE = """
 [[uplink]]
 name = "{name}"
-guarantee = "{name}"
+guarantee = "{guarantee}"
 listen = "{listen}"
 parallelism = 2
 route = [{routes}]
 """
-ROUTE = '{{ from = "{hall}/{{device}}/#", topic = "{name}", key = "{{device}}" }}'
+ROUTE = '{{ from = "{hall}/{{device}}/#", topic = "{name}", key = "{{device}}"{more} }}'
+#: Its rows pass Spark, and a shuffle; those of a line without SQL are read by the tasks that write.
+SHUFFLED = ', where = "qos >= 0"'
 #: Loads of each line, with their QoS.
-LOADS = {"exactly_once": {"exactly_once-2": 2}, "at_most_once": {"at_most_once-0": 0}}
+LOADS = {"exactly_once": {"exactly_once-2": 2}, "plain": {"plain-2": 2}, "at_most_once": {"at_most_once-0": 0}}
 #: Seconds for which a task that needs Kafka stands still, while one that does not is done.
 STILL_S = 2.0
 #: Executors that die at most until a stage is run again.
@@ -65,7 +67,7 @@ MOST_DEATHS = 12
 
 
 class Attempts:
-    """A bridge whose lines are named by their guarantees and split their batches by key, on two executors."""
+    """A bridge whose lines split their batches by key, on two executors."""
 
     def __init__(self, place: Path, stack: Stack) -> None:
         assert stack.spark is not None
@@ -92,8 +94,9 @@ class Attempts:
             wait_until(lambda: self.bridge.online(name), PATIENCE, f"the gateway of {name}")  # noqa: B023 - asked at once
 
     def _line(self, name: str) -> str:
-        routes = ", ".join(ROUTE.format(hall=hall, name=name) for hall in LOADS[name])
-        return LINE.format(name=name, listen=self._places[name], routes=routes)
+        more, guarantee = ("", "exactly_once") if name == "plain" else (SHUFFLED, name)
+        routes = ", ".join(ROUTE.format(hall=hall, name=name, more=more) for hall in LOADS[name])
+        return LINE.format(name=name, guarantee=guarantee, listen=self._places[name], routes=routes)
 
     def in_kafka(self, line: str) -> int:
         account = self.bridge.account(line)
@@ -185,11 +188,15 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
     with Stack(tmp_path / "stack", form=StackForm(spark_workers=2)) as stack:
         one = Attempts(tmp_path, stack)
         try:
-            one.start("exactly_once")  # Spark's own four attempts of a stage
+            one.start("exactly_once", "plain")  # Spark's own four attempts of a stage
             loads = {
-                hall: Load(tmp_path, stack, hall, "exactly_once", qos) for hall, qos in LOADS["exactly_once"].items()
+                hall: Load(tmp_path, stack, hall, name, qos)
+                for name in ("exactly_once", "plain")
+                for hall, qos in LOADS[name].items()
             }
             one.goes_on("exactly_once")
+            one.goes_on("plain")
+            one.dies_within_a_task("plain")
             one.dies_within_a_task("exactly_once")
             woken = one.sleeps_within_a_task("exactly_once")
             record_property("woken", woken)
@@ -223,6 +230,7 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
         verdicts = {hall: load.judged() for hall, load in loads.items()}
         for hall, verdict in verdicts.items():
             record_property(hall, verdict.line())
-        strict, once = (verdicts[hall] for hall in ("exactly_once-2", "at_most_once-0"))
-        assert (strict.lost, strict.doubled, strict.late) == (0, 0, 0), strict.line()
+        once = verdicts.pop("at_most_once-0")
+        for strict in verdicts.values():
+            assert (strict.lost, strict.doubled, strict.late) == (0, 0, 0), strict.line()
         assert once.doubled == 0, once.line()
