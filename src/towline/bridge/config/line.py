@@ -441,7 +441,8 @@ class _RouteReader:
         dedupe = section.dedupe or self._dedupe
         keyed = dedupe is not None and "{" not in dedupe.key
         folded = [name.lower() for name in captures]
-        taken = [name for name in captures if name.lower() in _COLUMNS or folded.count(name.lower()) > 1]
+        columns = {*_COLUMNS, *(name for name in folded if name.startswith("towline_") or folded.count(name) > 1)}
+        taken = [name for name in captures if name.lower() in columns]
         if taken and (keyed or any(text is not None for _, text in said)):
             what = f"the wildcard {{{taken[0]}}} is a column for SQL, which has another of that name"
             self._note("TL-C67", ("from",), what, "Give the wildcard another name.")

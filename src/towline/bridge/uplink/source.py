@@ -111,7 +111,7 @@ def _to_json(part: Slice, only: GatewayPlace, of: WriterPartition) -> str:
     """A slice as text: plain values, none of which is a secret but its ticket, which is worth this slice alone."""
     place = asdict((part.place or only).admitted(part.ticket, part.authority))
     rows = [part.journal, part.start, part.end, part.incarnation]
-    return json.dumps({"rows": rows, "place": place, "writer": [of.writer, of.writers]}, default=str)
+    return json.dumps({"rows": rows, "place": place, "writer": [of.writer, of.writers]})
 
 
 class WrittenSlice(NamedTuple):

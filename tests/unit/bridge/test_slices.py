@@ -1,0 +1,60 @@
+"""Slices of a batch on their way through Spark to the task that writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from towline.bridge.uplink.source import SLICE, SliceReader, WriterPartition, slice_of
+from towline.errors import GatewayError
+from towline.gateway.access import Access
+from towline.processes import ProcessMark
+from towline.spark import reader
+from towline.spark.link import GatewayPlace
+from towline.spark.readplan import ReadPlan
+from towline.spark.slices import Slice
+
+LOCAL = GatewayPlace("/state/é", "", settings='{"name": "g"}', owner=ProcessMark(7, 8, "host"))
+REMOTE = GatewayPlace("", "grpc+tls://h:1", access=Access("/token", "/ca", "name"), ticket_s=5)
+SLICES = (Slice("j1", 3, 9, "inc"), Slice("j2", 0, 4, "", None, "ticket", "PEM", REMOTE), Slice("j3", 5, 5))
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Which rows of which gateway are read; no gateway is there."""
+    calls: list[tuple[Any, ...]] = []
+
+    def rows(place: GatewayPlace, *range_: Any) -> Iterator[pa.RecordBatch]:
+        calls.append((place, *range_))
+        return iter(())
+
+    monkeypatch.setattr(GatewayPlace, "rows", rows)
+    return calls
+
+
+def test_a_slice_is_read_by_the_task_that_writes_where_the_plan_says(asked: list[tuple[Any, ...]]) -> None:
+    """Its gateway is the plan's, or its own, to which its ticket lets it in; one without rows is nothing to read."""
+    (batch,) = SliceReader(ReadPlan(LOCAL), 3).read(WriterPartition(SLICES, 2, 3))
+    slices = [slice_of(text) for text in batch.column(SLICE).to_pylist()]
+    assert [(one.writer, one.writers) for one in slices] == [(2, 3)] * 2
+    assert asked == [(LOCAL, "j1", 3, 9, "inc"), (REMOTE.admitted("ticket", "PEM"), "j2", 0, 4, "")]
+    assert not list(SliceReader(ReadPlan(LOCAL), 3).read(WriterPartition([], 0, 3)))
+
+
+def test_each_writer_has_all_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a batch without rows: each writer leaves its marker."""
+    for slices in (SLICES, ()):
+        monkeypatch.setattr(reader.MqttStreamReader, "partitions", lambda *_: slices)  # noqa: B023 - asked at once
+        parts: Any = SliceReader(ReadPlan(LOCAL), 2).partitions({}, {})
+        assert [(part.slices, part.writer, part.writers) for part in parts] == [(slices, 0, 2), (slices, 1, 2)]
+
+
+def test_what_is_handed_out_once_is_not_written_by_a_second_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_attempt", lambda: 1)
+    partition = WriterPartition(SLICES, 0, 1)
+    with pytest.raises(GatewayError, match="TL-G62"):
+        list(SliceReader(ReadPlan(LOCAL, serves_again=False), 1).read(partition))
+    assert len(list(SliceReader(ReadPlan(LOCAL), 1).read(partition))) == 1
