@@ -1,4 +1,4 @@
-"""The floor: socket, decoder, librdkafka. ``python -m benchmarks.floor_bridge PORT KAFKA TOPIC``.
+"""The floor: socket, decoder, librdkafka. ``python -m benchmarks.floor_bridge PORT KAFKA TOPIC FILTER``.
 
 The decoder is the gateway's, and the records are those of a line, key and three headers. There is no disk, no Spark and
 no error handling, and messages are acknowledged as soon as librdkafka has them: what a line takes more is what its
@@ -22,8 +22,11 @@ from towline.delivery.plain import plain_run
 from towline.kafka.properties import property_headers
 from towline.mqtt.codec import Decoder, PublishRun
 from towline.mqtt.plain import PlainRun
+from towline.schema import OPTIONAL
 
 _QUEUED = 1_000_000
+#: What no message of the load says.
+_NOTHING = dict.fromkeys(("retain", *OPTIONAL))
 
 
 def forward(sock: socket.socket, rest: bytes, producer: Producer, topic: str) -> None:
@@ -48,7 +51,10 @@ def forward(sock: socket.socket, rest: bytes, producer: Producer, topic: str) ->
 
 def _produce(producer: Producer, topic: str, names: Any, payloads: Any) -> None:
     received = time.time_ns() // 1000
-    known = {name: (name.split("/")[1].encode(), property_headers(name.encode(), 1, received)) for name in set(names)}
+    known = {
+        name: (name.split("/")[1].encode(), property_headers(name.encode(), 1, received, _NOTHING))
+        for name in set(names)
+    }
     produce = producer.produce
     for name, payload in zip(names, payloads, strict=True):
         key, headers = known[name]
@@ -66,7 +72,7 @@ def main() -> None:
     gc.disable()
     settings = {"enable.idempotence": True, "linger.ms": 20, "batch.size": 1_000_000, "partitioner": "murmur2_random"}
     limits = {"queue.buffering.max.messages": _QUEUED}
-    sock, rest = subscribe(int(sys.argv[1]), "floor", "telemetry/#")
+    sock, rest = subscribe(int(sys.argv[1]), "floor", sys.argv[4])
     forward(sock, rest, Producer({"bootstrap.servers": sys.argv[2], **settings, **limits}), sys.argv[3])
 
 

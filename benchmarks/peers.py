@@ -53,21 +53,21 @@ def _install(directory: Path) -> Path:
     return python
 
 
-def _route(rig: Rig) -> dict[str, object]:
+def _route(rig: Rig, prefix: str, topic: str) -> dict[str, object]:
     session = {"client_id": "mq-bridge", "clean_session": False, "session_expiry_interval": 3600, "qos": 1}
-    source = {"url": f"mqtt://127.0.0.1:{rig.mosquitto.port}", "topic": "telemetry/#", "queue_capacity": 4096}
-    sink = {"url": rig.bootstrap, "topic": RIVAL_TOPIC}
+    source = {"url": f"mqtt://127.0.0.1:{rig.mosquitto.port}", "topic": f"{prefix}/#", "queue_capacity": 4096}
+    sink = {"url": rig.bootstrap, "topic": topic}
     return {"input": {"mqtt": source | session}, "output": {"kafka": sink}, "batch_size": 1024}
 
 
 @contextmanager
-def mq_bridge(rig: Rig, directory: Path) -> Iterator[int]:
+def mq_bridge(rig: Rig, directory: Path, prefix: str = "telemetry", topic: str = RIVAL_TOPIC) -> Iterator[int]:
     """Run it; its pid."""
     out = directory / "mq-bridge.log"
-    with running([_install(directory), "-c", _PROGRAM, json.dumps(_route(rig))], out) as child:
+    with running([_install(directory), "-c", _PROGRAM, json.dumps(_route(rig, prefix, topic))], out) as child:
         wait(lambda: "ready" in out.read_text(), f"mq-bridge, see {out}", seconds=30)
-        ends = Ends(rig.bootstrap, RIVAL_TOPIC, 2)
-        publish(rig.mosquitto, directory, 1_000)
+        ends = Ends(rig.bootstrap, topic, 2)
+        publish(rig.mosquitto, directory, 1_000, topic=f"{prefix}/{{device}}/data")
         wait(lambda: ends() >= 1_000, "mq-bridge to be warm")
         ends.close()
         yield child.pid
@@ -92,11 +92,11 @@ def camel(rig: Rig, directory: Path) -> Iterator[int]:
 
 
 @contextmanager
-def floor(rig: Rig, directory: Path) -> Iterator[int]:
+def floor(rig: Rig, directory: Path, prefix: str = "telemetry", topic: str = RIVAL_TOPIC) -> Iterator[int]:
     """Run what stands in `benchmarks.floor_bridge`; its pid."""
     out = directory / "floor.log"
-    command = [sys.executable, "-m", "benchmarks.floor_bridge", str(rig.mosquitto.port), rig.bootstrap, RIVAL_TOPIC]
-    with running(command, out) as child:
+    places = [str(rig.mosquitto.port), rig.bootstrap, topic, f"{prefix}/#"]
+    with running([sys.executable, "-m", "benchmarks.floor_bridge", *places], out) as child:
         wait(lambda: "ready" in out.read_text(), f"the floor, see {out}", seconds=30)
         yield child.pid
 
