@@ -25,7 +25,7 @@ from enum import IntEnum
 from functools import cached_property, lru_cache, reduce
 from itertools import count
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,9 +36,6 @@ from towline.kafka.deadletters import Reason
 from towline.kafka.properties import USER_PREFIX, in_bytes
 from towline.kafka.reserved import INTERNAL, reserved
 from towline.schema import OPTIONAL, ROW_SCHEMA
-
-if TYPE_CHECKING:
-    from towline.mqtt.events import Filter
 
 __all__ = [
     "DEDUPE",
@@ -158,7 +155,6 @@ class Route:
 
     Attributes:
         pattern: What it takes.
-        qos: Highest QoS to subscribe with.
         topic: Kafka topic.
         key: Record key, or None for none.
         value: Record value; None for the payload.
@@ -176,13 +172,10 @@ class Route:
         omit_missing: Whether a header whose template gives null is left out, rather than be there without value.
         dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
         key_tells: Whether that alone tells a repeat, as its QoS can't: a message without a key is a dead letter.
-        repeatable: Whether a message may come twice: that has a key, or at least once is all that is promised.
         dead_letter_topics: Of all lines of the bridge; no message may name one.
-        terms: Further options of the subscription, as `Filter` has them, but for its filter and QoS.
     """
 
     pattern: Pattern
-    qos: int
     topic: Template
     key: Template | None = None
     value: Template | None = None
@@ -198,9 +191,7 @@ class Route:
     omit_missing: bool = False
     dedupe: Template | str | None = None
     key_tells: bool = False
-    repeatable: bool = False
     dead_letter_topics: tuple[str, ...] = ()
-    terms: Filter | None = None
 
     @property
     def templates(self) -> tuple[Template, ...]:
@@ -259,7 +250,7 @@ class Route:
         made |= {name: written[name] for name in _PLAIN}
         pattern = Pattern.parse(written["from"], checked=False)
         headers = tuple((name, _read(text)) for name, text in written["headers"])
-        return cls(pattern, 0, headers=headers, fields=tuple((name, "") for name in written["fields"]), **made)
+        return cls(pattern, headers=headers, fields=tuple((name, "") for name in written["fields"]), **made)
 
 
 #: Attributes of a route that its JSON has as texts, and as they are.

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.bridge.config.model import RouteSection
-from towline.bridge.config.subscriptions import covers, shadowed, subscriptions
+from towline.bridge.config.subscriptions import SubscribedRoute, covers, shadowed, subscriptions
 from towline.bridge.patterns import Pattern, Template, allowed, kafka_name_problem, payload_path
-from towline.bridge.routes import Route, RouteOutcome, RouteTable
+from towline.bridge.routes import RouteOutcome, RouteTable
 from towline.guarantee import Guarantee
 from towline.mqtt.rules import filter_problem
 
@@ -26,7 +26,7 @@ FILTERS = st.builds(
 ).filter(bool)
 
 
-def route(source: str, topic: str = "t", **more: Any) -> Route:
+def route(source: str, topic: str = "t", **more: Any) -> SubscribedRoute:
     return RouteSection.model_validate({"from": source, "topic": topic, **more}).compile(Guarantee.AT_LEAST_ONCE)
 
 

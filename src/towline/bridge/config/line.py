@@ -25,10 +25,9 @@ from towline.bridge.config.model import (
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.services import LISTENING
 from towline.bridge.config.sqltext import check_sql, names_a_field
-from towline.bridge.config.subscriptions import at_odds, repeatable, subscriptions
+from towline.bridge.config.subscriptions import SubscribedRoute, at_odds, repeatable, subscriptions
 from towline.bridge.config.tables import Head, Tables
 from towline.bridge.patterns import Pattern, Template, allowed, column_of, kafka_name_problem
-from towline.bridge.routes import Route
 from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.guarantee import Guarantee, conf_problem, policy, promise_problem, qos_problem, sharing_problem
@@ -286,13 +285,13 @@ class LineReader(TableReader):
 
     def _routes(
         self, guarantee: Guarantee, dedupe: Dedupe | None
-    ) -> tuple[tuple[RouteSection, ...], tuple[Route, ...]]:
+    ) -> tuple[tuple[RouteSection, ...], tuple[SubscribedRoute, ...]]:
         tables = self._table.get("route", [])
         if not isinstance(tables, list) or not tables:
             self._note("TL-C61", "route", "a line needs at least one [[uplink.route]]", "Add one with from and topic.")
             return (), ()
         sections: list[RouteSection] = []
-        routes: list[Route] = []
+        routes: list[SubscribedRoute] = []
         for index, table in enumerate(tables):
             path = (*self._path, "route", index)
             subject = f"{self._subject} route {index + 1}"
@@ -370,7 +369,7 @@ class _RouteReader:
         self._dedupe = dedupe
         self._clean = True
 
-    def route(self, section: RouteSection) -> Route | None:
+    def route(self, section: RouteSection) -> SubscribedRoute | None:
         """The route, or None with its mistakes noted."""
         captures = self._captures(section.from_)
         self._fields(section, captures or ())
@@ -460,7 +459,7 @@ class _RouteReader:
         if section.fallback_topic is not None and (problem := kafka_name_problem(section.fallback_topic)):
             self._note("TL-C62", ("fallback_topic",), problem, "Correct the name.")
 
-    def _topic_clean(self, route: Route) -> bool:
+    def _topic_clean(self, route: SubscribedRoute) -> bool:
         name = route.topic.constant
         if name is None:
             if not route.topic.parts[0] and not route.allowed_topics:

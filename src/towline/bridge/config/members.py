@@ -16,9 +16,8 @@ from pydantic import Field, ValidationError
 from towline.bridge.config.model import NAME, Line, UplinkSection
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.section import Section
-from towline.bridge.config.subscriptions import repeatable
+from towline.bridge.config.subscriptions import SubscribedRoute, repeatable
 from towline.bridge.config.tables import Tables
-from towline.bridge.routes import Route
 from towline.gateway.clients import MEMBERS
 from towline.gateway.settings import GatewaySettings, ShareSettings, ShareWay
 from towline.mqtt.events import Filter
@@ -49,7 +48,7 @@ class _Line:
 
     uplink: UplinkSection
     gateway: GatewaySettings
-    routes: Sequence[Route]
+    routes: Sequence[SubscribedRoute]
     group: str
 
 
@@ -70,7 +69,7 @@ class MembersReader:
         self._table = table
 
     def members(
-        self, uplink: UplinkSection, gateway: GatewaySettings, routes: Sequence[Route], bridge: str
+        self, uplink: UplinkSection, gateway: GatewaySettings, routes: Sequence[SubscribedRoute], bridge: str
     ) -> tuple[GatewaySettings, ...]:
         """What each member's gateway is told; none where there are no members, or where there are mistakes.
 

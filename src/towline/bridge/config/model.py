@@ -12,8 +12,8 @@ from pydantic import Field, field_validator
 from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.config.section import NAME, Section
 from towline.bridge.config.services import GatewaySection, KafkaSection, MonitorSection, SparkSection
+from towline.bridge.config.subscriptions import SubscribedRoute
 from towline.bridge.patterns import Pattern, Template
-from towline.bridge.routes import Route
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, ReceiptSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
@@ -82,7 +82,7 @@ class Dedupe(Section):
 
 
 class RouteSection(Section):
-    """``[[uplink.route]]`` as written; `compile` makes it a `Route`.
+    """``[[uplink.route]]`` as written; `compile` makes it a `SubscribedRoute`.
 
     Attributes:
         from_: Topic filter; ``{name}`` is a wildcard of one level with a name.
@@ -135,7 +135,7 @@ class RouteSection(Section):
 
     def compile(
         self, guarantee: Guarantee, dedupe: Dedupe | None = None, dead_letter_topics: tuple[str, ...] = ()
-    ) -> Route:
+    ) -> SubscribedRoute:
         """The route, with the QoS the guarantee takes when none is given (design section 4).
 
         Args:
@@ -150,7 +150,7 @@ class RouteSection(Section):
         names = (*pattern.names, *self.fields)
         dedupe, promise = self.dedupe or dedupe, policy(self.promise or guarantee)
         qos = promise.qos if self.qos is None else self.qos
-        return Route(
+        return SubscribedRoute(
             pattern=pattern,
             qos=qos,
             topic=Template.parse(self.topic, names),
@@ -305,7 +305,7 @@ class Line(AnyLine):
         raise ConfigError("TL-C120", str(file), f'line "{self.name}" has no member "{name}"', hint)
 
     @property
-    def routes(self) -> tuple[Route, ...]:
+    def routes(self) -> tuple[SubscribedRoute, ...]:
         """The routes, compiled."""
         return tuple(section.compile(self.guarantee, self.dedupe, self.dead_letter_topics) for section in self.sections)
 

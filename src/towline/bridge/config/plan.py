@@ -10,9 +10,8 @@ from towline.bridge.config.kafka_source import source_text
 from towline.bridge.config.members import render_share, share_plan, share_warnings
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.places import Document
-from towline.bridge.config.subscriptions import shadowed
+from towline.bridge.config.subscriptions import SubscribedRoute, shadowed
 from towline.bridge.config.written import WrittenValues
-from towline.bridge.routes import Route
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
 from towline.mqtt.filters import overlapping
@@ -233,7 +232,7 @@ def _writes(line: Line) -> str:
     return f"{line.parallelism} transactions a batch, split by key: each becomes visible by itself"
 
 
-def _route(route: Route, promise: Guarantee | None) -> dict[str, Any]:
+def _route(route: SubscribedRoute, promise: Guarantee | None) -> dict[str, Any]:
     return {
         "from": route.pattern.text,
         "filter": route.pattern.filter,

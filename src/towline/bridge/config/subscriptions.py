@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 from towline.bridge.patterns import Pattern
 from towline.bridge.routes import Route
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import common, unshared
 
-__all__ = ["at_odds", "covers", "repeatable", "shadowed", "subscriptions"]
+__all__ = ["SubscribedRoute", "at_odds", "covers", "repeatable", "shadowed", "subscriptions"]
 
 #: A subscription that says nothing of its own.
-_NO_TERMS = Filter("")
+_NO_TERMS: Final = Filter("")
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribedRoute(Route):
+    """A route, and how its messages are asked for.
+
+    Attributes:
+        qos: Highest QoS to subscribe with.
+        repeatable: Whether a message may come twice: that has a key, or at least once is all that is promised.
+        terms: Further options of the subscription; its filter and QoS are not looked at.
+    """
+
+    qos: int = 0
+    repeatable: bool = False
+    terms: Filter = _NO_TERMS
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
@@ -22,7 +38,7 @@ def covers(wide: Pattern, narrow: Pattern) -> bool:
     return common(unshared(wide.filter), inner) == inner
 
 
-def shadowed(routes: Sequence[Route]) -> list[tuple[int, int]]:
+def shadowed(routes: Sequence[SubscribedRoute]) -> list[tuple[int, int]]:
     """Pairs (route, earlier route) where the earlier one takes everything the route could."""
     pairs = []
     for later, route in enumerate(routes):
@@ -32,13 +48,13 @@ def shadowed(routes: Sequence[Route]) -> list[tuple[int, int]]:
     return pairs
 
 
-def subscriptions(routes: Sequence[Route]) -> tuple[Filter, ...]:
+def subscriptions(routes: Sequence[SubscribedRoute]) -> tuple[Filter, ...]:
     """The fewest filters that bring every route its messages.
 
     A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.4-2], and each copy
     would become a record; so a filter that another covers is left out, and the covering one gets the higher QoS.
     """
-    kept: list[tuple[Route, int]] = []
+    kept: list[tuple[SubscribedRoute, int]] = []
     for route in routes:
         pattern, qos = route.pattern, route.qos
         rivals = [(r, q) for r, q in kept if r.pattern.share == pattern.share]
@@ -48,29 +64,25 @@ def subscriptions(routes: Sequence[Route]) -> tuple[Filter, ...]:
         swallowed = [(r, q) for r, q in rivals if covers(pattern, r.pattern)]
         kept = [entry for entry in kept if entry not in swallowed]
         kept.append((route, max([qos, *(q for _, q in swallowed)])))
-    return tuple(replace(route.terms or _NO_TERMS, pattern=route.pattern.filter, qos=qos) for route, qos in kept)
+    return tuple(replace(route.terms, pattern=route.pattern.filter, qos=qos) for route, qos in kept)
 
 
-def repeatable(routes: Sequence[Route], filters: Iterable[str]) -> tuple[str, ...]:
+def repeatable(routes: Sequence[SubscribedRoute], filters: Iterable[str]) -> tuple[str, ...]:
     """Filters of which all messages go by routes that bear a repeat."""
     return tuple(one for one in filters if _bear(routes, unshared(one)))
 
 
-def _bear(routes: Sequence[Route], pattern: str) -> bool:
+def _bear(routes: Sequence[SubscribedRoute], pattern: str) -> bool:
     taking = [(route, common(unshared(route.pattern.filter), pattern)) for route in routes]
     alone = next((at for at, (_, taken) in enumerate(taking, start=1) if taken == pattern), None)
     return all(route.repeatable for route, taken in taking[:alone] if taken is not None)
 
 
-def at_odds(routes: Sequence[Route]) -> tuple[int, int] | None:
+def at_odds(routes: Sequence[SubscribedRoute]) -> tuple[int, int] | None:
     """A route, and another whose filter covers its own and is subscribed with other options; None for no such pair."""
     for one, route in enumerate(routes):
         for other, wide in enumerate(routes):
             same_group = one != other and wide.pattern.share == route.pattern.share
-            if (
-                same_group
-                and covers(wide.pattern, route.pattern)
-                and (wide.terms or _NO_TERMS) != (route.terms or _NO_TERMS)
-            ):
+            if same_group and covers(wide.pattern, route.pattern) and wide.terms != route.terms:
                 return one, other
     return None
