@@ -33,6 +33,8 @@ MQTT = list(_keys_of(GatewaySettings))
         ("qos", SOURCE, "Give it behind each filter in subscribe"),
         ("maxOffsetsPerTrigger", SOURCE, 'Did you mean "maxMessagesPerTrigger"?'),
         ("max_offsets_per_trigger", _keys_of(model.DownlinkSection), 'Did you mean "max_messages_per_trigger"?'),
+        ("maxTriggerDelay", SOURCE, "In milliseconds: maxTriggerDelayMs."),
+        ("trigger_interval_s", _keys_of(model.UplinkSection), "An uplink rests by the rate of its messages"),
         ("startingTimestamp", SOURCE, "There is no start by time"),
         ("startingOffsets", SOURCE, 'Did you mean "startingOffset"?'),
         ("keepAliveInterval", MQTT, 'Did you mean "keep_alive_s"?'),

@@ -14,6 +14,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy, qos_problem
 from towline.options import Format, Given, Option
 from towline.spark import gateway_options as gateway
+from towline.spark.cadence import LONGEST_DELAY_MS
 from towline.spark.gateway_options import WHERE, at_least_one
 from towline.spark.readplan import ReadPlan
 
@@ -56,10 +57,11 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(read.label(part.strip()) for part in text.split(",") if part.strip())
 
 
-def _poll(text: str) -> float:
+def _seconds(text: str) -> float:
+    """Seconds of so many milliseconds."""
     value = read.whole()(text)
-    if value > 30_000:
-        raise ValueError("it is at most 30000, or Spark's idle Python workers end meanwhile")
+    if value > LONGEST_DELAY_MS:
+        raise ValueError(f"it is at most {LONGEST_DELAY_MS}, or Spark's idle Python workers end meanwhile")
     return value / 1000
 
 
@@ -74,7 +76,8 @@ _READING: Final = (
     Option("maxRecordsPerPartition", read.whole(1), "max_records"),
     Option("startingOffset", _by_gateway(_starting), "starting"),
     Option("endingOffset", _by_gateway(read.whole()), "ending"),
-    Option("pollMs", _poll, "poll_s"),
+    Option("maxTriggerDelayMs", _seconds, "max_delay_s"),
+    Option("pollMs", _seconds, "poll_s"),
     Option("checkpointLocation", into="checkpoint"),
     Option("eventTime", read.truth, "event_time"),
     Option("gateways", gateway.gateway_list, "gateways", address=True),

@@ -118,6 +118,11 @@ class BatchPlanner:
             return self.next(here, safe, limit, patience_s)
         return there
 
+    def cut_short(self, there: Position) -> bool:
+        """Whether more waits than the planned batch takes, by its limits."""
+        places = ((one, there.place(one.name)) for one in self.gateways.all if one.absence is None)
+        return any(place is not None and one.tip > place.offset for one, place in places)
+
     def _known(self, here: Position) -> tuple[dict[SourceGateway, JournalPlace], list[JournalPlace]]:
         """The gateways that were met, each with its place, and the places of gateways that are not in the list.
 

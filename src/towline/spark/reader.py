@@ -27,9 +27,10 @@ from pyspark.sql.streaming.datasource import (
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, one_line
 from towline.mosquitto_conf import DEFAULTS
+from towline.spark.cadence import Cadence
 from towline.spark.offsets import JournalPlace, Position
 from towline.spark.readplan import ReadPlan
-from towline.spark.slices import Slice, divided
+from towline.spark.slices import Slice, divided, ranges_between
 from towline.spark.workers import settle
 from towline.threads import Condition, guarded_thread
 
@@ -185,6 +186,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Made in the runner, by the first call that only it gets: what it holds does not travel.
         self._planner: BatchPlanner | None = None
         self._cut = Cut(plan.checkpoint)
+        self._cadence = Cadence(plan.max_delay_s)
         self._planned = False
         #: Whether the query ends at what was there when it began.
         self._ends = False
@@ -229,7 +231,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_line
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Commit what of ``start`` is durable, then wait for new rows for a while.
+        """Commit what of ``start`` is durable, then wait for new rows for a while, and until they are worth a batch.
 
         Returns:
             The end of the next batch within the limit, or ``start`` itself when nothing is new: Spark compares
@@ -241,10 +243,15 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         here, planner = Position.parse(start), self._opened
         self._planned = True
+        self._cadence.asks(time.monotonic())
         safe = self._cut.upto(here, wait=planner.ended(here))
         there = planner.next(here, safe, limit, self._patience(settled=safe == here))
+        while rest := self._rest(here, there):
+            time.sleep(rest)
+            there = planner.next(here, safe, limit, 0.0)
         if there.places != here.places:
             self._moved = time.monotonic()
+            self._cadence.begins(self._moved)
             return there.to_json()
         return self._ticked(here) or start
 
@@ -364,6 +371,13 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return 0.0
         longest = self._plan.poll_s if settled else min(self._plan.poll_s, SETTLE_S)
         return max(0.0, min(longest, self._moved + TICK_S - time.monotonic()))
+
+    def _rest(self, here: Position, there: Position) -> float:
+        """Seconds until what waits is to be looked at again; 0 for a batch now, or for none."""
+        rows = sum(one.rows for one in ranges_between(here, there))
+        if not rows or self._ends or self._opened.cut_short(there):
+            return 0.0
+        return self._cadence.wait_s(rows, time.monotonic())
 
     def _ticked(self, here: Position) -> dict[str, Any] | None:
         if self._ends or time.monotonic() - self._moved < TICK_S:

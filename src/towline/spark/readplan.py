@@ -31,6 +31,7 @@ class ReadPlan:
             limits hold, where both are there.
         starting: Where it begins without a checkpoint, or None for the default of the kind of read.
         ending: Offset after the last row, batch reads only.
+        max_delay_s: Longest rest between two batches while rows wait, in seconds (`towline.spark.cadence`).
         poll_s: Longest wait for a message in ``latestOffset``, in seconds.
         refused: Why it can't be read, told by the reader: Spark masks what is raised where a reader is made.
         checkpoint: Location of the query's checkpoint, "" when it was not told.
@@ -48,6 +49,7 @@ class ReadPlan:
     max_bytes: int | None = None
     starting: StartingOffset | Mapping[str, StartingOffset] | None = None
     ending: int | Mapping[str, int] | None = None
+    max_delay_s: float = 0.0
     poll_s: float = 5.0
     refused: ConfigError | None = None
     checkpoint: str = ""

@@ -34,9 +34,10 @@ class MqttDataSource(DataSource):
     willCorrelationData, willPayloadIsUtf8, willUserProperties, gatewayTokenFile, gatewayCaFile, gatewayServerName,
     gatewayTicketValidity, gatewayLife.
 
-    To read: subscribe, consumer, maxMessagesPerTrigger, maxBytesPerTrigger, minPartitions, maxRecordsPerPartition,
-    startingOffset, endingOffset, pollMs, checkpointLocation, eventTime, gateways, removedGateways, retainHandling,
-    ackAfter, receiveMaximum, topicAliasMaximum, lingerMs, journalMaxBytes, journalMinFreeBytes, journalRetainBytes.
+    To read: subscribe, consumer, maxMessagesPerTrigger, maxBytesPerTrigger, maxTriggerDelayMs, minPartitions,
+    maxRecordsPerPartition, startingOffset, endingOffset, pollMs, checkpointLocation, eventTime, gateways,
+    removedGateways, retainHandling, ackAfter, receiveMaximum, topicAliasMaximum, lingerMs, journalMaxBytes,
+    journalMinFreeBytes, journalRetainBytes.
 
     To write: topic, qos, retain, clients, confirm, confirmTimeout, retryStrategy, retryInterval, retryMultiplier,
     retryCap, retryAttempts, outboxMaxBytes, outboxMinFreeBytes, outboxMaxAge.

@@ -199,7 +199,7 @@ spark = {{ master = "local[2]" }}
 [[uplink]]
 name = "line"
 guarantee = "exactly_once"
-trigger_interval_s = 1
+max_trigger_delay_ms = 1000
 {made}"""
         + "".join(BESIDE.format(name, topic) for name, topic in beside.items())
     )
@@ -208,7 +208,7 @@ trigger_interval_s = 1
 BESIDE = """[[uplink]]
 name = "{0}"
 guarantee = "exactly_once"
-trigger_interval_s = 1
+max_trigger_delay_ms = 1000
 route = [{{ from = "{0}/#", topic = "{1}" }}]
 """
 

@@ -160,6 +160,22 @@ def test_after_kafka_the_broker_keeps_what_kafka_has_not(tmp_path: Path) -> None
     assert connection_options(line.gateway).session.unknown_session == "refuse"
 
 
+@pytest.mark.parametrize(
+    ("keys", "delay_ms"),
+    [
+        ("", 1000),
+        ('ack_after = "kafka"', 0),
+        ('receipts = { key_file = "bridge.toml" }', 0),
+        ('ack_after = "kafka"\nmax_trigger_delay_ms = 300', 300),
+        ("max_trigger_delay_ms = 0", 0),
+    ],
+)
+def test_a_line_rests_where_nobody_waits_for_kafka(tmp_path: Path, keys: str, delay_ms: int) -> None:
+    bridge = read(changed('name = "telemetry"', f'name = "telemetry"\n{keys}'), tmp_path)
+    assert [line.max_trigger_delay_ms for line in bridge.uplinks] == [delay_ms]
+    assert [plan["max_trigger_delay_ms"] for plan in plan_of(bridge)["lines"]] == [delay_ms]
+
+
 def test_exactly_once_sets_every_knob(tmp_path: Path) -> None:
     text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"')
     (line,) = read(text, tmp_path).uplinks

@@ -57,7 +57,7 @@ def test_a_file_that_says_the_same_changes_nothing(bridge: Bridge, tmp_path: Pat
         ((route("a/#", more="qos = 2"),), "", ["a/#"], []),
         ((route("a/#", topic="u", more='key = "{mqtt.topic}"\nwhere = "qos = 1"'),), "", [], []),
         ((route("a/#"),), 'dead_letter_topic = "dead"', [], []),
-        ((route("a/#"),), "max_messages_per_trigger = 10\ntrigger_interval_s = 1", [], []),
+        ((route("a/#"),), "max_messages_per_trigger = 10\nmax_trigger_delay_ms = 1000", [], []),
     ],
 )
 def test_routes_and_batches_of_a_line_may_change(
@@ -252,7 +252,7 @@ def test_what_was_in_force_outlives_the_process(tmp_path: Path) -> None:
 def test_a_change_is_told_in_one_line(tmp_path: Path) -> None:
     one = LineChange(uplink(tmp_path, route("a/#")), uplink(tmp_path, route("b/#"), route("c", more="qos = 2")))
     assert one.told() == 'line "up": 1 route → 2; subscribed b/#, c; unsubscribed a/#'
-    same = uplink(tmp_path, route("a/#"), own="trigger_interval_s = 1")
+    same = uplink(tmp_path, route("a/#"), own="max_trigger_delay_ms = 1000")
     assert LineChange(one.before, same).told() == 'line "up": other settings of its query'
 
 

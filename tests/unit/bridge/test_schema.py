@@ -126,7 +126,7 @@ name = "telemetry"
 guarantee = "at_least_once"
 max_bytes_per_trigger = "64 MiB"
 parallelism = 2
-trigger_interval_s = 0.5
+max_trigger_delay_ms = 500
 dead_letter_topic = "dead"
 dedupe = { key = "{mqtt.user.id}", within = "5 minutes" }
 receipts = { key_file = "bridge.toml", keep_s = 3600 }

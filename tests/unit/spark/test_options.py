@@ -93,9 +93,17 @@ def test_every_gateway_option_arrives() -> None:
 
 
 def test_the_source_options_arrive() -> None:
-    options = parse(consumer="archive", maxBytesPerTrigger="64m", startingOffset="17", endingOffset="20", pollMs="250")
+    options = parse(
+        consumer="archive",
+        maxBytesPerTrigger="64m",
+        startingOffset="17",
+        endingOffset="20",
+        pollMs="250",
+        maxTriggerDelayMs="500",
+    )
     assert (options.consumer, options.max_rows, options.max_bytes) == ("archive", DEFAULT_MAX_ROWS, 64 << 20)
     assert (options.starting, options.ending, options.poll_s) == (17, 20, 0.25)
+    assert (options.max_delay_s, parse().max_delay_s) == (0.5, 0.0)
     assert parse(startingOffset="LATEST").starting == "latest"
     assert parse(eventTime="true", checkpointLocation="/ck").event_time
     assert not parse(checkpointLocation="/ck").event_time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.unit.gateway.serving import Served, rows, served
 from tests.unit.spark.reading import ALL, offset, table
 from towline.errors import ConfigError, Fenced, GatewayError
 from towline.spark import reader
+from towline.spark.cadence import Cadence
 from towline.spark.link import GatewayPlace
 from towline.spark.options import parse_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
@@ -194,6 +196,69 @@ def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, m
     made.prepareForTriggerAvailableNow()
     at = made.initialOffset()
     assert made.latestOffset(at, ALL) is at
+    made.stop()
+
+
+# -- rests -----------------------------------------------------------------------------------------------------------
+
+
+class Watched(Cadence):
+    """One whose last batch took a minute and has just ended; each rest is noted, and is short."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        super().__init__(30.0)
+        self.begins(time.monotonic() - 60)
+        self.rows: list[int] = []
+        self._meanwhile = meanwhile
+
+    def wait_s(self, rows: int, now: float) -> float:
+        self.rows.append(rows)
+        wait = super().wait_s(rows, now)
+        self._meanwhile()
+        return min(wait, 0.001)
+
+
+def resting(plan: ReadPlan, cadence: Cadence) -> MqttStreamReader:
+    made = MqttStreamReader(plan)
+    made._cadence = cadence
+    return made
+
+
+def test_few_rows_wait_for_more(server: Served, plan: ReadPlan) -> None:
+    watched = Watched(lambda: server.add(2_000))
+    made = resting(plan, watched)
+    server.add(1)
+    at = made.latestOffset(made.initialOffset(), ALL)
+    made.stop()
+    assert watched.rows == [1, 2_001, 4_001, 6_001], "200 rows for each second of the longest rest"
+    assert offset(at) == 6_001
+
+
+@pytest.mark.parametrize("limit", [ReadMaxRows(3), ReadMaxBytes(100)])
+def test_a_full_batch_waits_for_nothing(server: Served, plan: ReadPlan, limit: ReadMaxRows | ReadMaxBytes) -> None:
+    watched = Watched()
+    made = resting(plan, watched)
+    for _ in range(4):
+        server.add(1)
+    assert 0 < offset(made.latestOffset(made.initialOffset(), limit)) < 4
+    made.stop()
+    assert watched.rows == []
+
+
+def test_a_query_with_an_end_waits_for_nothing(server: Served, plan: ReadPlan) -> None:
+    server.add(1)
+    watched = Watched()
+    made = resting(plan, watched)
+    made.prepareForTriggerAvailableNow()
+    assert offset(made.latestOffset(made.initialOffset(), ALL)) == 1
+    made.stop()
+    assert watched.rows == []
+
+
+def test_the_first_batch_waits_for_nothing(server: Served, plan: ReadPlan) -> None:
+    server.add(1)
+    made = MqttStreamReader(replace(plan, max_delay_s=30))
+    assert offset(made.latestOffset(made.initialOffset(), ALL)) == 1
     made.stop()
 
 

@@ -30,8 +30,9 @@ from towline.bridge.config.tables import Head, Tables
 from towline.bridge.patterns import Pattern, Template, allowed, column_of, kafka_name_problem
 from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
-from towline.guarantee import Guarantee, conf_problem, policy, promise_problem, qos_problem, sharing_problem
+from towline.guarantee import AckAfter, Guarantee, conf_problem, policy, promise_problem, qos_problem, sharing_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA
+from towline.spark.cadence import DEFAULT_DELAY_MS
 from towline.spark.gateway_options import gateway_list
 
 __all__ = ["DownlinkReader", "LineReader"]
@@ -174,6 +175,13 @@ class TableReader:
         return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.removesuffix("i")])
 
 
+def _delay(uplink: UplinkSection) -> int:
+    """Longest rest between two batches, in milliseconds: none where a broker or a publisher waits for Kafka."""
+    waited_for = uplink.ack_after is AckAfter.KAFKA or uplink.receipts is not None
+    default = 0 if waited_for else DEFAULT_DELAY_MS
+    return default if uplink.max_trigger_delay_ms is None else uplink.max_trigger_delay_ms
+
+
 class LineReader(TableReader):
     """Reads one ``[[uplink]]``."""
 
@@ -215,7 +223,7 @@ class LineReader(TableReader):
             sections=sections,
             max_messages_per_trigger=uplink.max_messages_per_trigger,
             max_bytes_per_trigger=uplink.max_bytes_per_trigger,
-            trigger_interval_s=uplink.trigger_interval_s,
+            max_trigger_delay_ms=_delay(uplink),
             parallelism=uplink.parallelism,
             dead_letter_topic=self._dead_letters(uplink.dead_letter_topic),
             dedupe=uplink.dedupe,
@@ -336,7 +344,6 @@ class DownlinkReader(TableReader):
             gateway=gateway.model_copy(update={"outbox": outbox}),
             section=section,
             max_messages_per_trigger=section.max_messages_per_trigger,
-            trigger_interval_s=section.trigger_interval_s,
             parallelism=section.parallelism,
             dead_letter_topic=dead_letters,
         )

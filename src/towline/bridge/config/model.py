@@ -18,6 +18,7 @@ from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, ReceiptSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Filter
+from towline.spark.cadence import LONGEST_DELAY_MS
 
 __all__ = [
     "BATCH_BYTES",
@@ -189,7 +190,9 @@ class UplinkSection(Section):
         ack_after: When the broker is answered, as far as the guarantee leaves it open.
         max_messages_per_trigger: Most messages in one micro-batch.
         max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``; both limits hold.
-        trigger_interval_s: Seconds between batches; 0 begins the next at once.
+        max_trigger_delay_ms: Longest rest between two batches while messages wait, in milliseconds; the more wait, the
+            shorter it is (`towline.spark.cadence`). 0 for the lowest latency. Where it is not said: 1000, and 0 where
+            somebody waits for Kafka, with ``ack_after = "kafka"`` or receipts.
         parallelism: Writers of a batch; more than one split it by key.
         dead_letter_topic: Where messages go that can't be mapped or written; ``false`` stops the line there instead.
         dedupe: How repeats are recognised.
@@ -206,7 +209,7 @@ class UplinkSection(Section):
     ack_after: AckAfter | None = None
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
     max_bytes_per_trigger: Annotated[int, Field(ge=1)] = BATCH_BYTES
-    trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    max_trigger_delay_ms: Annotated[int, Field(ge=0, le=LONGEST_DELAY_MS)] | None = None
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
     dead_letter_topic: str | Literal[False] | None = None
     dedupe: Dedupe | None = None
@@ -227,7 +230,6 @@ class AnyLine(Section):
         guarantee: The promise.
         gateway: What its gateway is told.
         max_messages_per_trigger: Most messages in one micro-batch.
-        trigger_interval_s: Seconds between batches; 0 begins the next at once.
         parallelism: Writers of a batch; more than one split it, by key on the way up and by topic on the way down.
         dead_letter_topic: Where records go that can't be mapped or written; None for nowhere, the line stops then.
     """
@@ -237,7 +239,6 @@ class AnyLine(Section):
     guarantee: Guarantee
     gateway: GatewaySettings
     max_messages_per_trigger: int
-    trigger_interval_s: float
     parallelism: int = 1
     dead_letter_topic: str | None = None
 
@@ -263,6 +264,7 @@ class Line(AnyLine):
     Attributes:
         direction: Tells the kinds apart in JSON.
         max_bytes_per_trigger: Most bytes in one micro-batch; both limits hold.
+        max_trigger_delay_ms: Longest rest between two batches while messages wait, in milliseconds.
         sections: Its routes as written.
         dedupe: How repeats are recognised on routes that do not say it themselves.
         dead_letter_topics: Of all lines of the bridge.
@@ -275,6 +277,7 @@ class Line(AnyLine):
     kind: ClassVar[str] = "uplink"
     direction: Literal["up"] = "up"
     max_bytes_per_trigger: int = BATCH_BYTES
+    max_trigger_delay_ms: int = 0
     sections: tuple[RouteSection, ...]
     dedupe: Dedupe | None = None
     dead_letter_topics: tuple[str, ...] = ()

@@ -155,6 +155,7 @@ def _uplink(line: Line) -> dict[str, Any]:
         "routes": [_route(route, one.promise) for route, one in zip(line.routes, line.sections, strict=True)],
         "journal_max_bytes": gateway.journal.max_bytes,
         "max_bytes_per_trigger": line.max_bytes_per_trigger,
+        "max_trigger_delay_ms": line.max_trigger_delay_ms,
         "writes": _writes(line),
         "dedupe_within": line.within,
         "share": share_plan(line),

@@ -68,6 +68,9 @@ class DownlinkQuery(LineQuery[DownLine]):
         sys.stderr.write(f"--- line {self.line.name}\nthe batch that was begun is finished by the former settings\n")
         return former
 
+    def _interval_s(self) -> float:
+        return self.line.section.trigger_interval_s
+
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
         line, file, identity = self.line, str(self.bridge.file), Identity.of(self.bridge, self.line)

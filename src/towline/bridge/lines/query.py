@@ -96,7 +96,11 @@ class LineQuery(ABC, Generic[LineT]):
         """When a batch begins, as `DataStreamWriter.trigger` takes it."""
         if self._finishes:
             return {"once": True}
-        return {"processingTime": f"{self.line.trigger_interval_s:g} seconds"}
+        return {"processingTime": f"{self._interval_s():g} seconds"}
+
+    def _interval_s(self) -> float:
+        """Seconds between batches; 0 where the source says when one begins."""
+        return 0.0
 
     def _conf(self) -> dict[str, str]:
         """Settings of Spark for this query alone."""

@@ -160,6 +160,7 @@ class UplinkQuery(LineQuery[Line]):
             .option("guarantee", line.guarantee.value)
             .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
             .option("maxBytesPerTrigger", line.max_bytes_per_trigger)
+            .option("maxTriggerDelayMs", line.max_trigger_delay_ms)
             .option("startingOffset", json.dumps(begin) if line.gateways else str(*begin.values()))
             .option("checkpointLocation", str(line.checkpoint))
             .option("eventTime", str(line.within is not None).lower())

@@ -1,0 +1,115 @@
+"""When a batch begins: a stream's batches, played by a clock that the test turns."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.spark.cadence import BUSY_ROWS, LONGEST_LOOK_S, SHORTEST_LOOK_S, Cadence
+
+
+class Batch(NamedTuple):
+    begin: float
+    end: float
+    rows: int
+    #: How long the oldest of them waited for the begin.
+    age: float
+
+
+def played(arrivals: Sequence[float], took: float, most: float) -> list[Batch]:
+    """The batches that carry rows which come at these times."""
+    cadence, batches, now, done = Cadence(most), [], 0.0, 0
+    while done < len(arrivals):
+        cadence.asks(now)
+        now = max(now, arrivals[done])  # the long poll ends with the first row
+        while wait := cadence.wait_s(rows := bisect_right(arrivals, now) - done, now):
+            assert SHORTEST_LOOK_S <= wait <= LONGEST_LOOK_S
+            now += wait
+        cadence.begins(now)
+        batches.append(Batch(now, now + took, rows, now - arrivals[done]))
+        done += rows
+        now += took
+    return batches
+
+
+def steady(rate: float, seconds: float) -> list[float]:
+    return [number / rate for number in range(int(rate * seconds))]
+
+
+def share(batches: Sequence[Batch]) -> float:
+    """Of the time that batches take, after the first ones."""
+    ran = batches[3:]
+    return sum(one.end - one.begin for one in ran[:-1]) / (ran[-1].begin - ran[0].begin)
+
+
+TOOK = st.floats(0.02, 0.5)
+MOST = st.sampled_from([0.0, 0.2, 1.0, 5.0])
+
+
+@given(st.lists(st.floats(0, 20), min_size=1, max_size=60).map(sorted), TOOK, MOST)
+def test_no_row_waits_longer_than_a_batch_and_the_longest_rest(arrivals: list[float], took: float, most: float) -> None:
+    batches = played(arrivals, took, most)
+    assert sum(one.rows for one in batches) == len(arrivals)
+    assert max(one.age for one in batches) <= took + most + SHORTEST_LOOK_S + 1e-9
+
+
+@given(st.floats(2, 30), TOOK, MOST)
+def test_what_comes_after_a_silence_begins_a_batch_at_once(silence: float, took: float, most: float) -> None:
+    first, second = played([3.0, 3.0 + took + most + silence], took, most)
+    assert (first.age, second.age) == (0, 0)
+
+
+@given(st.floats(1, 200), st.floats(0.05, 0.2))
+def test_a_trickle_takes_the_share_of_time_that_its_batches_are_worth(rate: float, took: float) -> None:
+    batches = played(steady(rate, 30), took, most=1.0)
+    rows = sum(one.rows for one in batches[3:]) / len(batches[3:])
+    # A rest ends after the longest, whatever waits, and a batch is one look late or one row early at most.
+    assert share(batches) <= max(took / (took + 1.0), (rows + 1) / BUSY_ROWS) + 0.02
+
+
+def test_more_rows_begin_a_batch_sooner() -> None:
+    periods = []
+    for rate in (20, 50, 100, 500, 2_000):
+        begins = [one.begin for one in played(steady(rate, 10), 0.075, most=1.0)][3:]
+        periods.append((begins[-1] - begins[0]) / (len(begins) - 1))
+    assert periods == sorted(periods, reverse=True)
+    assert periods[2] == pytest.approx(0.39, abs=0.02), "100 msg/s: a fifth of the time"
+    assert periods[3] < 0.2
+
+
+@given(st.floats(0.05, 0.2))
+def test_a_fast_steady_stream_and_a_backlog_never_rest(took: float) -> None:
+    stream = played(steady(5_000, 2), took, most=1.0)
+    backlog = played([0.0] + [took / 2] * 5_000, took, most=1.0)
+    for batches in (stream[1:-1], backlog):  # the last rows of a stream are few
+        assert all(after.begin == before.end for before, after in pairwise(batches))
+
+
+def test_a_burst_in_a_trickle_is_seen_at_the_next_look() -> None:
+    burst = [5.05] * 10_000
+    batches = played(sorted([*steady(10, 10), *burst]), 0.075, most=1.0)
+    first = next(one for one in batches if one.begin >= 5.05)
+    assert first.begin <= 5.05 + LONGEST_LOOK_S + 0.075
+    assert first.rows > 10_000
+
+
+def test_without_a_rest_each_batch_begins_at_once() -> None:
+    batches = played(steady(100, 5), 0.075, most=0.0)
+    assert max(one.age for one in batches) <= 0.075
+
+
+def test_one_batch_that_was_held_up_is_no_reason_to_rest() -> None:
+    cadence, now = Cadence(1.0), 0.0
+    for took in (0.075, 0.075, 3.0):
+        cadence.asks(now)
+        cadence.begins(now)
+        now += took
+    cadence.asks(now)
+    assert cadence.wait_s(40, now) == 0.0
+    assert cadence.wait_s(1, now) > 0.0
