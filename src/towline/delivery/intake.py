@@ -19,7 +19,7 @@ from towline.mqtt.events import Messages
 from towline.mqtt.message import LARGE
 from towline.mqtt.plain import PlainMessages
 from towline.mqtt.stubs import Published
-from towline.schema import OPTIONAL, ROW_SCHEMA
+from towline.schema import NO_ROWS, OPTIONAL, ROW_SCHEMA
 
 __all__ = ["below", "to_rows"]
 
@@ -49,6 +49,8 @@ def to_rows(
             a copy that carries them further would be taken for a repeat.
     """
     headers, count = messages.headers, len(messages)
+    if not count:  # a chunk of PUBRELs: of few messages every other one is
+        return NO_ROWS
     levels = headers.translate(QOS_OF)
     said = _said(messages, strip_marks=strip_marks) if isinstance(messages, Messages) else _plain(messages, count)
     columns = [
