@@ -24,6 +24,7 @@ from benchmarks import (
     space,
     sql,
     start,
+    trickle,
     waiting,
 )
 
@@ -38,6 +39,7 @@ _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "ratios": lambda scale, quick: ratios.run(300_000 // scale, rounds=2 if quick else 6),
     "start": lambda _, quick: start.run(rounds=1 if quick else 3),
     "latency": lambda _scale, _quick: latency.run(),
+    "trickle": lambda _, quick: trickle.run(rounds=1 if quick else 3, seconds=10.0 if quick else 30.0),
     "restart": lambda scale, _: restart.run(1_000_000 // scale),
     "memory": lambda scale, _: memory.run(10_000_000 // scale),
     "sql": lambda scale, quick: sql.run(1_000_000 // scale, rounds=2 if quick else 5),
