@@ -39,6 +39,7 @@ from towline.schema import OPTIONAL, ROW_SCHEMA
 
 __all__ = [
     "DEDUPE",
+    "HEADER_MAP",
     "RECORD_SCHEMA",
     "REFUSALS",
     "REJECT",
@@ -54,9 +55,10 @@ __all__ = [
 ]
 
 #: Columns of a row beside those of the message: the number of its route, and what Spark has made of the route's SQL:
-#: structs that are null where it raised an error, and the dedupe key as text. A route's ``fields`` are columns too.
+#: structs that are null where it raised an error, the dedupe key as text, and names and texts of further headers. A
+#: route's ``fields`` are columns too.
 ROUTE: Final = "towline_route"
-REJECT, WHERE, DEDUPE = "towline_reject", "towline_where", "towline_dedupe"
+REJECT, WHERE, DEDUPE, HEADER_MAP = "towline_reject", "towline_where", "towline_dedupe", "towline_headers"
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _RARE: Final = ("retain", *OPTIONAL)
@@ -169,6 +171,7 @@ class Route:
         fields: Names that templates and SQL may use beside those of the message, and the Spark SQL of each, in order;
             it may name the columns of the source, the wildcards and the fields before it.
         reject: Spark SQL that says why a message is refused, null where it is not; what is refused is a dead letter.
+        header_map: Spark SQL of a map of texts: further headers of the record; one without text is left out.
         omit_missing: Whether a header whose template gives null is left out, rather than be there without value.
         dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
         key_tells: Whether that alone tells a repeat, as its QoS can't: a message without a key is a dead letter.
@@ -188,6 +191,7 @@ class Route:
     key_required: bool = False
     fields: tuple[tuple[str, str], ...] = ()
     reject: str | None = None
+    header_map: str | None = None
     omit_missing: bool = False
     dedupe: Template | str | None = None
     key_tells: bool = False
@@ -209,7 +213,7 @@ class Route:
     def sql(self) -> tuple[str, ...]:
         """Whatever it says in Spark SQL."""
         dedupe = self.dedupe if isinstance(self.dedupe, str) else None
-        said = (self.where, self.reject, dedupe, *(text for _, text in self.fields))
+        said = (self.where, self.reject, self.header_map, dedupe, *(text for _, text in self.fields))
         return tuple(text for text in said if text is not None)
 
     @property
@@ -466,8 +470,8 @@ class RouteTable:
         """What becomes of messages.
 
         Args:
-            rows: Columns of `ROW_SCHEMA`; where Spark has evaluated the line's SQL, `REJECT`, `WHERE`, `DEDUPE` and the
-                routes' fields too.
+            rows: Columns of `ROW_SCHEMA`; where Spark has evaluated the line's SQL, `REJECT`, `WHERE`, `DEDUPE`,
+                `HEADER_MAP` and the routes' fields too.
         """
         return _Rendering(self, rows).result()
 
@@ -558,6 +562,14 @@ class _View:
         coded = self.column("topic").dictionary_encode()
         levels = [topic.split("/")[level] for topic in coded.dictionary.to_pylist()]
         return pa.array(levels, pa.string()).take(coded.indices)
+
+    @property
+    def more_headers(self) -> pa.Array | None:
+        """What ``header_map`` gives; None where that gives nothing."""
+        if HEADER_MAP not in self._rows.schema.names:
+            return None
+        column = self.column(HEADER_MAP)
+        return column.cast(_HEADERS) if pc.any(pc.greater(pc.list_value_length(column), 0)).as_py() else None
 
     @cached_property
     def payload(self) -> _Payload:
@@ -859,7 +871,19 @@ def _key(view: _View, route: Route) -> pa.Array | None:
 
 
 def _own_headers(view: _View, route: Route) -> pa.Array | None:
-    return None if _is_static(route, [template for _, template in route.headers]) else view.headers(route)
+    more = view.more_headers
+    if more is None and _is_static(route, [template for _, template in route.headers]):
+        return None
+    return view.headers(route) if more is None else _both(view.headers(route), more)
+
+
+def _both(first: pa.Array, second: pa.Array) -> pa.Array:
+    """The entries of two columns of lists in one, row by row."""
+    rows = pa.concat_arrays([pc.list_parent_indices(first), pc.list_parent_indices(second)])
+    entries = pa.concat_arrays([first.flatten(), second.flatten()]).take(pc.sort_indices(rows))
+    lengths = pc.add(pc.list_value_length(first), pc.list_value_length(second).fill_null(0))
+    ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
+    return pa.ListArray.from_arrays(ends, entries)
 
 
 def _rare(rows: pa.RecordBatch) -> pa.Array:

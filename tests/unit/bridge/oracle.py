@@ -41,7 +41,8 @@ def becomes(
     Args:
         tables: ``[[uplink.route]]``.
         row: A message.
-        answers: What SQL says of it: ``reject`` and ``where`` (missing: it raised), fields by their names.
+        answers: What SQL says of it: ``reject`` and ``where`` (missing: it raised), fields by their names, and
+            ``more``: names and texts of ``header_map``.
         dead_letter_topics: Of the bridge.
     """
     if row["payload"] is None:
@@ -56,9 +57,11 @@ def becomes(
     own: dict[str, str | None] = {**(captured(route["from"], row["topic"]) or {})}
     own |= {name: answers.get(name) for name in route.get("fields", {})}
     try:
-        return record(route, own, row, dead_letter_topics)
+        *made, headers = record(route, own, row, dead_letter_topics)
     except Refusal as refusal:
         return str(refusal)
+    more = (answers.get("more") or {}) if "header_map" in route else {}
+    return (*made, [*headers, *((name, text.encode()) for name, text in more.items())])
 
 
 def taker(tables: Sequence[Mapping[str, Any]], topic: str) -> int | None:

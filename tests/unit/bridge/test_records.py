@@ -19,7 +19,18 @@ from tests.unit.bridge.oracle import becomes, taker
 from towline.bridge import routes as module
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import RouteSection
-from towline.bridge.routes import DEDUPE, REFUSALS, REJECT, WHERE, Route, RouteOutcome, RouteTable, from_json, to_json
+from towline.bridge.routes import (
+    DEDUPE,
+    HEADER_MAP,
+    REFUSALS,
+    REJECT,
+    WHERE,
+    Route,
+    RouteOutcome,
+    RouteTable,
+    from_json,
+    to_json,
+)
 from towline.bridge.uplink.records import RecordColumns
 from towline.bridge.uplink.sink import LineWriter, LineWritten
 from towline.bridge.uplink.sink import Mapping as RecordMapping
@@ -65,6 +76,7 @@ TABLES: tuple[dict[str, Any], ...] = (
         "reject": "r",
         "where": "w",
         "headers": {"f": "{field}"},
+        "header_map": "m",
     },
 )
 
@@ -102,9 +114,10 @@ messages = st.fixed_dictionaries(
     }
 )
 #: What Spark says of a message of a route without SQL.
-NOT_ASKED = {"field": None, "reject": None, "where": True}
+NOT_ASKED = {"field": None, "more": None, "reject": None, "where": True}
+more_headers = st.dictionaries(st.sampled_from(["k", "é", ""]), st.sampled_from(["", "v", "ü"]))
 answers = st.fixed_dictionaries(
-    {"field": st.none() | st.sampled_from(["a", "b", "a b"])},
+    {"field": st.none() | st.sampled_from(["a", "b", "a b"]), "more": st.none() | more_headers},
     optional={"reject": st.none() | st.just("no"), "where": st.none() | st.booleans()},
 )
 
@@ -122,9 +135,18 @@ def batch_of(rows: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]
     wanted = [{"wanted": one["where"]} if "where" in one else None for one in said]
     return (
         batch.append_column("field", pa.array([one["field"] for one in said], pa.string()))
+        .append_column(HEADER_MAP, pa.array([_entries(one.get("more")) for one in said], _ENTRIES))
         .append_column(REJECT, pa.array(why, pa.struct([("why", pa.string())])))
         .append_column(WHERE, pa.array(wanted, pa.struct([("wanted", pa.bool_())])))
     )
+
+
+_ENTRIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
+
+
+def _entries(more: dict[str, str] | None) -> list[dict[str, str]] | None:
+    """As Spark gives a map."""
+    return None if more is None else [{"key": key, "value": value} for key, value in more.items()]
 
 
 def rendered(table: RouteTable, batch: pa.RecordBatch) -> list[Any]:

@@ -439,7 +439,8 @@ class _RouteReader:
 
     def _sql(self, section: RouteSection, captures: Sequence[str]) -> None:
         """SQL names columns: those of the message, wildcards, and fields."""
-        said: list[tuple[KeyPath, str | None]] = [(("where",), section.where), (("reject",), section.reject)]
+        keys = ("where", "reject", "header_map")
+        said: list[tuple[KeyPath, str | None]] = [((key,), getattr(section, key)) for key in keys]
         said += [(("fields", name), text) for name, text in section.fields.items()]
         own = {name: name for name in (*captures, *section.fields)}
         for key, text in said:

@@ -103,6 +103,7 @@ class RouteSection(Section):
         key_required: Whether a message that gives no key is a dead letter.
         fields: Names for templates and SQL, and the Spark SQL of each, in order.
         reject: Spark SQL that says why a message is refused, null where it is not; what is refused is a dead letter.
+        header_map: Spark SQL of a map of texts: further headers, after the others; one without text is left out.
         missing_headers: Whether a header whose template gives nothing is there without a value (``null``) or left out
             (``omit``).
         no_local: Whether the broker leaves out what this client published itself (MQTT 5).
@@ -127,6 +128,7 @@ class RouteSection(Section):
     key_required: bool = False
     fields: dict[str, str] = Field(default_factory=dict)
     reject: str | None = None
+    header_map: str | None = None
     missing_headers: Literal["null", "omit"] = "null"
     no_local: bool = False
     retain_as_published: bool = True
@@ -166,6 +168,7 @@ class RouteSection(Section):
             key_required=self.key_required,
             fields=tuple(self.fields.items()),
             reject=self.reject,
+            header_map=self.header_map,
             omit_missing=self.missing_headers == "omit",
             terms=Filter(
                 "",

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from towline.bridge.lines.sql import NO_TEXT, refusal, template, tried
 from towline.bridge.patterns import Template
-from towline.bridge.routes import DEDUPE, REJECT, ROUTE, WHERE, Route
+from towline.bridge.routes import DEDUPE, HEADER_MAP, REJECT, ROUTE, WHERE, Route
 from towline.schema import EVENT_TIME, ROW_SCHEMA
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class Statements:
             columns[REJECT] = self._switch(lambda route: refusal(route.reject))
         if any(route.where is not None for route in self._routes):
             columns[WHERE] = self._switch(lambda route: _asked(route.where))
+        if any(route.header_map is not None for route in self._routes):
+            columns[HEADER_MAP] = self._switch(_headers)
         if self._within is not None:
             columns[DEDUPE] = self._switch(self._dedupe)
         return columns
@@ -139,7 +141,7 @@ class Statements:
         else:
             frame = frame.coalesce(1)
         made = dict.fromkeys(name for route in self._routes for name in route.rendered_fields)
-        verdicts = [name for name in (REJECT, WHERE, DEDUPE) if name in frame.columns]
+        verdicts = [name for name in (REJECT, WHERE, DEDUPE, HEADER_MAP) if name in frame.columns]
         return frame.select(*ROW_SCHEMA.names, *verdicts, *(F.col(name).cast("string").alias(name) for name in made))
 
 
@@ -157,6 +159,13 @@ def _asked(where: str | None) -> str:
     """Whether a message is wanted, in a struct: that is null only where finding it out raises (see `tried`)."""
     wanted = "true" if where is None else f"CAST((\n{where}\n) AS BOOLEAN)"
     return f"named_struct('wanted', {wanted})"
+
+
+def _headers(route: Route) -> str:
+    """Further headers, as entries; a header of Towline's own is none that SQL may write."""
+    chosen = "value IS NOT NULL AND NOT startswith(name, 'mqtt.') AND NOT startswith(name, 'towline.')"
+    made = f"map_filter(CAST((\n{route.header_map}\n) AS MAP<STRING, STRING>), (name, value) -> {chosen})"
+    return "NULL" if route.header_map is None else f"map_entries({made})"
 
 
 def of_schema(batch: RecordBatch) -> RecordBatch:
