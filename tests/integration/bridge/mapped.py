@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import ipc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
 
-from towline.bridge.routes import REFUSALS, ROUTE, Route, RouteOutcome, RouteTable, to_json
+from towline.bridge.routes import REFUSALS, Route, RouteOutcome, RouteTable, to_json
 from towline.bridge.uplink.records import RecordColumns
 from towline.bridge.uplink.source import Routing
 from towline.bridge.uplink.statements import Statements, of_schema
 from towline.kafka.deadletters import DeadLetter
-from towline.schema import ROW_SCHEMA, SPARK_SCHEMA
+from towline.schema import ROW_SCHEMA
 
-__all__ = ["Planned", "frame_of", "mapped", "message"]
+__all__ = ["frame_of", "mapped", "message", "outcomes"]
 
 #: When messages came, and in milliseconds.
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -67,53 +63,3 @@ def outcomes(routes: Sequence[Route], rows: DataFrame) -> list[Any]:
         else:
             made.append(record if outcome >= RouteOutcome.RECORD else outcome.name.lower())
     return made
-
-
-class Planned:
-    """A mapping of messages whose plan Spark makes once, because that takes longer than the mapping.
-
-    Args:
-        spark: The session.
-        source: File from which the plan reads the messages of a call.
-        routes: Of the line.
-
-    Attributes:
-        frame: What Spark says of the messages.
-    """
-
-    def __init__(self, spark: SparkSession, source: Path, routes: Sequence[Route]) -> None:
-        self._source, self._routes = source, routes
-        statements = Statements(routes)
-        self._routing = Routing(to_json(routes), statements.values)
-        more = "".join(f", `{name}` string" for name in statements.values)
-        spark.dataSource.register(_messages_in(str(source), f"{SPARK_SCHEMA}, {ROUTE} int{more}"))
-        self.frame = statements.applied(spark.read.format("messages").load(), tolerant=True)
-
-    def __call__(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """As `mapped`."""
-        rows = self._routing.added(pa.RecordBatch.from_pylist([*messages], schema=ROW_SCHEMA))
-        with ipc.new_file(str(self._source), rows.schema) as file:
-            file.write_batch(rows)
-        return outcomes(self._routes, self.frame)
-
-
-def _messages_in(source: str, columns: str) -> type[DataSource]:
-    """A format whose rows are those that the file has when a query runs."""
-
-    class Reader(DataSourceReader):
-        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is one
-            with ipc.open_file(source) as file:
-                yield from (file.get_batch(n) for n in range(file.num_record_batches))
-
-    class Messages(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "messages"
-
-        def schema(self) -> str:
-            return columns
-
-        def reader(self, schema: StructType) -> Reader:  # noqa: ARG002 - it is the one above
-            return Reader()
-
-    return Messages

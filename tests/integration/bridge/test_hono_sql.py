@@ -1,13 +1,16 @@
 """The rules of Hono's profile on a real Spark, one row of its tables each; `test_hono.py` has them on real brokers.
 
-Spark takes longer to plan the SQL of a profile than to run it, so there is one plan for each of its lines: what differs
-by `[hono]` alone is asked of the few expressions that it changes.
+Spark takes longer to plan the SQL of a profile than to run it, so there is one plan for each of its lines, and one job
+for all messages. What differs by `[hono]` is asked of the same SQL with the parameters in columns: many tables at once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import random
+import re
+import tomllib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,21 +18,20 @@ from urllib.parse import parse_qsl
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from tests.integration.bridge.mapped import NOW, Planned, frame_of, message
-from towline.bridge.config.downlink import Sql
+from tests.integration.bridge.mapped import NOW, frame_of, message, outcomes
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
+from towline.bridge.config.profiles import shipped
 from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, DownlinkStatements
 from towline.bridge.lines.sql import DeadLetterTarget
 from towline.bridge.routes import RouteTable
 from towline.bridge.uplink.statements import Statements
 from towline.kafka.deadletters import DeadLetter, Reason, to_record
+from towline.schema import ROW_SCHEMA
 
 pytestmark = pytest.mark.spark
 
@@ -39,6 +41,10 @@ RECORD = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
 )
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TYPES_OF_KAFKA = (pa.binary(), pa.binary(), pa.string(), pa.int32(), pa.int64(), pa.timestamp("us", "UTC"), HEADERS)
+KAFKA = pa.schema(list(zip(COLUMNS, TYPES_OF_KAFKA, strict=True)))
 FILE = """
 name = "b"
 state_dir = "s"
@@ -68,9 +74,7 @@ gateways = ["gw"]
 defaults = { content-type = "text/d9", ttl = 40, level = 4 }
 [hono.tenants.t2]
 """
-Records = Callable[..., list[Any]]
-#: Fields that say for whom a message is and who has published it.
-IDENTITY = ("hono_query", "hono_levels", "hono_tenant", "hono_device", "hono_client_tenant", "hono_client_device")
+FIXED = '[hono]\ntenant = "t1"\ndevice = "d1"\n'
 MOUNTED = TENANTS.replace("\n[hono", '\n[hono]\nmount = "{device}@{tenant}"\n[hono', 1)
 
 
@@ -78,16 +82,34 @@ def bridge(hono: str = "") -> Bridge:
     return parse(FILE.format(hono=hono), Path("/nowhere/b.toml"), {})
 
 
-@pytest.fixture(scope="module")
-def plan(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Planned:
-    """What goes to Kafka, in the order of the messages."""
-    return Planned(spark, tmp_path_factory.mktemp("messages") / "m.arrow", bridge(TENANTS).uplinks[0].routes)
+MESSAGES: list[dict[str, Any]] = []
+
+
+def sent(*messages: dict[str, Any]) -> slice:
+    """Have messages be sent with all others; where they are among `made` and `up`."""
+    MESSAGES.extend(messages)
+    return slice(len(MESSAGES) - len(messages), len(MESSAGES))
 
 
 @pytest.fixture(scope="module")
-def up(plan: Planned) -> Records:
+def plan(spark: SparkSession) -> tuple[DataFrame, list[Any]]:
+    """The plan of the uplink, and what becomes of all messages."""
+    routes = bridge(TENANTS).uplinks[0].routes
+    statements = Statements(routes)
+    frame = statements.applied(frame_of(spark, routes, MESSAGES, statements), tolerant=True)
+    return frame, outcomes(routes, frame)
+
+
+@pytest.fixture(scope="module")
+def made(plan: tuple[DataFrame, list[Any]]) -> list[Any]:
+    """What goes to Kafka, in the order of `MESSAGES`."""
+    return plan[1]
+
+
+@pytest.fixture(scope="module")
+def up(made: list[Any]) -> list[Any]:
     """By message ``(topic, key, value, headers)``, or the words of its refusal, or the reason of its dead letter."""
-    return lambda *messages: [outcome(row) for row in plan(messages)]
+    return [outcome(one) for one in made]
 
 
 def outcome(made: Any) -> Any:
@@ -106,91 +128,128 @@ def down(spark: SparkSession, section: Any, records: Sequence[tuple[Any, ...]]) 
     return downsql.apply(spark.createDataFrame(records, RECORD), statements, "c", "k").collect()
 
 
-def asked(frame: DataFrame, fields: Iterable[tuple[str, str]], *expressions: str) -> list[tuple[Any, ...]]:
-    """What some expressions over the fields of a profile are, row by row."""
-    for name, sql in fields:
-        frame = frame.withColumn(name, F.expr(sql))
-    return [tuple(row) for row in frame.select(*map(F.expr, expressions)).collect()]
+def asked(
+    spark: SparkSession, line: dict[str, Any], rows: Sequence[tuple[str, dict[str, Any]]], schema: Any, *answers: str
+) -> list[tuple[Any, ...]]:
+    """What some expressions over the fields of a line of the profile are, by table ``[hono]`` and row.
+
+    Each parameter is a column here, where a bridge has a constant.
+    """
+    (profile,) = shipped()
+    tables = [profile.parameters.model_validate(tomllib.loads(hono).get("hono", {})) for hono, _ in rows]
+    values = [profile.values(table) for table in tables]
+    texts = [{f"p_{k}": v if isinstance(v, str) else json.dumps(v) for k, v in one.items()} for one in values]
+    constants = pa.Table.from_pylist(texts)
+    table = pa.Table.from_pylist([row for _, row in rows], schema)
+    for name in constants.column_names:
+        table = table.append_column(name, constants.column(name))
+    fields = (F.expr(in_columns(sql)).alias(name) for name, sql in needed(line["fields"], answers))
+    frame = spark.createDataFrame(table).coalesce(1).select("*", *fields)
+    return [tuple(row) for row in frame.select(*(F.expr(in_columns(sql)) for sql in answers)).collect()]
 
 
-def published(spark: SparkSession, hono: str, topics: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Tenant, device and refusal of messages; the topic alone decides, on every route by the same expressions."""
-    routes = bridge(hono).uplinks[0].routes
-    assert RouteTable(routes).match(pa.array(topics)).null_count == 0
-    identity = {tuple(one for one in route.fields if one[0] in IDENTITY) for route in routes}
-    assert len(identity) == 1
-    telemetry = routes[0]
-    frame = frame_of(spark, routes, [message(topic) for topic in topics], Statements(routes))
-    return asked(frame, telemetry.fields, "hono_tenant", "hono_device", telemetry.reject or "NULL")
+def in_columns(sql: str) -> str:
+    return re.sub(r"\$\{(\w+)\}", r"p_\1", sql)
 
 
-def test_its_code_is_of_a_size_that_java_compiles(plan: Planned) -> None:
+def needed(fields: dict[str, str], answers: Sequence[str]) -> list[tuple[str, str]]:
+    """The fields that some expressions are made of, in order."""
+    chosen: list[tuple[str, str]] = []
+    for name, sql in reversed(fields.items()):
+        if any(name in re.findall(r"\w+", text) for text in (*answers, *(text for _, text in chosen))):
+            chosen.insert(0, (name, sql))
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def published(spark: SparkSession) -> list[tuple[Any, ...]]:
+    """Tenant, device and refusal of the messages in `BY_TOPIC`: the topic alone decides."""
+    common = shipped()[0].document.raw["uplink"][0]["common"]
+    rows = [(hono, message(topic)) for hono, topic, *_ in BY_TOPIC]
+    return asked(spark, common, rows, ROW_SCHEMA, "hono_tenant", "hono_device", common["reject"])
+
+
+def test_its_code_is_of_a_size_that_java_compiles(plan: tuple[DataFrame, list[Any]]) -> None:
     """As one method it is not, and Spark finds that out in each batch anew."""
-    nodes = plan.frame._jdf.queryExecution().executedPlan().treeString()
+    nodes = plan[0]._jdf.queryExecution().executedPlan().treeString()
     assert "Project" in nodes
     assert "*(" not in nodes, "compiled as one method"
 
 
-def test_forms_of_topics(up: Records) -> None:
+def test_tables_of_the_file_are_constants(plan: tuple[DataFrame, list[Any]]) -> None:
+    assert "from_json" not in plan[0]._jdf.queryExecution().optimizedPlan().toString()
+
+
+FORMS = ["telemetry/t1/d1", "t/t1/d1", "t/t1/d1/more/levels", "event/t1/d1", "e/t1/d1"]
+ALL_FORMS = sent(*(message(form) for form in FORMS))
+
+
+def test_forms_of_topics(up: list[Any]) -> None:
     """Telemetry and events, long and short, with both ids; other levels behind them change nothing."""
-    forms = ["telemetry/t1/d1", "t/t1/d1", "t/t1/d1/more/levels", "event/t1/d1", "e/t1/d1"]
-    results = up(*(message(form) for form in forms))
+    results = up[ALL_FORMS]
     assert [(topic, key) for topic, key, _, _ in results] == [("hono.telemetry.t1", "d1")] * 3 + [
         ("hono.event.t1", "d1")
     ] * 2
-    assert [headers["orig_address"] for _, _, _, headers in results] == forms
+    assert [headers["orig_address"] for _, _, _, headers in results] == FORMS
 
 
-def test_ids_come_from_the_configuration_where_the_topic_names_none(spark: SparkSession, up: Records) -> None:
-    fixed = '[hono]\ntenant = "t1"\ndevice = "d1"\n'
-    forms = ["t", "telemetry", "t//other", "t/t2/d2", "e", "event//other", "c///s/203abc/200"]
-    assert [one[:2] for one in published(spark, fixed, forms)] == [
-        ("t1", "d1"),
-        ("t1", "d1"),
-        ("t1", "other"),
-        ("t2", "d2"),
-        ("t1", "d1"),
-        ("t1", "other"),
-        ("t1", "d1"),
-    ]
-    assert up(message("t"), message("t//d"), message("t/t1")) == [
-        "status 400: the topic names no tenant",
-        "status 400: the topic names no tenant",
-        "status 400: the topic names no device",
-    ]
+NO_TENANT, NO_DEVICE = "status 400: the topic names no tenant", "status 400: the topic names no device"
+OTHERS = "status 403: device is not authorized to act on behalf of another"
+UNKNOWN = "status 404: no such tenant"
+#: `[hono]`, topic, and tenant, device and refusal of the message; None for a tenant and device that do not matter.
+BY_TOPIC: list[tuple[str, str, tuple[str, str] | None, str | None]] = [
+    # ids come from the configuration where the topic names none
+    (FIXED, "t", ("t1", "d1"), None),
+    (FIXED, "telemetry", ("t1", "d1"), None),
+    (FIXED, "t//other", ("t1", "other"), None),
+    (FIXED, "t/t2/d2", ("t2", "d2"), None),
+    (FIXED, "e", ("t1", "d1"), None),
+    (FIXED, "event//other", ("t1", "other"), None),
+    (FIXED, "c///s/203abc/200", ("t1", "d1"), None),
+    (TENANTS, "t", None, NO_TENANT),
+    (TENANTS, "t//d", None, NO_TENANT),
+    (TENANTS, "t/t1", None, NO_DEVICE),
+    # without tenants in the file every tenant may send
+    (TENANTS, "t/t9/d", ("t9", "d"), UNKNOWN),
+    ("", "t/t9/d", ("t9", "d"), None),
+    # a mount says who has published: a gateway acts for others of its tenant, a device only for itself
+    (MOUNTED, "d1@t1/t", ("t1", "d1"), None),
+    (MOUNTED, "d@1@t1/telemetry", ("t1", "d@1"), None),
+    (MOUNTED, "gw@t1/t//d7", ("t1", "d7"), None),
+    (MOUNTED, "gw@t1/e/t1/d7", ("t1", "d7"), None),
+    (MOUNTED, "d1@t1/command///res/203abc/200", ("t1", "d1"), None),
+    (MOUNTED, "d1@t1/t//d7", None, OTHERS),
+    (MOUNTED, "d1@t1/t/t2/d1", None, "status 403: can only publish for device of same tenant"),
+    (MOUNTED, "gw@t2/t//d7", None, OTHERS),
+    (MOUNTED, "d1@t3/t", None, UNKNOWN),
+    (MOUNTED, "nobody/t", None, NO_TENANT),
+    (MOUNTED, "d1@/t", None, NO_TENANT),
+    # or levels of its own
+    ('[hono]\nmount = "/in/{tenant}/{device}"\n', "in/t1/d1/t", ("t1", "d1"), None),
+    ('[hono]\nmount = "in/{tenant}/{device}/"\n', "in/t1/d1/t//d2", ("t1", "d2"), OTHERS),
+    ('[hono]\nmount = "{device}"\ntenant = "t1"\n', "d1/t", ("t1", "d1"), None),
+]
 
 
-def test_a_mount_says_who_has_published(spark: SparkSession) -> None:
-    """Authenticated forms: a gateway acts for others of its tenant, a device only for itself."""
-    forms = ["d1@t1/t", "d@1@t1/telemetry", "gw@t1/t//d7", "gw@t1/e/t1/d7", "d1@t1/command///res/203abc/200"]
-    strangers = ["d1@t1/t//d7", "d1@t1/t/t2/d1", "gw@t2/t//d7", "d1@t3/t", "nobody/t", "d1@/t"]
-    results = published(spark, MOUNTED, [*forms, *strangers])
-    assert results[: len(forms)] == [
-        ("t1", "d1", None),
-        ("t1", "d@1", None),
-        ("t1", "d7", None),
-        ("t1", "d7", None),
-        ("t1", "d1", None),
-    ]
-    not_for = "status 403: device is not authorized to act on behalf of another"
-    assert [refusal for *_, refusal in results[len(forms) :]] == [
-        not_for,
-        "status 403: can only publish for device of same tenant",
-        not_for,
-        "status 404: no such tenant",
-        "status 400: the topic names no tenant",
-        "status 400: the topic names no tenant",
-    ]
+@pytest.mark.parametrize("number", range(len(BY_TOPIC)))
+def test_for_whom_a_message_is_and_who_has_published_it(published: list[tuple[Any, ...]], number: int) -> None:
+    hono, topic, ids, refusal = BY_TOPIC[number]
+    *found, why = published[number]
+    assert (ids is None or tuple(found) == ids, why) == (True, refusal), found
+    assert RouteTable(bridge(hono).uplinks[0].routes).match(pa.array([topic])).null_count == 0
 
 
-def test_headers_of_telemetry_and_events(up: Records) -> None:
+USERS = [{"key": "content-encoding", "value": "gzip"}]
+ENDPOINTS = sent(
+    message("t/t2/d", qos=0, retain=True, content_type="text/plain", user_properties=USERS),
+    message("event/t2/d/?hono-ttl=30&hono-ttd=-1", content_type="text/plain"),
+    message("t/t2/d"),
+)
+
+
+def test_headers_of_telemetry_and_events(up: list[Any]) -> None:
     """Strings raw, everything else JSON text; what is not there has no header."""
-    users = [{"key": "content-encoding", "value": "gzip"}]
-    telemetry, event, plain = up(
-        message("t/t2/d", qos=0, retain=True, content_type="text/plain", user_properties=users),
-        message("event/t2/d/?hono-ttl=30&hono-ttd=-1", content_type="text/plain"),
-        message("t/t2/d"),
-    )
+    telemetry, event, plain = up[ENDPOINTS]
     common = {"device_id": "d", "creation-time": str(MILLIS), "orig_adapter": "hono-mqtt"}
     assert telemetry[3] == {
         **common,
@@ -211,15 +270,18 @@ def test_headers_of_telemetry_and_events(up: Records) -> None:
     assert plain[3] == {**common, "content-type": "application/octet-stream", "qos": "1", "orig_address": "t/t2/d"}
 
 
-def test_content_type_by_bag_property_device_and_tenant(up: Records) -> None:
-    results = up(
-        message("t/t1/d9/?content-type=a%2Fb", content_type="from/mqtt"),
-        message("t/t1/d9/?Content-Type=a/b+c", content_type="from/mqtt"),
-        message("t/t1/d9", content_type="from/mqtt"),
-        message("t/t1/d9"),
-        message("t/t1/d1"),
-        message("t/t2/d1"),
-    )
+TYPES = sent(
+    message("t/t1/d9/?content-type=a%2Fb", content_type="from/mqtt"),
+    message("t/t1/d9/?Content-Type=a/b+c", content_type="from/mqtt"),
+    message("t/t1/d9", content_type="from/mqtt"),
+    message("t/t1/d9"),
+    message("t/t1/d1"),
+    message("t/t2/d1"),
+)
+
+
+def test_content_type_by_bag_property_device_and_tenant(up: list[Any]) -> None:
+    results = up[TYPES]
     types = [headers["content-type"] for *_, headers in results]
     assert types == ["a/b", "a/b c", "from/mqtt", "text/d9", "text/t1", "application/octet-stream"]
     extras = [{name: headers.get(name) for name in ("importance", "level", "ready")} for *_, headers in results[3:]]
@@ -249,48 +311,60 @@ TTLS = [
 ]
 
 
-def test_time_to_live_is_in_milliseconds_and_capped(up: Records) -> None:
-    results = up(*(message(topic, qos=qos) for topic, qos, _ in TTLS))
+WITH_TTLS = sent(*(message(topic, qos=qos) for topic, qos, _ in TTLS))
+
+
+def test_time_to_live_is_in_milliseconds_and_capped(up: list[Any]) -> None:
+    results = up[WITH_TTLS]
     assert [headers.get("ttl") for *_, headers in results] == [ttl for *_, ttl in TTLS]
 
 
-def test_payload_and_content_type_fit(up: Records) -> None:
-    empty = "application/vnd.eclipse-hono-empty-notification"
-    fine, other, none, both = up(
-        message(f"e/t2/d/?content-type={empty}&hono-ttd=0", b""),
-        message("e/t2/d", b"", content_type="text/plain"),
-        message("t/t2/d", b""),
-        message("t/t2/d", b"x", content_type=empty),
-    )
-    assert (fine[2], fine[3]["content-type"], fine[3]["ttd"]) == (b"", empty, "0")
+EMPTY = "application/vnd.eclipse-hono-empty-notification"
+PAYLOADS = sent(
+    message(f"e/t2/d/?content-type={EMPTY}&hono-ttd=0", b""),
+    message("e/t2/d", b"", content_type="text/plain"),
+    message("t/t2/d", b""),
+    message("t/t2/d", b"x", content_type=EMPTY),
+)
+
+
+def test_payload_and_content_type_fit(up: list[Any]) -> None:
+    fine, other, none, both = up[PAYLOADS]
+    assert (fine[2], fine[3]["content-type"], fine[3]["ttd"]) == (b"", EMPTY, "0")
     assert other[3]["content-type"] == "text/plain"
     assert none == "status 400: Content-Type null does not match payload"
-    assert both == f"status 400: Content-Type {empty} does not match payload"
+    assert both == f"status 400: Content-Type {EMPTY} does not match payload"
 
 
-def test_what_the_adapter_refuses(up: Records) -> None:
-    malformed, few = "status 400: malformed topic name", "status 400: command response topic has too few segments"
-    data = "status 400: command response topic contains invalid data"
-    expected = {
-        "e/t1/d1 0": "status 400: Only QoS 1 supported for event messages",
-        "t/t1/d1/?a=%zz 1": malformed,
-        "t/t9/d1 1": "status 404: no such tenant",
-        "c/t1/d1/s/203abc 1": few,
-        "c/t1/d1/s/203abc/ok 1": "status 400: invalid status code",
-        "c/t1/d1/s/203abc/199 1": data,
-        "c/t1/d1/s/203abc/600 1": data,
-        "c/t1/d1/s/204abc/200 1": data,
-        "c/t1/d1/s/200/200 1": data,
-        "c/t1/d1/s/xyzabc/200 1": data,
-        "c/t1/d1/s//200 1": data,
-    }
-    sent = [message(key[:-2], qos=int(key[-1])) for key in expected]
-    assert up(*sent) == list(expected.values())
+MALFORMED, FEW = "status 400: malformed topic name", "status 400: command response topic has too few segments"
+DATA = "status 400: command response topic contains invalid data"
+#: Topic and QoS -> words.
+REFUSED = {
+    "e/t1/d1 0": "status 400: Only QoS 1 supported for event messages",
+    "t/t1/d1/?a=%zz 1": MALFORMED,
+    "t/t9/d1 1": "status 404: no such tenant",
+    "c/t1/d1/s/203abc 1": FEW,
+    "c/t1/d1/s/203abc/ok 1": "status 400: invalid status code",
+    "c/t1/d1/s/203abc/199 1": DATA,
+    "c/t1/d1/s/203abc/600 1": DATA,
+    "c/t1/d1/s/204abc/200 1": DATA,
+    "c/t1/d1/s/200/200 1": DATA,
+    "c/t1/d1/s/xyzabc/200 1": DATA,
+    "c/t1/d1/s//200 1": DATA,
+}
+ALL_REFUSED = sent(*(message(key[:-2], qos=int(key[-1])) for key in REFUSED))
 
 
-def test_responses_say_which_request_they_answer(up: Records) -> None:
-    topics = ["command/t2/d1/res/203abc/200", "c/t2/d1/s/30aa-b_c d.0:1reply/503", "c/t2/d1/s/003abc/299"]
-    results = up(*(message(topic, content_type="text/x", qos=0) for topic in topics), message(topics[0]))
+def test_what_the_adapter_refuses(up: list[Any]) -> None:
+    assert up[ALL_REFUSED] == list(REFUSED.values())
+
+
+RESPONSES = ["command/t2/d1/res/203abc/200", "c/t2/d1/s/30aa-b_c d.0:1reply/503", "c/t2/d1/s/003abc/299"]
+ALL_RESPONSES = sent(*(message(one, content_type="text/x", qos=0) for one in RESPONSES), message(RESPONSES[0]))
+
+
+def test_responses_say_which_request_they_answer(up: list[Any]) -> None:
+    results = up[ALL_RESPONSES]
     assert [(topic, key) for topic, key, _, _ in results] == [("hono.command_response.t2", "d1")] * 4
     common = {"creation-time": str(MILLIS), "device_id": "d1", "tenant_id": "t2"}
     assert [headers for *_, headers in results] == [
@@ -324,16 +398,13 @@ PLACES = [
 
 def test_where_a_command_goes(spark: SparkSession) -> None:
     """The ids stand there as in the device's filter; a gateway always sees the device."""
-    sections = [bridge(hono).downlinks[0].section for hono, *_ in PLACES]
-    fields = sections[0].fields
-    assert all(section.fields == fields for section in sections)
     forms: tuple[dict[str, str], ...] = ({}, ASKED, {"correlation_id": "abc"})
-    records = [command(**more, **form) for more in ({}, {"via": "gw"}) for form in forms]
-    said = [section.topic.sql for section in sections if isinstance(section.topic, Sql)]
-    rows = asked(spark.createDataFrame(records, RECORD).coalesce(1), fields.items(), *said)
-    for number, (_, more, one_way, response) in enumerate(PLACES):
-        first = len(forms) if more else 0
-        assert [row[number] for row in rows[first : first + len(forms)]] == [one_way, response, one_way]
+    rows = [
+        (hono, dict(zip(COLUMNS, command(**more, **form), strict=True))) for hono, more, *_ in PLACES for form in forms
+    ]
+    line = shipped()[0].document.raw["downlink"][0]
+    topics = [topic for (topic,) in asked(spark, line, rows, KAFKA, line["topic"]["sql"])]
+    assert topics == [topic for _, _, one_way, response in PLACES for topic in (one_way, response, one_way)]
 
 
 def test_a_command_carries_its_payload_and_nothing_of_kafka(commands: list[Row]) -> None:
@@ -401,19 +472,22 @@ def letter(topic: str, detail: str, reason: str = "rejected") -> tuple[Any, ...]
     return None, b"", "b.dead-letters", 0, 0, NOW, [(name, text.encode()) for name, text in said.items()]
 
 
-def test_devices_are_told_why(spark: SparkSession, plan: Planned) -> None:
-    sent = [
-        message("e/t1/d1/?correlation-id=c-1", qos=0),
-        message("telemetry/t1/d1", b""),
-        message("t/t9/d1/?correlation-id=a%2Fb"),
-        message("command/t1/d1/res/bad/200"),
-        message("c/t1/d1/s/bad/200"),
-        message("event/t1/d1", qos=0),
-        message("t/t1"),
+TOLD = sent(
+    message("e/t1/d1/?correlation-id=c-1", qos=0),
+    message("telemetry/t1/d1", b""),
+    message("t/t9/d1/?correlation-id=a%2Fb"),
+    message("command/t1/d1/res/bad/200"),
+    message("c/t1/d1/s/bad/200"),
+    message("event/t1/d1", qos=0),
+    message("t/t1"),
+)
+
+
+def test_devices_are_told_why(spark: SparkSession, made: list[Any]) -> None:
+    letters = [
+        (key, value, "b.dead-letters", 0, at, NOW, headers)
+        for at, (key, value, headers) in enumerate(map(to_record, made[TOLD]))
     ]
-    made = [to_record(letter) for letter in plan(sent)]
-    letters = [(key, value, "b.dead-letters", 0, at, NOW, headers) for at, (key, value, headers) in enumerate(made)]
-    assert len(letters) == len(sent)
     rows = down(spark, bridge(TENANTS).downlinks[1].section, letters)
     told = [f"{row.topic}: {bytes(row.payload).decode()}" for row in rows]
     body = '{{"code":{},"message":"{}","timestamp":"2026-01-02T03:04:05.678Z","correlation-id":"{}"}}'
@@ -428,51 +502,77 @@ def test_devices_are_told_why(spark: SparkSession, plan: Planned) -> None:
     ]
 
 
+SHORT = TENANTS.replace("\n[hono", "\n[hono]\ntopic_names = 'short'\n[hono", 1)
+#: `[hono]`, topic and status of what was refused, and where its client is told.
+TOLD_AT = [
+    (MOUNTED, "d1@t1/e", 400, "d1@t1/error///e/-1/400"),
+    (MOUNTED, "gw@t1/e//d7", 400, "gw@t1/error//d7/e/-1/400"),
+    (MOUNTED, "d1@t1/t//d7", 403, "d1@t1/error//d7/t/-1/403"),
+    (MOUNTED, "d1@t1/t/t2/d1", 403, "d1@t1/error///t/-1/403"),
+    (MOUNTED, "d1@{device}/t", 404, None),
+    (SHORT, "e/t1/d1", 400, "e/t1/d1/e/-1/400"),
+]
+
+
 def test_errors_go_to_the_client_that_has_published(spark: SparkSession) -> None:
-    sent = {
-        "d1@t1/e": ("d1@t1/error///e/-1/400", "status 400: x"),
-        "gw@t1/e//d7": ("gw@t1/error//d7/e/-1/400", "status 400: x"),
-        "d1@t1/t//d7": ("d1@t1/error//d7/t/-1/403", "status 403: x"),
-        "d1@t1/t/t2/d1": ("d1@t1/error///t/-1/403", "status 403: x"),
-    }
-    assert told(spark, MOUNTED, [letter(topic, detail) for topic, (_, detail) in sent.items()]) == [
-        place for place, _ in sent.values()
+    """What names no client is told nobody."""
+    rows = [
+        (hono, dict(zip(COLUMNS, letter(topic, f"status {status}: x"), strict=True)))
+        for hono, topic, status, _ in TOLD_AT
     ]
+    places = asked(spark, shipped()[0].document.raw["downlink"][1], rows, KAFKA, "hono_error_topic")
+    assert [place for (place,) in places] == [place for *_, place in TOLD_AT]
 
 
-def test_errors_under_short_names_are_no_events(spark: SparkSession, up: Records) -> None:
-    short = TENANTS.replace("\n[hono", "\n[hono]\ntopic_names = 'short'\n[hono", 1)
-    (topic,) = told(spark, short, [letter("e/t1/d1", "status 400: x")])
-    assert topic == "e/t1/d1/e/-1/400"
-    own, event = up(message(topic, qos=0), message("e/t1/d1/e/-1/nan"))
+OWN = sent(message(str(TOLD_AT[-1][-1]), qos=0), message("e/t1/d1/e/-1/nan"))
+
+
+def test_errors_under_short_names_are_no_events(up: list[Any]) -> None:
+    own, event = up[OWN]
     assert (own, event[0]) == ("filtered", "hono.event.t1")
-
-
-def told(spark: SparkSession, hono: str, letters: list[tuple[Any, ...]]) -> list[str]:
-    """Where errors are published."""
-    fields = bridge(hono).downlinks[1].section.fields
-    frame = spark.createDataFrame(letters, RECORD).coalesce(1)
-    return [topic for (topic,) in asked(frame, fields.items(), "hono_error_topic")]
 
 
 # -- the property bag, against a URL library -------------------------------------------------------------------------
 
-NAMES = st.sampled_from(["content-type", "Content-Type", "CORRELATION-ID", "hono-ttl", "x", "content%2Dtype"])
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0+#&;=%"), max_size=8)
-ESCAPED = st.sampled_from(["%20", "%2F", "%25", "%C3%BC", "/", "?", "/?", "="])
-VALUES = st.lists(TEXT | ESCAPED, max_size=3).map("".join)
-BAGS = st.lists(st.tuples(NAMES, VALUES), max_size=4)
+NAMES = ["content-type", "Content-Type", "CORRELATION-ID", "hono-ttl", "x", "content%2Dtype"]
+PIECES = [
+    "a",
+    "Z",
+    "0",
+    "-",
+    "_",
+    ".",
+    "~",
+    ",",
+    "+",
+    "ü",
+    "\U0001f600",
+    "%20",
+    "%2F",
+    "%25",
+    "%C3%BC",
+    "/",
+    "?",
+    "/?",
+    "=",
+]
 
 
-@given(bags=st.lists(BAGS, min_size=200, max_size=200))
-@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
-def test_a_property_bag_is_a_url_query(up: Records, bags: list[list[tuple[str, str]]]) -> None:
-    topics = ["e/t2/d/?" + "&".join(f"{name}={value}" for name, value in bag) for bag in bags]
-    results = up(*(message(topic) for topic in topics))
-    for topic, result in zip(topics, results, strict=True):
+def bag() -> str:
+    """Names and values, of which some stand twice, as a device might write them."""
+    pairs = [(random.choice(NAMES), "".join(random.choices(PIECES, k=random.randrange(5)))) for _ in range(4)]
+    return "&".join(f"{name}={value}" for name, value in pairs[: random.randrange(5)])
+
+
+BAGS = sent(*(message(f"e/t2/d/?{bag()}") for _ in range(200)))
+
+
+def test_a_property_bag_is_a_url_query(up: list[Any]) -> None:
+    for one, result in zip(MESSAGES[BAGS], up[BAGS], strict=True):
+        topic = one["topic"]
         query = topic.rpartition("/?")[2]
-        said: dict[str, str] = {}
+        pairs: dict[str, str] = {}
         for name, value in parse_qsl(query.replace(";", "&"), keep_blank_values=True):
-            said.setdefault(name.lower(), value)
-        assert result[3]["content-type"] == (said.get("content-type") or "application/octet-stream"), topic
+            pairs.setdefault(name.lower(), value)
+        assert result[3]["content-type"] == (pairs.get("content-type") or "application/octet-stream"), topic
         assert result[3]["orig_address"] == topic

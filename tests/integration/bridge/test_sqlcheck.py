@@ -89,6 +89,39 @@ def test_right_sql_passes(spark: SparkSession, tmp_path: Path) -> None:
     assert judge(read(text, tmp_path), spark) == {}
 
 
+PROFILE = """
+table = "plant"
+[parameters]
+site = { }
+[[uplink]]
+name = "plant"
+[uplink.common]
+topic = "t"
+fields = { size = "lenght(${site})" }
+header_map = "map('site', ${site}, 'size', 1)"
+[[uplink.route]]
+from = "a/#"
+[[uplink.route]]
+from = "b/#"
+[[uplink.route]]
+from = "c/#"
+header_map = "array(${site})"
+"""
+
+
+def test_a_mistake_in_a_profile_has_its_line_there_and_is_told_once(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "plant.toml").write_text(PROFILE.replace('header_map = "array(${site})"\n', ""))
+    text = f'{GOOD}[[uplink]]\nname = "up"\nprofile = "plant.toml"\n[plant]\nsite = "${{SITE}}"\n'
+    (wrong,) = judge(read(text, tmp_path, {"SITE": "hush"}), spark).values()
+    (line,) = [str(error).replace(f"{tmp_path}/", "") for error in wrong.found()]
+    assert line.startswith('plant.toml:9  uplink "up" route 1: fields.size: Cannot resolve routine `lenght`')
+    (tmp_path / "plant.toml").write_text(PROFILE.replace("lenght", "length"))
+    (wrong,) = judge(read(text, tmp_path, {"SITE": "hush"}), spark).values()
+    (line,) = [str(error).replace(f"{tmp_path}/", "") for error in wrong.found()]
+    assert line.startswith('plant.toml:17  uplink "up" route 3: header_map: Cannot resolve')
+    assert "hush" not in line
+
+
 def test_an_error_that_pyspark_has_no_class_for_is_its_lines_own(spark: SparkSession, tmp_path: Path) -> None:
     """A lambda where no function takes it: Spark ends with an error within its analyzer."""
     bridge = read(f'{GOOD}where = "x -> x"\n{DOWNLINK}where = "kee IS NULL"\n', tmp_path)

@@ -40,6 +40,7 @@ SHIPPED = {
     "towline/examples/monitoring/dashboard.json",
     "towline/examples/monitoring/prometheus.yml",
     "towline/bridge/draft/template.toml",
+    "towline/bridge/profiles/hono.toml",
     "towline/py.typed",
     f"towline-{version()}.dist-info/licenses/LICENSE",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
@@ -16,16 +16,16 @@ from typing import Any, Final
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from towline.bridge.config.hono import PROFILES, HonoSettings, with_profile
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.line import DownlinkReader, LineReader
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
 from towline.bridge.config.places import REFERENCE, Document, KeyPath, names_variable
+from towline.bridge.config.profiles import Profile, graft, profile_of, shipped
 from towline.bridge.config.section import Section
 from towline.bridge.config.services import LISTENING, GatewaySection, MonitorSection
 from towline.bridge.config.tables import Head, Tables
-from towline.errors import ConfigError, did_you_mean
+from towline.errors import ConfigError
 from towline.gateway.access import is_remote
 from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
 from towline.guarantee import policy
@@ -56,7 +56,6 @@ class FileTable(Section):
     kafka: dict[str, Any] = Field(description="Add the table.")
     spark: dict[str, Any] = Field(default_factory=dict)
     gateway: dict[str, Any] = Field(default_factory=dict)
-    hono: dict[str, Any] = Field(default_factory=dict)
     monitor: dict[str, Any] = Field(default_factory=dict)
     uplink: Any = ()
     downlink: Any = ()
@@ -125,6 +124,7 @@ class Reader:
         if _elsewhere(self._raw):
             self._raw.setdefault("mqtt", {})
         self._tables = Tables(self._file.parent, self._mistakes)
+        graft(document, self._file.parent)
 
     def bridge(self) -> Bridge:
         """Everything, or every mistake."""
@@ -133,10 +133,9 @@ class Reader:
         kafka = self._kafka(table.kafka) if "kafka" in self._raw else None
         spark = self._spark(table.spark)
         mqtt = self._tables.mqtt(table.mqtt, ("mqtt",), "[mqtt]")
-        hono = self._tables.model(HonoSettings, table.hono, ("hono",), "[hono]") or HonoSettings()
         monitor = self._monitor(table.monitor)
         gateway = self._gateway(table.gateway)
-        lines = self._lines(Head(table.name, state_dir, mqtt, kafka, spark, gateway), hono)
+        lines = self._lines(Head(table.name, state_dir, mqtt, kafka, spark, gateway))
         if kafka is not None:
             environ = self._read_by_java(kafka, lines)
             if is_cluster(spark.master):
@@ -157,13 +156,15 @@ class Reader:
 
     def _file_table(self) -> FileTable:
         """The file's own keys, with stand-ins for those that are mistakes."""
+        apart = self._profiled()
+        own = {key: value for key, value in self._raw.items() if key not in apart}
         try:
-            return FileTable.model_validate(self._raw)
+            return FileTable.model_validate(own)
         except ValidationError as error:
             details = error.errors()
-        self._mistakes.add_details(details, FileTable, (), "")
+        self._mistakes.add_details(details, FileTable, (), "", also=apart)
         wrong = {one["loc"][0] for one in details}
-        return FileTable.model_validate(_STAND_INS | {k: v for k, v in self._raw.items() if k not in wrong})
+        return FileTable.model_validate(_STAND_INS | {k: v for k, v in own.items() if k not in wrong})
 
     def _expand(self, value: Any, path: KeyPath) -> Any:
         if isinstance(value, dict):
@@ -322,11 +323,8 @@ class Reader:
                 error = ConfigError("TL-C16", "", what, "Use password_file or key_password_file, or write ${NAME}.")
             self._mistakes.add(error.code, ("kafka", *path), "[kafka]", what, error.do)
 
-    def _lines(self, head: Head, hono: HonoSettings) -> tuple[Line | DownLine, ...]:
-        places = [
-            (kind, index, self._profiled((kind, index), table, hono, head.dead_letters))
-            for kind, index, table in self._line_tables()
-        ]
+    def _lines(self, head: Head) -> tuple[Line | DownLine, ...]:
+        places = list(self._line_tables())
         if not places:
             if not any(kind in self._raw for kind in _READERS):
                 what = "[[uplink]] is missing: there is no line to run"
@@ -357,17 +355,33 @@ class Reader:
         named = {"dead_letter_topics": dead_letters}
         return tuple(line.model_copy(update=named) if isinstance(line, Line) else line for line in lines)
 
-    def _profiled(self, path: tuple[str, int], table: Any, hono: HonoSettings, dead_letters: str) -> Any:
-        """The table of a line, with what its profile says."""
-        if not isinstance(table, dict) or "profile" not in table:
-            return table
-        profiles = PROFILES[path[0]]
-        if table["profile"] not in profiles:
-            subject, what = f'{path[0]} "{table.get("name", path[1] + 1)}"', f'there is no profile "{table["profile"]}"'
-            do = did_you_mean(str(table["profile"]), profiles, f"Known are {', '.join(profiles)}.")
-            self._mistakes.add("TL-C06", (*path, "profile"), subject, what, do)
-            table = {**table, "profile": next(iter(profiles))}  # so that its other mistakes are found too
-        return with_profile(path[0], table, hono, dead_letters)
+    def _profiled(self) -> Collection[str]:
+        """Have each line with a profile say all that this says; the names of the tables with their parameters."""
+        lines = [one for one in self._line_tables() if isinstance(one[2], dict) and "profile" in one[2]]
+        profiles = [self._profile(*one) for one in lines]
+        apart = {one.file.table: one for one in (*shipped(), *(profile for profile, _ in profiles))}
+        values = {one: self._parameters(one) for one in (*apart.values(), *(profile for profile, _ in profiles))}
+        for (kind, index, table), (profile, number) in zip(lines, profiles, strict=True):
+            self._raw[kind][index] = profile.applied(kind, number, table, values[profile])
+        return apart.keys()
+
+    def _profile(self, kind: str, index: int, table: dict[str, Any]) -> tuple[Profile, int]:
+        """The profile of a line; of another name than there is the first one, so that other mistakes are found too."""
+        try:
+            return profile_of(self._file.parent, kind, str(table["profile"]))
+        except ConfigError as error:
+            if error.where:
+                raise  # a mistake in the profile itself
+            subject = f'{kind} "{table.get("name", index + 1)}"'
+            self._mistakes.add(error.code, (kind, index, "profile"), subject, error.what, error.do)
+            if error.code != "TL-C06":
+                self._mistakes.raise_if_any()
+            return shipped()[0], 0
+
+    def _parameters(self, profile: Profile) -> dict[str, Any]:
+        name, kind = profile.file.table, profile.parameters
+        table = self._tables.model(kind, self._raw.get(name, {}), (name,), f"[{name}]") or kind()
+        return profile.values(table) | {"bridge": str(self._raw.get("name", "x"))}
 
     def _reserved(self, path: KeyPath, line: Line | DownLine, dead_letters: Sequence[str]) -> None:
         """Topics of the file hold no markers and are not internal to Kafka; what a route writes is no dead letter."""

@@ -50,6 +50,7 @@ class Document:
                 table[key] = _flat(table[key])
         self.text, self.file = text, file
         self._places = Places(text)
+        self._grafts: dict[KeyPath, tuple[Document, KeyPath]] = {}
 
     @classmethod
     def again(cls, file: Path, shown: Path) -> Document:
@@ -59,9 +60,20 @@ class Document:
         except (OSError, ValueError, ConfigError):
             return cls("", shown)
 
+    def graft(self, path: KeyPath, document: Document, place: KeyPath) -> None:
+        """Have what stands at a key path be told as of a place in another document."""
+        self._grafts[path] = document, place
+
+    def _home(self, path: KeyPath) -> tuple[Document, KeyPath]:
+        for length in range(len(path), 0, -1):
+            if graft := self._grafts.get(path[:length]):
+                return graft[0], (*graft[1], *path[length:])
+        return self, path
+
     def value(self, path: KeyPath) -> Any:
         """What the file says at a key, its variables as they are written; None for nothing."""
-        here: Any = self.raw
+        document, path = self._home(path)
+        here: Any = document.raw
         for part in path:
             try:
                 here = here[part]
@@ -71,11 +83,12 @@ class Document:
 
     def line(self, path: KeyPath) -> int:
         """The line of a key, or of the nearest table around it, from 1."""
-        return self._places.line(path)
+        document, path = self._home(path)
+        return document._places.line(path)  # noqa: SLF001 - of the same class
 
     def where(self, path: KeyPath) -> str:
         """The same as ``FILE:LINE``."""
-        return f"{self.file}:{self.line(path)}"
+        return f"{self._home(path)[0].file}:{self.line(path)}"
 
     def number(self, kind: str, name: str) -> int | None:
         """The number of a line's table among those of its kind; None where there is none of that name."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from towline.bridge.config.downlink import DownlinkSection
-from towline.bridge.config.hono import PROFILES, HonoSettings
 from towline.bridge.config.members import MemberSection
 from towline.bridge.config.model import KafkaSection, RouteSection, SparkSection, UplinkSection
+from towline.bridge.config.profiles import shipped
 from towline.bridge.config.section import NAME, Section
 from towline.bridge.config.services import GatewaySection, MonitorSection
 from towline.bridge.config.tables import MQTT_KEYS
@@ -98,6 +98,12 @@ _OutboxLimits = _part(
 )
 
 
+def _profile(kind: str) -> Any:
+    """A name of the package's profiles, or the path of another."""
+    names = tuple(line.name for one in shipped() for line in getattr(one.file, kind))
+    return Literal[names] | Annotated[str, Field(pattern=r"\.toml(#.+)?$")] | None
+
+
 class UplinkTable(UplinkSection):
     """A line from MQTT to Kafka.
 
@@ -109,7 +115,7 @@ class UplinkTable(UplinkSection):
         member: Gateways that share the line's messages.
     """
 
-    profile: Literal[tuple(PROFILES["uplink"])] | None = None  # type: ignore[valid-type] # the names that there are
+    profile: _profile("uplink") = None  # type: ignore[valid-type] # the names that there are
     mqtt: _LineMqtt | None = None  # type: ignore[valid-type] # made above
     journal: Limits | None = None
     route: list[RouteSection] = Field(default_factory=list)
@@ -125,7 +131,7 @@ class DownlinkTable(DownlinkSection):
         outbox: How much disk it may take, and how old a message may be.
     """
 
-    profile: Literal[tuple(PROFILES["downlink"])] | None = None  # type: ignore[valid-type] # the names that there are
+    profile: _profile("downlink") = None  # type: ignore[valid-type] # the names that there are
     mqtt: _LineMqtt | None = None  # type: ignore[valid-type] # made above
     outbox: _OutboxLimits | None = None  # type: ignore[valid-type] # made above
 
@@ -141,7 +147,6 @@ class _Document(Section):
         kafka: Where records go.
         spark: The Spark session of the bridge.
         gateway: Gateways on a network.
-        hono: What Hono's device registry would know, for lines with a profile.
         monitor: Metrics and health.
         uplink: Lines from MQTT to Kafka.
         downlink: Lines from Kafka to MQTT.
@@ -154,7 +159,6 @@ class _Document(Section):
     kafka: KafkaSection
     spark: SparkSection = SparkSection()
     gateway: GatewaySection = GatewaySection()
-    hono: HonoSettings = HonoSettings()
     monitor: MonitorSection = MonitorSection()
     uplink: list[UplinkTable] = Field(default_factory=list)
     downlink: list[DownlinkTable] = Field(default_factory=list)
@@ -162,7 +166,11 @@ class _Document(Section):
 
 def bridge_schema() -> dict[str, Any]:
     """The schema of a bridge file."""
-    made = _Document.model_json_schema(schema_generator=_Generator)
+    tables: dict[str, Any] = {one.file.table: (one.parameters, one.parameters()) for one in shipped()}
+    about = "".join(f"    {one.file.table}: {one.file.about}\n" for one in shipped())
+    about = f"A bridge file of Towline.\n\nAttributes:\n{about}"
+    whole = create_model("_Document", __base__=_Document, __doc__=about, **tables)
+    made = whole.model_json_schema(schema_generator=_Generator)
     defs: dict[str, Any] = made.pop("$defs")
     _other_ways(defs)
     _lines_need(defs)

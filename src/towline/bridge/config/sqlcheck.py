@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import Bridge, Dedupe, DownLine, Line, Section
 from towline.bridge.config.places import Document, KeyPath, names_variable
+from towline.bridge.config.profiles import graft
 from towline.bridge.patterns import Pattern
 from towline.schema import SPARK_SCHEMA
 
@@ -27,7 +28,13 @@ _KAFKA_SCHEMA: Final = (
     "headers array<struct<key: string, value: binary>>"
 )
 #: What values of a downlink are cast to, where they are no text.
-_KINDS: Final = {"retain": "BOOLEAN", "expiry": "BIGINT", "correlation_data": "BINARY", "payload": "BINARY"}
+_KINDS: Final = {
+    "retain": "BOOLEAN",
+    "expiry": "BIGINT",
+    "correlation_data": "BINARY",
+    "payload": "BINARY",
+    "header_map": "MAP<STRING, STRING>",
+}
 _WORD: Final = re.compile(r"\w+")
 #: Spark's name for an error, and what it says of the place in the expression.
 _MARKS: Final = re.compile(r"^\[[A-Z0-9_.]+\] |\.? ?SQLSTATE: .*")
@@ -49,6 +56,7 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dic
     for kind in ("SQL", "DataFrame"):  # they would log an expression whole, with the values of variables in it [I12]
         PySparkLogger.getLogger(f"{kind}QueryContextLogger").disabled = True
     document, wrong = Document.again(bridge.file, shown or bridge.file), dict[str, Mistakes]()
+    graft(document, bridge.file.parent)
     for line, table, said in _expressions(bridge):
         frame = spark.createDataFrame([], SPARK_SCHEMA if isinstance(line, Line) else _KAFKA_SCHEMA)
         for name in _wildcards(line, table):
@@ -93,19 +101,25 @@ def says_sql(bridge: Bridge) -> bool:
 
 
 def _expressions(bridge: Bridge) -> Iterator[tuple[Line | DownLine, KeyPath, list[tuple[KeyPath, str]]]]:
-    """Of each table of a line its place in that, and what it says in SQL with its keys, fields first."""
+    """Of each table of a line its place in that, and what it says in SQL with its keys, fields first.
+
+    Routes that say the same of the same columns, as those of a profile do, are one.
+    """
     for line in bridge.lines:
+        expressions: set[str] = set()
         tables: list[tuple[KeyPath, Section]] = [((), line.section if isinstance(line, DownLine) else line)]
         if isinstance(line, Line):
             tables += ((("route", number), one) for number, one in enumerate(line.sections))
         for table, section in tables:
-            if said := sorted(_said(section), key=lambda one: one[0][0] != "fields"):
+            said = sorted(_said(section), key=lambda one: one[0][0] != "fields")
+            if said and (words := repr((_wildcards(line, table), said))) not in expressions:
+                expressions.add(words)
                 yield line, table, said
 
 
 def _said(section: Section) -> Iterator[tuple[KeyPath, str]]:
     for name, value in section:
-        if name in ("where", "reject", "sql") and value is not None:
+        if name in ("where", "reject", "sql", "header_map") and value is not None:
             yield (name,), value
         elif isinstance(value, Dedupe):
             yield from [((name, "key"), value.key)] if "{" not in value.key else []

@@ -11,7 +11,7 @@ __all__ = ["check_sql", "literal", "names_a_field"]
 #: Names that begin with towline_ are columns of ours.
 _FIELD: Final = re.compile(r"(?!towline_)[a-z][a-z0-9_]*")
 _BRACES: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")
-_SAFE: Final = re.compile(r"[A-Za-z0-9 _./:,;-]*")
+_SAFE: Final = re.compile(r"[A-Za-z0-9 _./:,;=@{}\[\]\"-]*")
 
 
 def literal(text: str) -> str:

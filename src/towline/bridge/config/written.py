@@ -18,7 +18,6 @@ _TOPICS: Final = ("topic", "fallback_topic", "dead_letter_topic", "from")
 #: What is shown under another key than it is written under.
 _OTHERS: Final = {
     "filter": ("from",),
-    "orig_adapter": ("adapter",),
     "kafka_topics": _TOPICS,
     "topics": _TOPICS,
     "bootstrap.servers": ("bootstrap_servers",),
