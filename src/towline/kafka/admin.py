@@ -85,10 +85,11 @@ class TopicFacts:
 
     Attributes:
         partitions: How many it has.
-        max_bytes: Its max.message.bytes: most bytes of a record batch, compressed.
+        max_bytes: Most bytes of a record batch, compressed: its max.message.bytes, and no more than segment.bytes.
         after_ms: How far ahead of now a record's time may be; None too where the topic keeps its own time.
         before_ms: How far behind.
         policy: Its cleanup.policy, such as ``compact`` or ``compact,delete``; empty if it can't be read.
+        batch_bytes: Bytes of a batch that it takes for sure, where it refused one; None for ``max_bytes``.
     """
 
     partitions: int
@@ -96,6 +97,7 @@ class TopicFacts:
     after_ms: int | None = None
     before_ms: int | None = None
     policy: str = ""
+    batch_bytes: int | None = None
 
     @property
     def compacted(self) -> bool:
@@ -108,11 +110,26 @@ class TopicFacts:
         own_time = config.get("message.timestamp.type") == "LogAppendTime"
         return cls(
             partitions,
-            _limit(config.get("max.message.bytes")),
+            _least(_limit(config.get("max.message.bytes")), _limit(config.get("segment.bytes"))),
             None if own_time else _limit(config.get("message.timestamp.after.max.ms")),
             None if own_time else _limit(config.get("message.timestamp.before.max.ms")),
             config.get("cleanup.policy") or "",
         )
+
+    def narrowed(self, other: TopicFacts) -> TopicFacts:
+        """What is taken by this and by another, of the same topic."""
+        return TopicFacts(
+            self.partitions,
+            _least(self.max_bytes, other.max_bytes),
+            _least(self.after_ms, other.after_ms),
+            _least(self.before_ms, other.before_ms),
+            self.policy if self.compacted else other.policy or self.policy,
+            _least(self.batch_bytes, other.batch_bytes),
+        )
+
+
+def _least(*limits: int | None) -> int | None:
+    return min((one for one in limits if one is not None), default=None)
 
 
 def _limit(text: str | None) -> int | None:

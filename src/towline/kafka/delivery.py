@@ -6,6 +6,7 @@ which case Spark does not commit the batch and runs it again.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import KafkaError
 from towline.kafka import admin, faults, producers
-from towline.kafka.screening import RecordCheck, RecordLimits, fault_of
+from towline.kafka.screening import Lessons, RecordCheck, RecordLimits, fault_of, has_learned
 from towline.sinks import Task
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Delivered:
         why: Why rows were given up, in a few words.
         dead_lettered: Rows that went to the dead-letter topic, named by the row or because Kafka would refuse it.
         skipped: The batch was in Kafka already; the numbers are those of then.
-        seconds: How long its transaction was open, from the first record to Kafka's answer; None without one.
+        seconds: How long it was written, from the first record to Kafka's last answer; None where none is waited for.
         by_hand: It was skipped because a marker says so that a person set: nobody counted its rows.
         marks: What its markers said before and say after it; None without.
     """
@@ -91,42 +92,70 @@ class AtLeastOnce(Delivery):
     """Idempotent producer, acks=all, and no success before every record is confirmed."""
 
     def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:  # noqa: ARG002 - who writes is all one here
-        """Write and wait; any record without confirmation fails the task (TL-K02, TL-K03)."""
-        settings, batches = self._fitted(iter(batches))
-        client = producers.borrow(settings)
-        try:
-            return self._deliver(client, batches)
-        except BaseException:
-            # Also for KeyboardInterrupt and a stopped query: left-over records must not meet the next batch.
-            producers.discard(settings)
-            raise
+        """Write and wait; any record without confirmation fails the task (TL-K02, TL-K03, TL-K29).
 
-    def _fitted(self, batches: Iterator[Any]) -> tuple[SinkSettings, Iterator[Any]]:
-        """Settings whose batches fit into the topics of the first rows, and all rows; only with a dead-letter topic."""
+        No record has a time of its own: what Kafka takes slowly is waited for as long as it takes anything. Rows among
+        which it refuses one are written again with what that tells, as far as they are at hand.
+        """
+        copies = _Copies(batches, self.settings.spool_memory)
+        lessons = Lessons(self.settings)
+        stops = self.settings.dead_letter_topic is None and has_learned(self.settings)
+        again = self._checked(copies) if stops else iter(copies)
+        while True:
+            settings, rows = self._fitted(again, lessons)
+            client = producers.borrow(settings)
+            try:
+                return self._deliver(client, rows, lessons)
+            except BaseException as problem:
+                refusals = [*client.refusals.values()]
+                # Also for KeyboardInterrupt and a stopped query: left-over records must not meet the next batch.
+                producers.discard(settings)
+                if not isinstance(problem, KafkaError) or not refusals:
+                    raise
+                lessons.take(refusals, problem)
+                if not copies.complete():
+                    raise
+                again = self._checked(copies)
+
+    def _checked(self, copies: _Copies) -> Iterator[Any]:
+        """The rows, all of them looked at before any is written, where there is room for them."""
+        if copies.complete():
+            RecordCheck(self.settings, self.columns, "").look(copies.batches)
+        return iter(copies)
+
+    def _fitted(self, batches: Iterator[Any], lessons: Lessons) -> tuple[SinkSettings, Iterator[Any]]:
+        """Settings whose batches fit into the topics of the first rows, and all rows."""
         first = next(batches, None)
-        if first is None or self.settings.dead_letter_topic is None:
-            return self.settings, batches if first is None else chain([first], batches)
-        screen = RecordCheck(self.settings, self.columns, "")
-        screen.look([first])
-        fitting = {**self.settings.client, **screen.fitting()}
-        return replace(self.settings, client=fitting), chain([first], batches)
+        client = {**self.settings.client, "message.timeout.ms": "0"}
+        if first is not None and self._screens(lessons):
+            screen = RecordCheck(self.settings, self.columns, "")
+            screen.look([first])
+            client |= screen.fitting() if lessons.unclear is None else {"batch.num.messages": "1"}
+        return replace(self.settings, client=client), batches if first is None else chain([first], batches)
 
-    def _deliver(self, client: producers.KafkaProducer, batches: Iterable[Any]) -> Delivered:
+    def _screens(self, lessons: Lessons) -> bool:
+        dead = self.settings.dead_letter_topic is not None
+        return dead or lessons.unclear is not None or has_learned(self.settings)
+
+    def _deliver(self, client: producers.KafkaProducer, batches: Iterable[Any], lessons: Lessons) -> Delivered:
         rows = size = 0
+        begun = time.perf_counter()
         screen = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
         if self.columns.topic is not None:
             client.require({self.columns.topic})
         try:
             for batch in batches:
-                converted = self._converted(screen, batch)
+                converted = self._converted(screen, batch, lessons)
                 self._refuse_reserved(converted)
                 client.require(converted.topics)
                 rows += converted.size
                 size += converted.bytes
+                if lessons.unclear is not None:
+                    converted = converted._replace(records=lessons.alone(converted.records, screen.size, client))
                 client.send(converted)
-                if client.failures:
+                if client.failures and lessons.unclear is None:
                     break
-            left = client.flush(self.settings.timeout_s + producers.GRACE_S)
+            left = client.flush(self.settings.timeout_s)
         except producers.QueueStuck:
             left = client.pending
         except faults.FOREIGN as problem:
@@ -139,14 +168,47 @@ class AtLeastOnce(Delivery):
                 self.settings.timeout_s,
                 client.first,
             )
-        return Delivered(rows - screen.dead_letters, size, dead_lettered=screen.dead_letters)
+        if lessons.unclear is not None:  # each alone was taken
+            lessons.conclude(())
+        dead = screen.dead_letters
+        return Delivered(rows - dead, size, dead_lettered=dead, seconds=time.perf_counter() - begun)
 
-    def _converted(self, screen: RecordCheck, batch: Any) -> Rows:
-        """A batch to be sent; with a dead-letter topic, looked at first."""
-        if self.settings.dead_letter_topic is None:
+    def _converted(self, screen: RecordCheck, batch: Any, lessons: Lessons) -> Rows:
+        """A batch to be sent; looked at first where something may be wrong, or a bad record has its place."""
+        if not self._screens(lessons):
             return self.columns.rows(batch)
         screen.look([batch])
         return screen.rows(batch)
+
+
+class _Copies:
+    """Rows as they come, and again as long as there is room for all of them."""
+
+    def __init__(self, batches: Iterable[Any], room: int) -> None:
+        self._rest = iter(batches)
+        #: Bytes that more rows may have; below 0 there is no room.
+        self._room = room
+        self.batches: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from [*self.batches]
+        for batch in self._rest:
+            self._keep(batch)
+            if self._room < 0:
+                self.batches.clear()
+            yield batch
+
+    def _keep(self, batch: Any) -> None:
+        self._room -= batch.nbytes
+        self.batches.append(batch)
+
+    def complete(self) -> bool:
+        """Read the rest, as far as there is room; whether all rows are at hand."""
+        while self._room >= 0:
+            if (batch := next(self._rest, None)) is None:
+                return True
+            self._keep(batch)
+        return False
 
 
 class AtMostOnce(Delivery):

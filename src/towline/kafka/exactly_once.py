@@ -16,13 +16,16 @@ The order of 3 and 4 is what makes a crash at any step harmless.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, TowlineError
 from towline.kafka import admin, faults, screening, transactions
+from towline.kafka.columns import Rows
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery, Task
 from towline.kafka.markers import (
     ANYONE,
@@ -42,15 +45,15 @@ from towline.kafka.markers import (
 )
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import FORMAT
-from towline.kafka.screening import RecordCheck
+from towline.kafka.screening import SIZES, Lessons, RecordCheck
 from towline.kafka.spool import Spool
 from towline.kafka.topicids import ids_of, keep_ids, kept_ids, remade
 from towline.kafka.transactions import Indefinite, Transactional
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from towline.kafka.columns import Columns
+    from towline.kafka.columns import Columns, Record
     from towline.kafka.options import SinkSettings
 
 __all__ = ["BatchOrigin", "ExactlyOnce", "batch_origin", "delivery_for", "place_of"]
@@ -69,11 +72,13 @@ class BatchOrigin:
         job: Names a batch query, the same for all attempts of its tasks; None for a stream.
         newest: The newest batch in the checkpoint's offset log; None where the checkpoint is not local.
         hashes: SHA-256 of the offset log's entries, of that batch and the one before it.
+        rate: Bytes a second that Kafka took of the batch before; None where that is not known.
     """
 
     job: str | None = None
     newest: int | None = None
     hashes: Mapping[int, str] = field(default_factory=dict)
+    rate: float | None = None
 
 
 def place_of(settings: SinkSettings, sink_id: str) -> MarkerPlace:
@@ -105,7 +110,8 @@ class ExactlyOnce(Delivery):
 
         Raises:
             KafkaError: TL-K01 no answer; TL-K04 to K06 what can't be written; TL-K10 to K18 marker and checkpoint do
-                not belong together; TL-K19 fenced; TL-K20 aborted; TL-K21 undecided; TL-K23 to K25 the surroundings.
+                not belong together; TL-K19 fenced; TL-K20 aborted; TL-K21 undecided; TL-K23 to K25 the surroundings;
+                TL-K28 Kafka is too slow; TL-K29 it refuses records of too many kinds.
             ConfigError: A secret can't be read here.
         """
         self._check(task)
@@ -154,21 +160,30 @@ class ExactlyOnce(Delivery):
 
     def _persist(self, work: _Work) -> Delivered:
         """Attempt after attempt, each with a new producer, while errors are of the kind that passes."""
-        for tries_left in range(_TRIES - 1, -1, -1):
+        lessons, rate, tries_left = Lessons(self.settings), self.origin.rate, _TRIES
+        while True:
             try:
-                return self._attempt(work)
+                return self._attempt(work, rate, lessons)
             except Indefinite as problem:
-                if not tries_left:
+                if problem.refusals:
+                    lessons.take(problem.refusals, problem.told)
+                    continue
+                former, tries_left = rate, tries_left - (problem.rate is None)
+                if problem.rate is not None:  # a quota lets a burst pass first, so it may be less
+                    rate = min(problem.rate, rate or problem.rate) / 2
+                if not tries_left or (rate != former and self._longer(work, rate) == self._longer(work, former)):
                     raise problem.told from None
                 screening.forget(self.settings)
-        raise AssertionError("the last try returns or raises")
 
-    def _attempt(self, work: _Work) -> Delivered:
-        screen = RecordCheck(self.settings, self.columns, work.sink_id)
-        screen.look(work.spool)
+    def _attempt(self, work: _Work, rate: float | None, lessons: Lessons) -> Delivered:
+        settings = self.settings if rate is None else self.settings.in_requests_of(rate)
+        if lessons.unclear is not None:
+            self._probe(work, self._looked(work, settings), lessons)
+        screen = self._looked(work, settings)
         if work.claim is not None:
             work.store(self.settings).ensure()
-        producer = self._take(work, screen)
+        requests = dict(settings.client.items() - self.settings.client.items())
+        producer = self._take(work, {**requests, **screen.fitting()}, self._longer(work, rate))
         try:
             done = self._transact(work, producer, screen)
         except BaseException:
@@ -177,15 +192,49 @@ class ExactlyOnce(Delivery):
             raise
         return done
 
-    def _take(self, work: _Work, screen: RecordCheck) -> Transactional:
-        fitting = screen.fitting()
-        longer = transactions.clock(self.settings, work.spool.size)
+    def _looked(self, work: _Work, settings: SinkSettings) -> RecordCheck:
+        screen = RecordCheck(settings, self.columns, work.sink_id)
+        screen.look(work.spool)
+        return screen
+
+    def _probe(self, work: _Work, screen: RecordCheck, lessons: Lessons) -> None:
+        """Send the unclear topic one record a request, up to the first that it refuses; nothing is committed.
+
+        In one partition, so that they go in order: of too large ones the smallest comes first, else those without key.
+        """
+        assert lessons.unclear is not None, "there was a refusal"
+        topic, code, *_ = lessons.unclear
+
+        def records(*, keyed: bool) -> Iterator[Record]:
+            rows = (one for batch in work.spool for one in screen.rows(batch).records if one[0] == topic)
+            return ((*one[:3], 0, *one[4:]) for one in rows if (one[2] is not None) is keyed)
+
+        ordered = chain(records(keyed=False), records(keyed=True))
+        if code in SIZES:
+            sized = {screen.size(one): one for one in ordered}
+            ordered = chain(sized[size] for size in sorted(sized))
+        producer = work.starting.take({**screen.fitting(), "batch.num.messages": "1"})
         try:
-            return work.starting.take({**fitting, **longer})
-        except KafkaError as problem:
-            if not longer or problem.code != "TL-K20":
-                raise
-            return work.starting.take(fitting)  # the cluster allows no longer one
+            producer.begin()
+            alone = lessons.alone(ordered, screen.size, producer)
+            with suppress(Indefinite, *faults.FOREIGN):  # from the first refusal on
+                producer.write(Rows(0, 0, frozenset({topic}), alone))
+                producer.flush(self.settings.timeout_s, to_failure=True)
+            lessons.conclude(producer.refusals.values())
+        finally:
+            producer.close()
+
+    def _longer(self, work: _Work, rate: float | None) -> dict[str, str]:
+        return transactions.clock(self.settings, work.spool.size, rate, lambda: transactions.longest_ms(self.settings))
+
+    def _take(self, work: _Work, fitting: Mapping[str, str], longer: Mapping[str, str]) -> Transactional:
+        while True:
+            try:
+                return work.starting.take({**fitting, **longer})
+            except KafkaError as problem:
+                if not longer or problem.code != "TL-K20":
+                    raise
+                longer = transactions.halved(self.settings, longer)  # the cluster allows no longer one
 
     def _transact(self, work: _Work, producer: Transactional, screen: RecordCheck) -> Delivered:
         if work.claim is None:

@@ -41,7 +41,7 @@ _ADVICE: Final = MappingProxyType(
         "INVALID_TIMESTAMP": "Correct the column timestamp, or the topic's message.timestamp.after.max.ms.",
         "TOPIC_AUTHORIZATION_FAILED": "Give this user the right to write to the topic.",
         "CLUSTER_AUTHORIZATION_FAILED": "Give this user the right IdempotentWrite on the cluster.",
-        "INVALID_RECORD": "A compacted topic takes no record without a key.",
+        "INVALID_RECORD": "A compacted topic takes no record without a key, and a broker may have rules of its own.",
         "INVALID_TRANSACTION_TIMEOUT": "Lower kafka.transaction.timeout.ms; transaction.max.timeout.ms caps it.",
         "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "Give this user Write and Describe on the sink's transactional ids.",
         "NOT_ENOUGH_REPLICAS": "Too few replicas of the topic are in sync (min.insync.replicas).",
@@ -292,6 +292,33 @@ def failed(servers: str, doing: str, problem: BaseException, first: Iterable[tup
     return KafkaError(
         "TL-K20", servers, f"the transaction failed {doing}: {why}", f"{_ADVICE.get(name, '')} {KEPT}".strip()
     )
+
+
+def too_slow(servers: str, done: int, size: int, seconds: float, allowed_s: float) -> KafkaError:
+    """TL-K28: Kafka took records, but too few a second for the time that a transaction has.
+
+    Args:
+        servers: The bootstrap servers.
+        done: Bytes that it took.
+        size: Bytes of the records that it was given.
+        seconds: In how many seconds.
+        allowed_s: What the transaction may take, in seconds.
+    """
+    rate = f"{done / max(seconds, 0.1):,.0f} bytes/s"
+    what = (
+        f"Kafka is too slow: {done:,} of {size:,} bytes in {seconds:.0f} s, {rate}; the transaction has {allowed_s:g} s"
+    )
+    do = (
+        "Raise the quota or the bandwidth; or the time that a transaction may take: transaction.max.timeout.ms of the "
+        "brokers, and kafka.transaction.timeout.ms where you set it. Batches that are planned from now on are smaller."
+    )
+    return KafkaError("TL-K28", servers, what, f"{do} {KEPT}")
+
+
+def too_many_kinds(servers: str, most: int, topic: str, code: str) -> KafkaError:
+    """TL-K29: Kafka refuses records of one batch for more reasons than can be learned."""
+    what = f'Kafka refuses records of more than {most} kinds, the last for topic "{topic}": {code}'
+    return KafkaError("TL-K29", servers, what, f"{_ADVICE.get(code, '')} {KEPT}".strip())
 
 
 def undecided(servers: str, seconds: float, why: str) -> KafkaError:

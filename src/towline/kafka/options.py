@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +49,10 @@ TUNING: Final = MappingProxyType(
         "reconnect.backoff.max.ms": "1000",
     }
 )
+
+
+#: Bytes of a request to a Kafka that takes less than a larger one in a second. Five are on the way at a time.
+_SLOW_REQUEST: Final = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,18 @@ class SinkSettings:
                 of one number, and only the rows tell them apart.
         """
         return self.parallelism > 1 or not same_offsets if self.verify is None else self.verify
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds that a batch should take at most, so that one that Kafka takes more slowly is still in time."""
+        return self.timeout_s / 4
+
+    def in_requests_of(self, rate: float) -> SinkSettings:
+        """These settings for a Kafka that takes so many bytes a second: with large requests each would take long."""
+        usual = self.client.get("batch.size", "1000000")
+        if rate >= int(usual):
+            return self
+        return replace(self, client={**self.client, "batch.size": str(min(int(usual), _SLOW_REQUEST))})
 
     def markers_of(self, sink_id: str) -> str:
         """The topic of a sink's markers."""

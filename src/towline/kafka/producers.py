@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import time
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ from towline.kafka import faults
 from towline.kafka.admin import LastWord
 from towline.kafka.clientconfig import QUIET, largest_message, resolve
 from towline.kafka.options import FORMAT
+from towline.kafka.screening import Refusal, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -35,6 +37,8 @@ FIRST_ERRORS: Final = 3
 GRACE_S: Final = 5.0
 #: Longest single wait for room in the queue, in seconds, before failures are looked at again.
 _ROOM_WAIT_S: Final = 0.1
+#: Longest wait for confirmations, in seconds, before it is looked whether there are any.
+_FLUSH_S: Final = 0.2
 #: What every producer is told beside the sink's settings.
 OWN: Final[Mapping[str, Any]] = MappingProxyType({"delivery.report.only.error": True})
 
@@ -59,6 +63,10 @@ class KafkaProducer:
         #: Failed records since the last `reset`, and the first of them; failures >= len(first).
         self.failures = 0
         self.first: list[tuple[str, Any]] = []
+        #: Of these, those that Kafka refused for what they are: the smallest of each kind.
+        self.refusals: dict[Any, Refusal] = {}
+        #: When nothing is waited for any more.
+        self.ends = float("inf")
         config: dict[str, Any] = {
             **resolve(settings.client, FORMAT),
             **more,
@@ -71,12 +79,19 @@ class KafkaProducer:
         except faults.FOREIGN as problem:
             raise faults.unusable(FORMAT, problem) from None
 
-    def _report(self, error: Any, message: Any) -> None:
+    def _report(self, error: Any, message: Any, size: int | None = None) -> None:
         if error is None:
             return
         self.failures += 1
-        if len(self.first) < FIRST_ERRORS:
+        if refusal := refusal_of(error, message, size):
+            former = self.refusals.setdefault(refusal.kind, refusal)
+            self.refusals[refusal.kind] = min(former, refusal, key=lambda one: one.size or 0)
+        if len(self.first) < FIRST_ERRORS and faults.name_of(error) != "_INVALID_DIFFERENT_RECORD":
             self.first.append((message.topic(), error))
+
+    def reported(self, record: Record, size: int) -> Record:
+        """A record whose report says its size, in bytes as `screening` counts them: a report has no headers."""
+        return (*record[:4], partial(self._report, size=size), None, *record[6:])
 
     @property
     def pending(self) -> int:
@@ -138,7 +153,7 @@ class KafkaProducer:
 
     def _retry(self, record: Record) -> None:
         """Produce again when there is room; a queue that stays full empties by message.timeout.ms at the latest."""
-        deadline = time.monotonic() + self._settings.timeout_s + GRACE_S
+        deadline = min(self.ends, time.monotonic() + self._settings.timeout_s + GRACE_S)
         while time.monotonic() < deadline and not self.failures:
             self._producer.poll(_ROOM_WAIT_S)
             try:
@@ -157,18 +172,29 @@ class KafkaProducer:
             raise problem
         return faults.refused(self._settings.servers, record, largest_message(self._settings.client), problem)
 
-    def flush(self, seconds: float) -> int:
-        """Wait until every record is confirmed or failed, at most so long; how many are neither.
+    def flush(self, seconds: float, *, to_failure: bool = False) -> int:
+        """Wait until every record is confirmed or failed, or none was for so long; how many are neither.
+
+        Args:
+            seconds: Longest time without one.
+            to_failure: Wait no longer than to the first that failed: after it a transaction sends nothing more.
 
         Raises:
             KafkaException, SystemError: A fatal error; the client is unusable.
         """
-        return int(self._producer.flush(seconds))
+        left, now = self.pending, time.monotonic()
+        until = now + seconds
+        while left and now < until and not (to_failure and self.failures):
+            before, left = left, int(self._producer.flush(min(_FLUSH_S, until - now)))
+            now = time.monotonic()
+            until = min(now + seconds if left < before else until, self.ends)
+        return left
 
     def reset(self) -> None:
         """Forget the reports of an earlier task."""
         self.failures = 0
         self.first = []
+        self.refusals = {}
 
     def close(self) -> None:
         """Drop what is queued and let go of the connection; waits at most a moment."""

@@ -17,18 +17,19 @@ import pyarrow.compute as pc
 
 from towline.errors import KafkaError
 from towline.kafka import admin, faults
+from towline.kafka.admin import TopicFacts
 from towline.kafka.clientconfig import largest_message
 from towline.kafka.columns import A_HEADER, Rows
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from towline.kafka.admin import TopicFacts
     from towline.kafka.columns import Columns, Record
     from towline.kafka.options import SinkSettings
+    from towline.kafka.producers import KafkaProducer
 
-__all__ = ["Fault", "RecordCheck", "RecordLimits", "fault_of"]
+__all__ = ["Fault", "Lessons", "RecordCheck", "RecordLimits", "Refusal", "fault_of", "has_learned", "refusal_of"]
 
 #: Seconds for which limits of topics are believed.
 _FRESH_S: Final = 300.0
@@ -135,7 +136,7 @@ def _size(record: Record, facts: TopicFacts, limits: RecordLimits) -> Fault | No
     most = facts.max_bytes
     if most is None or size <= most or _compressed(record, size, limits.codec) <= most:
         return None
-    return Fault(Reason.TOO_LARGE, f"{size:,} bytes, the topic takes {most:,} (max.message.bytes)")
+    return Fault(Reason.TOO_LARGE, f"{size:,} bytes, the topic takes {most:,} (max.message.bytes, segment.bytes)")
 
 
 def _compressed(record: Record, size: int, codec: str | None) -> int:
@@ -179,8 +180,8 @@ class RecordCheck:
 
     def fitting(self) -> dict[str, str]:
         """Settings of a producer whose batches fit into the topics: their limit is on the batch, not on the record."""
-        known = [facts.max_bytes for facts in self._limits.topics.values() if facts.max_bytes is not None]
-        most = min(known, default=None)
+        limits = [limit for facts in self._limits.topics.values() for limit in (facts.batch_bytes, facts.max_bytes)]
+        most = min((limit for limit in limits if limit is not None), default=None)
         if most is None or int(self._settings.client.get(_BATCH_SIZE, "0")) <= most:
             return {}
         return {_BATCH_SIZE: str(most)}
@@ -227,6 +228,11 @@ class RecordCheck:
             frozenset(topics),
             chain.from_iterable(self._sift(batch, at, record) for at, record in enumerate(rows.records)),
         )
+
+    def size(self, record: Record) -> int:
+        """Bytes of a record as its topic's limit counts them."""
+        size = _bytes(record)
+        return min(size, _compressed(record, size, self._limits.codec))
 
     def _known(self, named: set[str]) -> RecordLimits:
         required = {name for name in (self._settings.topic, self._settings.dead_letter_topic) if name}
@@ -354,10 +360,167 @@ def facts_of(settings: SinkSettings, names: Iterable[str]) -> dict[str, TopicFac
         for name, facts in admin.topic_facts(settings.client, stale, settings.timeout_s).items():
             known[name] = _facts[settings.servers, name] = (now, facts)
     # An old answer about a topic that is gone now would let its records pass.
-    return {name: entry[1] for name, entry in known.items() if entry is not None and now - entry[0] <= _FRESH_S}
+    fresh = {name: entry[1] for name, entry in known.items() if entry is not None and now - entry[0] <= _FRESH_S}
+    return {name: facts.narrowed(_learned(settings, name)) for name, facts in fresh.items()}
 
 
 def forget(settings: SinkSettings) -> None:
     """Ask anew next time: Kafka refused something that looked right."""
     for key in [key for key in _facts if key[0] == settings.servers]:
         del _facts[key]
+
+
+#: Most kinds of fault that one task learns; with more, something else is the matter.
+_KINDS: Final = 16
+#: Seconds for which it is believed what a refusal told: the topic may have been changed since.
+_BELIEVED_S: Final = 3600.0
+_NOTHING: Final = TopicFacts(0)
+#: Bytes of a batch that nearly every topic takes, where one that is allowed to be larger was refused.
+_SMALL: Final = 16 << 10
+#: (Servers, topic) -> when Kafka refused a record last, and what that tells; of this process.
+_lessons: Final[dict[tuple[str, str], tuple[float, TopicFacts]]] = {}
+
+
+def _learned(settings: SinkSettings, topic: str) -> TopicFacts:
+    at, facts = _lessons.get((settings.servers, topic), (0.0, _NOTHING))
+    return facts if time.monotonic() - at <= _BELIEVED_S else _NOTHING
+
+
+def has_learned(settings: SinkSettings) -> bool:
+    """Whether this process knows of records that its Kafka refuses."""
+    return any(_learned(settings, topic) is not _NOTHING for servers, topic in _lessons if servers == settings.servers)
+
+
+#: Codes of a request that is too large, as one record of it may be.
+SIZES: Final = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
+#: Codes that blame records, not their producer.
+_REFUSALS: Final = SIZES | {"INVALID_RECORD", "INVALID_TIMESTAMP"}
+
+
+class Refusal(NamedTuple):
+    """A delivery report that blames its record.
+
+    Attributes:
+        topic: The record's topic.
+        code: Kafka's code by librdkafka's name.
+        size: Bytes of a record that was a request of its own; None for one among others, which may not be to blame.
+        keyed: Whether it has a key.
+        moment: Its time in ms since 1970; below 1 for none.
+    """
+
+    topic: str
+    code: str
+    size: int | None
+    keyed: bool
+    moment: int
+
+    @property
+    def kind(self) -> tuple[str, str, bool]:
+        """What it has in common with others, of which one is enough."""
+        return self.topic, self.code, self.keyed
+
+
+def refusal_of(error: Any, message: Any, size: int | None) -> Refusal | None:
+    """What a report tells; its message has no headers (confluent-kafka 2.16). None for an error of another kind."""
+    code = faults.name_of(error)
+    if code not in _REFUSALS:
+        return None
+    return Refusal(message.topic(), code, size, message.key() is not None, message.timestamp()[1])
+
+
+class Lessons:
+    """What a task learns from the records that Kafka refuses; from then on it is known in this process.
+
+    Args:
+        settings: The sink's settings.
+    """
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self._settings = settings
+        self._count = 0
+        self._told: KafkaError
+        #: What came of a request of many records, of which the next attempt is to tell which it was: it sends them one
+        #: a request. librdkafka blames all records of a request alike, but for some of INVALID_RECORD (KIP-467).
+        self.unclear: Refusal | None = None
+
+    def take(self, refusals: Sequence[Refusal], told: KafkaError) -> None:
+        """Learn from what was refused in an attempt: which records it were, or that this has to be found out.
+
+        Args:
+            refusals: At least one.
+            told: What to say if nothing new can be learned.
+
+        Raises:
+            KafkaError: ``told``; TL-K29, there are too many kinds.
+        """
+        if self.unclear is not None:
+            self.conclude(refusals)
+        else:
+            self._told = told
+            if not (refusals[0].code in SIZES and self._changed(refusals[0].topic)):
+                self.unclear = refusals[0]
+
+    def alone(
+        self, records: Iterable[Record], size: Callable[[Record], int], client: KafkaProducer
+    ) -> Iterator[Record]:
+        """Records to be sent one a request: the reports on those of the unclear topic say how large they are."""
+        assert self.unclear is not None, "else they go together"
+        for record in records:
+            yield client.reported(record, size(record)) if record[0] == self.unclear.topic else record
+
+    def conclude(self, refusals: Iterable[Refusal]) -> None:
+        """Learn what was unclear, after requests of one record.
+
+        Args:
+            refusals: What came of them.
+
+        Raises:
+            KafkaError: As `take`.
+        """
+        assert self.unclear is not None, "there was a refusal"
+        (topic, code, *_), self.unclear = self.unclear, None
+        alone = [one for one in refusals if one.topic == topic and one.size is not None]
+        facts = [_lesson(one) for one in alone if one.code not in SIZES]
+        sizes = [one.size for one in alone if one.size is not None and one.code in SIZES]
+        if sizes or (not alone and code in SIZES):
+            facts.append(self._room(topic, min(sizes, default=None)))
+        if not [one for one in facts if self._learn(topic, one, code)]:
+            raise self._told
+
+    def _room(self, topic: str, least: int | None) -> TopicFacts:
+        """What a topic takes that refused a record of so many bytes; None, that refused requests of several only."""
+        batch = _learned(self._settings, topic).batch_bytes
+        if batch is not None:
+            batch = max(1, batch // 4)
+        elif least is None or least <= int(self._settings.client[_BATCH_SIZE]):
+            batch = _SMALL
+        if least is not None and topic == self._settings.dead_letter_topic:
+            least //= 2  # letters are cut to what it takes, so each would be as large as it may
+        return TopicFacts(0, None if least is None else least - 1, batch_bytes=batch)
+
+    def _changed(self, topic: str) -> bool:
+        """Whether a limit that was compared with is another one by now."""
+        former = _facts.pop((self._settings.servers, topic), None)
+        now = facts_of(self._settings, [topic]).get(topic)
+        before = former and former[1].narrowed(_learned(self._settings, topic))
+        return before is not None and now is not None and before.max_bytes != now.max_bytes
+
+    def _learn(self, topic: str, facts: TopicFacts, code: str) -> bool:
+        """Whether that was new."""
+        former = _learned(self._settings, topic)
+        now = former.narrowed(facts)
+        if now == former:
+            return False
+        self._count += 1
+        if self._count > _KINDS:
+            raise faults.too_many_kinds(self._settings.servers, _KINDS, topic, code)
+        _lessons[self._settings.servers, topic] = time.monotonic(), now
+        return True
+
+
+def _lesson(refusal: Refusal) -> TopicFacts:
+    """What a topic takes that refused a record for another reason than its size; nothing new if that is its own."""
+    if refusal.code == "INVALID_TIMESTAMP":
+        ahead = refusal.moment - int(time.time() * 1000)  # clocks go on until it is looked at again
+        return TopicFacts(0, after_ms=max(0, ahead - _CLOCKS_MS)) if ahead > 0 else TopicFacts(0, before_ms=-ahead)
+    return _NOTHING if refusal.keyed else TopicFacts(0, policy="compact")

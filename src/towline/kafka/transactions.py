@@ -16,6 +16,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined]
+
 from towline.errors import KafkaError
 from towline.kafka import admin, faults
 from towline.kafka.columns import Rows
@@ -24,37 +26,74 @@ from towline.kafka.producers import KafkaProducer, QueueStuck
 from towline.threads import later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
 
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
+    from towline.kafka.screening import Refusal
 
-__all__ = ["Indefinite", "Starting", "Transactional", "clock", "take"]
+__all__ = ["Indefinite", "Starting", "Transactional", "clock", "halved", "longest_ms", "take"]
 
 #: Longest single call, in seconds, so that a deadline is met and a signal is heard.
 _CALL_S: Final = 5.0
+#: A transaction is aborted so long before Kafka would do it, in seconds, or as a part of its time if that is less.
+_MARGIN_S: Final = 10.0
+_MARGIN: Final = 0.1
 #: Wait between two equal calls that Kafka answered at once, in seconds.
 _PAUSE_S: Final = 0.05
 #: Seconds for an abort when all is lost anyway; the next `init_transactions` aborts as well.
 _ABORT_S: Final = 5.0
-#: Bytes that a Kafka under load is trusted to take in a second.
-_SLOW: Final = 4 << 20
+#: Bytes that a Kafka is trusted to take in a second as long as nobody has seen how many it does.
+_TRUSTED: Final = 4 << 20
+#: A transaction has so many times as long as its records take by the rate last seen, beside its usual time.
+_SPARE: Final = 1.5
 #: Longest transaction a cluster allows unless it says otherwise (transaction.max.timeout.ms), in ms.
 _LONGEST_MS: Final = 900_000
 _CLOCK: Final = "transaction.timeout.ms"
+_MESSAGE: Final = "message.timeout.ms"
 
 
-def clock(settings: SinkSettings, size: int) -> dict[str, str]:
-    """A longer time-out for a transaction of so many bytes, where the user has set none and that one may be too short.
+def clock(settings: SinkSettings, size: int, rate: float | None, longest: Callable[[], int]) -> dict[str, str]:
+    """Longer time-outs for a transaction that would take more than half of its usual time; none for others.
 
     A batch that is planned does not shrink: one that takes longer than its transaction may would be aborted for ever.
+
+    Args:
+        settings: The sink's settings; a ``transaction.timeout.ms`` of the user's is the longest.
+        size: Bytes of its records.
+        rate: Bytes that Kafka took in a second; None where nobody has seen it.
+        longest: Asks for the longest transaction that the cluster allows, in ms.
     """
-    usual = int(settings.client[_CLOCK])
-    needed = min(_LONGEST_MS, usual + 1000 * (size // _SLOW))
-    if settings.client[_CLOCK] != settings.client["message.timeout.ms"] or size <= settings.spool_memory:
+    usual = int(settings.client[_MESSAGE])
+    takes = 1000 * size / (rate or _TRUSTED)
+    if takes <= usual / 2:
         return {}
-    return {_CLOCK: str(needed)} if needed > usual else {}
+    own = int(settings.client[_CLOCK])
+    needed = min(own if own > usual else longest(), int(usual + _SPARE * takes))
+    return {_CLOCK: str(max(own, needed)), _MESSAGE: str(needed)} if needed > usual else {}
+
+
+def halved(settings: SinkSettings, longer: Mapping[str, str]) -> dict[str, str]:
+    """Half of what `clock` has said, where the cluster did not allow that; none if that is no more than usual."""
+    needed = int(longer[_MESSAGE]) // 2
+    return {_CLOCK: str(needed), _MESSAGE: str(needed)} if needed > int(settings.client[_CLOCK]) else {}
+
+
+#: Bootstrap servers -> the longest transaction that they allow, in ms; of this process.
+_longest: Final[dict[str, int]] = {}
+
+
+def longest_ms(settings: SinkSettings) -> int:
+    """The longest transaction that the cluster allows, in ms; Kafka's own limit where this user may not see it."""
+    if settings.servers not in _longest:
+        found = list[int]()
+        with contextlib.suppress(KafkaError), admin.looking(settings.client) as asked:
+            brokers = map(str, asked.list_topics(timeout=settings.timeout_s).brokers)
+            seen = admin.settings_of(asked, brokers, settings.timeout_s, ResourceType.BROKER)
+            found = [int(one.get("transaction.max.timeout.ms", _LONGEST_MS)) for one in seen.values()]
+        _longest[settings.servers] = min(found, default=_LONGEST_MS)
+    return _longest[settings.servers]
 
 
 class Indefinite(Exception):
@@ -62,11 +101,13 @@ class Indefinite(Exception):
 
     Args:
         told: The error for people.
+        refusals: Records that Kafka refused in it.
+        rate: Bytes a second that Kafka took in it, if it was too slow; else None.
     """
 
-    def __init__(self, told: KafkaError) -> None:
+    def __init__(self, told: KafkaError, refusals: Iterable[Refusal] = (), rate: float | None = None) -> None:
         super().__init__(told)
-        self.told = told
+        self.told, self.refusals, self.rate = told, list(refusals), rate
 
 
 class Transactional(KafkaProducer):
@@ -85,6 +126,11 @@ class Transactional(KafkaProducer):
         self._open = False
         #: Topics of the open transaction.
         self._written: set[str] = set()
+        #: Its records and their bytes, and when it was opened.
+        self._records = self._bytes = 0
+        self._begun = 0.0
+        #: How long it may be open, in seconds.
+        self._allowed_s = int({**settings.client, **more}[_CLOCK]) / 1000
 
     def start(self) -> None:
         """Fence older producers of this id; their open transaction is committed or aborted when this returns.
@@ -110,6 +156,8 @@ class Transactional(KafkaProducer):
         except faults.FOREIGN as problem:
             raise self._judged("to begin", problem) from None
         self._open, self._written = True, set()
+        self._records, self._bytes, self._begun = 0, 0, time.monotonic()
+        self.ends = self._begun + self._allowed_s - min(_MARGIN_S, _MARGIN * self._allowed_s)
 
     def write(self, rows: Rows) -> None:
         """Send rows within the transaction.
@@ -119,6 +167,7 @@ class Transactional(KafkaProducer):
             Indefinite: A new producer may do better.
         """
         self._written |= rows.topics
+        self._records, self._bytes = self._records + rows.size, self._bytes + rows.bytes
         try:
             self.send(rows)
         except (QueueStuck, *faults.FOREIGN) as problem:
@@ -142,9 +191,13 @@ class Transactional(KafkaProducer):
 
         Raises:
             KafkaError: TL-K19 fenced.
-            Indefinite: Aborted (TL-K20), or not known whether it is committed (TL-K21).
+            Indefinite: Aborted (TL-K20, TL-K28), or not known whether it is committed (TL-K21).
         """
         try:
+            # Once it was asked to commit, librdkafka can't be asked to abort.
+            if self.flush(self._allowed_s, to_failure=True) and (slow := self._too_slow()):
+                self.abort()
+                raise slow
             self._call(self._producer.commit_transaction)
         except faults.FOREIGN as problem:
             raise self._judged("to commit", problem) from None
@@ -173,15 +226,27 @@ class Transactional(KafkaProducer):
             self._open = False
             return faults.fenced(servers, self.transactional_id)
         if isinstance(problem, QueueStuck) or verdict is TransactionVerdict.ABORT:
+            slow = self._too_slow()
             self.abort()
             # Even a refused record is worth another attempt: the limits it was compared with may have been old.
-            return Indefinite(faults.failed(servers, doing, problem, self._denied(problem) or self.first))
+            told = faults.failed(servers, doing, problem, self._denied(problem) or self.first)
+            return slow or Indefinite(told, self.refusals.values())
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is TransactionVerdict.AGAIN:
             return Indefinite(
                 faults.undecided(servers, self._settings.timeout_s, self._last.why or faults.reason(problem))
             )
         return Indefinite(faults.gave_up(servers, problem))
+
+    def _too_slow(self) -> Indefinite | None:
+        """What to raise where Kafka took records to the end of the transaction's time, and not all."""
+        now = time.monotonic()
+        seconds, left = now - self._begun, self.pending + self.failures
+        if now < self.ends or left >= self._records:
+            return None
+        done = self._bytes * (self._records - left) // self._records
+        told = faults.too_slow(self._settings.servers, done, self._bytes, seconds, self._allowed_s)
+        return Indefinite(told, rate=done / seconds)
 
     def _denied(self, problem: BaseException) -> list[tuple[str, Any]]:
         """Topics of the transaction that this user may not write to, where Kafka has refused one without its name."""

@@ -148,3 +148,18 @@ def test_a_limit_that_shrank_meanwhile(kafka: Kafka, topic: NewTopic) -> None:
     assert (done.rows, done.dead_lettered) == (2, 1)
     assert [m.value() for m in records(kafka.bootstrap, name)] == [b"0", b"1", b"2"]
     assert [letter.value for letter in letters(kafka, dead)] == [b"x" * 5000]
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_a_record_that_is_larger_than_a_segment(kafka: Kafka, topic: NewTopic, guarantee: str) -> None:
+    limits = {"segment.bytes": "1048576", "max.message.bytes": "3000000"}
+    name, dead = topic("segment", 1, limits), topic("dead")
+    client = {"kafka.bootstrap.servers": kafka.bootstrap, "kafka.message.max.bytes": "2000000"}
+    settings = SinkSettings.parse({**client, "guarantee": guarantee, "deadLetterTopic": dead, "sinkId": name})
+    sink = delivery_for(settings, Columns.bind(COLUMNS, None, include_headers=True))
+    large = os.urandom(1_200_000)
+    batch = rows(*({"topic": name, "value": value, "key": b"k"} for value in (b"1", large, b"2")))
+    done = sink.deliver(Task(0, batch=0, query=QUERY), [batch])
+    assert (done.rows, done.dead_lettered) == (2, 1)
+    assert [m.value() for m in records(kafka.bootstrap, name)] == [b"1", b"2"]
+    assert [(letter.reason, letter.value) for letter in letters(kafka, dead)] == [(Reason.TOO_LARGE, large)]

@@ -110,9 +110,9 @@ def test_a_healthy_producer_is_kept_and_a_failed_one_is_not(kafka: Kafka, topic:
     settings = settings_for(kafka, topic=topic())
     delivery = sink(settings)
     delivery.deliver(FIRST, counted(0, 1))
-    first = producers.borrow(settings)
+    (first,) = producers._clients.values()
     delivery.deliver(FIRST, counted(1, 2))
-    assert producers.borrow(settings) is first
+    assert [*producers._clients.values()] == [first]
 
     def failing() -> Iterator[Any]:
         yield from counted(2, 3)
@@ -120,7 +120,7 @@ def test_a_healthy_producer_is_kept_and_a_failed_one_is_not(kafka: Kafka, topic:
 
     with pytest.raises(ZeroDivisionError):
         delivery.deliver(FIRST, failing())
-    assert producers.borrow(settings) is not first
+    assert not producers._clients
 
 
 def test_a_full_queue_only_slows_down(kafka: Kafka, topic: NewTopic) -> None:
@@ -159,10 +159,9 @@ def test_a_record_too_large_for_the_client(kafka: Kafka, topic: NewTopic) -> Non
 
 def test_a_record_too_large_for_the_topic(kafka: Kafka, topic: NewTopic) -> None:
     name = topic(config={"max.message.bytes": "1000"})
-    with pytest.raises(KafkaError, match=name) as caught:
+    with pytest.raises(KafkaError, match=rf'"{name}" can not be written: .*max\.message\.bytes') as caught:
         sink(settings_for(kafka, topic=name)).deliver(FIRST, [pa.record_batch({"value": pa.array([b"x" * 5000])})])
-    assert caught.value.code == "TL-K03"
-    assert "max.message.bytes" in caught.value.do
+    assert caught.value.code == "TL-K05"
 
 
 def test_a_partition_that_is_not_there(kafka: Kafka, topic: NewTopic) -> None:
@@ -176,9 +175,8 @@ def test_a_partition_that_is_not_there(kafka: Kafka, topic: NewTopic) -> None:
 def test_a_time_kafka_refuses(kafka: Kafka, topic: NewTopic) -> None:
     column = pa.array([dt.datetime.now(dt.UTC) + dt.timedelta(days=2)], pa.timestamp("us", tz="UTC"))
     batch = pa.record_batch({"value": pa.array([b""]), "timestamp": column})
-    with pytest.raises(KafkaError, match="Kafka refused 1 of 1") as caught:
+    with pytest.raises(KafkaError, match=r"further ahead than message\.timestamp\.after\.max\.ms\..*TL-K06"):
         sink(settings_for(kafka, topic=topic()), "value", "timestamp").deliver(FIRST, [batch])
-    assert "timestamp" in caught.value.do
 
 
 def test_a_secret_that_is_not_here(kafka: Kafka, topic: NewTopic) -> None:

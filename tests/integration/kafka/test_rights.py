@@ -77,7 +77,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[
     topic, ids, prefix = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID, ResourcePatternType.PREFIXED
     with SecuredKafka(tmp_path_factory.mktemp("guarded"), settings=settings) as started:
         started.create_topics({"healthy": 1, "denied": 1})
-        started.create_topics({f"towline.sink.{sink}.markers": 1 for sink in "abc"}, {"cleanup.policy": "compact"})
+        started.create_topics({f"towline.sink.{sink}.markers": 1 for sink in "abcd"}, {"cleanup.policy": "compact"})
         grant(
             started,
             [
@@ -119,6 +119,22 @@ def test_the_denied_topic_of_a_refused_transaction_is_named(guarded: SecuredKafk
         sink.deliver(Task(0, batch=0, query=QUERY), rows("healthy", "denied", "healthy"))
     assert caught.value.what.endswith(' ms) (topic "denied")')
     assert "healthy" not in str(caught.value)
+
+
+def test_records_that_only_kafka_knows_to_be_bad_are_found_without_the_right_to_describe(guarded: SecuredKafka) -> None:
+    guarded.create_topics({"healthy.compacted": 1}, {"cleanup.policy": "compact"})
+    guarded.create_topics({"healthy.small": 1, "healthy.dead": 1}, {"max.message.bytes": "20000"})
+    given = {"sinkId": "sink.d", "deadLetterTopic": "healthy.dead", **options(scram(guarded))}
+    sink = exactly_once(guarded.bootstrap, "key", "value", "topic", **given)
+    cells = [
+        ("healthy.compacted", b"k", b"1"),
+        ("healthy.compacted", None, b"2"),
+        ("healthy.small", b"k", b"x" * 30_000),
+    ]
+    names = ("topic", "key", "value")
+    batch = pa.record_batch({name: pa.array([cell[at] for cell in cells]) for at, name in enumerate(names)})
+    done = sink.deliver(Task(0, batch=0, query=QUERY), [batch])
+    assert (done.rows, done.dead_lettered) == (1, 2)
 
 
 def test_markers_are_read_without_a_right_to_any_group(guarded: SecuredKafka) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "STATE",
     "TIMED_OUT",
     "TRANSPORT",
+    "UNFIT",
     "UNKNOWN",
     "Failure",
     "Killed",
@@ -71,6 +72,7 @@ TRANSPORT = raised("_TRANSPORT", "Failed to get metadata: Local: Broker transpor
 UNKNOWN = raised("UNKNOWN")
 #: A record that a broker refused, as its delivery report has it.
 REFUSED = ClientError(ClientError.MSG_SIZE_TOO_LARGE)
+UNFIT = ClientError(ClientError.INVALID_RECORD)
 #: And what it says of the transaction from there on.
 SPOILT = raised(
     "MSG_SIZE_TOO_LARGE",
@@ -134,6 +136,10 @@ class MemoryKafka:
         self.undecided = 0
         #: Records are not confirmed.
         self.silent = False
+        #: Records that are confirmed in a second; None for all at once.
+        self.rate: float | None = None
+        #: Why a broker refuses a record, if it does.
+        self.refuses: Callable[[Written], ClientError | None] = lambda _: None
         self.killed = False
 
     def fail(self, call: str, *failures: Failure | BaseException | None) -> None:
@@ -203,6 +209,12 @@ class MemoryProducer:
         self.epoch = 0
         #: Records that wait for their confirmation; so many fit.
         self.queue: list[Written] = []
+        #: What is called for a record in place of the producer's own.
+        self.reports: dict[Written, Any] = {}
+        #: Records of the open transaction that are.
+        self.confirmed: list[Written] = []
+        #: Whether one of them was refused.
+        self.spoilt = False
         self.room = 1 << 30
         self.state = ""
 
@@ -234,12 +246,17 @@ class MemoryProducer:
                 raise BufferError("Local: Queue full")
             assert topic in self.kafka.topics, topic
             self.queue.append(Written(topic, max(partition, 0), key, value))
+            if more and more[0] is not None:
+                self.reports[self.queue[-1]] = more[0]
 
     def commit_transaction(self, timeout: float) -> None:
         with self.kafka.call("commit_transaction", timeout) as failure:
             if self.epoch < self.kafka.epochs[self.id]:
                 raise FENCED
-            queue, self.queue, self.state = self.queue, [], "ready"  # asked again, there is nothing left to commit
+            if self.spoilt:
+                raise INCONSISTENT
+            queue, self.queue, self.state = self.confirmed + self.queue, [], "ready"
+            self.confirmed = []  # asked again, there is nothing left to commit
             if failure is not None and failure.late:
                 self.kafka.late[self.id] = queue
             else:
@@ -254,13 +271,14 @@ class MemoryProducer:
     def abort_transaction(self, timeout: float) -> None:
         with self.kafka.call("abort_transaction", timeout):
             self.refuse(PURGED)
+            self.confirmed, self.spoilt = [], False
             self.state = "ready"
 
     def refuse(self, error: ClientError = REFUSED) -> None:
         """Let what waits fail, one by one, as a broker does that refuses it; reports come with the next `poll`."""
         refused, self.queue = self.queue, []
         for record in refused:
-            self.config["on_delivery"](error, SimpleNamespace(topic=lambda name=record.topic: name))
+            self.config["on_delivery"](error, _Report(record))
 
     def poll(self, timeout: float) -> int:
         self.kafka.asked("poll")
@@ -271,15 +289,35 @@ class MemoryProducer:
         self.kafka.asked("flush")
         if self.kafka.silent:
             self.kafka.now += timeout if self.queue else 0
-        elif not self.id:
-            self._write(self.queue)
-            self.queue = []
+        else:
+            count = len(self.queue) if self.kafka.rate is None else max(1, int(timeout * self.kafka.rate))
+            self.kafka.now += 0 if self.kafka.rate is None else count / self.kafka.rate
+            sent, self.queue = self.queue[:count], self.queue[count:]
+            for record in sent:
+                if error := self.kafka.refuses(record):
+                    self.spoilt = bool(self.id)
+                    self.reports.get(record, self.config["on_delivery"])(error, _Report(record))
+            sent = [record for record in sent if not self.kafka.refuses(record)]
+            if self.id:
+                self.confirmed += sent
+            else:
+                self._write(sent)
         return len(self.queue)
 
     def purge(self, *, in_queue: bool, in_flight: bool, blocking: bool) -> None:
         self.kafka.asked("purge")
         if in_queue:
             self.queue = []
+
+
+class _Report:
+    """The message of a delivery report, which has no headers."""
+
+    def __init__(self, record: Written) -> None:
+        self.topic, self.key, self.value = lambda: record.topic, lambda: record.key, lambda: record.value
+
+    def timestamp(self) -> tuple[int, int]:
+        return 0, -1
 
 
 class MemoryConsumer:
@@ -388,7 +426,8 @@ class MemoryAdmin:
 
 #: What a process remembers of Kafka.
 _CACHES: tuple[Any, ...] = (
-    *(delivery._seen, exactly_once._checked, producers._clients, screening._facts),
+    *(delivery._seen, exactly_once._checked, producers._clients, screening._facts, screening._lessons),
+    transactions._longest,
     *(markerstore._consumers, markerstore._ends, markerstore._seen),
 )
 
@@ -398,7 +437,7 @@ def kafka_in_memory() -> Iterator[MemoryKafka]:
     """Such a Kafka behind all modules of the sink, which know nothing of any other."""
     kafka = MemoryKafka()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (admin, exactly_once, markerstore, producers, screening, transactions):
+        for module in (admin, delivery, exactly_once, markerstore, producers, screening, transactions):
             patch.setattr(module, "time", kafka)
         patch.setattr(producers, "Producer", kafka.producer)
         patch.setattr(markerstore, "Consumer", kafka.consumer)

@@ -19,6 +19,7 @@ from towline.kafka.exactly_once import delivery_for
 GUARANTEES = ["at_least_once", "at_most_once"]
 FULL = BufferError("Local: Queue full")
 LATE = ClientError(ClientError._MSG_TIMED_OUT)
+DENIED = ClientError(ClientError.TOPIC_AUTHORIZATION_FAILED)
 
 
 def sink(guarantee: str, *columns: str, **options: str) -> Delivery:
@@ -85,7 +86,7 @@ def test_a_producer_whose_task_was_stopped_is_not_used_again(memory: MemoryKafka
 
 @pytest.mark.parametrize(
     ("error", "code", "told"),
-    [(kafka.REFUSED, "TL-K03", "refused 2 of 3 records"), (LATE, "TL-K02", "did not take 2 of 3 records within 60 s")],
+    [(DENIED, "TL-K03", "refused 2 of 3 records"), (LATE, "TL-K02", "did not take 2 of 3 records within 60 s")],
 )
 def test_a_failed_record_fails_the_task_and_ends_it_early(
     memory: MemoryKafka, error: ClientError, code: str, told: str
@@ -103,7 +104,39 @@ def test_a_silence_fails_the_task_after_the_delivery_timeout(memory: MemoryKafka
     memory.silent = True
     with pytest.raises(KafkaError, match=r"did not take 3 of 3 records within 7 s.*TL-K02"):
         sink("at_least_once", deliveryTimeout="7").deliver(Task(0), numbers(1, 2, 3))
-    assert 7 < memory.now - 1000 < 20
+    assert 7 <= memory.now - 1000 < 20
+
+
+def test_what_kafka_takes_slowly_is_waited_for_as_long_as_it_takes_anything(memory: MemoryKafka) -> None:
+    memory.rate = 2.0
+    done = sink("at_least_once", deliveryTimeout="7").deliver(Task(0), numbers(*range(100)))
+    assert (done.rows, len(memory.committed("t"))) == (100, 100)
+    assert done.seconds is not None
+    assert 49 < done.seconds < 52
+    assert memory.producers[-1].config["message.timeout.ms"] == "0"
+
+
+def test_rows_are_written_again_with_what_a_refusal_tells(memory: MemoryKafka) -> None:
+    memory.topics["dlq"] = 1
+    memory.refuses = lambda record: kafka.UNFIT if record.topic == "t" and record.key is None else None
+    of = kafka.settings(guarantee="at_least_once", deadLetterTopic="dlq")
+    one = delivery_for(of, kafka.columns(of, "key"))
+    batch = pa.record_batch({"key": pa.array([b"k", None, b"k"]), "value": pa.array([b"1", b"2", b"3"])})
+    done = one.deliver(Task(0), iter([batch, batch]))
+    assert (done.rows, done.dead_lettered) == (4, 2)
+    assert memory.committed("dlq") == [b"2", b"2"]
+    assert memory.committed("t")[-4:] == [b"1", b"3", b"1", b"3"]
+    before = len(memory.producers)
+    assert one.deliver(Task(0), [batch]).dead_lettered == 1
+    assert len(memory.producers) == before, "nothing is refused any more"
+
+
+def test_rows_that_are_too_many_to_keep_are_not_written_again(memory: MemoryKafka) -> None:
+    memory.refuses = lambda record: kafka.UNFIT if record.key is None else None
+    of = replace(kafka.settings(guarantee="at_least_once"), spool_memory=10)
+    with pytest.raises(KafkaError, match="TL-K03"):
+        delivery_for(of, kafka.columns(of)).deliver(Task(0), numbers(*range(10)))
+    assert len(memory.producers) == 1
 
 
 def test_a_queue_that_stays_full_fails_the_task_with_what_is_not_confirmed(memory: MemoryKafka) -> None:

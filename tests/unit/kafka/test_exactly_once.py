@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -300,20 +301,71 @@ def test_a_refusal_that_can_not_be_written_down_is_an_error_too(memory: MemoryKa
 # -- around it --
 
 
+def clocks(memory: MemoryKafka) -> list[str]:
+    return [producer.config["transaction.timeout.ms"] for producer in memory.producers]
+
+
 def test_a_large_batch_gets_more_time_unless_the_cluster_allows_no_more(memory: MemoryKafka) -> None:
-    large = {"spoolMemoryBytes": "0", "deliveryTimeout": "2"}
+    large = {"deliveryTimeout": "2"}
     of = kafka.settings(**large)
     one = ExactlyOnce(of, kafka.columns(of))
     rows = [kafka.values(b"x" * 900_000) for _ in range(10)]
     one.deliver(Task(0, batch=0, query="q"), rows)
-    assert [producer.config["transaction.timeout.ms"] for producer in memory.producers] == ["2000", "4000"]
+    assert clocks(memory) == ["2000", "5218"]
     memory.fail("init_transactions", None, kafka.raised("INVALID_TRANSACTION_TIMEOUT"))
     assert one.deliver(Task(0, batch=1, query="q"), rows).rows == 10
-    assert [producer.config["transaction.timeout.ms"] for producer in memory.producers[2:]] == ["2000", "4000", "2000"]
+    assert clocks(memory)[2:] == ["2000", "5218", "2609"]
     memory.fail("init_transactions", None, *[kafka.TIMED_OUT] * 100)
     with pytest.raises(KafkaError, match="TL-K01"):
         one.deliver(Task(0, batch=2, query="q"), rows)
     assert len(memory.producers) == 7, "one that had no answer is not tried with less time"
+
+
+def test_a_batch_that_was_too_slow_gets_the_time_that_its_rate_asks_for(memory: MemoryKafka) -> None:
+    memory.rate = 5.0
+    assert write(sink(deliveryTimeout="4"), 0, *range(100)).rows == 100
+    assert memory.committed("t") == [b"%d" % number for number in range(100)]
+    assert clocks(memory)[0] == "4000"
+    assert int(clocks(memory)[-1]) > 20_000
+    assert memory.calls.count("abort_transaction") == 1
+    write(sink(BatchOrigin(rate=10.0), deliveryTimeout="4"), 1, *range(100))
+    assert memory.calls.count("abort_transaction") == 1, "a rate that is known needs no try"
+
+
+def test_what_a_refusal_tells_is_known_from_then_on(memory: MemoryKafka) -> None:
+    """Two transactions tell which records it are; the one after is the batch."""
+    memory.topics["dlq"] = 1
+    memory.refuses = lambda record: kafka.UNFIT if record.topic == "t" and record.key is None else None
+    one = sink(deadLetterTopic="dlq")
+    done = write(one, 0, *range(10))
+    assert (done.rows, done.dead_lettered) == (0, 10)
+    assert memory.calls.count("abort_transaction") == 2
+    assert write(one, 1, *range(10)).dead_lettered == 10
+    assert memory.calls.count("abort_transaction") == 2
+    memory.now += 3601
+    assert write(one, 2, *range(10)).dead_lettered == 10
+    assert memory.calls.count("abort_transaction") == 4, "it is looked at again"
+
+
+def test_a_refusal_that_tells_nothing_stops_the_line_as_it_did(memory: MemoryKafka) -> None:
+    memory.topics["dlq"] = 1
+    memory.refuses = lambda record: kafka.UNFIT if record.topic == "t" else None
+    of = kafka.settings(deadLetterTopic="dlq")
+    batch = pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])})
+    with pytest.raises(KafkaError, match="TL-K20"):
+        ExactlyOnce(of, kafka.columns(of, "key")).deliver(Task(0, batch=0, query="q"), [batch])
+    assert memory.calls.count("abort_transaction") == 2
+    assert (memory.committed("t"), memory.committed("dlq")) == ([], [])
+
+
+def test_a_transaction_that_may_take_no_longer_stops_with_rate_and_setting(memory: MemoryKafka) -> None:
+    memory.rate = 1.0
+    with pytest.raises(
+        KafkaError, match=r"too slow: 5 of 190 bytes in 4 s, 1 bytes/s.*transaction\.max\.timeout"
+    ) as caught:
+        write(sink(deliveryTimeout="4", kafka__transaction__timeout__ms="4001"), 0, *range(100))
+    assert caught.value.code == "TL-K28"
+    assert memory.committed("t") == []
 
 
 def test_a_stopping_query_ends_its_transactions_and_gives_up_soon(memory: MemoryKafka) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from towline.errors import ConfigError
 from towline.guarantee import POLICIES
 from towline.kafka.options import ALIASES, NAMES, SinkSettings
-from towline.kafka.transactions import clock
 
 BASE = {"kafka.bootstrap.servers": "k1:9092,k2:9093", "guarantee": "at_least_once", "topic": "t"}
 
@@ -111,15 +110,6 @@ def test_the_queue_holds_at_least_two_of_the_largest_records() -> None:
     assert large.client["queue.buffering.max.kbytes"] == str(2 * 300_000_000 // 1024)
     own = SinkSettings.parse({**BASE, "kafka.message.max.bytes": "300000000", "kafka.queue.buffering.max.kbytes": "9"})
     assert own.client["queue.buffering.max.kbytes"] == "9"
-
-
-def test_a_large_transaction_gets_more_time_unless_the_user_said_how_much() -> None:
-    base = {"kafka.bootstrap.servers": "k1:9092", "topic": "t"}
-    usual = SinkSettings.parse(base)
-    assert clock(usual, 64 << 20) == {}
-    assert clock(usual, 1 << 30) == {"transaction.timeout.ms": "316000"}
-    assert clock(usual, 60 << 30) == {"transaction.timeout.ms": "900000"}
-    assert clock(SinkSettings.parse({**base, "kafka.transaction.timeout.ms": "70000"}), 1 << 30) == {}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.kafka.memory import settings as kafka_settings
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts
@@ -19,7 +20,7 @@ from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record
 from towline.kafka.delivery import Task
 from towline.kafka.exactly_once import delivery_for
 from towline.kafka.options import SinkSettings
-from towline.kafka.screening import RecordCheck, RecordLimits, fault_of
+from towline.kafka.screening import Lessons, RecordCheck, RecordLimits, Refusal, fault_of
 
 HOUR = 3_600_000
 NOW = int(time.time() * 1000)
@@ -75,6 +76,39 @@ def test_what_kafka_takes(good: Any) -> None:
 def test_a_record_that_compresses_well_is_not_too_large() -> None:
     assert fault_of(record(value=b"x" * 15_000), LIMITS._replace(codec="zstd")) is None
     assert fault_of(record(value=b"x" * 25_000), LIMITS._replace(codec="zstd")) is not None
+
+
+limits = st.none() | st.integers(0, 1000)
+facts = st.builds(TopicFacts, st.just(1), limits, limits, limits, st.sampled_from(["", "delete", "compact"]), limits)
+
+
+@given(facts, facts)
+def test_what_is_learned_only_narrows(one: TopicFacts, other: TopicFacts) -> None:
+    both = one.narrowed(other)
+    assert both.compacted == (one.compacted or other.compacted)
+    assert both.narrowed(one) == both.narrowed(other) == both
+    for name in ("max_bytes", "after_ms", "before_ms", "batch_bytes"):
+        known = [value for value in (getattr(one, name), getattr(other, name)) if value is not None]
+        assert getattr(both, name) == min(known, default=None)
+
+
+def test_a_segment_holds_a_whole_batch() -> None:
+    assert TopicFacts.of(1, {"max.message.bytes": "3000", "segment.bytes": "2000"}).max_bytes == 2000
+    assert TopicFacts.of(1, {"max.message.bytes": "3000"}).max_bytes == 3000
+
+
+@pytest.mark.parametrize(("moment", "bad"), [(NOW + 3 * HOUR, NOW + 2 * HOUR + HOUR), (NOW - 3 * HOUR, NOW - 4 * HOUR)])
+def test_a_time_that_was_refused_is_known(moment: int, bad: int) -> None:
+    told = KafkaError("TL-K20", "k", "it was refused", "Correct it.")
+    lessons = Lessons(kafka_settings())
+    lessons.take([Refusal("u", "INVALID_TIMESTAMP", None, True, moment)], told)
+    assert lessons.unclear is not None
+    lessons.take([Refusal("u", "INVALID_TIMESTAMP", 90, True, moment)], told)
+    limits = RecordLimits({"u": TopicFacts(1).narrowed(screening._lessons["k:9092", "u"][1])}, 20_000, None, NOW)
+    assert fault_of(record("u", moment=NOW), limits) is None
+    fault = fault_of(record("u", moment=bad), limits)
+    assert fault is not None
+    assert fault.reason is Reason.TIMESTAMP
 
 
 @pytest.fixture(autouse=True)

@@ -197,7 +197,7 @@ def test_a_marker_waits_for_room_as_its_records_do(memory: MemoryKafka) -> None:
     before = memory.now
     with pytest.raises(Indefinite, match=r"to write its marker: .*takes records too slowly"):
         producer.mark("m", 0, "s/0", Marker(1, 1))
-    assert memory.now - before >= 60
+    assert memory.now - before >= 54, "a moment before Kafka itself ends the transaction"
     assert memory.calls.count("abort_transaction") == 1
 
 

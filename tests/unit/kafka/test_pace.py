@@ -1,0 +1,134 @@
+"""How large the next batch is: never larger than Kafka can take in time, and soon as large as it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.kafka.options import SinkSettings
+from towline.kafka.pace import FIRST, GROWTH, LATENCY_S, LEAST, BatchLimit, WritePace, batch_bytes
+from towline.kafka.transactions import clock, halved
+
+BUDGET_S = 15.0
+FULL = 64 << 20
+#: The longest transaction of a cluster as it is installed.
+LONGEST_S = 900.0
+sizes = st.integers(0, 1 << 30)
+limits = st.integers(LEAST, 1 << 30)
+times = st.floats(0.001, 10_000)
+
+
+@given(limits, sizes, times, st.floats(1.0, 900.0))
+def test_a_batch_grows_by_a_factor_at_most_and_has_no_more_than_its_budget_takes(
+    before: int, size: int, seconds: float, budget_s: float
+) -> None:
+    after = batch_bytes(before, size, seconds, budget_s)
+    assert LEAST <= after <= max(before, GROWTH * size)
+    if seconds > LATENCY_S and after > LEAST:
+        assert after * (seconds - LATENCY_S) / max(size, 1) <= budget_s * 1.001
+
+
+@given(limits, sizes, times, times)
+def test_who_took_longer_gets_no_more(before: int, size: int, one: float, other: float) -> None:
+    slow, quick = max(one, other), min(one, other)
+    assert batch_bytes(before, size, slow, BUDGET_S) <= batch_bytes(before, size, quick, BUDGET_S)
+
+
+@given(limits, st.integers(0, LEAST), st.floats(0.001, LATENCY_S))
+def test_a_small_batch_tells_nothing_against_larger_ones(before: int, size: int, seconds: float) -> None:
+    assert batch_bytes(before, size, seconds, BUDGET_S) >= before
+
+
+def batches(rate: float, waiting: int, latency_s: float = 0.1) -> Iterator[tuple[int, float]]:
+    """Size and time of each batch of a backlog, with a Kafka that takes so many bytes a second."""
+    note: WritePace | None = None
+    limit = BatchLimit(lambda: note)
+    for batch in range(1000):
+        size = min(waiting, FULL, limit.next() or FULL)
+        if not size:
+            return
+        waiting, seconds = waiting - size, latency_s + size / rate
+        yield size, seconds
+        limit.planned(size)
+        note = WritePace(batch, size, seconds, BUDGET_S)
+
+
+@given(st.floats(1_200, 1e9))
+def test_no_batch_is_planned_that_kafka_can_not_take_in_time(rate: float) -> None:
+    taken = list(batches(rate, 20 << 20))
+    assert taken[0][0] <= FIRST
+    assert all(seconds < LONGEST_S for _, seconds in taken)
+    assert all(seconds <= GROWTH * (BUDGET_S + LATENCY_S) for _, seconds in taken[1:] if rate > 10_000)
+
+
+def test_a_fast_kafka_has_full_batches_soon() -> None:
+    assert [size for size, _ in batches(100e6, 1 << 30)][:4] == [FIRST, GROWTH * FIRST, FULL, FULL]
+
+
+def test_a_limit_goes_on_from_the_note_of_the_run_before() -> None:
+    note = WritePace(7, 400_000, 11.0, BUDGET_S)
+    assert note.rate == 40_000
+    assert BatchLimit(lambda: note).next() == 40_000 * 15
+    fast = note._replace(seconds=0.1)
+    assert fast.rate is None
+    assert BatchLimit(lambda: fast).next() == FIRST
+    failed = WritePace(7, 0, BUDGET_S, BUDGET_S)
+    assert failed.rate == 0
+    assert BatchLimit(lambda: failed).next() == FIRST
+
+
+def test_a_sink_that_leaves_no_word_has_no_limit() -> None:
+    old = WritePace(7, 400_000, 11.0, BUDGET_S)
+    for noted in (None, old):
+        limit = BatchLimit(lambda noted=noted: noted)  # type: ignore[misc]
+        assert limit.next() is not None
+        limit.planned(100)
+        assert limit.next() is None
+
+
+# -- how long a transaction may take --
+
+
+def settings(**options: str) -> SinkSettings:
+    given = {f"kafka.{name.replace('__', '.')}": value for name, value in options.items()}
+    return SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "topic": "t", **given})
+
+
+def allowed_s(rate: float | None, size: int, longest_ms: int = 900_000, **options: str) -> float | None:
+    longer = clock(settings(**options), size, rate, lambda: longest_ms)
+    assert not longer or int(longer["message.timeout.ms"]) <= int(longer["transaction.timeout.ms"])
+    return int(longer["message.timeout.ms"]) / 1000 if longer else None
+
+
+@given(sizes, st.floats(100, 1e9))
+def test_a_transaction_has_the_time_that_its_bytes_take(size: int, rate: float) -> None:
+    allowed = allowed_s(rate, size) or 60.0
+    assert 60 <= allowed <= LONGEST_S
+    assert allowed == LONGEST_S or allowed > 1.4 * size / rate
+
+
+def test_a_transaction_is_lengthened_only_where_it_must_be() -> None:
+    assert allowed_s(None, 64 << 20) is None
+    assert allowed_s(None, 1 << 30) == 444.0
+    assert allowed_s(40_000, 1 << 20) is None
+    assert allowed_s(40_000, 6_000_000) == 285.0
+    assert allowed_s(40_000, 6_000_000, 200_000) == 200.0
+    assert allowed_s(40_000, 6_000_000, 60_000) is None
+    assert allowed_s(40_000, 6_000_000, transaction__timeout__ms="120000") == 120.0, "what the user said is the most"
+
+
+def test_where_the_cluster_allows_less_half_of_it_is_tried() -> None:
+    longer = clock(settings(), 1 << 30, None, lambda: 900_000)
+    tried = []
+    while longer := halved(settings(), longer):
+        tried.append(longer["transaction.timeout.ms"])
+    assert tried == ["222000", "111000"]
+
+
+def test_a_slow_kafka_is_sent_smaller_requests() -> None:
+    usual = settings()
+    assert usual.in_requests_of(5e6) is usual
+    assert usual.in_requests_of(40_000).client["batch.size"] == "65536"
+    assert settings(batch__size="10000").in_requests_of(9_000).client["batch.size"] == "10000"
