@@ -206,7 +206,6 @@ class GatewayHold:
         timeout_s: float,
         max_rows: int | None,
         max_bytes: int | None,
-        several: bool = False,
     ) -> Window:
         """Commit up to ``safe`` and wait for more than ``here``; arguments are those of `GatewayClient.wait`.
 
@@ -215,8 +214,7 @@ class GatewayHold:
             safe: Up to where that is durable.
             timeout_s: Longest wait, in seconds.
             max_rows: Most rows.
-            max_bytes: Most bytes.
-            several: Whether it is one of several: their windows have a size.
+            max_bytes: Most bytes; then the window has a size.
 
         Raises:
             Fenced: TL-G04 when the gateway serves another journal; as `GatewayClient.wait`.
@@ -236,7 +234,7 @@ class GatewayHold:
                     max_bytes=max_bytes,
                     safe=safe,
                     incarnation=here.incarnation,
-                    sized=several,
+                    sized=max_bytes is not None,
                 )
         except Fenced as error:
             if error.code == "TL-G07" and not _gave(client.status(), lease):
@@ -543,7 +541,6 @@ class SourceGateways:
             timeout_s=timeout_s,
             max_rows=question.max_rows,
             max_bytes=question.max_bytes,
-            several=self.several,
         )
 
     def _begin(self, one: SourceGateway, question: Question | None, timeout_s: float, deadline: float) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, KafkaError, one_line
+from towline.errors import ConfigError, JournalError, KafkaError, one_line
 from towline.guarantee import policy
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
@@ -23,6 +24,7 @@ from towline.kafka.delivery import Delivered, Task, require_topics
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
+from towline.kafka.pace import WritePace
 from towline.kafka.topicids import SourceTopics
 from towline.sinks import column_types, lower_case
 from towline.spark import tally
@@ -159,7 +161,7 @@ class KafkaTransactional(DataSource):
             origin = batch_origin(self._settings, location) if looks else BatchOrigin()
         except KafkaError as problem:
             return FailingWriter(problem)
-        delivery = self._delivery(schema, origin)
+        delivery = self._delivery(schema, origin, location)
         if not self._settings.gather:
             return self._stream_writer(delivery, location)
         of = location or f"{self._settings.servers} {self._settings.sink_id}"
@@ -188,11 +190,15 @@ class KafkaTransactional(DataSource):
     def _stream_writer(self, delivery: Delivery, location: str) -> StreamWriter:
         return StreamWriter(delivery, location)
 
-    def _delivery(self, schema: StructType, origin: BatchOrigin | None = None) -> Delivery:
+    def _delivery(self, schema: StructType, origin: BatchOrigin, location: str = "") -> Delivery:
         _tell(self._settings)
+        settings = self._settings
+        pace = tally.pace_of(Checkpoint(location)) if location else None
+        if pace is not None and pace.rate is not None:
+            origin, settings = replace(origin, rate=pace.rate or None), settings.in_requests_of(pace.rate)
         columns = self._columns(schema)
         require_topics(self._settings)
-        return delivery_for(self._settings, columns, origin or BatchOrigin())
+        return delivery_for(settings, columns, origin)
 
     def _columns(self, schema: StructType) -> Columns:
         types = column_types(schema.fields, FORMAT)
@@ -271,7 +277,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         given = sum(answer.given for answer in written) if known else None
         seconds = [one.done.seconds for one in written if one.done.seconds is not None]
         left = sum((Counter(answer.left_out) for answer in written), Counter[str]())
-        tally.given(checkpoint, batch, given, said_of(written, others, self._sink(written)), seconds, left)
+        slowest = max((one.done for one in written), key=lambda done: done.seconds or 0.0, default=None)
+        pace = None
+        if slowest is not None and slowest.seconds is not None:
+            pace = WritePace(batch, slowest.bytes, slowest.seconds, self._delivery.settings.budget_s)
+        said = said_of(written, others, self._sink(written))
+        tally.given(checkpoint, batch, given, said, seconds, left, pace)
         checkpoint.sync_state()
 
     def _sink(self, written: Sequence[KafkaWritten]) -> str:
@@ -281,6 +292,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
         """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""
+        budget_s = self._delivery.settings.budget_s
+        with suppress(JournalError):  # then the next one is tried as this one was
+            tally.paced(Checkpoint(self._location), WritePace(batchId, 0, budget_s, budget_s))
         if isinstance(self._delivery, ExactlyOnce):
             self._delivery.fence(Checkpoint(self._location).query or None)
 

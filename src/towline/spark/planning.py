@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
+from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.client import interruptible
+from towline.kafka.pace import BatchLimit
+from towline.spark import tally
 from towline.spark.admission import Offer, admit, fitting
 from towline.spark.gateways import Question, SourceGateway, SourceGateways, foreign, is_absence, is_refusal
 from towline.spark.link import PATIENCE_S, patiently
@@ -53,6 +56,11 @@ class BatchPlanner:
         self._told_of_order = False
         #: Tickets of the planned batch: by journal and by where each of its slices begins and ends.
         self._tickets: dict[tuple[str, tuple[tuple[int, int], ...]], list[str]] = {}
+        #: What Kafka takes in time; None where the checkpoint with the sink's word of it is not known.
+        self._pace = BatchLimit(partial(tally.pace_of, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
+        self._slow: int | None = None
+        #: Where the batch begins that was planned last, or is planned anew as more comes.
+        self._begin: tuple[JournalPlace, ...] | None = None
 
     # -- begin and end -------------------------------------------------------------------------------------------
 
@@ -98,6 +106,8 @@ class BatchPlanner:
             ConfigError: TL-G50 to TL-G52, the list of gateways can't be.
             TowlineError: What a gateway said.
         """
+        if self._pace and here.places != self._begin:
+            self._begin, self._slow = here.places, self._pace.next()
         if not self._plan.several:
             self.gateways.meet()
         elif not any(one.lease for one in self.gateways.all):
@@ -177,10 +187,11 @@ class BatchPlanner:
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         """Rows and bytes; Spark has no limit of both in one, and gets all where it wants that (Trigger.Once)."""
-        if isinstance(limit, ReadMaxBytes):
-            return None, limit.max_bytes
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return rows, None if isinstance(limit, ReadAllAvailable) else self._plan.max_bytes
+        if isinstance(limit, ReadAllAvailable):
+            return None, None
+        most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._plan.max_bytes
+        least = min((one for one in (most, self._slow) if one is not None), default=None)
+        return limit.max_rows if isinstance(limit, ReadMaxRows) else None, least
 
     def _admitted(
         self, questions: Mapping[SourceGateway, Question], answers: Mapping[SourceGateway, Window], limit: ReadLimit
@@ -190,6 +201,8 @@ class BatchPlanner:
         windows = {one: window for one, window in found.items() if window.end > questions[one].here.offset}
         if self._plan.several and windows:
             windows = self._shared(questions, windows, limit)
+        if self._pace and windows:
+            self._pace.planned(sum(window.size for window in windows.values()))
         return [questions[one].here.moved(window.end, window.incarnation) for one, window in windows.items()]
 
     def _window(self, question: Question, window: Window) -> Window:

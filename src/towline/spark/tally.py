@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from towline.errors import JournalError
+from towline.kafka.pace import WritePace
 from towline.spark.sink_note import NotedBatch, SinkBatch, SinkSums, alone, noted_after
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ __all__ = [
     "note_empty",
     "noted",
     "noted_last",
+    "pace_of",
+    "paced",
     "said_at",
     "served_empty",
     "sum_at",
@@ -75,12 +78,14 @@ class _RowsNote(NamedTuple):
         sums: What became of them.
         times: Batches, and how long each transaction of them was open, in seconds.
         left_out: Batches, and how many rows were left out of each, by why; only those that left any out.
+        pace: How Kafka took the last batch.
     """
 
     rows: list[tuple[int, int]]
     sums: list[NotedBatch]
     times: list[tuple[int, list[float]]]
     left_out: list[tuple[int, dict[str, int]]]
+    pace: WritePace | None
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> _RowsNote:
@@ -94,6 +99,7 @@ class _RowsNote(NamedTuple):
             _listed(told, "sums", NotedBatch.from_json),
             _listed(told, "times", _times),
             _listed(told, "left_out", _counts),
+            next(iter(_listed(told, "pace", lambda entry: WritePace(*entry))), None),
         )
 
     def keep(self, checkpoint: Checkpoint) -> None:
@@ -104,6 +110,7 @@ class _RowsNote(NamedTuple):
             "sums": [one.as_json() for one in self.sums[-_SUMS_KEPT:]],
             "times": self.times[-_TIMES_KEPT:],
             "left_out": self.left_out[-_KEPT:],
+            "pace": [] if self.pace is None else [self.pace],
         }
         checkpoint.keep_note(_ROWS, json.dumps(note, separators=(",", ":")), synced=False)
 
@@ -115,6 +122,7 @@ def given(
     said: SinkBatch | None = None,
     seconds: Sequence[float] = (),
     left_out: Mapping[str, int] = MappingProxyType({}),
+    pace: WritePace | None = None,
 ) -> None:
     """Note how many rows the sink was given in a batch, what became of them, and what its transactions took.
 
@@ -125,6 +133,7 @@ def given(
         said: What the sink says; None for nothing.
         seconds: How long each transaction was open; none where there are no transactions.
         left_out: How many rows more were left out, by why.
+        pace: How Kafka took it; None for what was noted before.
 
     Raises:
         JournalError: TL-J20, the disk did not take it.
@@ -135,11 +144,26 @@ def given(
         [one for one in before.sums if one.batch < batch],
         [entry for entry in before.times if entry[0] < batch] + ([(batch, [*seconds])] if seconds else []),
         [entry for entry in before.left_out if entry[0] < batch] + ([(batch, {**left_out})] if left_out else []),
+        pace or before.pace,
     )
     if said is not None:
         now.sums.append(noted_after(before.sums, batch, said))
     if now != before:
         now.keep(checkpoint)
+
+
+def paced(checkpoint: Checkpoint, pace: WritePace) -> None:
+    """Note how Kafka took a batch that failed.
+
+    Raises:
+        JournalError: TL-J20, the disk did not take it.
+    """
+    _RowsNote.read(checkpoint)._replace(pace=pace).keep(checkpoint)
+
+
+def pace_of(checkpoint: Checkpoint) -> WritePace | None:
+    """How Kafka took the last batch; None where nobody has said it, or the checkpoint is not local."""
+    return _RowsNote.read(checkpoint).pace
 
 
 def note_empty(checkpoint: Checkpoint, batch: int, *, empty: bool) -> None:

@@ -25,6 +25,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.columns import ACCEPTED as KAFKA_COLUMNS
 from towline.kafka.columns import Columns
+from towline.kafka.exactly_once import BatchOrigin
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
 from towline.spark.sink_columns import ACCEPTED as MQTT_COLUMNS
 from towline.spark.sink_columns import SinkColumns
@@ -302,7 +303,7 @@ class Failing(KafkaTransactional):
         return "failing"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802
-        return FailsOnceWritten(self._delivery(schema))
+        return FailsOnceWritten(self._delivery(schema, BatchOrigin()))
 
 
 @pytest.mark.parametrize(("guarantee", "copies"), [("exactly_once", 1), ("at_least_once", 2), ("at_most_once", 1)])

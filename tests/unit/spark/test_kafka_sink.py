@@ -13,11 +13,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered
-from towline.kafka.exactly_once import ExactlyOnce
+from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 from towline.kafka.markers import MarkerStep, MarkerTotals
+from towline.kafka.pace import WritePace
 from towline.spark import kafka_sink
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, account
-from towline.spark.tally import given_at, said_at, sum_at
+from towline.spark.tally import given_at, pace_of, said_at, sum_at
 
 OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}
 SCHEMA = StructType([StructField("value", StringType())])
@@ -91,6 +92,22 @@ def test_what_became_of_the_rows_is_noted(tmp_path: Path) -> None:
     sums, own = said_at(Checkpoint(str(tmp_path)), 8) or pytest.fail("nothing")
     assert (own.given, own.acknowledged, own.unknown) == (19, 10, 9)
     assert given_at(Checkpoint(str(tmp_path)), 8) == 19
+
+
+def test_how_kafka_took_a_batch_is_noted_and_goes_with_the_next(tmp_path: Path) -> None:
+    given = {**OPTIONS, "checkpointlocation": str(tmp_path), "guarantee": "at_least_once"}
+    sink = KafkaTransactional(given).streamWriter(SCHEMA, overwrite=False)
+    slow = KafkaWritten(1, 7, "q", Delivered(4, 44_000, seconds=12.0), 4)
+    sink.commit([slow, written(rows=10)], 7)
+    assert pace_of(Checkpoint(str(tmp_path))) == WritePace(7, 44_000, 12.0, 15.0)
+    once = KafkaTransactional({**OPTIONS, "guarantee": "exactly_once"})
+    one = once._delivery(SCHEMA, BatchOrigin(newest=8), str(tmp_path))
+    assert isinstance(one, ExactlyOnce)
+    assert (one.origin, one.settings.client["batch.size"]) == (BatchOrigin(newest=8, rate=4000.0), "65536")
+    sink.commit([written(batch=8, rows=10)], 8)
+    assert pace_of(Checkpoint(str(tmp_path))) == WritePace(7, 44_000, 12.0, 15.0), "nobody has seen it"
+    sink.abort([], 9)
+    assert pace_of(Checkpoint(str(tmp_path))) == WritePace(9, 0, 15.0, 15.0)
 
 
 def test_steps_of_markers_are_summed_where_all_partitions_have_them() -> None:

@@ -14,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxBytes
 
 from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL, offset, table
+from towline.checkpoint import Checkpoint
 from towline.errors import Fenced, JournalError
 from towline.gateway.client import GatewayClient
+from towline.kafka.pace import FIRST, WritePace
 from towline.spark.link import GatewayPlace
 from towline.spark.reader import MqttStreamReader, ReadPlan
+from towline.spark.tally import paced
 
 # -- power loss ------------------------------------------------------------------------------------------------------
 
@@ -53,6 +57,25 @@ def query(plan: ReadPlan, tmp_path: Path) -> Iterator[Query]:
     stream = MqttStreamReader(replace(plan, checkpoint=f"file:{tmp_path / 'ck'}"))
     yield Query(stream, tmp_path / "ck")
     stream.stop()
+
+
+def test_a_batch_has_no_more_than_kafka_takes_in_time(server: Served, query: Query) -> None:
+    """The first of a start has 1 MiB; the next as the sink's note says, and without a note all that waits."""
+    limit, checkpoint = ReadMaxBytes(64 << 20), Checkpoint(str(query.path))
+    server.add(40_000)
+    size = server.journal.size(0, 40_000)
+    assert size > 2 << 20
+    at = query.stream.latestOffset(query.at, limit)
+    assert 0.9 < server.journal.size(0, offset(at)) / FIRST <= 1.1
+    paced(checkpoint, WritePace(0, FIRST, 31.0, 15.0))
+    after = query.stream.latestOffset(at, limit)
+    assert 0.4 < server.journal.size(offset(at), offset(after)) / FIRST < 0.6
+    query.stream.stop()
+    query.stream._planned = False
+    again = query.stream.latestOffset(at, limit)
+    assert 0.4 < server.journal.size(offset(at), offset(again)) / FIRST < 0.6, "a start goes by the rate before it"
+    assert offset(query.stream.latestOffset(at, limit)) == offset(again), "it was planned and not begun"
+    assert offset(query.stream.latestOffset(again, limit)) == 40_000, "another sink, which leaves no word"
 
 
 def test_with_its_checkpoint_known_the_inbox_is_cut_at_once(server: Served, query: Query) -> None:
