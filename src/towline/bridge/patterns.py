@@ -229,17 +229,18 @@ def column_of(name: str) -> str | None:
     return PAYLOAD if name == PAYLOAD or payload_path(name) else FIELDS.get(name)
 
 
-def payload_path(name: str) -> tuple[str | int, ...]:
+def payload_path(name: str, root: str = PAYLOAD) -> tuple[str | int, ...]:
     """The steps of a field's path in a JSON payload: names of objects and indexes of arrays; none for another field.
 
     Args:
         name: Such as ``payload.device.id`` or ``payload.readings[0].value``.
+        root: What the path begins with.
     """
-    rest, steps = name.removeprefix(PAYLOAD), list[str | int]()
+    rest, steps = name.removeprefix(root), list[str | int]()
     while step := _STEP.match(rest):
         steps.append(step[1] if step[2] is None else int(step[2]))
         rest = rest[step.end() :]
-    return () if rest or not name.startswith(PAYLOAD) else tuple(steps)
+    return () if rest or not name.startswith(root) else tuple(steps)
 
 
 def kafka_name_problem(name: str) -> str | None:

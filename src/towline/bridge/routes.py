@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache, reduce
@@ -45,13 +45,19 @@ __all__ = [
     "REJECT",
     "ROUTE",
     "WHERE",
+    "JsonFields",
     "Rendered",
     "Route",
     "RouteOutcome",
     "RouteTable",
+    "Values",
+    "first_case",
+    "first_named",
     "from_json",
     "route_table",
     "to_json",
+    "utf8_text",
+    "verdicts",
 ]
 
 #: Columns of a row beside those of the message: the number of its route, and what Spark has made of the route's SQL:
@@ -521,26 +527,50 @@ def _joined(columns: Sequence[pa.Array], groups: Sequence[_Group]) -> pa.Array:
     return pa.concat_arrays(columns).take(pc.sort_indices(places))
 
 
-class _View:
+class Values:
+    """Fields of the rows of a batch as texts, and templates over them.
+
+    Args:
+        size: Rows.
+        column: The column of a field, null where a row has none; asked once for each.
+    """
+
+    def __init__(self, size: int, column: Callable[[str], pa.Array]) -> None:
+        self.size = size
+        self._column_of = column
+        self._values: dict[str, pa.Array] = {}
+
+    def value(self, name: str) -> pa.Array:
+        """A field of each row as text, null where it has none."""
+        if name not in self._values:
+            self._values[name] = self._column_of(name)
+        return self._values[name]
+
+    def text(self, template: Template) -> pa.Array:
+        """The text of a template for each row, null where a field is."""
+        if template.constant is not None:
+            return pa.repeat(pa.scalar(template.constant, pa.string()), self.size)
+        parts = [
+            pa.scalar(part) if i % 2 == 0 else self.value(part)
+            for i, part in enumerate(template.parts)
+            if i % 2 or part
+        ]
+        return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(""))
+
+
+class _View(Values):
     """The rows of one route in a batch, and the values of fields in them."""
 
     def __init__(self, rows: pa.RecordBatch, at: pa.Array | None, route: Route | None) -> None:
+        super().__init__(rows.num_rows if at is None else len(at), self._value)
         self._rows = rows
         self._at = at
         self._route = route
-        self.size = rows.num_rows if at is None else len(at)
-        self._values: dict[str, pa.Array] = {}
 
     def column(self, name: str) -> pa.Array:
         """A column of the rows."""
         column = self._rows.column(name)
         return column if self._at is None else column.take(self._at)
-
-    def value(self, name: str) -> pa.Array:
-        """A field of each message as text, null where it has none."""
-        if name not in self._values:
-            self._values[name] = self._value(name)
-        return self._values[name]
 
     def _value(self, name: str) -> pa.Array:
         if self._route is not None and (level := self._route.pattern.level_of(name)) is not None:
@@ -548,9 +578,9 @@ class _View:
         if name in FIELDS:
             return _text(self.column(FIELDS[name]))
         if name.startswith(USER_PREFIX):
-            return _user_property(self.column("user_properties"), name.removeprefix(USER_PREFIX))
+            return first_named(self.column("user_properties"), name.removeprefix(USER_PREFIX))
         if name == PAYLOAD:
-            return pa.array(map(_utf8, self.column("payload").to_pylist()), pa.string())
+            return utf8_text(self.column("payload"))
         if payload_path(name):
             return self.payload.fields[name]
         return self.column(name).cast(pa.string()) if name in self._rows.schema.names else self._nothing()
@@ -572,22 +602,9 @@ class _View:
         return column.cast(_HEADERS) if pc.any(pc.greater(pc.list_value_length(column), 0)).as_py() else None
 
     @cached_property
-    def payload(self) -> _Payload:
+    def payload(self) -> JsonFields:
         """The fields of the payloads that the route's templates name."""
-        templates = self._route.templates if self._route else ()
-        names = dict.fromkeys(name for one in templates for name in one.fields if payload_path(name))
-        return _Payload.read(self.column("payload"), list(names))
-
-    def text(self, template: Template) -> pa.Array:
-        """The text of a template for each row, null where a field is."""
-        if template.constant is not None:
-            return pa.repeat(pa.scalar(template.constant, pa.string()), self.size)
-        parts = [
-            pa.scalar(part) if i % 2 == 0 else self.value(part)
-            for i, part in enumerate(template.parts)
-            if i % 2 or part
-        ]
-        return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(""))
+        return JsonFields.read(self.column("payload"), self._route.templates if self._route else ())
 
     def headers(self, route: Route) -> pa.Array:
         """The headers that a route names."""
@@ -609,23 +626,70 @@ class _View:
         return pa.ListArray.from_arrays(ends.cast(pa.int32()), pairs)
 
 
-class _Payload(NamedTuple):
-    """Fields of JSON payloads.
+def verdicts(rows: pa.RecordBatch, codes: type[IntEnum]) -> tuple[list[tuple[pa.Array, Any]], pa.Array]:
+    """What ``reject`` and then ``where`` say of rows, for `first_case`; and the texts of ``reject``.
+
+    Args:
+        rows: With `REJECT` and `WHERE` where Spark has evaluated them.
+        codes: Have the names of `RouteOutcome`.
+    """
+    cases, refusals, present = (
+        list[tuple[pa.Array, Any]](),
+        pa.nulls(rows.num_rows, pa.string()),
+        set(rows.schema.names),
+    )
+    if REJECT in present:
+        column = rows.column(REJECT)
+        refusals = column.field(0) if not column.null_count else pc.struct_field(column, 0)
+        cases += [(column.is_null(), codes["REJECT_RAISED"]), (refusals.is_valid(), codes["REJECTED"])]
+    if WHERE in present:
+        column = rows.column(WHERE)
+        wanted = pc.struct_field(column, 0)
+        cases.append((column.is_null(), codes["WHERE_RAISED"]))
+        cases += [(wanted.is_null(), codes["UNDECIDED"]), (pc.invert(wanted), codes["FILTERED"])]
+    return cases, refusals
+
+
+def first_case(cases: Iterable[tuple[pa.Array, Any]], otherwise: pa.Array) -> pa.Array:
+    """Of each row the code of the first case whose mask is true there.
+
+    Args:
+        cases: Masks, and a code or a column of codes each.
+        otherwise: Codes of rows of no case.
+    """
+    cases = [(mask, code) for mask, code in cases if pc.any(mask).as_py()]
+    if not cases:
+        return otherwise
+    masks = pa.StructArray.from_arrays([mask.fill_null(False) for mask, _ in cases], list(map(str, range(len(cases)))))
+    codes = [one if isinstance(one, pa.Array) else pa.scalar(int(one), pa.int8()) for _, one in cases]
+    return pc.case_when(masks, *codes, otherwise)
+
+
+class JsonFields(NamedTuple):
+    """Fields of JSON documents.
 
     Attributes:
         fields: Name of a field -> texts.
-        outcomes: `RouteOutcome.RECORD`, or why the fields of a row can't be had.
+        outcomes: `RouteOutcome.RECORD`, or why the fields of a row can't be had: `RouteOutcome.NO_JSON`, `RouteOutcome.NO_TEXT`.
     """
 
     fields: Mapping[str, pa.Array]
     outcomes: pa.Array
 
     @classmethod
-    def read(cls, payloads: pa.Array, names: Sequence[str]) -> Self:
-        """Read the fields of each payload; none of a payload that is null."""
+    def read(cls, payloads: pa.Array, templates: Iterable[Template], root: str = PAYLOAD) -> Self:
+        """Read the fields that templates name of each payload; none of a payload that is null.
+
+        Args:
+            payloads: Bytes.
+            templates: They may name other fields too.
+            root: What the path of a field begins with.
+        """
         from pydantic_core import from_json  # noqa: PLC0415 - few lines need it
 
-        paths = [payload_path(name) for name in names]
+        every = dict.fromkeys(name for one in templates for name in one.fields)
+        named = {name: path for name in every if (path := payload_path(name, root))}
+        names, paths = list(named), list(named.values())
         texts: list[list[str | None]] = [[] for _ in names]
         outcomes = []
         for payload in payloads.to_pylist():
@@ -663,6 +727,14 @@ def _leaf(document: Any, path: Sequence[str | int]) -> str | None:
     return str(document)
 
 
+def utf8_text(column: pa.Array) -> pa.Array:
+    """Bytes, or a text that Spark has made of bytes, as text; null where they are no UTF-8."""
+    try:
+        return column.cast(pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(map(_utf8, column.cast(pa.binary()).to_pylist()), pa.string())
+
+
 def _utf8(payload: bytes | None) -> str | None:
     try:
         return None if payload is None else payload.decode()
@@ -676,15 +748,13 @@ def _text(column: pa.Array) -> pa.Array:
     return numbers.cast(pa.string())
 
 
-def _user_property(lists: pa.Array, key: str) -> pa.Array:
-    """The first user property of a name in each row, null where there is none."""
+def first_named(lists: pa.Array, key: str) -> pa.Array:
+    """The value of the first pair of a name in each row, null where there is none."""
     pairs = lists.flatten()
-    if not len(pairs):
-        return pa.nulls(len(lists), pa.string())
     mask = pc.equal(pairs.field("key"), key)
     rows, values = pc.list_parent_indices(lists).filter(mask), pairs.field("value").filter(mask)
     if not len(rows):
-        return pa.nulls(len(lists), pa.string())
+        return pa.nulls(len(lists), values.type)
     first = pa.concat_arrays([pa.array([True]), pc.not_equal(rows[1:], rows[:-1])])
     rows, values = rows.filter(first), values.filter(first)
     return values.take(pc.index_in(pa.array(range(len(lists)), rows.type), value_set=rows))
@@ -802,32 +872,14 @@ class _Rendering:
     ) -> tuple[pa.Array, pa.Array]:
         """Codes of `RouteOutcome`, the first reason that holds; and what ``reject`` says."""
         payload, cases = self._rows.column("payload"), list[tuple[pa.Array, Any]]()
-        refusals = pa.nulls(len(payload), pa.string())
         if payload.null_count:
-            why = _user_property(self._rows.column("user_properties"), "towline-reason")
+            why = first_named(self._rows.column("user_properties"), "towline-reason")
             many = pc.and_(payload.is_null(), pc.equal(why, Reason.TOO_MANY_PROPERTIES.value).fill_null(False))
             cases += [(many, RouteOutcome.TOO_MANY), (payload.is_null(), RouteOutcome.NOT_WHOLE)]
         if self._numbers.null_count:
             cases.append((self._numbers.is_null(), RouteOutcome.UNROUTED))
-        present = set(self._rows.schema.names)
-        if REJECT in present:
-            column = self._rows.column(REJECT)
-            refusals = column.field(0) if not column.null_count else pc.struct_field(column, 0)
-            cases += [(column.is_null(), RouteOutcome.REJECT_RAISED), (refusals.is_valid(), RouteOutcome.REJECTED)]
-        if WHERE in present:
-            column = self._rows.column(WHERE)
-            wanted = pc.struct_field(column, 0)
-            cases.append((column.is_null(), RouteOutcome.WHERE_RAISED))
-            cases += [(wanted.is_null(), RouteOutcome.UNDECIDED), (pc.invert(wanted), RouteOutcome.FILTERED)]
-        cases += self._faults(routed, keys, values, late)
-        cases = [(mask, outcome) for mask, outcome in cases if pc.any(mask).as_py()]
-        if not cases:
-            return routed, refusals
-        masks = pa.StructArray.from_arrays(
-            [mask.fill_null(False) for mask, _ in cases], [str(n) for n in range(len(cases))]
-        )
-        codes = [one if isinstance(one, pa.Array) else pa.scalar(int(one), pa.int8()) for _, one in cases]
-        return pc.case_when(masks, *codes, routed), refusals
+        asked, refusals = verdicts(self._rows, RouteOutcome)
+        return first_case([*cases, *asked, *self._faults(routed, keys, values, late)], routed), refusals
 
     def _faults(
         self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
