@@ -670,7 +670,7 @@ class JsonFields(NamedTuple):
 
     Attributes:
         fields: Name of a field -> texts.
-        outcomes: `RouteOutcome.RECORD`, or why the fields of a row can't be had: `RouteOutcome.NO_JSON`, `RouteOutcome.NO_TEXT`.
+        outcomes: `RouteOutcome.RECORD`, `NO_JSON` or `NO_TEXT`: the fields of a row can't be had.
     """
 
     fields: Mapping[str, pa.Array]

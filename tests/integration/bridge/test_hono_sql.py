@@ -10,24 +10,27 @@ import json
 import random
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.mapped import NOW, frame_of, message, outcomes
+from tests.unit.bridge.test_messages import line_of
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.profiles import shipped
 from towline.bridge.downlink import sql as downsql
-from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, DownlinkStatements
-from towline.bridge.lines.sql import DeadLetterTarget
+from towline.bridge.downlink.sink import rendered, sorted_out
+from towline.bridge.messages import message_table
 from towline.bridge.routes import RouteTable
 from towline.bridge.uplink.statements import Statements
 from towline.kafka.deadletters import DeadLetter, Reason, to_record
@@ -36,7 +39,6 @@ from towline.schema import ROW_SCHEMA
 pytestmark = pytest.mark.spark
 
 MILLIS = 1_767_323_045_678
-DEAD = DeadLetterTarget("dead", "bridge.line")
 RECORD = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
@@ -123,9 +125,20 @@ def outcome(made: Any) -> Any:
     return topic, key.decode(), value, headers
 
 
-def down(spark: SparkSession, section: Any, records: Sequence[tuple[Any, ...]]) -> list[Row]:
-    statements = DownlinkStatements(section, "line", 1, 0, DEAD)
-    return downsql.apply(spark.createDataFrame(records, RECORD), statements, "c", "k").collect()
+#: Of a record that is refused, its dead letter and its notice, if there is one.
+Told = tuple[dict[str, Any], dict[str, Any] | None]
+
+
+def down(spark: SparkSession, section: Any, records: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Told]]:
+    """The messages, and what Kafka is told of the other records."""
+    made = downsql.apply(spark.createDataFrame(records, RECORD), section, line_of(section), "c")
+    table = message_table(line_of(section))
+    messages, refused = sorted_out(list(rendered(table, made.toArrow().combine_chunks().to_batches(), Counter())))
+    parts = map(table.dead_letters, refused)
+    letters = [row for part in parts for row in part.to_pylist()]
+    notices = [None if row["topic"] == "dead" else row for row in letters[1:]]
+    told = [(row, notice) for row, notice in zip_longest(letters, notices) if row["topic"] == "dead"]
+    return [row for part in messages for row in part.to_pylist()], told
 
 
 def asked(
@@ -407,11 +420,11 @@ def test_where_a_command_goes(spark: SparkSession) -> None:
     assert topics == [topic for _, _, one_way, response in PLACES for topic in (one_way, response, one_way)]
 
 
-def test_a_command_carries_its_payload_and_nothing_of_kafka(commands: list[Row]) -> None:
-    row = commands[0]
-    assert (row[DEAD_LETTER], row.topic) == (None, "command/t1/d1/req//lights/on")
-    assert (bytes(row.payload), row.content_type, row.retain, row.user_properties) == (b"p", "text/x", False, None)
-    assert (row.response_topic, row.correlation_data, row.message_expiry_seconds) == (None, None, None)
+def test_a_command_carries_its_payload_and_nothing_of_kafka(commands: tuple[list[Any], list[Told]]) -> None:
+    (row,), _ = commands
+    assert row["topic"] == "command/t1/d1/req//lights/on"
+    assert (row["payload"], row["content_type"], row["retain"], row["user_properties"]) == (b"p", "text/x", False, None)
+    assert (row["response_topic"], row["correlation_data"], row["message_expiry_seconds"]) == (None, None, None)
 
 
 METADATA = "delivery-failure-notification-metadata.trace"
@@ -430,7 +443,7 @@ BAD_COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def commands(spark: SparkSession) -> list[Row]:
+def commands(spark: SparkSession) -> tuple[list[Any], list[Told]]:
     """What becomes of a command, of one whose application is to be told, and of `BAD_COMMANDS`."""
     told = command(subject=None, **ASKED)
     told[6].append((METADATA, b"7"))
@@ -438,20 +451,22 @@ def commands(spark: SparkSession) -> list[Row]:
     return down(spark, bridge().downlinks[0].section, records)
 
 
-def test_what_is_no_command_is_a_dead_letter_and_the_application_is_told(commands: list[Row]) -> None:
-    for row, (record, words, told) in zip(commands[2:], BAD_COMMANDS, strict=True):
-        detail = next(bytes(h.value).decode() for h in row[DEAD_LETTER].headers if h.key == "towline.dlq.detail")
+def test_what_is_no_command_is_a_dead_letter_and_the_application_is_told(
+    commands: tuple[list[Any], list[Told]],
+) -> None:
+    for (letter, notice), (record, words, told) in zip(commands[1][1:], BAD_COMMANDS, strict=True):
+        detail = next(one["value"].decode() for one in letter["headers"] if one["key"] == "towline.dlq.detail")
         assert words in detail
-        assert (row[NOTICE] is not None) is told, record
-        if told:
-            error = json.loads(bytes(row[NOTICE].value))["error"]
-            assert error == detail.removeprefix("status 400: ")
+        assert (notice is not None) is told, record
+        if notice:
+            assert json.loads(notice["value"])["error"] == detail.removeprefix("status 400: ")
 
 
-def test_a_delivery_failure_has_the_headers_of_hono(commands: list[Row]) -> None:
-    notice = commands[1][NOTICE]
-    headers = {h.key: bytes(h.value).decode() for h in notice.headers}
-    assert (notice.topic, bytes(notice.key)) == ("hono.command_response.t1", b"d1")
+def test_a_delivery_failure_has_the_headers_of_hono(commands: tuple[list[Any], list[Told]]) -> None:
+    notice = commands[1][0][1]
+    assert notice is not None
+    headers = {one["key"]: one["value"].decode() for one in notice["headers"]}
+    assert (notice["topic"], notice["key"]) == ("hono.command_response.t1", b"d1")
     assert abs(int(headers.pop("creation-time")) / 1000 - datetime.now(UTC).timestamp()) < 600
     assert headers == {
         "content-type": "application/vnd.eclipse-hono-delivery-failure-notification+json",
@@ -488,8 +503,8 @@ def test_devices_are_told_why(spark: SparkSession, made: list[Any]) -> None:
         (key, value, "b.dead-letters", 0, at, NOW, headers)
         for at, (key, value, headers) in enumerate(map(to_record, made[TOLD]))
     ]
-    rows = down(spark, bridge(TENANTS).downlinks[1].section, letters)
-    told = [f"{row.topic}: {bytes(row.payload).decode()}" for row in rows]
+    rows, _ = down(spark, bridge(TENANTS).downlinks[1].section, letters)
+    told = [f"{row['topic']}: {row['payload'].decode()}" for row in rows]
     body = '{{"code":{},"message":"{}","timestamp":"2026-01-02T03:04:05.678Z","correlation-id":"{}"}}'
     only, data = "Only QoS 1 supported for event messages", "command response topic contains invalid data"
     assert told == [

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.bridge.test_downlink_file import GOOD, read
+from tests.unit.bridge.test_messages import RECORD
 from towline.bridge.deadletters.remap import RemapFate, Returner
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.downlink.sink import sorted_out
-from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, PLACE
+from towline.bridge.messages import OUTCOME, PLACE, RENDERED_SCHEMA, own
 from towline.bridge.runtime import status
 from towline.bridge.runtime.screen import summary
 from towline.bridge.runtime.state import BridgeState
@@ -73,29 +74,19 @@ def test_progress_of_sparks_kafka_source_is_reported(tmp_path: Path) -> None:
         assert (report["query"], report["offsets"]) == ("q", offsets)
 
 
-def test_rows_and_letters_come_in_the_order_of_kafka() -> None:
-    kind = pa.struct([("key", pa.binary()), pa.field("value", pa.binary(), nullable=False)])
-    where = pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
-    places = [("t", 1, 3), ("t", 0, 9), ("s", 7, 8), ("t", 0, 10)]
-    records = pa.RecordBatch.from_arrays(
-        [
-            pa.array(["d", None, "a", "c"]),
-            pa.array([None, {"key": b"k", "value": b"v"}, None, None], kind),
-            pa.array([dict(zip(("topic", "partition", "offset"), place, strict=True)) for place in places], where),
-        ],
-        ["topic", DEAD_LETTER, PLACE],
-    )
-    rows, letters = sorted_out([records.slice(0, 2), records.slice(2)])
-    assert [row for part in rows for row in part.to_pylist()] == [{"topic": "a"}, {"topic": "c"}, {"topic": "d"}]
-    assert [part.to_pylist() for part in letters] == [[{"key": b"k", "value": b"v"}]]
+def test_messages_and_refused_records_come_in_the_order_of_kafka() -> None:
+    places = [("t", 1, 3, "d"), ("t", 0, 9, None), ("s", 7, 8, "a"), ("t", 0, 10, "c")]
+    rows = placed([dict(zip((*PLACE, own("topic")), place, strict=True)) for place in places])
+    messages, refused = sorted_out([rows.slice(0, 2), rows.slice(2)])
+    assert [row["topic"] for part in messages for row in part.to_pylist()] == ["a", "c", "d"]
+    assert [row["offset"] for part in refused for row in part.to_pylist()] == [9]
     assert [list(part) for part in sorted_out([])] == [[], []]
-    told = pa.struct([("key", pa.binary()), pa.field("value", pa.binary())])
-    notice = pa.array([None, {"key": b"n", "value": b""}, None, None], told)
-    twice = records.append_column(NOTICE, notice)
-    again = twice.slice(1, 1).set_column(2, PLACE, pa.array([{"topic": "z", "partition": 0, "offset": 0}], where))
-    rows, letters = sorted_out([again, twice])
-    assert [row for part in rows for row in part.to_pylist()] == [{"topic": "a"}, {"topic": "c"}, {"topic": "d"}]
-    assert [row["key"] for part in letters for row in part.to_pylist()] == [b"k", b"n", b"k", b"n"]
+
+
+def placed(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Rendered records; one without an MQTT topic is refused."""
+    made = [{**row, OUTCOME: int(row[own("topic")] is None)} for row in rows]
+    return pa.RecordBatch.from_pylist(made, schema=_PLACED)
 
 
 @settings(deadline=None)  # files
@@ -103,28 +94,20 @@ def test_rows_and_letters_come_in_the_order_of_kafka() -> None:
 def test_rows_of_any_size_come_in_order_and_in_bounded_batches(
     order: list[int], group: int, dead: set[int], memory: int
 ) -> None:
-    place = [{"topic": "t", "partition": n // 6, "offset": n % 6} for n in order]
-    letters = [{"key": b"k", "value": b"%d" % n} if n in dead else None for n in order]
-    payloads = [b"%d" % n + bytes(100 * n) for n in order]
-    records = pa.RecordBatch.from_pydict({"payload": payloads, PLACE: place, DEAD_LETTER: letters}, schema=_SORTED)
+    places = [{"topic": "t", "partition": n // 6, "offset": n % 6} for n in order]
+    said = [{own("payload"): b"%d" % n + bytes(100 * n), own("topic"): None if n in dead else "t"} for n in order]
+    records = placed([{**place, **one} for place, one in zip(places, said, strict=True)])
     with Spool(memory, None) as spool:
         spool.fill(records.slice(at, group) for at in range(0, 12, group))
-        rows, dead_letters = (list(part) for part in sorted_out(list(spool), most=1000))
-        assert all(batch.num_rows == 1 or batch.nbytes <= 1000 for batch in rows)
-        sent = [payload.rstrip(b"\0") for batch in rows for payload in batch.column("payload").to_pylist()]
+        messages, refused = (list(part) for part in sorted_out(list(spool), most=2000))
+        assert all(batch.num_rows == 1 or batch.nbytes <= 2000 for batch in messages)
+        sent = [payload.rstrip(b"\0") for batch in messages for payload in batch.column("payload").to_pylist()]
         assert sent == [b"%d" % n for n in range(12) if n not in dead]
-        assert [row["value"] for batch in dead_letters for row in batch.to_pylist()] == [
-            b"%d" % n for n in sorted(dead)
-        ]
+        left = [row["partition"] * 6 + row["offset"] for batch in refused for row in batch.to_pylist()]
+        assert left == sorted(dead)
 
 
-_SORTED = pa.schema(
-    [
-        ("payload", pa.binary()),
-        (PLACE, pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])),
-        (DEAD_LETTER, pa.struct([("key", pa.binary()), ("value", pa.binary())])),
-    ]
-)
+_PLACED = pa.schema([*(RECORD.field(name) for name in PLACE), *RENDERED_SCHEMA])
 
 
 def test_a_disk_without_room_for_a_batch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,36 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from functools import partial
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
 from towline.bridge.config.section import NAME, Section
 from towline.bridge.config.sqltext import check_sql, names_a_field
-from towline.bridge.patterns import Template, kafka_name_problem
+from towline.bridge.messages import COLUMNS, DOCUMENT, FIELDS, VALUES
+from towline.bridge.patterns import Template, kafka_name_problem, payload_path
 from towline.guarantee import Guarantee
-from towline.kafka.properties import HEADERS, USER_PREFIX
 
-__all__ = ["FIELDS", "OURS", "DownlinkSection", "FailureNotice", "KafkaPattern", "Spoken", "Sql", "template_of"]
+__all__ = ["DownlinkSection", "FailureNotice", "KafkaPattern", "Spoken", "Sql", "template_of"]
 
-#: Fields of a record, and the column behind each; ``key`` and ``value`` are UTF-8 text or missing.
-FIELDS: Final = {
-    "kafka.topic": "topic",
-    "kafka.partition": "partition",
-    "kafka.offset": "offset",
-    "kafka.timestamp": "timestamp",
-}
-#: Headers the way up writes that are no user properties; the last three stand in dead letters only.
-OURS: Final = (
-    *(name for name in HEADERS if not name.startswith(USER_PREFIX)),
-    "mqtt.gateway",
-    "mqtt.offset",
-    "mqtt.duplicate",
-)
 #: Names no field may have: columns of Spark's Kafka source and of the sink.
-_COLUMNS: Final = frozenset(
-    ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "fault")
-)
+_COLUMNS: Final = frozenset((*COLUMNS, "timestampType", "fault"))
 #: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].
 _UNLISTED: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _KNOWN: Final = "known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, " + ", ".join(f"{{{n}}}" for n in FIELDS)
@@ -88,10 +72,10 @@ class FailureNotice(Section):
     where: str | None = None
     allowed_topics: tuple[str, ...] = ()
 
-    def templates(self) -> Iterator[str]:
-        """What is said as templates."""
-        said = (self.topic, self.key, self.payload, *self.headers.values())
-        return (text for text in said if isinstance(text, str))
+    def spoken(self) -> dict[str, Spoken | None]:
+        """What is said of the record; headers by their names in hexadecimal, with a prefix."""
+        headers = {f"header_{name.encode().hex()}": text for name, text in self.headers.items()}
+        return {"topic": self.topic, "key": self.key, "payload": self.payload, **headers}
 
 
 class KafkaPattern(Section):
@@ -100,13 +84,17 @@ class KafkaPattern(Section):
     pattern: str = Field(min_length=1)
 
 
+def _column_of(name: str, fields: Collection[str]) -> str | None:
+    """The column behind a field that a template may name; None for another name."""
+    if name in ("key", "value") or name in fields:
+        return name
+    if name.startswith("header.") and name != "header.":
+        return "headers"
+    return DOCUMENT if payload_path(name, DOCUMENT) else FIELDS.get(name)
+
+
 def _field_problem(name: str, fields: Collection[str]) -> str:
-    if name in FIELDS or name in ("key", "value") or name in fields:
-        return ""
-    for prefix in ("header.", "value."):
-        if name.startswith(prefix) and name != prefix:
-            return ""
-    return f"which a record does not have; {_KNOWN}"
+    return "" if _column_of(name, fields) else f"which a record does not have; {_KNOWN}"
 
 
 def template_of(text: str, fields: Collection[str] = ()) -> Template:
@@ -120,6 +108,20 @@ def template_of(text: str, fields: Collection[str] = ()) -> Template:
         ValueError: As `Template.read`.
     """
     return Template.read(text, partial(_field_problem, fields=fields))
+
+
+def _plain(said: dict[str, Any]) -> dict[str, Any]:
+    return {name: {} if isinstance(value, Sql) else value for name, value in said.items()}
+
+
+def _sql_of(section: Section | None) -> Iterator[tuple[str, str]]:
+    """Keys, and what they say in SQL."""
+    for name, value in section or ():
+        tables = value if isinstance(value, dict) else {name: value}
+        yield from ((key, said.sql) for key, said in tables.items() if isinstance(said, Sql))
+        if name in ("where", "reject") and value is not None:
+            yield name, value
+        yield from value.items() if name == "fields" else ()
 
 
 class DownlinkSection(Section):
@@ -209,23 +211,39 @@ class DownlinkSection(Section):
 
     @model_validator(mode="after")
     def _words(self) -> DownlinkSection:
-        notice = self.failure_notice.templates() if self.failure_notice else ()
-        for text in (*(text for _, text in self.templates()), *notice):
-            template_of(text, self.fields)
+        assert self.templates is not None  # it looks at each of them
         for name in self.fields:
             if not names_a_field(name, _COLUMNS):
                 raise ValueError(
                     f"\"{name}\" can't name a field; take small letters, digits and _, and no column's name"
                 )
-        for name, said in (("where", self.where), ("reject", self.reject), *self.fields.items()):
-            check_sql(name, said)
+        for name, said in (*_sql_of(self), *_sql_of(self.failure_notice)):
+            check_sql(name, said, partial(_column_of, fields=self.fields))
         return self
 
-    def templates(self) -> Iterator[tuple[str, str]]:
-        """The keys that are said as templates, with their text."""
-        for name in ("topic", "expiry", "content_type", "response_topic", "correlation_data", "payload"):
-            if isinstance(text := getattr(self, name), str):
-                yield name, text
+    def rendering(self) -> dict[str, Any]:
+        """What `towline.bridge.messages.MessageTable` takes of it: SQL is a table without its text [I12]."""
+        notice, told = self.failure_notice, dict[str, Any]()
+        if notice is not None:
+            told = {**notice.spoken(), "where": notice.where and Sql(sql=notice.where)}
+        copied = () if notice is None else notice.copy_headers
+        return {
+            "values": _plain(self.spoken()),
+            "properties": self.properties,
+            "notice": _plain(told),
+            "copied": copied,
+        }
+
+    def spoken(self) -> dict[str, Any]:
+        """What is said of the messages: templates, SQL, constants; None for nothing."""
+        return {name: getattr(self, name) for name in VALUES}
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """Those of its messages and of their failure notices."""
+        told = self.failure_notice.spoken() if self.failure_notice else {}
+        said = (*self.spoken().values(), *told.values())
+        return tuple(template_of(text, self.fields) for text in said if isinstance(text, str))
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """What is counted of a line from Kafka to MQTT, and who says so.
 
     Kafka's offsets   how many records a batch can have had: markers of transactions take offsets too
-    Spark             what it took of them, what it left out, how many dead letters there were
+    Spark             what it took of them
+    the writer        what it left out, and how many dead letters there were
     the sink          how many rows the outbox had of each batch; what Kafka acknowledged of the dead letters
     the outbox        what came in, and what is done of it, by the messages' numbers
     the broker        its answers, PUBACK and PUBCOMP, as they were counted
@@ -19,12 +20,19 @@ from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, 
 
 __all__ = ["DownlinkCounts"]
 
-#: ``expired``: not sent, their time was over. ``refused``: the broker does not take them, the gateway keeps them apart.
+#: ``undecided``: their ``where`` is null. ``expired``: not sent, their time was over. ``refused``: the broker does not
+#: take them, the gateway keeps them apart.
 _WORDS: Final = AccountWords(
     "taken",
     "delivered",
     "delivered",
-    {"dead_lettered": "dead-lettered", "filtered": "filtered", "expired": "expired", "refused": "refused"},
+    {
+        "dead_lettered": "dead-lettered",
+        "filtered": "filtered",
+        "undecided": "where is null",
+        "expired": "expired",
+        "refused": "refused",
+    },
 )
 
 
@@ -33,6 +41,7 @@ class DownlinkCounts(LineCounts):
     """What the committed batches of a downlink held.
 
     Attributes:
+        undecided: Their ``where`` is null.
         added: Made by the transform beyond what was taken.
         unseen: Batches that were committed while nobody listened: the bridge ended in between.
         behind: Offsets in Kafka, up to its high watermarks, that are not taken; control records of transactions are
@@ -49,6 +58,7 @@ class DownlinkCounts(LineCounts):
 
     witness: ClassVar[str] = "outbox"
 
+    undecided: int = 0
     added: int = 0
     unseen: int = 0
     behind: int | None = None
@@ -77,8 +87,9 @@ class DownlinkCounts(LineCounts):
         rows = int(observed.get("rows", report.get("rows") or 0))
         transformed = int(observed.get("kept", rows)) - rows
         filtered = int(observed.get("filtered", 0)) + max(0, -transformed)
-        dead = int(observed.get("dead_lettered", 0))
-        heard = self._heard(report, rows + max(0, transformed) - filtered - dead, dead, whole=batch == last + 1)
+        dead, undecided = (int(observed.get(why, 0)) for why in ("dead_lettered", "undecided"))
+        sent = rows + max(0, transformed) - filtered - undecided - dead
+        heard = self._heard(report, sent, dead, whole=batch == last + 1)
         room = report.get("offsets")
         return replace(
             heard,
@@ -87,6 +98,7 @@ class DownlinkCounts(LineCounts):
             batch=batch,
             rows=self.rows + rows,
             filtered=self.filtered + filtered,
+            undecided=self.undecided + undecided,
             dead_lettered=self.dead_lettered + dead,
             added=self.added + max(0, transformed),
             unseen=self.unseen + batch - last - 1,
@@ -119,7 +131,7 @@ class DownlinkCounts(LineCounts):
     @property
     def sent(self) -> int:
         """Messages that must be in the outbox."""
-        return self.rows + self.added - self.filtered - self.dead_lettered
+        return self.rows + self.added - self.filtered - self.undecided - self.dead_lettered
 
     def account(self, gateway: Mapping[str, Any]) -> LineAccount:
         """Bring both witnesses together.
@@ -139,12 +151,13 @@ class DownlinkCounts(LineCounts):
         uncounted = max(0, accepted - self.sent)
         return LineAccount(
             _WORDS,
-            accepted + self.filtered + self.dead_lettered,
+            accepted + self.filtered + self.undecided + self.dead_lettered,
             delivered,
             waiting=accepted - delivered - expired - refused,
             parts={
                 "dead_lettered": self.dead_lettered,
                 "filtered": self.filtered,
+                "undecided": self.undecided,
                 "expired": expired,
                 "refused": refused,
             },

@@ -11,23 +11,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import ValidationError
+
 from towline.bridge.config.downlink import DownlinkSection, KafkaPattern
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
 from towline.bridge.downlink.account import DownlinkCounts
-from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MQTT, WAYS_OUT, WHERE, DownlinkSink
-from towline.bridge.downlink.sql import DownlinkStatements, apply
+from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MESSAGES, MQTT, WAYS_OUT, WHERE, DownlinkSink, counted
+from towline.bridge.downlink.sql import apply
 from towline.bridge.downlink.topics import GLANCE_S, TopicFindings, look_at_topics, ways_out
 from towline.bridge.lines.evidence import awaited_status, kafka_offsets, read_checkpoint
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
-from towline.bridge.lines.recovery import examine
+from towline.bridge.lines.query import COUNTER, LineQuery, source_of
+from towline.bridge.lines.recovery import again_command, examine
+from towline.bridge.messages import OUTCOME
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.belonging import Remembered
 from towline.kafka.admin import reachable
 from towline.kafka.options import SinkSettings
 from towline.kafka.topicids import ids_of, kept_ids, remade
+from towline.spark import tally
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,11 +62,21 @@ class DownlinkQuery(LineQuery[DownLine]):
         return DownlinkQuery(self.bridge, begun_line(self.line, Identity.of(self.bridge, self.line).mapping))
 
     def in_force(self) -> DownlinkQuery:
-        """By the settings of the file, or those that a batch was begun with, until that is done."""
+        """By the settings of the file, or those that a batch was begun with, until that is done.
+
+        Raises:
+            ConfigError: TL-C210, this version refuses those.
+        """
         self._mended()
         former = self.ran_last()
         same = former.line == begun_line(self.line, "")
-        if same or read_checkpoint(self.line.checkpoint).decided:
+        if read_checkpoint(self.line.checkpoint).decided:
+            return DownlinkQuery(self.bridge, self.line)
+        if (mapping := Identity.of(self.bridge, self.line).mapping) and _section(mapping) is None:
+            what = "a batch was begun with settings that this version refuses"
+            do = f"Finish it with the version before, or begin again: {again_command(self.line, self.bridge.file)}."
+            raise ConfigError("TL-C210", f'line "{self.line.name}"', what, do)
+        if same:
             return DownlinkQuery(self.bridge, self.line)
         former._finishes = True  # noqa: SLF001 - our own
         sys.stderr.write(f"--- line {self.line.name}\nthe batch that was begun is finished by the former settings\n")
@@ -84,8 +98,8 @@ class DownlinkQuery(LineQuery[DownLine]):
         self._passes = self._findings.gone and not evidence.decided
         self._finishes = self._finishes or self._passes
         identity = _with_mapping(line, identity, evidence)
-        statements, transform = self._statements(identity), _transform(line)
-        rows = apply(self._records(spark, identity), statements, COUNTER, KEPT_COUNTER, transform)
+        records, messages, transform = self._records(spark, identity), self._messages(identity), _transform(line)
+        rows = apply(records, line.section, messages, COUNTER, transform, parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._both_sinks(identity)), identity
 
     def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -104,11 +118,11 @@ class DownlinkQuery(LineQuery[DownLine]):
             return  # their records are gone
 
         for batch, before, after in uncounted(line.checkpoint, evidence, DownlinkCounts.from_json(counts)):
-            taken, left = Observation(), Observation()
+            taken, transform = Observation(), _transform(line)
             records = spark.read.format("kafka").options(**self._reading(), **between(before, after)).load()
-            rows = apply(records, self._statements(identity), taken, left, _transform(line))
-            rows.write.format("noop").mode("overwrite").save()
-            observed = {**taken.get, **left.get}
+            rows = apply(records, line.section, self._messages(identity), taken, transform, rendered=True)
+            outcomes = {row[0]: row[1] for row in rows.groupBy(OUTCOME).count().collect()}
+            observed = self._left_out(counted(outcomes)) | taken.get
             yield self._with_the_sink({"query": evidence.query, "batch": batch, "behind": None, "observed": observed})
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +130,13 @@ class DownlinkQuery(LineQuery[DownLine]):
         source = source_of(progress)
         start, end = _offsets(source.get("startOffset")), _offsets(source.get("endOffset"))
         room = sum(offset - start.get(place, 0) for place, offset in end.items()) if start else None
-        return self._with_the_sink(super().report(progress) | {"offsets": room})
+        report = super().report(progress) | {"offsets": room}
+        left_out = tally.left_out_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
+        return self._with_the_sink(report | {"observed": {**report["observed"], **self._left_out(left_out)}})
+
+    def _left_out(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """What the task that writes has counted; what Spark brought it is for a transform to say alone."""
+        return {why: n for why, n in counts.items() if why != "kept" or self.line.section.transform is not None}
 
     def _with_the_sink(self, report: dict[str, Any]) -> dict[str, Any]:
         """A report with the sink's word: what the outbox has of the batch, and what Kafka has of its dead letters."""
@@ -127,11 +147,13 @@ class DownlinkQuery(LineQuery[DownLine]):
                 report["brought"] = {"since": known.since, "upto": said[0], "own": said[1]}
         return self._with_sums(report)
 
-    def _statements(self, identity: Identity) -> DownlinkStatements:
-        line, dead_letters = self.line, self._dead_letters(identity)
-        section = line.section.model_copy(update={"control_characters": line.control_characters})
-        limit = identity.packet_limit
-        return DownlinkStatements(section, line.name, line.qos, limit, dead_letters, line.parallelism)
+    def _messages(self, identity: Identity) -> str:
+        """What the line's records become, as `towline.bridge.messages.message_table` takes it."""
+        line = self.line
+        letters = line.dead_letter_topic and (line.dead_letter_topic, identity.sink)
+        sends = line.control_characters == "send"
+        more = {"line": line.name, "qos": line.qos, "limit": identity.packet_limit, "letters": letters or None}
+        return json.dumps({**line.section.rendering(), **more, "send_controls": sends})
 
     def _records(self, spark: SparkSession, identity: Identity) -> DataFrame:
         line, section = self.line, self.line.section
@@ -199,6 +221,7 @@ class DownlinkQuery(LineQuery[DownLine]):
             **({"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}),
         }
         topics = {WHERE: f'line "{line.name}"', WAYS_OUT: ways_out(line, str(self.bridge.file))}
+        topics[MESSAGES] = self._messages(identity)
         return topics | {MQTT + k: v for k, v in mqtt.items()} | {DEAD_LETTERS + k: v for k, v in kafka.items()}
 
 
@@ -232,9 +255,9 @@ def begun_line(line: DownLine, mapping: str) -> DownLine:
 
     Args:
         line: As the file says it.
-        mapping: Of its identity; "" for a line that never ran.
+        mapping: Of its identity; "" for a line that never ran. One that this version refuses says nothing.
     """
-    kept = DownlinkSection.model_validate_json(mapping or mapping_of(line))
+    kept = _section(mapping) or DownlinkSection.model_validate_json(mapping_of(line))
     return line.model_copy(
         update={
             "section": kept.model_copy(update={name: getattr(line.section, name) for name in _UNDECIDING}),
@@ -243,6 +266,13 @@ def begun_line(line: DownLine, mapping: str) -> DownLine:
             "dead_letter_topic": kept.dead_letter_topic or None,
         }
     )
+
+
+def _section(mapping: str) -> DownlinkSection | None:
+    try:
+        return DownlinkSection.model_validate_json(mapping)
+    except ValidationError:
+        return None
 
 
 def uncounted(

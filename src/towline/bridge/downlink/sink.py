@@ -1,7 +1,8 @@
-"""``format("towline_downlink")``: rows to the outbox of a gateway, and dead letters to Kafka, as one sink of one query.
+"""``format("towline_downlink")``: messages to the outbox of a gateway, and dead letters to Kafka, as one sink.
 
-The rows of a part are sorted by where they stand in Kafka: a batch that is run again has to be the same rows in the
-same order, because the outbox remembers how many of them it has [I10].
+It makes both of records of Spark's Kafka source (`towline.bridge.messages`). Those of a part are sorted by where they
+stand in Kafka: a batch that is run again has to be the same rows in the same order, because the outbox remembers how
+many of them it has [I10].
 
 Spark gives a query one sink, and a dead letter has to be in Kafka before the batch that left it out is committed. So
 this sink hands the rows to ``format("mqtt")`` and the dead letters to ``format("kafka_transactional")``, each with its
@@ -12,40 +13,57 @@ the batch, and each side leaves out what it has.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, PLACE
-from towline.errors import ConfigError, KafkaError
+from towline.bridge.messages import (
+    FAULT,
+    LETTER_SCHEMA,
+    OUTCOME,
+    PLACE,
+    MessageOutcome,
+    MessageTable,
+    message_table,
+    own,
+)
+from towline.checkpoint import Checkpoint
+from towline.errors import ConfigError, KafkaError, one_line
 from towline.journal.reading import BATCH_BYTES, RowSlice, combined
 from towline.kafka.options import SinkSettings
 from towline.kafka.spool import Spool
 from towline.kafka.topicids import SourceTopics
+from towline.schema import MESSAGE_SCHEMA
+from towline.spark import tally
 from towline.spark.kafka_sink import FailingWriter, KafkaTransactional
 from towline.spark.sink import stream_writer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyspark.sql.types import StructType
+
 __all__ = ["DEAD_LETTERS", "FORMAT", "MQTT", "DownlinkSink", "DownlinkWriter", "sorted_out"]
 
 FORMAT: Final = "towline_downlink"
 #: What options of either side begin with.
 MQTT, DEAD_LETTERS = "mqtt.", "letters."
-#: Options: whose topics they are, and what to do about one that was made anew.
-WHERE, WAYS_OUT = "topics.where", "topics.do"
+#: Options: of `message_table`; whose topics they are, and what to do about one that was made anew.
+MESSAGES, WHERE, WAYS_OUT = "messages", "topics.where", "topics.do"
 _CHECKPOINT: Final = "checkpointlocation"
 #: Bytes of a part that are kept in memory.
 _MEMORY: Final = 64 << 20
 #: Rows handed on at a time.
 _ROWS: Final = 10_000
+#: Columns that the sink ``mqtt`` takes.
+_SENT: Final = [name for name in MESSAGE_SCHEMA.names if name != "qos"]
 
 
 @dataclass
@@ -55,10 +73,12 @@ class DownlinkWritten(WriterCommitMessage):
     Attributes:
         sent: Of the outbox.
         dead_letters: Of Kafka; None for a line without dead letters.
+        counts: Records it was given, and those that are no messages, by why.
     """
 
     sent: WriterCommitMessage
-    dead_letters: WriterCommitMessage | None
+    dead_letters: Any
+    counts: Counter[str]
 
 
 class DownlinkSink(DataSource):
@@ -77,7 +97,7 @@ class DownlinkSink(DataSource):
         """
         raise ConfigError("TL-C49", FORMAT, "this format only writes", 'Read with format("mqtt").')
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802, FBT001 - Spark's signature
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Look at the topics of the batch, and bind both sides; what they raise, this raises."""
         letters = _part(self.options, DEAD_LETTERS)
         client, location = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT, "")
@@ -85,13 +105,12 @@ class DownlinkSink(DataSource):
             SourceTopics(client, location, self.options[WHERE], self.options[WAYS_OUT]).look()
         except KafkaError as problem:
             return FailingWriter(problem)
-        rows = StructType([field for field in schema.fields if field.name not in (DEAD_LETTER, NOTICE, PLACE)])
+        mqtt = stream_writer(_part(self.options, MQTT), from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _SENT))))
+        messages = self.options[MESSAGES]
         kafka = None
-        if DEAD_LETTER in schema.names:
-            dead_letters = schema[DEAD_LETTER].dataType
-            assert isinstance(dead_letters, StructType)
-            kafka = KafkaTransactional(letters).streamWriter(dead_letters, overwrite)
-        return DownlinkWriter(stream_writer(_part(self.options, MQTT), rows), kafka)
+        if message_table(messages).letters is not None:
+            kafka = KafkaTransactional(letters).streamWriter(from_arrow_schema(LETTER_SCHEMA), overwrite)
+        return DownlinkWriter(messages, mqtt, kafka, location)
 
 
 def _part(options: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -100,86 +119,113 @@ def _part(options: Mapping[str, str], prefix: str) -> dict[str, str]:
     return own | {key: value for key, value in options.items() if key.lower() == _CHECKPOINT}
 
 
+@dataclass
 class DownlinkWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a downlink.
 
-    Args:
-        mqtt: Takes the rows.
+    Attributes:
+        messages: Of `message_table`.
+        mqtt: Takes the messages.
         kafka: Takes the dead letters; None for a line that has none.
+        location: The checkpoint.
     """
 
-    def __init__(self, mqtt: DataSourceStreamArrowWriter, kafka: DataSourceStreamArrowWriter | None) -> None:
-        self._mqtt = mqtt
-        self._kafka = kafka
+    messages: str
+    mqtt: DataSourceStreamArrowWriter
+    kafka: DataSourceStreamArrowWriter | None
+    location: str
 
+    @one_line
     def write(self, iterator: Iterator[pa.RecordBatch]) -> DownlinkWritten:
-        """Bring the rows of a partition to the outbox, then its dead letters to Kafka.
+        """Bring the messages of a partition to the outbox, then its dead letters to Kafka.
 
         Meanwhile they are kept where they can be read twice and in any order, on disk where they are large.
+
+        Raises:
+            KafkaError: TL-B05, a record can't be a message, and has nowhere to go.
         """
+        table, counts = message_table(self.messages), Counter[str]()
         with Spool(_MEMORY, None) as spool:
-            spool.fill(iterator)
-            rows, dead_letters = sorted_out(list(spool))
-            sent = self._mqtt.write(rows)
-            return DownlinkWritten(sent, self._kafka.write(dead_letters) if self._kafka else None)
+            spool.fill(rendered(table, iterator, counts))
+            messages, refused = sorted_out(list(spool))
+            sent = self.mqtt.write(messages)
+            letters = self.kafka and self.kafka.write(map(table.dead_letters, refused))
+            return DownlinkWritten(sent, letters or None, counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Let both sides account for the batch."""
         both = [one if isinstance(one, DownlinkWritten) else None for one in messages]
-        self._mqtt.commit([one and one.sent for one in both], batchId)
-        if self._kafka:
-            self._kafka.commit([one and one.dead_letters for one in both], batchId)
+        self.mqtt.commit([one and one.sent for one in both], batchId)
+        if self.kafka is not None:  # its note has the counts
+            self.kafka.commit([one and replace(one.dead_letters, left_out=one.counts) for one in both], batchId)
+            return
+        counts = sum((one.counts for one in both if one), Counter[str]())
+        tally.given(Checkpoint(self.location), batchId, None, left_out=counts)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Let both sides give up the batch."""
         both = [one if isinstance(one, DownlinkWritten) else None for one in messages]
-        self._mqtt.abort([one and one.sent for one in both], batchId)
-        if self._kafka:
-            self._kafka.abort([one and one.dead_letters for one in both], batchId)
+        self.mqtt.abort([one and one.sent for one in both], batchId)
+        if self.kafka:
+            self.kafka.abort([one and one.dead_letters for one in both], batchId)
+
+
+def counted(outcomes: Mapping[int, int]) -> Counter[str]:
+    """How many records there are, and how many are no messages, by why.
+
+    Args:
+        outcomes: How many have each code.
+    """
+    refused = sum(count for code, count in outcomes.items() if code > MessageOutcome.MESSAGE)
+    left_out = {one.name.lower(): outcomes.get(one, 0) for one in (MessageOutcome.FILTERED, MessageOutcome.UNDECIDED)}
+    return Counter(kept=sum(outcomes.values()), dead_lettered=refused, **left_out)
+
+
+def rendered(table: MessageTable, batches: Iterable[pa.RecordBatch], counts: Counter[str]) -> Iterator[pa.RecordBatch]:
+    """The records of a task with what becomes of them, but for those that are left out; all are counted.
+
+    Raises:
+        KafkaError: TL-B05, a record can't be a message, and has nowhere to go.
+    """
+    for batch in batches:
+        rows = batch if OUTCOME in batch.schema.names else table.rendered(batch)
+        outcomes = rows.column(OUTCOME)
+        codes = {one["values"]: one["counts"] for one in pc.value_counts(outcomes).to_pylist()}
+        counts += counted(codes)
+        if table.letters is None and max(codes, default=0) > MessageOutcome.MESSAGE:
+            (row,) = rows.filter(pc.greater(outcomes, 0)).slice(0, 1).select([*PLACE, FAULT]).to_pylist()
+            where = f"line {table.line}: record {row['topic']}/{row['partition']} offset {row['offset']}"
+            what = f"{row[FAULT]}. The line stops there rather than lose it"
+            raise KafkaError("TL-B05", where, what, "Give it a dead_letter_topic.")
+        yield rows if min(codes, default=0) >= 0 else rows.filter(pc.greater_equal(outcomes, 0))
 
 
 def sorted_out(
     batches: Sequence[pa.RecordBatch], most: int = BATCH_BYTES
 ) -> tuple[Iterator[pa.RecordBatch], Iterator[pa.RecordBatch]]:
-    """The rows for MQTT and the dead letters, each in the order of Kafka's topics, partitions and offsets.
+    """The messages, and the refused records, each in the order of Kafka's topics, partitions and offsets.
 
     Args:
-        batches: All of them.
+        batches: All of them, with `OUTCOME`.
         most: Most bytes of a batch that is handed on, unless it is one row.
     """
     runs = _runs(batches)
-    rows = (kept for batch in _in_order(batches, runs, most) if (kept := _rows(batch)).num_rows)
-    dead_letters = (dead for batch in _in_order(batches, runs, most) if (dead := _dead_letters(batch)) is not None)
-    return rows, dead_letters
+    ordered = (_in_order(batches, runs, most) for _ in range(2))
+    messages, refused = (_part_of(part, test) for part, test in zip(ordered, (pc.equal, pc.greater), strict=True))
+    return (rows.select(list(map(own, _SENT))).rename_columns(_SENT) for rows in messages), refused
 
 
-def _rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Those for MQTT."""
-    if DEAD_LETTER not in batch.schema.names:
-        return batch
-    column = batch.column(DEAD_LETTER)
-    rows = batch.drop_columns([name for name in (DEAD_LETTER, NOTICE) if name in batch.schema.names])
-    return rows if column.null_count == batch.num_rows else rows.filter(pc.is_null(column))
-
-
-def _dead_letters(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """The dead letters, each followed by its notice; None where there are none."""
-    column = batch.column(DEAD_LETTER) if DEAD_LETTER in batch.schema.names else None
-    if column is None or column.null_count == batch.num_rows:
-        return None
-    if NOTICE in batch.schema.names:
-        notices = batch.column(NOTICE)
-        both = pa.concat_arrays([column.cast(notices.type), notices])  # Spark says of one only that it may be null
-        column = both.take(pa.array(i + n for i in range(batch.num_rows) for n in (0, batch.num_rows)))
-    return pa.RecordBatch.from_struct_array(column.filter(pc.is_valid(column)))
+def _part_of(batches: Iterator[pa.RecordBatch], test: Callable[[pa.Array, int], pa.Array]) -> Iterator[pa.RecordBatch]:
+    """The rows whose outcomes are so, compared with zero."""
+    return (rows for batch in batches if (rows := batch.filter(test(batch.column(OUTCOME), 0))).num_rows)
 
 
 def _runs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, int]]:
     """Where the rows lie, in the order of their places: number of a batch, first row, rows that follow each other."""
     if not batches:
         return []
-    places = pa.Table.from_batches([pa.RecordBatch.from_struct_array(batch.column(PLACE)) for batch in batches])
-    order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in ("topic", "partition", "offset")])
+    places = pa.Table.from_batches([batch.select(PLACE) for batch in batches])
+    order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in PLACE])
     starts = list(accumulate((batch.num_rows for batch in batches), initial=0))
     heads, runs = set(starts), list[tuple[int, int, int]]()
     following = -1
@@ -197,7 +243,6 @@ def _runs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, int]]:
 def _in_order(
     batches: Sequence[pa.RecordBatch], runs: Sequence[tuple[int, int, int]], most: int
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows, sorted by their place, which they leave behind."""
-    plain = [batch.drop_columns([PLACE]) for batch in batches]
-    slices = (plain[number].slice(first, count) for number, first, count in runs)
+    """The same rows, sorted by their place."""
+    slices = (batches[number].slice(first, count) for number, first, count in runs)
     return combined((RowSlice(rows, rows.nbytes) for rows in slices), _ROWS, most)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from towline.bridge.config.model import AnyLine
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.sql import DeadLetterTarget
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import REMOTE
 from towline.guarantee import policy
@@ -27,11 +26,10 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
     from towline.gateway.listen import ListenSettings
 
-__all__ = ["COUNTER", "KEPT_COUNTER", "LineQuery", "reachable", "source_of"]
+__all__ = ["COUNTER", "LineQuery", "reachable", "source_of"]
 
-#: Names of the observed metrics in a query's progress: of all rows, and of those that go on.
+#: Name of the observed metrics in a query's progress.
 COUNTER: Final = "towline"
-KEPT_COUNTER: Final = "towline.kept"
 
 #: Addresses that stand for all of a machine's.
 _EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
@@ -133,7 +131,7 @@ class LineQuery(ABC, Generic[LineT]):
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What the account takes of Spark's progress on a committed batch (`LineCounts.add`).
 
-        Observed are the rows of the attempt of each task that counts (`towline.bridge.lines.sql.observed`).
+        Observed are the rows of the attempt of each task that counts (`towline.bridge.downlink.sql.apply`).
         ``numInputRows`` has those of every attempt that ended well: behind a shuffle a task whose output was lost with
         its executor runs again, and Spark counts it twice (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
         """
@@ -156,10 +154,6 @@ class LineQuery(ABC, Generic[LineT]):
         sums, own = said
         whole = from_the_first and sums.since == 0
         return {**report, "sink": {"sums": sums.as_json(), "own": own.as_json(), "whole": whole}}
-
-    def _dead_letters(self, identity: Identity) -> DeadLetterTarget | None:
-        topic = self.line.dead_letter_topic
-        return DeadLetterTarget(topic, identity.sink) if topic else None
 
     def _gateway_options(self) -> dict[str, str]:
         """How Spark finds the line's gateway: by its socket, or over the network where tasks run on other machines."""
@@ -209,7 +203,5 @@ def source_of(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _observed(progress: Mapping[str, Any]) -> dict[str, int]:
     """What was counted on the way."""
-    metrics = progress.get("observedMetrics") or {}
-    return {
-        name: int(value or 0) for part in (COUNTER, KEPT_COUNTER) for name, value in (metrics.get(part) or {}).items()
-    }
+    metrics = (progress.get("observedMetrics") or {}).get(COUNTER) or {}
+    return {name: int(value or 0) for name, value in metrics.items()}

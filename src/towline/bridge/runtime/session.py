@@ -68,7 +68,7 @@ def session(bridge: Bridge) -> SparkSession:
     """The Spark session of a bridge, both formats registered; what this process makes from now on is its user's alone.
 
     ``spark.sql.ansi.enabled`` is off: under ANSI rules one payload that does not cast in a ``where`` would raise, fail
-    its batch for ever and stop the line; without them it is null, and the message counts as filtered.
+    its batch for ever and stop the line; without them it is null, and the message is counted as such.
     """
     if bridge.downlinks:
         java_client(bridge.kafka.client())  # its secrets, in the environment the JVM inherits

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from towline.bridge.lines.sql import NO_TEXT, refusal, template, tried
+from towline.bridge.lines.sql import NO_TEXT, asked, refusal, template, tried
 from towline.bridge.patterns import Template
 from towline.bridge.routes import DEDUPE, HEADER_MAP, REJECT, ROUTE, WHERE, Route
 from towline.schema import EVENT_TIME, ROW_SCHEMA
@@ -94,7 +94,7 @@ class Statements:
         if any(route.reject is not None for route in self._routes):
             columns[REJECT] = self._switch(lambda route: refusal(route.reject))
         if any(route.where is not None for route in self._routes):
-            columns[WHERE] = self._switch(lambda route: _asked(route.where))
+            columns[WHERE] = self._switch(lambda route: asked(route.where))
         if any(route.header_map is not None for route in self._routes):
             columns[HEADER_MAP] = self._switch(_headers)
         if self._within is not None:
@@ -153,12 +153,6 @@ def _column(name: str) -> str:
 def _field(name: str, route: Route) -> str:
     sql = dict(route.fields).get(name)
     return "NULL" if sql is None else f"(\n{sql}\n)"
-
-
-def _asked(where: str | None) -> str:
-    """Whether a message is wanted, in a struct: that is null only where finding it out raises (see `tried`)."""
-    wanted = "true" if where is None else f"CAST((\n{where}\n) AS BOOLEAN)"
-    return f"named_struct('wanted', {wanted})"
 
 
 def _headers(route: Route) -> str:

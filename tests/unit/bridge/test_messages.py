@@ -1,0 +1,370 @@
+"""Messages that a downlink makes of columns are those that docs/downlink.md says, record by record (`down_oracle`)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.bridge.down_oracle import becomes
+from towline.bridge.config.downlink import DownlinkSection
+from towline.bridge.config.model import RouteSection
+from towline.bridge.downlink.sink import rendered as rendering
+from towline.bridge.messages import (
+    COLUMNS,
+    OUTCOME,
+    REFUSALS,
+    MessageOutcome,
+    MessageTable,
+    _Messages,
+    message_table,
+    own,
+)
+from towline.bridge.routes import REJECT, WHERE, RouteTable
+from towline.bridge.uplink.records import RecordColumns
+from towline.delivery.outrows import message_of
+from towline.errors import KafkaError
+from towline.guarantee import Guarantee
+from towline.kafka.deadletters import DeadLetter, Reason, from_record
+from towline.mqtt.message import OutboundMessage
+from towline.schema import MESSAGE_SCHEMA, ROW_SCHEMA
+
+SENT = [name for name in MESSAGE_SCHEMA.names if name != "qos"]
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+RECORD = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+#: Types of what Spark makes of SQL; texts come as bytes that nobody has looked at.
+KINDS = {"retain": pa.bool_(), "expiry": pa.int64(), "payload": pa.binary(), "correlation_data": pa.binary()}
+
+TABLES: tuple[dict[str, Any], ...] = (
+    {},
+    {"topic": "a/{key}", "properties": "mqtt"},
+    {"topic": "{header.h}", "properties": "none", "retain": True, "expiry": 7, "control_characters": "send"},
+    {
+        "topic": "t{{{kafka.topic}}}/{kafka.partition}/{kafka.offset}/{kafka.timestamp}",
+        "payload": "{value}!",
+        "expiry": "{value.ttl}",
+        "content_type": "{value.a[1].b}",
+        "response_topic": "r/{key}",
+        "correlation_data": "{header.h}",
+    },
+    {
+        "topic": {"sql": "t"},
+        "payload": {"sql": "p"},
+        "retain": {"sql": "r"},
+        "expiry": {"sql": "e"},
+        "content_type": "{field}",
+        "response_topic": {"sql": "s"},
+        "correlation_data": {"sql": "c"},
+        "fields": {"field": "f"},
+        "reject": "r",
+        "where": "w",
+    },
+)
+SQL = TABLES[-1]
+
+texts = st.sampled_from(["", "a", "é/x", "a/+", "#", "\0", "\x01", "\ufdd0", "\U0001fffe", "\U0001f600", "x" * 65536])
+blobs = texts.map(str.encode) | st.sampled_from([b"\xff", b"true", b"1", b"60", b" -7\n", b"+99999999999", b"1" * 20])
+names = st.sampled_from(
+    [
+        *("h", "", "é", "mqtt.user.u", "mqtt.user.", "traceparent", "towline.dlq.reason", "mqtt.gateway", "mqtt.topic"),
+        *("mqtt.retain", "mqtt.content-type", "mqtt.response-topic", "mqtt.correlation-data", "mqtt.message-expiry"),
+        *("mqtt.payload-format", "h\0", "h\t"),
+    ]
+)
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "12", "é"]) | st.just([1])
+documents = st.fixed_dictionaries({}, optional={"ttl": leaves, "a": st.just([{}, {"b": "x"}]) | leaves})
+values = st.none() | blobs | documents.map(lambda document: json.dumps(document).encode())
+records = st.fixed_dictionaries(
+    {
+        "key": st.none() | blobs,
+        "value": values,
+        "topic": st.sampled_from(["t", "t.2"]),
+        "partition": st.integers(0, 3),
+        "timestamp": st.sampled_from([NOW, NOW.replace(microsecond=120_000), NOW.replace(microsecond=3)]),
+        "headers": st.none() | st.lists(st.fixed_dictionaries({"key": names, "value": st.none() | blobs}), max_size=4),
+    }
+)
+answers = st.fixed_dictionaries(
+    {
+        "topic": st.none() | blobs,
+        "payload": st.none() | blobs,
+        "retain": st.none() | st.booleans(),
+        "expiry": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "response_topic": st.none() | blobs,
+        "correlation_data": st.none() | blobs,
+        "field": st.none() | texts,
+    },
+    optional={"reject": st.none() | st.just("no"), "where": st.none() | st.booleans()},
+)
+
+
+def line_of(section: DownlinkSection, limit: int = 0, letters: Any = ("dead", "line")) -> str:
+    """What a line's records become, as its query says it."""
+    written = {**section.rendering(), "line": section.name, "qos": 1, "limit": limit, "letters": letters}
+    return json.dumps({**written, "send_controls": section.control_characters == "send"})
+
+
+def table_of(said: Mapping[str, Any], limit: int = 0) -> MessageTable:
+    return message_table(line_of(DownlinkSection.model_validate({"name": "line", "from": "t", **said}), limit))
+
+
+def unchecked(texts: Sequence[Any]) -> pa.Array:
+    """A column of texts as Spark makes them of bytes."""
+    return pa.array([one.encode() if isinstance(one, str) else one for one in texts], pa.binary()).view(pa.string())
+
+
+def batch_of(rows: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]] = ()) -> pa.RecordBatch:
+    """Records as the task that writes gets them, with what SQL says of each."""
+    batch = pa.RecordBatch.from_pylist([{"offset": n, **row} for n, row in enumerate(rows)], schema=RECORD)
+    if not said:
+        return batch
+    for name in ("topic", "payload", "retain", "expiry", "response_topic", "correlation_data"):
+        column = [one[name] for one in said]
+        batch = batch.append_column(own(name), pa.array(column, KINDS[name]) if name in KINDS else unchecked(column))
+    why = [{"why": one["reject"]} if "reject" in one else None for one in said]
+    wanted = [{"wanted": one["where"]} if "where" in one else None for one in said]
+    return (
+        batch.append_column(own("text_field"), pa.array([one["field"] for one in said], pa.string()))
+        .append_column(REJECT, pa.array(why, pa.struct([("why", pa.string())])))
+        .append_column(WHERE, pa.array(wanted, pa.struct([("wanted", pa.bool_())])))
+    )
+
+
+def rendered(table: MessageTable, batch: pa.RecordBatch) -> list[Any]:
+    """As `becomes` says it."""
+    out = table.rendered(batch)
+    messages = out.select(list(map(own, SENT))).rename_columns(SENT).to_pylist()
+    results: list[Any] = []
+    for at, code in enumerate(out.column(OUTCOME).to_pylist()):
+        outcome = MessageOutcome(code)
+        original = batch.select(COLUMNS).slice(at, 1).to_pylist()[0]
+        kept = out.select(COLUMNS).slice(at, 1).to_pylist()[0]
+        if outcome in REFUSALS:
+            assert kept == original
+            results.append(REFUSALS[outcome][0].value)
+        else:
+            assert (kept["value"], kept["headers"], kept["offset"]) == (None, None, original["offset"])
+            results.append(messages[at] if outcome is MessageOutcome.MESSAGE else outcome.name.lower())
+    return results
+
+
+@given(st.lists(st.tuples(records, answers), min_size=1, max_size=8), st.sampled_from(TABLES))
+def test_columns_become_the_messages_that_the_page_says(
+    met: list[tuple[dict[str, Any], dict[str, Any]]], said: dict[str, Any]
+) -> None:
+    rows, asked = [{**row, "offset": n} for n, (row, _) in enumerate(met)], [one for _, one in met]
+    batch = batch_of(rows, asked if said is SQL else ())
+    wanted = [becomes(said, row, one) for row, one in zip(rows, asked, strict=True)]
+    assert rendered(table_of(said), batch) == wanted
+    assert rendered(table_of(said), batch.slice(1)) == wanted[1:]
+
+
+@given(st.lists(records, min_size=1, max_size=8))
+def test_the_size_of_a_packet_is_known_beforehand(rows: list[dict[str, Any]]) -> None:
+    table = table_of({"topic": "{header.h}", "control_characters": "send"})
+    batch = batch_of(rows)
+    out, sizes = table.rendered(batch), _Messages(table, batch).packet_size().to_pylist()
+    for row, size in zip(out.to_pylist(), sizes, strict=True):
+        if row[OUTCOME] == 0:
+            written = packet({name: row[own(name)] for name in SENT})
+            assert len(written) <= size <= len(written) + 12
+
+
+def packet(fields: Mapping[str, Any]) -> bytes:
+    """The PUBLISH of a message with QoS 1, with everything MQTT 5 says in it."""
+    plain = {name: fields[name] for name in SENT}
+    message = message_of(**{**plain, "payload": plain["payload"] or b"", "qos": 1})
+    assert isinstance(message, OutboundMessage)
+    return bytes(message.packet(1, message.message_expiry_interval).write())
+
+
+def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) -> dict[str, Any]:
+    headers = [{"key": name, "value": content} for name, content in more.pop("headers", [])]
+    return {"key": key, "value": value, "topic": "t", "partition": 0, "timestamp": NOW, "headers": headers, **more}
+
+
+def letters(table: MessageTable, batch: pa.RecordBatch) -> list[tuple[str, DeadLetter]]:
+    made = []
+    for row in table.dead_letters(batch).to_pylist():
+        headers = [(one["key"], one["value"]) for one in row["headers"]]
+        letter = from_record(row["key"], row["value"], headers)
+        assert isinstance(letter, DeadLetter)
+        made.append((row["topic"], letter))
+    return made
+
+
+def test_a_refused_record_is_a_letter_with_every_byte() -> None:
+    table = table_of({"topic": "{key}"}, 80_000)
+    sent = [record(b"a/+", headers=[("h", None), ("h", b"\xff")]), record(None), record(value=b"x" * 90_000)]
+    made = letters(table, table.rendered(batch_of(sent)))
+    assert [one.reason for _, one in made] == [Reason.TOPIC_ILLEGAL, Reason.TOPIC_ABSENT, Reason.TOO_LARGE]
+    assert [(one.key, one.value) for _, one in made] == [(one["key"], one["value"]) for one in sent]
+    topic, letter = made[0]
+    assert (topic, letter.topic, letter.partition, letter.source) == ("dead", "t", 0, "line")
+    assert (list(letter.headers), letter.timestamp) == ([("h", None), ("h", b"\xff")], int(NOW.timestamp() * 1000))
+    assert made[-1][1].detail == "the broker takes packets of at most 80000 bytes"
+
+
+LONG = b"x" * 65536
+POISON: list[tuple[dict[str, Any], Reason]] = [
+    (record(None), Reason.TOPIC_ABSENT),
+    (record(b"\xff\xfe"), Reason.TOPIC_ABSENT),
+    (record(b"a/+"), Reason.TOPIC_ILLEGAL),
+    (record(b"#"), Reason.TOPIC_ILLEGAL),
+    (record(b"a\0b"), Reason.TOPIC_ILLEGAL),
+    (record(b""), Reason.TOPIC_ILLEGAL),
+    (record(LONG), Reason.TOPIC_ILLEGAL),
+    (record(headers=[("h", b"\xff")]), Reason.UNDELIVERABLE),
+    (record(headers=[("h", LONG)]), Reason.UNDELIVERABLE),
+    (record(headers=[("h\0", b"")]), Reason.UNDELIVERABLE),
+    (record(headers=[("mqtt.content-type", b"\xff")]), Reason.UNDELIVERABLE),
+    (record(headers=[("mqtt.content-type", LONG)]), Reason.UNDELIVERABLE),
+    (record(headers=[("mqtt.response-topic", b"a/#")]), Reason.UNDELIVERABLE),
+    (record(headers=[("mqtt.correlation-data", LONG)]), Reason.UNDELIVERABLE),
+    (record(value=b"x" * 90_000), Reason.TOO_LARGE),
+]
+
+
+def test_what_mqtt_cant_carry_is_refused_and_what_is_beside_it_goes_on() -> None:
+    fine = record(b"fine", b"v", headers=[("h", None), ("mqtt.user.u", b"1"), ("h", b"2")])
+    batch = batch_of([*(one for one, _ in POISON), fine])
+    *refused, sent = rendered(table_of({"topic": "{key}"}, 80_000), batch)
+    assert refused == [reason.value for _, reason in POISON]
+    assert [(pair["key"], pair["value"]) for pair in sent["user_properties"]] == [("h", ""), ("u", "1"), ("h", "2")]
+
+
+CONTROL = ["\x01", "a\tb", "\n", "\x1f", "\x7f", "\x85", "\x9f", "\ufdd0", "\uffff", "\U0001fffe", "\U0010ffff"]
+
+
+@pytest.mark.parametrize("policy", ["send", "dead_letter"])
+def test_control_characters_are_sent_or_dead_letters(policy: str) -> None:
+    text = [character.encode() for character in CONTROL]
+    bad = [*(record(one) for one in text), *(record(headers=[("h", one)]) for one in text)]
+    bad += [record(headers=[(name, b"\x02")]) for name in ("mqtt.content-type", "mqtt.response-topic")]
+    fine = [record("aé€\U0001f600 ".encode(), b"\x00\x01", headers=[("mqtt.correlation-data", b"\x01")]), record()]
+    made = rendered(table_of({"topic": "{key}", "control_characters": policy}), batch_of([*bad, *fine]))
+    assert [one == "undeliverable" for one in made] == [policy == "dead_letter"] * len(bad) + [False] * 2
+
+
+def test_an_expiry_is_one_that_mqtt_has() -> None:
+    longest = 2**32 - 1
+    numbers = {str(n): min(max(n, 0), longest) for n in (-(2**63), -1, 0, 60, longest, longest + 1, 2**63 - 1)}
+    said = {**numbers, "soon": None, str(10**20): None}
+    sent = [record(headers=[("mqtt.message-expiry", text.encode())]) for text in said]
+    made = rendered(table_of({"topic": "t"}), batch_of(sent))
+    assert [one["message_expiry_seconds"] for one in made] == list(said.values())
+
+
+def test_a_line_without_dead_letters_stops_and_says_where() -> None:
+    section = DownlinkSection.model_validate({"name": "line", "from": "t", "topic": "{key}"})
+    with pytest.raises(KafkaError, match=r"line line: record t/0 offset 1: MQTT takes no such topic.*\[TL-B05\]"):
+        list(
+            rendering(message_table(line_of(section, letters=None)), [batch_of([record(), record(b"a/+")])], Counter())
+        )
+
+
+# -- what went up ----------------------------------------------------------------------------------------------------
+
+#: What MQTT allows in a string [MQTT-1.5.4-2], and in a topic name.
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0")
+TEXT = st.text(CHARACTERS, max_size=20)
+TOPIC = st.text(CHARACTERS.filter(lambda c: c not in "+#"), min_size=1, max_size=20).filter(lambda t: t[0] != "$")
+MESSAGE = st.fixed_dictionaries(
+    {
+        "topic": TOPIC,
+        "payload": st.binary(max_size=40),
+        "qos": st.integers(0, 2),
+        "retain": st.booleans(),
+        "duplicate": st.just(value=False),
+        "content_type": st.none() | TEXT,
+        "payload_is_utf8": st.none() | st.booleans(),
+        "response_topic": st.none() | TOPIC,
+        "correlation_data": st.none() | st.binary(max_size=20),
+        "user_properties": st.none()
+        | st.lists(st.fixed_dictionaries({"key": TEXT | st.just("tracestate"), "value": TEXT}), min_size=1, max_size=4),
+        "message_expiry_seconds": st.none() | st.integers(0, 0xFFFFFFFF),
+        "subscription_ids": st.none() | st.lists(st.integers(1, 268_435_455), max_size=2),
+        "received_at": st.just(NOW),
+        "gateway": st.just("g"),
+        "offset": st.just(0),
+    }
+)
+
+
+@given(st.lists(MESSAGE, min_size=1, max_size=8))
+def test_what_goes_up_comes_down_byte_for_byte(messages: list[dict[str, Any]]) -> None:
+    route = RouteSection.model_validate({"from": "#", "topic": "t", "key": "{mqtt.topic}"})
+    went = RouteTable([route.compile(Guarantee.AT_LEAST_ONCE)]).render(
+        pa.RecordBatch.from_pylist(messages, schema=ROW_SCHEMA)
+    )
+    rows = RecordColumns().rows(went.records).records
+    sent = [record(key, value, headers=headers) for _, value, key, *_, headers in rows]
+    for came, message in zip(rendered(table_of({"control_characters": "send"}), batch_of(sent)), messages, strict=True):
+        assert packet(came) == packet(message)
+        assert came["payload_is_utf8"] == message["payload_is_utf8"]
+
+
+def test_a_reason_that_is_no_text_is_a_reason() -> None:
+    """Spark makes a text of any bytes: a record must not end a line by what its refusal quotes of it [I15]."""
+    why = pa.StructArray.from_arrays([unchecked([b"bad \xff"])], ["why"])
+    table = table_of({"topic": "t", "reject": "r"})
+    ((_, letter),) = letters(table, table.rendered(batch_of([record()]).append_column(REJECT, why)))
+    assert (letter.reason, letter.detail) == (Reason.REJECTED, "bad \ufffd")
+
+
+def test_kafka_is_told_of_a_letter() -> None:
+    notice = {
+        "topic": "answers.{kafka.topic}",
+        "key": "{key}",
+        "payload": {"sql": "p"},
+        "headers": {"id": "{header.id}", "status": {"sql": "s"}, "no": "{header.no}", "json": "{value.a}"},
+        "copy_headers": ["keep*", "exact"],
+        "where": "w",
+    }
+    table = table_of({"topic": "a/{key}", "failure_notice": notice})
+    headers = [("keeper", b"\xff"), ("exact", None), ("id", b"7"), ("exactly", b"")]
+    refused = table.rendered(batch_of([record(b"+", headers=headers), record(b"#", b'{"a": 1}', headers=headers)]))
+    for name, column in {
+        "payload": ["x"] * 2,
+        f"header_{b'status'.hex()}": ["400"] * 2,
+        "where": [True, False],
+    }.items():
+        refused = refused.append_column(own(f"notice_{name}"), pa.array(column))
+    rows = table.dead_letters(refused).to_pylist()
+    assert [row["topic"] for row in rows] == ["dead", "answers.t", "dead"]
+    assert (rows[1]["key"], rows[1]["value"]) == (b"+", b"x")
+    said = [(one["key"], one["value"]) for one in rows[1]["headers"]]
+    assert said == [("id", b"7"), ("status", b"400"), ("keeper", b"\xff"), ("exact", None)]
+
+
+def test_every_refusal_has_a_reason_of_dead_letters() -> None:
+    assert list(REFUSALS) == [outcome for outcome in MessageOutcome if outcome > MessageOutcome.MESSAGE]
+    assert {reason for reason, _ in REFUSALS.values()} <= set(Reason)
+
+
+@pytest.mark.parametrize("name", ["value.a", "value[0].b", "key", "header.x"])
+def test_braces_in_sql_are_no_field(name: str) -> None:
+    for said in (
+        {"where": f"'{{{name}}}' = 'x'"},
+        {"topic": {"sql": f"concat('{{{name}}}')"}},
+        {"fields": {"f": f"'{{{name}}}'"}},
+    ):
+        with pytest.raises(ValueError, match="which SQL takes for text; write the column"):
+            table_of(said)
