@@ -46,6 +46,11 @@ def test_the_account_adds_up() -> None:
     assert DownlinkCounts.from_json(counts.as_json()) == counts
 
 
+def test_a_where_that_is_null_is_counted_apart() -> None:
+    account = DownlinkCounts().add(batch(0, 93, filtered=1, undecided=2)).account({"outbox": OUTBOX})
+    assert "filtered 1 + where is null 2 + expired 2 + refused 3 + waiting 15   adds up ✓" in account.sentence()
+
+
 def test_a_batch_counts_once_and_a_hole_is_seen() -> None:
     counts = DownlinkCounts().add(batch(0, 60)).add(batch(0, 60)).add(batch(3, 10))
     assert (counts.rows, counts.unseen) == (70, 2)

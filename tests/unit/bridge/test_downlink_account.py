@@ -46,7 +46,8 @@ class ModelDownlink:
         batch = self.committed + 1
         if batch == len(self.batches):
             self.batches.append(rows)
-        sent, _, dead = self.batches[batch]
+        sent, filtered, dead = self.batches[batch]
+        counts = {"kept": sum(self.batches[batch]), "filtered": filtered, "dead_lettered": dead}
         for step in STEPS:
             if step == "in the outbox" and self.brought < batch:
                 self.accepted, self.brought = self.accepted + sent, batch
@@ -55,7 +56,7 @@ class ModelDownlink:
                 known = Remembered("j", self.accepted).after(before, batch, sent)
                 if known != before:
                     known.keep(self.place)
-                tally.given(Checkpoint(self.place), batch, dead, SinkBatch(dead, 0, dead))
+                tally.given(Checkpoint(self.place), batch, dead, SinkBatch(dead, 0, dead), left_out=counts)
             elif step == "committed":
                 self.committed = batch
             elif step == "reported":
@@ -65,13 +66,11 @@ class ModelDownlink:
                 return
 
     def report(self, batch: int) -> None:
-        _, filtered, dead = self.batches[batch]
-        observed = {"rows": sum(self.batches[batch]), "kept": sum(self.batches[batch]), "filtered": filtered}
         progress = {
             "id": "q",
             "batchId": batch,
             "sources": [{"startOffset": {"t": {"0": 0}}, "endOffset": {"t": {"0": sum(self.batches[batch]) + 2}}}],
-            "observedMetrics": {"towline": {**observed, "dead_lettered": dead}},
+            "observedMetrics": {"towline": {"rows": sum(self.batches[batch])}},
         }
         self.counts = self.counts.add(json.loads(json.dumps(self.query.report(progress))))
 
@@ -152,6 +151,19 @@ def test_dead_letters_that_kafka_does_not_have_are_told(tmp_path: Path) -> None:
     text = line.sentence()
     assert "Spark says 3 dead letters · the sink says 2" in text
     assert "Spark brought 3 dead letters and notices · the sink says 0 acknowledged by Kafka + 2 dead letters" in text
+
+
+@pytest.mark.parametrize(("more", "told"), [("", "went to the outbox"), ('transform = "m:f"\n', "adds up ✓")])
+def test_records_that_did_not_come_to_the_writer_are_told_but_for_a_transform(
+    tmp_path: Path, more: str, told: str
+) -> None:
+    bridge = read(GOOD + more, tmp_path)
+    line = ModelDownlink(DownlinkQuery(bridge, bridge.downlinks[0]))
+    Remembered("j", 3).after(None, 0, 3).keep(line.place)
+    tally.given(Checkpoint(line.place), 0, None, left_out={"kept": 3})
+    progress = {"id": "q", "batchId": 0, "observedMetrics": {"towline": {"rows": 5}}}
+    line.counts, line.accepted = line.counts.add(line.query.report(progress)), 3
+    assert told in line.sentence()
 
 
 def test_more_records_than_offsets_are_told(tmp_path: Path) -> None:

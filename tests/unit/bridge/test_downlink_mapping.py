@@ -64,6 +64,19 @@ def test_a_batch_that_was_begun_is_finished_by_its_settings(tmp_path: Path) -> N
     assert query.ran_last().line == former.line, "what it left is told by its own settings"
 
 
+def test_a_batch_of_settings_that_are_refused_now_is_not_finished_by_others(tmp_path: Path) -> None:
+    bridge = read(GOOD, tmp_path)
+    (line,) = bridge.downlinks
+    mapping = json.dumps(json.loads(mapping_of(line)) | {"where": "'{key}' = 'a'"})
+    Identity("commands", "plant-7.commands", query="q", mapping=mapping).save(line.gateway.state_dir)
+    checkpoint(line, {"commands": {"0": 12}}, done=False)
+    query = DownlinkQuery(bridge, line)
+    with pytest.raises(ConfigError, match=r"towline begin-again .*TL-C210"):
+        query.in_force()
+    checkpoint(line, {"commands": {"0": 12}})
+    assert query.in_force().line == line
+
+
 class Asked(Exception):
     """Spark was asked for records."""
 

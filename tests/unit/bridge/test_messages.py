@@ -354,6 +354,14 @@ def test_kafka_is_told_of_a_letter() -> None:
     assert said == [("id", b"7"), ("status", b"400"), ("keeper", b"\xff"), ("exact", None)]
 
 
+def test_the_text_of_sql_goes_no_way_with_the_messages() -> None:
+    """It may hold values of the environment, and Spark shows options [I12]."""
+    sql = "concat('hidden', key)"
+    notice = {"topic": {"sql": sql}, "headers": {"h": {"sql": sql}}, "where": sql}
+    said = {"topic": {"sql": sql}, "fields": {"f": sql}, "where": sql, "reject": sql, "failure_notice": notice}
+    assert "hidden" not in line_of(DownlinkSection.model_validate({"name": "line", "from": "t", **said}))
+
+
 def test_every_refusal_has_a_reason_of_dead_letters() -> None:
     assert list(REFUSALS) == [outcome for outcome in MessageOutcome if outcome > MessageOutcome.MESSAGE]
     assert {reason for reason, _ in REFUSALS.values()} <= set(Reason)
