@@ -177,7 +177,7 @@ class MessageTable:
         texts = pa.array([REFUSALS[one][1].format(limit=self.limit) or None for one in sorted(REFUSALS)], pa.string())
         faults = texts.take(pc.if_else(refused, pc.subtract(outcomes, 1), pa.scalar(None, pa.int8())))
         columns[own("payload")] = _only(columns[own("payload")], pc.equal(outcomes, int(MessageOutcome.MESSAGE)))
-        columns |= {OUTCOME: outcomes, FAULT: pc.coalesce(faults, refusals)}
+        columns |= {OUTCOME: outcomes, FAULT: pa.array(_texts(pc.coalesce(faults, refusals)), pa.string())}
         keep = lasting(rows.schema.names)
         record = [_only(rows.column(n), refused) if n in _OF_LETTERS else rows.column(n) for n in keep]
         return pa.RecordBatch.from_arrays([*record, *columns.values()], names=[*keep, *columns])
@@ -191,18 +191,15 @@ class MessageTable:
         assert self.letters is not None
         (topic, source), records = self.letters, list[tuple[Any, ...]]()
         millis = rows.column("timestamp").cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
-        plain = [rows.column(name) for name in (OUTCOME, "partition", "key", "value", "headers")]
-        texts = map(_texts, (rows.column("topic"), rows.column(FAULT)))
+        plain = [rows.column(name) for name in ("topic", "key", "value", "headers", "partition", FAULT, OUTCOME)]
         columns = (column.to_pylist() for column in (millis, *plain))
-        for origin, why, moment, code, partition, key, value, headers, notice in zip(
-            *texts, *columns, self._notices(rows), strict=True
-        ):
-            own_headers = [(one["key"], one["value"]) for one in headers or ()]
-            reason = REFUSALS[MessageOutcome(code)][0]
-            letter = DeadLetter(reason, origin, key, value, own_headers, partition, moment, why or "", source)
+        for *row, notice in zip(*columns, self._notices(rows), strict=True):
+            moment, origin, key, value, headers, partition, why, code = row
+            pairs, reason = [(one["key"], one["value"]) for one in headers or ()], REFUSALS[MessageOutcome(code)][0]
+            letter = DeadLetter(reason, origin, key, value, pairs, partition, moment, why or "", source)
             records.append((topic, *to_record(letter)))
             if notice is not None:
-                copied = (one for one in own_headers if one[0] in self._exact or one[0].startswith(self._begins))
+                copied = (one for one in pairs if one[0] in self._exact or one[0].startswith(self._begins))
                 records.append((*notice[:3], [*notice[3], *copied]))
         made = [dict(zip(LETTER_SCHEMA.names, one, strict=True)) for one in records]
         return pa.RecordBatch.from_pylist(made, schema=LETTER_SCHEMA)
@@ -246,7 +243,9 @@ def _only(column: pa.Array, mask: pa.Array) -> pa.Array:
 
 
 def _texts(column: pa.Array) -> list[str | None]:
-    """Texts for Kafka; what is no UTF-8 has U+FFFD there."""
+    """Texts; what is no UTF-8 has U+FFFD there."""
+    if column.null_count == len(column):
+        return [None] * len(column)
     return [None if one is None else one.decode(errors="replace") for one in column.cast(pa.binary()).to_pylist()]
 
 

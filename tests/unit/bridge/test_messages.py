@@ -327,6 +327,15 @@ def test_a_reason_that_is_no_text_is_a_reason() -> None:
     table = table_of({"topic": "t", "reject": "r"})
     ((_, letter),) = letters(table, table.rendered(batch_of([record()]).append_column(REJECT, why)))
     assert (letter.reason, letter.detail) == (Reason.REJECTED, "bad \ufffd")
+    section = DownlinkSection.model_validate({"name": "line", "from": "t", "topic": "t", "reject": "r"})
+    with pytest.raises(KafkaError, match=r"bad .\. The line stops"):
+        list(
+            rendering(
+                message_table(line_of(section, letters=None)),
+                [batch_of([record()]).append_column(REJECT, why)],
+                Counter(),
+            )
+        )
 
 
 def test_kafka_is_told_of_a_letter() -> None:
