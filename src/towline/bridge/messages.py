@@ -57,6 +57,8 @@ FIELDS: Final = {f"kafka.{name}": name for name in (*PLACE, "timestamp")}
 DOCUMENT: Final = "value"
 #: What a line may say of its messages.
 VALUES: Final = ("topic", "payload", "retain", "expiry", "content_type", "response_topic", "correlation_data")
+#: Types of Spark's of those that are no text.
+KINDS: Final = {"retain": "BOOLEAN", "expiry": "BIGINT", "correlation_data": "BINARY", "payload": "BINARY"}
 #: Begins the columns of what a notice says in SQL, and of the line's fields as texts; columns of outcome and reason.
 NOTICE, TEXT, OUTCOME, FAULT = "notice_", "text_", "__outcome", "fault"
 #: Headers the way up writes that are no user properties; the last three stand in dead letters only.

@@ -14,6 +14,7 @@ from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import Bridge, Dedupe, DownLine, Line, Section
 from towline.bridge.config.places import Document, KeyPath, names_variable
 from towline.bridge.config.profiles import graft
+from towline.bridge.messages import KINDS
 from towline.bridge.patterns import Pattern
 from towline.schema import SPARK_SCHEMA
 
@@ -22,19 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["judge", "says_sql"]
 
-#: Columns of Spark's Kafka source (`towline.bridge.downlink.sql.COLUMNS`).
+#: Columns of Spark's Kafka source (`towline.bridge.messages.COLUMNS`).
 _KAFKA_SCHEMA: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
 )
-#: What values of a downlink are cast to, where they are no text.
-_KINDS: Final = {
-    "retain": "BOOLEAN",
-    "expiry": "BIGINT",
-    "correlation_data": "BINARY",
-    "payload": "BINARY",
-    "header_map": "MAP<STRING, STRING>",
-}
+#: What values are cast to, where they are no text.
+_KINDS: Final = {**KINDS, "header_map": "MAP<STRING, STRING>"}
 _WORD: Final = re.compile(r"\w+")
 #: Spark's name for an error, and what it says of the place in the expression.
 _MARKS: Final = re.compile(r"^\[[A-Z0-9_.]+\] |\.? ?SQLSTATE: .*")

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from towline.bridge.config.downlink import DownlinkSection, FailureNotice, Sql
 from towline.bridge.lines.sql import asked, refusal, tried
-from towline.bridge.messages import COLUMNS, NOTICE, RENDERED_SCHEMA, TEXT, lasting, message_table, own
+from towline.bridge.messages import COLUMNS, KINDS, NOTICE, RENDERED_SCHEMA, TEXT, lasting, message_table, own
 from towline.bridge.routes import REJECT, WHERE
 from towline.errors import ConfigError
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation
 
 __all__ = ["apply"]
-
-#: Types of values that are no text.
-_KINDS = {"retain": "BOOLEAN", "expiry": "BIGINT", "correlation_data": "BINARY", "payload": "BINARY"}
 
 
 def apply(
@@ -76,7 +73,7 @@ def _columns(section: DownlinkSection) -> Iterator[tuple[str, str]]:
     yield from ((own(TEXT + name), f"CAST({name} AS STRING)") for name in section.fields if name in named)
     for name, said in section.spoken().items():
         if isinstance(said, Sql):
-            yield own(name), f"CAST((\n{said.sql}\n) AS {_KINDS.get(name, 'STRING')})"
+            yield own(name), f"CAST((\n{said.sql}\n) AS {KINDS.get(name, 'STRING')})"
     if section.reject is not None:
         yield REJECT, refusal(section.reject)
     if section.where is not None:
