@@ -32,6 +32,7 @@ from towline.bridge.routes import (
     first_named,
     utf8_text,
     verdicts,
+    whole_text,
 )
 from towline.kafka.deadletters import DeadLetter, Reason, to_record
 from towline.kafka.properties import HEADERS, user_property
@@ -246,9 +247,8 @@ def _only(column: pa.Array, mask: pa.Array) -> pa.Array:
 
 def _texts(column: pa.Array) -> list[str | None]:
     """Texts; what is no UTF-8 has U+FFFD there."""
-    if column.null_count == len(column):
-        return [None] * len(column)
-    return [None if one is None else one.decode(errors="replace") for one in column.cast(pa.binary()).to_pylist()]
+    texts: list[str | None] = whole_text(column).to_pylist()
+    return texts
 
 
 class _Records(Values):

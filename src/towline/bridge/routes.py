@@ -58,6 +58,7 @@ __all__ = [
     "to_json",
     "utf8_text",
     "verdicts",
+    "whole_text",
 ]
 
 #: Columns of a row beside those of the message: the number of its route, and what Spark has made of the route's SQL:
@@ -640,7 +641,7 @@ def verdicts(rows: pa.RecordBatch, codes: type[IntEnum]) -> tuple[list[tuple[pa.
     )
     if REJECT in present:
         column = rows.column(REJECT)
-        refusals = column.field(0) if not column.null_count else pc.struct_field(column, 0)
+        refusals = whole_text(pc.struct_field(column, 0))
         cases += [(column.is_null(), codes["REJECT_RAISED"]), (refusals.is_valid(), codes["REJECTED"])]
     if WHERE in present:
         column = rows.column(WHERE)
@@ -735,6 +736,15 @@ def utf8_text(column: pa.Array) -> pa.Array:
         return pa.array(map(_utf8, column.cast(pa.binary()).to_pylist()), pa.string())
 
 
+def whole_text(column: pa.Array) -> pa.Array:
+    """The same of a text that Spark may have made of a payload, with U+FFFD for what is no UTF-8 [I15]."""
+    try:
+        return column.cast(pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = column.cast(pa.binary()).to_pylist()
+        return pa.array([None if one is None else one.decode(errors="replace") for one in texts], pa.string())
+
+
 def _utf8(payload: bytes | None) -> str | None:
     try:
         return None if payload is None else payload.decode()
@@ -806,7 +816,7 @@ class _Rendering:
     def result(self) -> Rendered:
         """What becomes of the rows."""
         rows = self._rows
-        names = self._column("name", lambda view, route: _dynamic(view, route, route.topic))
+        names = whole_text(self._column("name", lambda view, route: _dynamic(view, route, route.topic)))
         topics, routed = self._destinations()
         keys = self._column("key", _key)
         headers = self._column("headers", _own_headers)
@@ -836,7 +846,7 @@ class _Rendering:
         found: dict[int, tuple[pa.Array, pa.Array]] = {}
         for (number, _), view, route in zip(self._groups, self._views, self._present, strict=True):
             if number is not None and route is not None and not _is_static(route, [route.topic]):
-                found[number] = self._table.destinations(number, view.text(route.topic))
+                found[number] = self._table.destinations(number, whole_text(view.text(route.topic)))
         if not found:
             return self._static("topic"), self._static("outcome")
         parts = [
@@ -860,7 +870,7 @@ class _Rendering:
             return received, None
         texts = self._assembled(
             lambda at: pa.nulls(len(received) if at is None else len(at), pa.string()),
-            lambda view, route: None if route.timestamp is None else view.text(route.timestamp),
+            lambda view, route: None if route.timestamp is None else whole_text(view.text(route.timestamp)),
         ).to_pylist()
         millis = [int(text) if text is not None and _MILLIS.fullmatch(text) else None for text in texts]
         made = [one * 1000 if one is not None and one <= _LAST_MS else None for one in millis]

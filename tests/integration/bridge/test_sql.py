@@ -167,6 +167,21 @@ def test_what_was_not_taken_in_whole_is_a_letter_and_nobody_is_asked(spark: Spar
     assert (fine[0], fine[1], ("mqtt.correlation-data", b"\x01") in fine[7]) == ("t", b"fine", True)
 
 
+def test_no_payload_holds_a_line_by_what_sql_makes_of_it(spark: SparkSession) -> None:
+    """A text of Spark's may hold any bytes, as a topic, a time or a refusal."""
+    text = {"text": "CAST(payload AS STRING)"}
+    routes = compiled(
+        {"from": "topic", "topic": "t.{text}", "fields": text},
+        {"from": "time", "topic": "t", "timestamp": "{text}", "fields": text},
+        {"from": "reject", "topic": "t", "reject": "concat('no ', CAST(payload AS STRING))"},
+        {"from": "key", "topic": "t", "key": "{text}", "fields": text},
+    )
+    sent = [message(topic, b"a\xff") for topic in ("topic", "time", "reject", "key")]
+    topic, moment, refused, keyed = mapped(spark, routes, sent)
+    assert [read(one) for one in (topic, moment, refused)] == ["topic_illegal", "timestamp", "rejected"]
+    assert (topic.topic, refused.detail, keyed[2]) == ("t.a\ufffd", "no a\ufffd", b"a\xff")
+
+
 # -- repeats, and several writers ------------------------------------------------------------------------------------
 
 
