@@ -72,6 +72,7 @@ _HELD: Final = {"journal": "journal full", "window": "window full"}
 _PARTS: Final = {
     "towline_messages_dead_lettered_total": "dead_lettered",
     "towline_messages_filtered_total": "filtered",
+    "towline_messages_undecided_total": "undecided",
     "towline_messages_unrouted_total": "unrouted",
     "towline_messages_deduplicated_total": "deduplicated",
     "towline_messages_given_up_total": "skipped",

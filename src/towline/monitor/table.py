@@ -123,6 +123,7 @@ _ALL: Final = [
         {
             "messages_dead_lettered": "messages in the dead-letter topic",
             "messages_filtered": "messages left out by where or transform",
+            "messages_undecided": "messages left out because their where is null",
             "messages_unrouted": "messages that no route takes (up)",
             "messages_deduplicated": "repeats left out, those of the gateway included (up)",
             "messages_given_up": "messages given up by at_most_once after a crash (up)",

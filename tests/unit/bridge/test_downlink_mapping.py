@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -75,34 +74,6 @@ def test_a_batch_of_settings_that_are_refused_now_is_not_finished_by_others(tmp_
         query.in_force()
     checkpoint(line, {"commands": {"0": 12}})
     assert query.in_force().line == line
-
-
-class Asked(Exception):
-    """Spark was asked for records."""
-
-
-class Spark:
-    @property
-    def read(self) -> Any:
-        raise Asked
-
-
-@pytest.mark.parametrize(("query", "id_now", "asks"), [("q", "A", True), ("another", "A", False), ("q", "B", False)])
-def test_only_batches_of_its_own_are_counted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str, id_now: str, asks: bool
-) -> None:
-    """A copied checkpoint is refused when the query starts, and so is one of topics that were made anew [I17]."""
-    monkeypatch.setattr("towline.bridge.downlink.query.ids_of", lambda *_: {"commands": id_now})
-    bridge = read(GOOD, tmp_path)
-    (line,) = bridge.downlinks
-    checkpoint(line, {"commands": {"0": 12}})
-    (line.checkpoint / "sources" / "0").mkdir(parents=True)
-    (line.checkpoint / "sources" / "0" / "0").write_text('\0v1\n{"commands":{"0":5}}')
-    keep_ids(Checkpoint(str(line.checkpoint)), {"commands": "A"})
-    Identity("commands", "plant-7.commands", query=query).save(line.gateway.state_dir)
-    spark: Any = Spark()
-    with pytest.raises(Asked) if asks else contextlib.nullcontext():
-        assert list(DownlinkQuery(bridge, line).unreported(spark, {})) == []
 
 
 @pytest.mark.parametrize(

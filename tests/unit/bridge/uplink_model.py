@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -151,7 +151,7 @@ class ModelLine:
         if not self.restarted:
             return
         self.restarted = False
-        for report in self.query.unreported(cast("Any", None), self.counts.as_json()):
+        for report in self.query.unreported(self.counts.as_json()):
             self.counts = self.counts.add(json.loads(json.dumps(report)))
         if not self.path.exists():
             self._begin()

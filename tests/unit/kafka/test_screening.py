@@ -97,7 +97,9 @@ def test_a_segment_holds_a_whole_batch() -> None:
     assert TopicFacts.of(1, {"max.message.bytes": "3000"}).max_bytes == 3000
 
 
-@pytest.mark.parametrize(("moment", "bad"), [(NOW + 3 * HOUR, NOW + 2 * HOUR + HOUR), (NOW - 3 * HOUR, NOW - 4 * HOUR)])
+@pytest.mark.parametrize(
+    ("moment", "bad"), [(NOW + 3 * HOUR, NOW + 3 * HOUR), (NOW - 3 * HOUR, NOW - 4 * HOUR)], ids=["ahead", "back"]
+)
 def test_a_time_that_was_refused_is_known(moment: int, bad: int) -> None:
     told = KafkaError("TL-K20", "k", "it was refused", "Correct it.")
     lessons = Lessons(kafka_settings())

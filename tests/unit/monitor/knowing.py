@@ -66,6 +66,7 @@ DOWN_STATUS: dict[str, Any] = {
 }
 _PARTS = {
     "filtered": 1,
+    "undecided": 1,
     "unrouted": 2,
     "skipped": 3,
     "lost": 2,

@@ -17,37 +17,34 @@ from towline.bridge.config.downlink import DownlinkSection, KafkaPattern
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
 from towline.bridge.downlink.account import DownlinkCounts
-from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MESSAGES, MQTT, WAYS_OUT, WHERE, DownlinkSink, counted
+from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MESSAGES, MQTT, WAYS_OUT, WHERE, DownlinkSink
 from towline.bridge.downlink.sql import apply
-from towline.bridge.downlink.topics import GLANCE_S, TopicFindings, look_at_topics, ways_out
-from towline.bridge.lines.evidence import awaited_status, kafka_offsets, read_checkpoint
+from towline.bridge.downlink.topics import TopicFindings, look_at_topics, ways_out
+from towline.bridge.lines.evidence import awaited_status, read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import again_command, examine
-from towline.bridge.messages import OUTCOME
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.belonging import Remembered
 from towline.kafka.admin import reachable
 from towline.kafka.options import SinkSettings
-from towline.kafka.topicids import ids_of, kept_ids, remade
+from towline.kafka.topicids import remade
 from towline.spark import tally
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from towline.bridge.lines.evidence import Evidence, KafkaOffsets
+    from towline.bridge.lines.evidence import Evidence
 
-__all__ = ["DownlinkQuery", "begun_line", "between", "covering", "find_modules", "mapping_of", "uncounted"]
+__all__ = ["DownlinkQuery", "begun_line", "covering", "find_modules", "mapping_of"]
 
 #: The start of a partition, and its end, as Spark's Kafka source takes them.
 _EARLIEST: Final = -2
 _LATEST: Final = -1
 #: What does not decide which record becomes which row of a batch that was begun: it is as the file says now.
 _UNDECIDING: Final = ("name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s", "listen")
-#: So many of the newest batches are counted again, at most: each is a job of Spark's.
-_MOST: Final = 20
 
 
 class DownlinkQuery(LineQuery[DownLine]):
@@ -102,28 +99,19 @@ class DownlinkQuery(LineQuery[DownLine]):
         rows = apply(records, line.section, messages, COUNTER, transform, parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._both_sinks(identity)), identity
 
-    def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """One report for each batch: its records are read and mapped once more, and nothing is written.
-
-        The checkpoint says which records it had, and what becomes of a record is decided by the record alone.
-        """
-        from pyspark.sql import Observation  # noqa: PLC0415 - only the driver has Spark
-
-        line = self.line
+    def unreported(self, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """One report for each batch, of what the task that writes has noted of it."""
+        line, counted = self.line, DownlinkCounts.from_json(counts)
         identity, evidence = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
-        if identity is None or identity.query != evidence.query:
+        if identity is None or identity.query != evidence.query or evidence.done is None:
             return  # another line's batches
-        kept = kept_ids(Checkpoint(str(line.checkpoint)))
-        if remade(kept, ids_of(self.bridge.kafka.client(), kept, GLANCE_S)):
-            return  # their records are gone
-
-        for batch, before, after in uncounted(line.checkpoint, evidence, DownlinkCounts.from_json(counts)):
-            taken, transform = Observation(), _transform(line)
-            records = spark.read.format("kafka").options(**self._reading(), **between(before, after)).load()
-            rows = apply(records, line.section, self._messages(identity), taken, transform, rendered=True)
-            outcomes = {row[0]: row[1] for row in rows.groupBy(OUTCOME).count().collect()}
-            observed = self._left_out(counted(outcomes)) | taken.get
-            yield self._with_the_sink({"query": evidence.query, "batch": batch, "behind": None, "observed": observed})
+        logs, last = Checkpoint(str(line.checkpoint)), counted.batch if counted.query == evidence.query else -1
+        for batch in range(last + 1, evidence.done + 1):
+            if left_out := tally.left_out_at(logs, batch):
+                observed = {**self._left_out(left_out), "rows": left_out["kept"]}  # what a transform took is unknown
+                yield self._with_the_sink(
+                    {"query": evidence.query, "batch": batch, "behind": None, "observed": observed}
+                )
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What the account takes of a batch; how many offsets of Kafka's it has, where Spark says it."""
@@ -273,38 +261,6 @@ def _section(mapping: str) -> DownlinkSection | None:
         return DownlinkSection.model_validate_json(mapping)
     except ValidationError:
         return None
-
-
-def uncounted(
-    checkpoint: Path, evidence: Evidence, counts: DownlinkCounts
-) -> Iterator[tuple[int, KafkaOffsets, KafkaOffsets]]:
-    """Batches that are committed and not counted: number, where each partition begins, where it ends.
-
-    Args:
-        checkpoint: Of the query, on a disk of this machine.
-        evidence: What it says.
-        counts: What has been counted.
-    """
-    if evidence.done is None:
-        return
-    last = counts.batch if counts.query == evidence.query else -1
-    for batch in range(max(last + 1, evidence.done + 1 - _MOST), evidence.done + 1):
-        before = kafka_offsets(checkpoint, batch - 1 if batch else None)
-        after = kafka_offsets(checkpoint, batch)
-        if before and after:
-            yield batch, before, after
-
-
-def between(before: KafkaOffsets, after: KafkaOffsets) -> dict[str, str]:
-    """A batch read of exactly these partitions and records; Spark wants every partition named at both ends."""
-    nowhere = {topic: dict.fromkeys(ends, _EARLIEST) for topic, ends in after.items()}
-    starts = {topic: {**parts, **before.get(topic, {})} for topic, parts in nowhere.items()}
-    return {
-        "assign": json.dumps({topic: sorted(map(int, ends)) for topic, ends in after.items()}),
-        "startingOffsets": json.dumps(starts),
-        "endingOffsets": json.dumps(after),
-        "failOnDataLoss": "true",  # rather not counted than counted short
-    }
 
 
 def covering(

@@ -20,7 +20,7 @@ from towline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pyspark.sql import DataFrame, Observation
+    from pyspark.sql import DataFrame
 
 __all__ = ["apply"]
 
@@ -29,11 +29,10 @@ def apply(
     frame: DataFrame,
     section: DownlinkSection,
     messages: str,
-    counter: str | Observation,
+    counter: str,
     transform: Callable[[DataFrame], DataFrame] | None = None,
     *,
     parallelism: int = 1,
-    rendered: bool = False,
 ) -> DataFrame:
     """Records of Spark's Kafka source as the task that writes takes them.
 
@@ -45,7 +44,6 @@ def apply(
             the last attempt that ended well (`CollectMetricsExec.collectedMetricsRow`).
         transform: Of the user, before everything else.
         parallelism: Parts of the result; more than one are split by MQTT topic.
-        rendered: Whether they are rendered whatever the line says.
 
     Raises:
         ConfigError: TL-C76 when the transform does not keep the columns.
@@ -58,7 +56,7 @@ def apply(
     for name, text in _columns(section):
         frame = frame.withColumn(name, tried(F.expr(text)))
     notice = dict(_notice_columns(section.failure_notice))
-    if rendered or parallelism > 1 or notice:
+    if parallelism > 1 or notice:
         frame = _rendered(frame, messages, section)
     for name, text in notice.items():
         frame = frame.withColumn(name, tried(F.expr(text)))

@@ -109,15 +109,14 @@ class LineQuery(ABC, Generic[LineT]):
         """The query but for its name, checkpoint and trigger, and the identity that it starts with."""
 
     @abstractmethod
-    def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Reports, made anew, of committed batches that nobody heard of; none where that can't be done.
+    def unreported(self, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Reports on committed batches that nobody heard of; none where nothing was noted of them.
 
         What a batch held is reported after Spark has committed it. A kill in between leaves the batch committed and
         unreported: its messages are where they were to go, and no account would know of its dead letters [I11].
         Call it before `start`, which may begin with other settings.
 
         Args:
-            spark: The session.
             counts: What was counted of the line, as JSON.
         """
 

@@ -135,7 +135,7 @@ class LineRunner:
         if counts is None:
             return
         try:
-            for report in self._wanted.ran_last().unreported(self._host.spark, counts):
+            for report in self._wanted.ran_last().unreported(counts):
                 self._host.say("counted", line=self._name, **report)
         except Exception as error:  # noqa: BLE001 - a batch that stays uncounted stops nothing
             sys.stderr.write(f"--- line {self._name}: not counted again\n{printable_lines(str(error))}\n")

@@ -192,12 +192,11 @@ class UplinkQuery(LineQuery[Line]):
     def _routes(self) -> str:
         return to_json(self.line.routes)
 
-    def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def unreported(self, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Reports on the batches that are done: offsets say their rows, the sink knows its dead letters.
 
         One on all of them, and before that one on each that was served empty: its rows are given up.
         """
-        del spark
         line = self.line
         identity = Identity.read(line.gateway.state_dir)
         evidence = read_checkpoint(line.checkpoint)
