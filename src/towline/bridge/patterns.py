@@ -12,6 +12,7 @@ from towline.kafka.properties import USER_PREFIX
 
 __all__ = [
     "FIELDS",
+    "MAX_TOPIC_LENGTH",
     "PAYLOAD",
     "Pattern",
     "Template",
@@ -37,7 +38,7 @@ FIELDS = {
 PAYLOAD = "payload"
 
 #: Kafka: Topic.MAX_NAME_LENGTH and LEGAL_CHARS.
-_MAX_TOPIC_LENGTH = 249
+MAX_TOPIC_LENGTH = 249
 _LEGAL_TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 
 _CAPTURE = re.compile(r"^\{([A-Za-z_][A-Za-z0-9_]*)\}$")
@@ -247,8 +248,8 @@ def kafka_name_problem(name: str) -> str | None:
     """Say why Kafka refuses a topic name, or None [Kafka: Topic.validate]."""
     if name in {"", ".", ".."}:
         return f'"{name}" is no Kafka topic name'
-    if len(name) > _MAX_TOPIC_LENGTH:
-        return f"a Kafka topic name has at most {_MAX_TOPIC_LENGTH} characters"
+    if len(name) > MAX_TOPIC_LENGTH:
+        return f"a Kafka topic name has at most {MAX_TOPIC_LENGTH} characters"
     if not _LEGAL_TOPIC.fullmatch(name):
         return f'"{name}" is no Kafka topic name: letters, digits, dots, _ and - only'
     return None

@@ -31,7 +31,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from towline.bridge.patterns import FIELDS, PAYLOAD, Pattern, Template, allowed, kafka_name_problem, payload_path
+from towline.bridge.patterns import (
+    FIELDS,
+    MAX_TOPIC_LENGTH,
+    PAYLOAD,
+    Pattern,
+    Template,
+    allowed,
+    kafka_name_problem,
+    payload_path,
+)
 from towline.kafka.deadletters import Reason
 from towline.kafka.properties import USER_PREFIX, in_bytes
 from towline.kafka.reserved import INTERNAL, reserved
@@ -95,8 +104,10 @@ RECORD_SCHEMA: Final = pa.schema(
         ("towline_detail", pa.string()),
     ]
 )
-#: Topics of a line that are remembered; then all are forgotten, so that devices can't fill the memory.
+#: Topics of a line that are remembered, and characters of them; then all are forgotten, so that devices can't fill the
+#: memory.
 _TOPICS: Final = 50_000
+_CHARACTERS: Final = 16 << 20
 #: Last millisecond of the year 9999, which clients of Kafka can still show.
 _LAST_MS: Final = 253_402_300_799_999
 _MILLIS: Final = re.compile(r"[0-9]{1,15}")
@@ -386,8 +397,9 @@ class _Topics:
         self._forget()
 
     def _forget(self) -> None:
-        #: Topic -> its row in `rows`.
+        #: Topic -> its row in `rows`; and characters of the topics.
         self._index: dict[str, int] = {}
+        self._characters = 0
         self.rows = pa.RecordBatch.from_pylist([], schema=_TOPIC_SCHEMA)
         #: Column -> the value of all rows, where they have the same.
         self._same: dict[str, pa.Scalar] = {}
@@ -397,7 +409,7 @@ class _Topics:
         coded = topics.dictionary_encode()
         names = coded.dictionary.to_pylist()
         new = [name for name in names if name not in self._index]
-        if new and len(self._index) + len(new) > _TOPICS:
+        if new and (len(self._index) + len(new) > _TOPICS or self._characters > _CHARACTERS):
             self._forget()
             new = names
         if new:
@@ -406,6 +418,7 @@ class _Topics:
 
     def _add(self, topics: list[str]) -> None:
         self._index.update(zip(topics, count(len(self._index)), strict=False))
+        self._characters += sum(map(len, topics))
         made = pa.RecordBatch.from_pylist([self._entry(topic) for topic in topics], schema=_TOPIC_SCHEMA)
         self.rows = pa.concat_batches([self.rows, made])
         self._same = {
@@ -484,16 +497,20 @@ class RouteTable:
 
     def destinations(self, number: int, names: pa.Array) -> tuple[pa.Array, pa.Array]:
         """Topics and outcomes of names that a route's messages give."""
-        if len(self._destinations) > _TOPICS:
-            self._destinations = {}
         coded = names.dictionary_encode(null_encoding="encode")
-        made = []
-        for name in coded.dictionary.to_pylist():
-            if (known := self._destinations.get((number, name))) is None:
-                known = self._destinations[number, name] = self._routes[number].destination(name)
-            made.append(known)
+        made = [self._destination(number, name) for name in coded.dictionary.to_pylist()]
         topics = pa.array([topic for topic, _ in made], pa.string())
         return topics.take(coded.indices), pa.array([int(one) for _, one in made], pa.int8()).take(coded.indices)
+
+    def _destination(self, number: int, name: str | None) -> tuple[str | None, RouteOutcome]:
+        """The topic behind a name, looked up where the name is none that Kafka would refuse for its length."""
+        if name is not None and len(name) > MAX_TOPIC_LENGTH:
+            return self._routes[number].destination(name)
+        if len(self._destinations) > _TOPICS:
+            self._destinations = {}
+        if (number, name) not in self._destinations:
+            self._destinations[number, name] = self._routes[number].destination(name)
+        return self._destinations[number, name]
 
 
 @lru_cache(maxsize=4)

@@ -253,6 +253,21 @@ def test_topics_without_end_are_forgotten() -> None:
             assert table._topics.rows.num_rows <= 3
 
 
+def test_names_without_end_are_not_remembered() -> None:
+    table = RouteTable(compiled({"from": "a", "topic": "t.{payload}"}))
+    rows = batch_of([row("a", b"x" * 250), row("a", b"x"), row("a", b"y" * 5000)])
+    assert table.render(rows).outcomes.to_pylist() == [
+        RouteOutcome.TOPIC_ILLEGAL,
+        RouteOutcome.RECORD,
+        RouteOutcome.TOPIC_ILLEGAL,
+    ]
+    assert [name for _, name in table._destinations] == ["t.x"]
+    with patch.object(module, "_CHARACTERS", 10):
+        for number in range(9):
+            table.render(batch_of([row(f"a/{number}")]))
+            assert table._topics.rows.num_rows <= 5
+
+
 def test_every_refusal_has_a_reason_of_dead_letters() -> None:
     assert set(REFUSALS) == {outcome for outcome in RouteOutcome if outcome > RouteOutcome.FALLBACK}
     assert {reason for reason, _ in REFUSALS.values()} <= set(Reason)
