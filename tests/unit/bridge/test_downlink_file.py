@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +149,12 @@ def test_control_characters_are_dead_letters_where_there_are_any(tmp_path: Path)
     assert the_line(GOOD, tmp_path).control_characters == "send"
     assert "with control characters a record is a dead letter" in render(plan_of(read(letters, tmp_path)))
     assert "with control characters it is sent" in render(plan_of(read(GOOD, tmp_path)))
+
+
+def test_a_python_that_skips_assertions_refuses_a_template_too(tmp_path: Path) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text(GOOD.replace("{key}", "{nope}"))
+    command = [sys.executable, "-O", "-m", "towline", "check", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "{nope}" in done.stdout + done.stderr

@@ -211,7 +211,8 @@ class DownlinkSection(Section):
 
     @model_validator(mode="after")
     def _words(self) -> DownlinkSection:
-        assert self.templates is not None  # it looks at each of them
+        for text in self._texts():
+            template_of(text, self.fields)
         for name in self.fields:
             if not names_a_field(name, _COLUMNS):
                 raise ValueError(
@@ -241,9 +242,12 @@ class DownlinkSection(Section):
     @property
     def templates(self) -> tuple[Template, ...]:
         """Those of its messages and of their failure notices."""
+        return tuple(template_of(text, self.fields) for text in self._texts())
+
+    def _texts(self) -> Iterator[str]:
+        """Its templates, as written."""
         told = self.failure_notice.spoken() if self.failure_notice else {}
-        said = (*self.spoken().values(), *told.values())
-        return tuple(template_of(text, self.fields) for text in said if isinstance(text, str))
+        return (said for said in (*self.spoken().values(), *told.values()) if isinstance(said, str))
 
     @property
     def topics(self) -> tuple[str, ...]:
