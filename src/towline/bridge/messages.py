@@ -30,6 +30,7 @@ from towline.bridge.routes import (
     Values,
     first_case,
     first_named,
+    running_sums,
     utf8_text,
     verdicts,
     whole_text,
@@ -401,11 +402,11 @@ class _Users:
         self._rows = pc.list_parent_indices(headers).filter(travels)
         self._names = pa.array([name for _, name in names], pa.string()).take(coded.indices).filter(travels)
         self._values = utf8_text(pairs.field("value").filter(travels).fill_null(b""))
-        ends = _sums(travels.cast(pa.int64())).take(_sums(lengths))
+        ends = running_sums(travels).take(running_sums(lengths))
         none = pc.equal(lengths, 0) if properties != "none" else pa.repeat(pa.scalar(value=True), self._size)
         structs = pa.StructArray.from_arrays([self._names, self._values], ["key", "value"])
         self.lists = pa.ListArray.from_arrays(ends.cast(pa.int32()), structs, mask=none)
-        sums = _sums(pc.add(pc.add(_bytes(self._names), _bytes(self._values)), 5)).take(ends)
+        sums = running_sums(pc.add(pc.add(_bytes(self._names), _bytes(self._values)), 5)).take(ends)
         self.sizes = pc.subtract(sums[1:], sums[:-1])
 
     def any_of(self, test: Callable[[pa.Array], pa.Array]) -> pa.Array:
@@ -421,11 +422,6 @@ def _user_name(key: bytes, properties: str) -> tuple[bool, str | None]:
     others = properties == "all" and header not in _OURS and not header.startswith("towline.")
     name = header if written is None else written
     return properties != "none" and (written is not None or others), name if header.encode() == key else None
-
-
-def _sums(numbers: pa.Array) -> pa.Array:
-    """Nothing, the first, the first two ..."""
-    return pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(numbers)])
 
 
 def _bytes(column: pa.Array) -> pa.Array:

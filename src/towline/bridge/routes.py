@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from itertools import count
 from math import isfinite
 from typing import Any, Final, NamedTuple, Self
@@ -64,6 +64,7 @@ __all__ = [
     "first_named",
     "from_json",
     "route_table",
+    "running_sums",
     "to_json",
     "utf8_text",
     "verdicts",
@@ -639,8 +640,7 @@ class _View(Values):
         ends = pc.multiply(pa.array(range(self.size + 1), pa.int64()), wide)
         if route.omit_missing and values.null_count:
             there = values.is_valid()
-            kept = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(there.cast(pa.int64()))])
-            pairs, ends = pairs.filter(there), kept.take(ends)
+            pairs, ends = pairs.filter(there), running_sums(there).take(ends)
         return pa.ListArray.from_arrays(ends.cast(pa.int32()), pairs)
 
 
@@ -747,26 +747,33 @@ def _leaf(document: Any, path: Sequence[str | int]) -> str | None:
 
 def utf8_text(column: pa.Array) -> pa.Array:
     """Bytes, or a text that Spark has made of bytes, as text; null where they are no UTF-8."""
-    try:
-        return column.cast(pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array(map(_utf8, column.cast(pa.binary()).to_pylist()), pa.string())
+    return _decoded(column, _utf8)
 
 
 def whole_text(column: pa.Array) -> pa.Array:
     """The same of a text that Spark may have made of a payload, with U+FFFD for what is no UTF-8 [I15]."""
+    return _decoded(column, partial(bytes.decode, errors="replace"))
+
+
+def _decoded(column: pa.Array, decode: Callable[[bytes], str | None]) -> pa.Array:
+    """Bytes as text, value by value only where one is no UTF-8."""
+    column = column.cast(pa.binary())
     try:
-        return column.cast(pa.binary()).cast(pa.string())
+        return column.cast(pa.string())
     except pa.ArrowInvalid:
-        texts = column.cast(pa.binary()).to_pylist()
-        return pa.array([None if one is None else one.decode(errors="replace") for one in texts], pa.string())
+        return pa.array([None if one is None else decode(one) for one in column.to_pylist()], pa.string())
 
 
-def _utf8(payload: bytes | None) -> str | None:
+def _utf8(text: bytes) -> str | None:
     try:
-        return None if payload is None else payload.decode()
+        return text.decode()
     except UnicodeDecodeError:
         return None
+
+
+def running_sums(numbers: pa.Array) -> pa.Array:
+    """The sum of no number, of the first, of the first two ...; of truth values the count of true ones."""
+    return pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(numbers.cast(pa.int64()))])
 
 
 def _text(column: pa.Array) -> pa.Array:
@@ -961,8 +968,7 @@ def _both(first: pa.Array, second: pa.Array) -> pa.Array:
     rows = pa.concat_arrays([pc.list_parent_indices(first), pc.list_parent_indices(second)])
     entries = pa.concat_arrays([first.flatten(), second.flatten()]).take(pc.sort_indices(rows))
     lengths = pc.add(pc.list_value_length(first), pc.list_value_length(second).fill_null(0))
-    ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
-    return pa.ListArray.from_arrays(ends, entries)
+    return pa.ListArray.from_arrays(running_sums(lengths).cast(pa.int32()), entries)
 
 
 def _rare(rows: pa.RecordBatch) -> pa.Array:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.unit.bridge.oracle import Refusal, leaf
+from tests.unit.bridge.oracle import Refusal, asked, leaf
 
 __all__ = ["becomes"]
 
@@ -30,13 +30,8 @@ def becomes(table: Mapping[str, Any], row: Mapping[str, Any], answers: Mapping[s
         row: A record.
         answers: What SQL says of it: ``reject`` and ``where`` (missing: it raised), fields and values by their names.
     """
-    for key in ("reject", "where"):
-        if key in table and key not in answers:
-            return "unmapped"
-        if key == "reject" and key in table and answers[key] is not None:
-            return "rejected"
-    if "where" in table and not answers["where"]:
-        return "undecided" if answers["where"] is None else "filtered"
+    if verdict := asked(table, answers):
+        return verdict
     try:
         said = values(table, row, answers)
     except Refusal as refusal:

@@ -12,7 +12,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ["becomes", "captured", "taker"]
+__all__ = ["asked", "becomes", "captured", "taker"]
 
 COLUMNS = {
     "mqtt.topic": "topic",
@@ -70,7 +70,7 @@ def taker(tables: Sequence[Mapping[str, Any]], topic: str) -> int | None:
 
 
 def asked(route: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
-    """What becomes of a message by ``reject``, and then by ``where``; "" for a record."""
+    """What ``reject`` and then ``where`` make of a message, or of a record on the way down; "" for one that goes on."""
     for key in ("reject", "where"):
         if key in route and key not in answers:
             return "unmapped"

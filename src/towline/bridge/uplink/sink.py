@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from towline.bridge.routes import REFUSALS, Rendered, RouteOutcome, route_table
 from towline.bridge.uplink.records import RecordColumns
-from towline.bridge.uplink.source import SLICE, RoutedSource, SliceSource, slice_of
+from towline.bridge.uplink.source import SLICE, RoutedSource, SliceSource, parted, slice_of
 from towline.bridge.uplink.statements import of_schema
 from towline.errors import KafkaError, one_line
 from towline.kafka.options import FORMAT
@@ -59,8 +59,8 @@ class RecordSink(KafkaTransactional):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        own = {name.lower(): value for name, value in options.items() if name.lower() in (_ROUTES, _LETTERS)}
-        super().__init__({name: value for name, value in options.items() if name.lower() not in own})
+        own, rest = parted(options, _ROUTES, _LETTERS)
+        super().__init__(rest)
         self._routes = own[_ROUTES]
         self._settings = replace(self._settings, dead_letter_topic=own[_LETTERS] or None)
 

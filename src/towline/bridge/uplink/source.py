@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from towline.spark.readplan import ReadPlan
     from towline.spark.slices import Slice
 
-__all__ = ["ROUTED", "SLICE", "SLICES", "RoutedSource", "Routing", "SliceSource", "slice_of"]
+__all__ = ["ROUTED", "SLICE", "SLICES", "RoutedSource", "Routing", "SliceSource", "parted", "slice_of"]
 
 #: Names of the formats.
 SLICES, ROUTED = "towline_slices", "towline_routed"
@@ -39,8 +39,8 @@ SLICE: Final = "towline_slice"
 _ROUTES, _VALUES, _WRITERS = "routes", "values", "writers"
 
 
-def _parted(options: Mapping[str, str], *names: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The options of these names, and the others."""
+def parted(options: Mapping[str, str], *names: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The options of these names, by their names in lower case, and the others as they are."""
     own = {name.lower(): value for name, value in options.items() if name.lower() in names}
     return own, {name: value for name, value in options.items() if name.lower() not in names}
 
@@ -52,7 +52,7 @@ class SliceSource(MqttDataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        own, rest = _parted(options, _WRITERS)
+        own, rest = parted(options, _WRITERS)
         super().__init__(rest)
         self._writers = int(own[_WRITERS])
 
@@ -145,7 +145,7 @@ class RoutedSource(MqttDataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        own, rest = _parted(options, _ROUTES, _VALUES)
+        own, rest = parted(options, _ROUTES, _VALUES)
         super().__init__(rest)
         self._routing = Routing(own[_ROUTES], json.loads(own[_VALUES]))
 
