@@ -36,7 +36,10 @@ from towline.ownership import check_owner
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Checkpoint", "kafka_offsets_in"]
+__all__ = ["SINK_NOTE", "Checkpoint", "kafka_offsets_in"]
+
+#: What a sink keeps beside Spark's own files (`towline.spark.tally`).
+SINK_NOTE: Final = "towline.totals"
 
 _OFFSETS: Final = "offsets"
 _COMMITS: Final = "commits"
@@ -61,10 +64,12 @@ class _Synced:
     Attributes:
         metadata: Content of ``metadata``: a checkpoint that was removed and made again is another one.
         upto: Newest synced batch of each log.
+        note: Inode and time of the sink's note, which each batch replaces.
     """
 
     metadata: bytes
     upto: dict[str, int] = field(default_factory=dict)
+    note: tuple[int, int] = (0, 0)
 
 
 #: By directory; `Checkpoint` objects come and go with every batch, the process stays.
@@ -109,6 +114,11 @@ class Checkpoint:
     def last_commit_batch(self) -> int | None:
         """The newest batch in the commit log; None when there is none, or the checkpoint is not local."""
         return max(self._batches(_COMMITS), default=None)
+
+    def committed(self, batch: int) -> bool:
+        """Whether a batch is in the commit log, which has the newest ones; False where the checkpoint is not local."""
+        path = self._path
+        return path is not None and (path / _COMMITS / str(batch)).exists()
 
     def offsets_hash(self, batch: int) -> str | None:
         """SHA-256, as hex digits, of what the offset log says about a batch; None where that can't be read.
@@ -328,6 +338,12 @@ class Checkpoint:
         if self.last_commit_batch() != synced.upto.get(_COMMITS):
             self.sync_state()
         self._sync_log(path / _COMMITS, synced)
+        with contextlib.suppress(FileNotFoundError):
+            state = (path / SINK_NOTE).stat()
+            if (note := (state.st_ino, state.st_mtime_ns)) != synced.note:
+                _sync_file(path / SINK_NOTE)
+                files.sync_directory(path)
+                synced.note = note
         _SYNCED[str(path)] = synced
 
     def _sync_log(self, directory: Path, synced: _Synced) -> None:

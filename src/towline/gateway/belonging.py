@@ -13,7 +13,7 @@ keeps nothing.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from towline.checkpoint import Checkpoint
@@ -146,8 +146,6 @@ def _places(offset: Any) -> list[_Place]:
 #: Codes of the errors below: another try finds the same.
 UNFIT: Final = frozenset({"TL-G35", "TL-G36", "TL-G37"})
 
-#: Batches with rows that are remembered: more than whoever listens can be behind.
-_KEPT: Final = 50
 #: Beside Spark's own files in the checkpoint.
 FILE: Final = "towline-outbox.json"
 _DO: Final = (
@@ -207,36 +205,11 @@ class Remembered:
         journal: Id of the outbox's journal.
         tip: The offset after its last row when it answered.
         incarnation: The opening that had written that row; "" where there was none.
-        since: The first batch that `brought` counts; None before there is one.
-        brought: Batches with rows, and how many rows the outbox had of them and all before since then. An account holds
-            it against what Spark says of them.
     """
 
     journal: str
     tip: int
     incarnation: str = ""
-    since: int | None = None
-    brought: tuple[tuple[int, int], ...] = ()
-
-    def after(self, before: Remembered | None, batch: int, rows: int) -> Self:
-        """With the rows of a batch, behind what was known before; of one that is brought again they count once."""
-        if before is None or before.since is None:
-            return replace(self, since=batch, brought=((batch, rows),))
-        if not rows:
-            return replace(self, since=before.since, brought=before.brought)
-        earlier = [one for one in before.brought if one[0] < batch]
-        total = (earlier[-1][1] if earlier else 0) + rows
-        return replace(self, since=before.since, brought=(*earlier, (batch, total))[-_KEPT:])
-
-    def brought_at(self, batch: int) -> tuple[int, int] | None:
-        """Rows of all batches up to one since `since`, and of that one alone; None where that is not known."""
-        if self.since is None or batch < self.since or (self.brought and self.brought[0][0] > batch):
-            return None
-        upto, before = (
-            next((total for number, total in reversed(self.brought) if number <= last), 0)
-            for last in (batch, batch - 1)
-        )
-        return upto, upto - before
 
     @classmethod
     def read(cls, checkpoint: str, number: int = 0) -> Self | None:
@@ -254,10 +227,7 @@ class Remembered:
             if text is None:
                 return None
             values = json.loads(text)
-            known = str(values["journal"]), int(values["tip"]), str(values["incarnation"])
-            brought = tuple((int(number), int(total)) for number, total in values["brought"])
-            since = values["since"]
-            return cls(*known, None if since is None else int(since), brought)
+            return cls(str(values["journal"]), int(values["tip"]), str(values["incarnation"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"{_file(number)} can't be read ({type(error).__name__})"
             do = "It tells which outbox the query writes to. If that is the newest one, remove the file."

@@ -90,7 +90,7 @@ class BridgeMonitor:
             query_restarts=view.restarts,
             gateway_restarts=view.gateway_restarts,
             batches=view.batches,
-            transactions=view.transactions,
+            transactions=view.notes.totals.histogram if view.notes and view.notes.totals else None,
             batch_at=view.batch_at,
             lag_s=view.lag_s(),
         )

@@ -27,16 +27,16 @@ from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.pace import WritePace
 from towline.kafka.topicids import SourceTopics
 from towline.sinks import column_types, lower_case
-from towline.spark import tally
 from towline.spark.gathering import Left, RowsForDriver
-from towline.spark.sink_note import SinkBatch
+from towline.spark.tally import SinkNote, pace_of
 from towline.spark.tasks import TaskAnswer, answers, batch_task, micro_batch, speculates, streaming_task
+from towline.spark.totals import BatchResult
 from towline.spark.versions import check_pyspark
 from towline.spark.workers import settle
 from towline.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyarrow import RecordBatch
     from pyspark.sql.datasource import WriterCommitMessage
@@ -55,8 +55,6 @@ __all__ = [
     "StreamWriter",
 ]
 
-#: Of `Delivered`, over the tasks of a batch.
-_SUMMED: Final = ("rows", "bytes", "lost", "dead_lettered")
 
 _log = logging.getLogger("towline.kafka")
 
@@ -69,13 +67,13 @@ class KafkaWritten(TaskAnswer):
         query: Streaming query id; None in a batch query.
         done: What became of its rows.
         given: How many rows the task was given, whatever became of them.
-        left_out: How many more were left out, by why.
+        counts: Further counts of the task, for the note.
     """
 
     query: str | None
     done: Delivered
     given: int
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def marked(self) -> int | None:
@@ -193,7 +191,7 @@ class KafkaTransactional(DataSource):
     def _delivery(self, schema: StructType, origin: BatchOrigin, location: str = "") -> Delivery:
         _tell(self._settings)
         settings = self._settings
-        pace = tally.pace_of(Checkpoint(location)) if location else None
+        pace = pace_of(Checkpoint(location)) if location else None
         if pace is not None and pace.rate is not None:
             origin, settings = replace(origin, rate=pace.rate or None), settings.in_requests_of(pace.rate)
         columns = self._columns(schema)
@@ -255,35 +253,38 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Account for a batch, and write the markers of partitions that had no task; repeats do no harm.
 
-        What a stateful query remembers after this batch, and how many dead letters there were, is made durable before
-        Spark's entry in the commit log.
+        What a stateful query remembers after this batch is made durable before Spark's entry in the commit log.
 
         Raises:
             KafkaError: TL-K08 if an answer is missing or belongs to another batch; what `deliver` raises.
-            JournalError: TL-J20, the state can't be made durable.
+            JournalError: TL-J20, the note can't be written, or the state not be made durable.
         """
         settle()
         self._account(answers(messages, KafkaWritten, batchId, _out_of_place), batchId)
 
     def _account(self, written: Sequence[KafkaWritten], batch: int) -> None:
-        total, others = account(written, batch), list[Delivered]()
+        log_outcome(written, batch)
+        checkpoint = Checkpoint(self._location)
+        note = SinkNote.read_to_write(checkpoint)
+        note.after(batch, self._result(written, batch, note), self._pace(written, batch)).keep(checkpoint)
+        checkpoint.sync_state()
+
+    def _result(self, written: Sequence[KafkaWritten], batch: int, note: SinkNote) -> BatchResult:  # noqa: ARG002 - a line's own asks
+        """What the sink says of a batch; `note` is of those before."""
+        return result_of(written, self._without_tasks(written, batch), self._sink(written))
+
+    def _without_tasks(self, written: Sequence[KafkaWritten], batch: int) -> Iterator[Delivered]:
+        """Write the markers of the partitions that had no task."""
         if isinstance(self._delivery, ExactlyOnce) and written:
             seen = {answer.partition for answer in written}
             for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
-                others.append(self._delivery.deliver(Task(partition, batch=batch, query=written[0].query), ()))
-        checkpoint = Checkpoint(self._location)
-        tally.noted(checkpoint, batch, total.dead_lettered)
-        known = all(answer.marked in (None, answer.given) for answer in written)
-        given = sum(answer.given for answer in written) if known else None
-        seconds = [one.done.seconds for one in written if one.done.seconds is not None]
-        left = sum((Counter(answer.left_out) for answer in written), Counter[str]())
+                yield self._delivery.deliver(Task(partition, batch=batch, query=written[0].query), ())
+
+    def _pace(self, written: Sequence[KafkaWritten], batch: int) -> WritePace | None:
         slowest = max((one.done for one in written), key=lambda done: done.seconds or 0.0, default=None)
-        pace = None
-        if slowest is not None and slowest.seconds is not None:
-            pace = WritePace(batch, slowest.bytes, slowest.seconds, self._delivery.settings.budget_s)
-        said = said_of(written, others, self._sink(written))
-        tally.given(checkpoint, batch, given, said, seconds, left, pace)
-        checkpoint.sync_state()
+        if slowest is None or slowest.seconds is None:
+            return None
+        return WritePace(batch, slowest.bytes, slowest.seconds, self._delivery.settings.budget_s)
 
     def _sink(self, written: Sequence[KafkaWritten]) -> str:
         settings = self._delivery.settings
@@ -293,8 +294,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
         """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""
         budget_s = self._delivery.settings.budget_s
+        checkpoint = Checkpoint(self._location)
         with suppress(JournalError):  # then the next one is tried as this one was
-            tally.paced(Checkpoint(self._location), WritePace(batchId, 0, budget_s, budget_s))
+            pace = WritePace(batchId, 0, budget_s, budget_s)
+            replace(SinkNote.read_to_write(checkpoint), pace=pace).keep(checkpoint)
         if isinstance(self._delivery, ExactlyOnce):
             self._delivery.fence(Checkpoint(self._location).query or None)
 
@@ -409,7 +412,7 @@ class BatchWriter(DataSourceArrowWriter):
     @one_line
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Account for the query."""
-        account(answers(messages, KafkaWritten, None, _out_of_place), None)
+        log_outcome(answers(messages, KafkaWritten, None, _out_of_place), None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: what is in Kafka stays."""
@@ -462,30 +465,30 @@ def _out_of_place(what: str, do: str) -> KafkaError:
     return KafkaError("TL-K08", FORMAT, what, do)
 
 
-def said_of(written: Sequence[KafkaWritten], others: Sequence[Delivered], sink: str) -> SinkBatch:
+def result_of(written: Sequence[KafkaWritten], others: Iterable[Delivered], sink: str) -> BatchResult:
     """What the sink says of a batch.
 
     Args:
         written: Answers of its tasks.
         others: What became of partitions that had no task: they have a marker too.
-        sink: As `SinkBatch` has it.
+        sink: As `BatchResult` has it.
     """
-    known = [answer for answer in written if not answer.done.by_hand]
-    return SinkBatch(
-        sum(answer.given if answer.marked is None else answer.marked for answer in written),
-        sum(answer.done.rows for answer in known),
-        sum(answer.done.dead_lettered for answer in known),
-        sum(answer.done.lost for answer in known),
-        sum(answer.given for answer in written if answer.done.by_hand),
-        MarkerStep.over([*(answer.done.marks for answer in written), *(one.marks for one in others)]),
-        sink,
-    )
+    counted = [answer.done for answer in written if not answer.done.by_hand]
+    counts = sum((Counter(answer.counts) for answer in written), Counter[str]())
+    counts["given"] = sum(answer.given if answer.marked is None else answer.marked for answer in written)
+    counts["acknowledged"] = sum(done.rows for done in counted)
+    counts["dead_lettered"] = sum(done.dead_lettered for done in counted)
+    counts["lost"] = sum(done.lost for done in counted)
+    counts["unknown"] = sum(answer.given for answer in written if answer.done.by_hand)
+    marks = MarkerStep.over([*(answer.done.marks for answer in written), *(one.marks for one in others)])
+    seconds = [one.seconds for one in counted if one.marks is not None and one.seconds is not None]
+    return BatchResult(counts, marks, sink, seconds)
 
 
-def account(written: Sequence[KafkaWritten], batch: int | None) -> Delivered:
-    """Sum the answers of a batch's tasks; rows given up are logged as a warning."""
+def log_outcome(written: Sequence[KafkaWritten], batch: int | None) -> None:
+    """Log what a person should know of a batch: rows given up, and dead letters."""
     parts = [answer.done for answer in written]
-    rows, size, lost, dead = (sum(getattr(one, name) for one in parts) for name in _SUMMED)
+    rows, lost, dead = (sum(getattr(one, name) for one in parts) for name in ("rows", "lost", "dead_lettered"))
     why = next((one.why for one in parts if one.why), "")
     if lost:
         total = f"{rows + lost:,}"
@@ -497,4 +500,3 @@ def account(written: Sequence[KafkaWritten], batch: int | None) -> Delivered:
     skipped = sum(one.skipped for one in parts)
     if skipped:
         _log.info("%s: batch %s: %s of %s partitions were in Kafka already", FORMAT, batch, skipped, len(parts))
-    return Delivered(rows, size, lost, why, dead, bool(skipped))

@@ -8,6 +8,7 @@ then served again, and a gateway that was taken out of the list asked what waits
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +17,9 @@ from towline.errors import GatewayError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["JournalPlace", "Position"]
+    from towline.checkpoint import Checkpoint
+
+__all__ = ["JournalPlace", "Position", "places_at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,14 @@ class Position:
     def ticked(self) -> Self:
         """The same places one tick later: a new offset for Spark, without a row."""
         return replace(self, tick=self.tick + 1)
+
+
+def places_at(logs: Checkpoint, batch: int | None) -> tuple[JournalPlace, ...]:
+    """Where a batch ends in the journal of each gateway; nothing where that can't be read, or there is none."""
+    for value in logs.offsets(batch):
+        with contextlib.suppress(GatewayError):
+            return Position.parse(value).places
+    return ()
 
 
 def _another_kind(offset: object) -> GatewayError:

@@ -19,12 +19,12 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.client import interruptible
 from towline.kafka.pace import BatchLimit
-from towline.spark import tally
 from towline.spark.admission import Offer, admit, fitting
 from towline.spark.gateways import Question, SourceGateway, SourceGateways, foreign, is_absence, is_refusal
 from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import JournalPlace, Position
 from towline.spark.slices import Slice, bounds_of, divided, ranges_between
+from towline.spark.tally import pace_of
 
 if TYPE_CHECKING:
     from towline.gateway.client import Window
@@ -57,7 +57,7 @@ class BatchPlanner:
         #: Tickets of the planned batch: by journal and by where each of its slices begins and ends.
         self._tickets: dict[tuple[str, tuple[tuple[int, int], ...]], list[str]] = {}
         #: What Kafka takes in time; None where the checkpoint with the sink's word of it is not known.
-        self._pace = BatchLimit(partial(tally.pace_of, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
+        self._pace = BatchLimit(partial(pace_of, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
         self._slow: int | None = None
         #: Where the batch begins that was planned last, or is planned anew as more comes.
         self._begin: tuple[JournalPlace, ...] | None = None

@@ -242,10 +242,8 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
             own = [one for one in written if one.partition % clients == number]
             newest = max((one.outbox for one in own if one.outbox), key=lambda place: place.tip, default=None)
             before = self._remembered[number] if self._remembered else None
-            if newest is not None:
-                newest = newest.after(before, batchId, sum(one.rows for one in own))
-                if newest != before:
-                    newest.keep(self._checkpoint, number)
+            if newest is not None and newest != before:
+                newest.keep(self._checkpoint, number)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: what is in the outbox is sent, and does not enter again when Spark runs the batch again."""

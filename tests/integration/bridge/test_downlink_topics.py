@@ -69,7 +69,7 @@ class Downlink:
         with ensure(self.line.gateway, owner_pid=os.getpid()):
             pass
         self.host.said.clear()
-        self.runner = LineRunner(self.host, DownlinkQuery(bridge, self.line), None)
+        self.runner = LineRunner(self.host, DownlinkQuery(bridge, self.line))
 
     def stop(self) -> None:
         self.runner.finish(time.monotonic() + 30)

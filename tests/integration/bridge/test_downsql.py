@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +17,8 @@ from tests.unit.bridge.test_messages import SENT, line_of
 from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sink import rendered
-from towline.bridge.lines.query import COUNTER, LineQuery
 from towline.bridge.messages import FAULT, OUTCOME, MessageOutcome, message_table, own
 from towline.errors import ConfigError
-from towline.guarantee import Guarantee
 
 pytestmark = pytest.mark.spark
 
@@ -41,8 +38,8 @@ def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) ->
     return key, value, "t", more.get("partition", 0), more.get("offset", 0), NOW, headers
 
 
-def applied(frame: DataFrame, said: DownlinkSection, counter: str = "c", **more: Any) -> DataFrame:
-    return downsql.apply(frame, said, line_of(said), counter, **more)
+def applied(frame: DataFrame, said: DownlinkSection, **more: Any) -> DataFrame:
+    return downsql.apply(frame, said, line_of(said), **more)
 
 
 def down(spark: SparkSession, said: DownlinkSection, *records: tuple[Any, ...], **more: Any) -> Any:
@@ -139,12 +136,7 @@ def test_parts_are_by_topic_and_what_is_left_out_is_counted(spark: SparkSession)
     assert all((row["value"], row["headers"]) == (None, None) for row in sent), "only the payload goes on"
     counts = Counter[str]()
     assert sum(batch.num_rows for batch in rendered(message_table(line_of(said)), rows.to_batches(), counts)) == 21
-    assert counts == Counter(kept=40, filtered=18, undecided=1, dead_lettered=1)
-
-
-def reported(progress: dict[str, Any]) -> dict[str, Any]:
-    line: Any = SimpleNamespace(line=SimpleNamespace(guarantee=Guarantee.EXACTLY_ONCE, checkpoint="nowhere"))
-    return LineQuery.report(line, progress)
+    assert counts == Counter(records=40, filtered=18, undecided=1, unfit=1)
 
 
 def test_records_are_counted_once_though_tasks_run_again(spark: SparkSession, tmp_path: Path) -> None:
@@ -158,11 +150,10 @@ def test_records_are_counted_once_though_tasks_run_again(spark: SparkSession, tm
         "timestamp",
         "CAST(array() AS array<struct<key: string, value: binary>>) AS headers",
     )
-    rows = applied(records, section(topic="{key}", where="offset % 3 > 0"), COUNTER, parallelism=3)
+    rows = applied(records, section(topic="{key}", where="offset % 3 > 0"), parallelism=3)
     progress = progress_of_a_lost_shuffle(rows, tmp_path)
     assert progress["numInputRows"] > 600, "the tasks have not run again"
-    report = reported(progress)
-    assert (report["rows"], report["observed"]) == (600, {})
+    assert progress["observedMetrics"][downsql.COUNTER]["rows"] == 600
 
 
 def test_a_transform_keeps_the_columns(spark: SparkSession) -> None:

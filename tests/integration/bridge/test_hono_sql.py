@@ -131,7 +131,7 @@ Told = tuple[dict[str, Any], dict[str, Any] | None]
 
 def down(spark: SparkSession, section: Any, records: Sequence[tuple[Any, ...]]) -> tuple[list[Any], list[Told]]:
     """The messages, and what Kafka is told of the other records."""
-    made = downsql.apply(spark.createDataFrame(records, RECORD), section, line_of(section), "c")
+    made = downsql.apply(spark.createDataFrame(records, RECORD), section, line_of(section))
     table = message_table(line_of(section))
     messages, refused = sorted_out(list(rendered(table, made.toArrow().combine_chunks().to_batches(), Counter())))
     parts = map(table.dead_letters, refused)

@@ -51,8 +51,8 @@ class Watched:
 
     def offsets(self) -> tuple[int | None, int | None]:
         """How many offsets the line is behind, and how many of them nobody gets."""
-        said = self.state.lines[self.line.name].counts.as_json()
-        return said["behind"], said["hidden"]
+        view = self.state.lines[self.line.name]
+        return view.behind, view.hidden
 
     def close(self) -> None:
         """End it."""

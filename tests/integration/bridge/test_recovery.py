@@ -14,11 +14,11 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.bridge.test_delivery_semantics import nothing_waits, online, write
 from towline.bridge.config.file import load
-from towline.bridge.lines.evidence import places_at
 from towline.bridge.lines.evidence import read_checkpoint as read
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import CheckpointSettings, problem
 from towline.checkpoint import Checkpoint
+from towline.spark.offsets import places_at
 from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]

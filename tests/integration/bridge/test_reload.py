@@ -117,7 +117,7 @@ def test_a_batch_that_was_begun_is_finished_by_its_own_routes(
         return sorted(int(value) for _, value, _ in in_kafka(kafka.bootstrap, name))
 
     first = query(one, "telemetry/{device}/#")
-    runner = LineRunner(host, first, {})
+    runner = LineRunner(host, first)
 
     def carried(condition: Callable[[], bool], what: str) -> None:
         def is_so() -> bool:

@@ -15,6 +15,7 @@ from tests.conftest import NewMosquitto
 from tests.engines.alert_rules import firing
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
 from tests.integration.monitor.looking import Scraped, looked_at
+from tests.unit.bridge.noted import up
 from towline import Client
 from towline.bridge.config.file import load
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
@@ -138,15 +139,14 @@ def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
     view, monitor = state.lines["line"], BridgeMonitor("b", {"line": "plant-7"})
     state.spark, state.kafka, view.query = "running", "reachable", "running"
     journal = gateway.status()["journal"]
-    report = {"batch": 0, "rows": 10, "spans": {journal: (0, 10)}, "observed": {}}
-    view.counts = view.counts.add(report)
+    view.asked = up({journal: (0, 10)})
     monitor.show(state)
     with serve(monitor, "127.0.0.1:0") as served:
         endpoint = Scraped(f"127.0.0.1:{served}")
         view.hear(gateway.status())
         assert endpoint.verdict("readyz") == (200, [])
-        known, right = {"well": endpoint.text()}, view.counts
-        view.counts = view.counts.add({**report, "batch": 1, "rows": 90, "spans": {journal: (10, 100)}})
+        known, right = {"well": endpoint.text()}, view.notes
+        view.asked = up({journal: (0, 100)})
         view.hear(gateway.status())
         known["account"] = endpoint.text()
         assert endpoint.verdict("readyz") == (503, [{"what": "the account does not add up", "line": "line"}])
@@ -160,7 +160,7 @@ def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
         kafka.start()
         try:
             endpoint.until(lambda now: now.get("kafka_reachable") == 0)
-            view.counts = right
+            view.asked = right
             view.hear(gateway.status())
             known["kafka"] = endpoint.text()
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.bridge.uplink_model import STEPS, Message, ModelLine
 from towline.bridge.uplink.query import UplinkQuery
+from towline.checkpoint import SINK_NOTE
 from towline.guarantee import Guarantee
 from towline.kafka.exactly_once import BatchOrigin
 from towline.kafka.markers import Marker
@@ -28,11 +28,8 @@ OPERATIONS = st.lists(
         st.tuples(st.just("receive"), st.lists(MESSAGES, min_size=1, max_size=6)),
         st.tuples(st.just("run"), st.just("")),
         st.tuples(st.just("run"), st.sampled_from(STEPS)),
-        st.tuples(st.just("save"), st.none()),
         st.tuples(st.just("power failure"), st.none()),
         st.tuples(st.just("begin again"), st.none()),
-        st.tuples(st.just("late"), st.none()),
-        st.tuples(st.just("no bridge.json"), st.none()),
     ),
     max_size=14,
 )
@@ -58,15 +55,6 @@ def operate(line: ModelLine, operation: str, what: Any) -> None:
         line.receive(what)
     elif operation == "run":
         line.run(what)
-    elif operation == "late":
-        line.late = True
-        line.run()
-        line.late = False
-    elif operation == "no bridge.json":
-        line.saved = {}
-        line.kill()
-    elif operation == "save":
-        line.save()
     elif operation == "power failure":
         line.kill()
         line.forget_the_note()
@@ -103,7 +91,7 @@ def test_whatever_is_killed_wherever_the_sum_holds(
 
 
 #: What may be gone, or be done, after a kill.
-AFTER = ("", "power failure", "no bridge.json", "begin again", "late")
+AFTER = ("", "power failure", "begin again")
 
 
 @pytest.mark.parametrize("guarantee", [one.value for one in Guarantee])
@@ -117,7 +105,6 @@ def test_each_crash_point_and_what_may_be_gone_after_it(guarantee: str, tmp_path
         for operation, what in (
             ("receive", mixed),
             ("run", ""),
-            ("save", None),
             ("receive", mixed),
             ("run", first),
             *([(after, None)] if after else []),
@@ -139,7 +126,7 @@ def test_what_kafka_has_is_what_the_account_says(guarantee: str, operations: lis
     with tempfile.TemporaryDirectory() as place:
         line = a_line(Path(place), guarantee, letters=True)
         for operation, what in operations:
-            if operation not in ("power failure", "late", "no bridge.json"):
+            if operation != "power failure":
                 operate(line, operation, what)
         while line.run():
             pass
@@ -147,34 +134,9 @@ def test_what_kafka_has_is_what_the_account_says(guarantee: str, operations: lis
         account = line.account
         sent, dead = ({n for n, fate in line.records if fate == one} for one in ("sent", "dead"))
         filtered = sum(one.fate == "filtered" for one in line.journal)
-        if ("begin again", None) in operations and account.more["not_witnessed"]:
-            assert account.carried >= len(sent)  # what was not reported when its checkpoint was put aside
-            return
         assert account.more["not_witnessed"] == 0
         assert (account.carried, account.parts["dead_lettered"]) == (len(sent), len(dead))
-        assert account.parts["filtered"] + account.parts["left_out"] == filtered
-
-
-def test_a_report_that_came_too_late_for_the_sinks_word_is_not_counted_twice(tmp_path: Path) -> None:
-    line = runs(tmp_path, "at_least_once")
-    for operation in ("late", "run"):
-        line.receive([Message()] * 3)
-        operate(line, operation, "")
-    assert line.account.sentence() == (
-        "received 16 = in Kafka 14 (3 of them not witnessed) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
-    )
-
-
-def test_without_bridge_json_the_account_begins_anew(tmp_path: Path) -> None:
-    line = runs(tmp_path, "at_least_once")
-    operate(line, "no bridge.json", None)
-    line.start()
-    assert "received 10 = in Kafka 9 (9 of them uncounted) + dead-lettered 1 + waiting 0   adds up ✓" in (
-        line.account.sentence()
-    )
-    assert (
-        "received 13 = in Kafka 12 (9 of them not witnessed) + dead-lettered 1 + waiting 0   adds up ✓"
-    ) in another_batch(line)
+        assert (account.parts["filtered"], account.parts["left_out"]) == (filtered, 0)
 
 
 def runs(place: Path, guarantee: str, *, letters: bool = True) -> ModelLine:
@@ -192,10 +154,13 @@ def another_batch(line: ModelLine) -> str:
     return line.account.sentence()
 
 
-def note(line: ModelLine, change: Callable[[dict[str, Any]], None]) -> None:
-    file = line.path / "towline.rows"
+def note(line: ModelLine, **changes: int) -> None:
+    """Change counts of the newest totals."""
+    file = line.path / SINK_NOTE
     values = json.loads(file.read_text())
-    change(values)
+    counts = values["totals"][-1]["counts"]
+    for name, more in changes.items():
+        counts[name] = counts.get(name, 0) + more
     file.write_text(json.dumps(values))
 
 
@@ -208,13 +173,8 @@ def test_every_way_is_in_the_sentence(tmp_path: Path) -> None:
 
 
 def test_rows_that_kafka_did_not_acknowledge_are_told(tmp_path: Path) -> None:
-    """Position 2 of the sums is what Kafka acknowledged (`SinkSums`)."""
     line = runs(tmp_path, "at_least_once")
-
-    def fewer(values: dict[str, Any]) -> None:
-        values["sums"][-1][1][2] -= 1
-
-    note(line, fewer)
+    note(line, acknowledged=-1)
     assert (
         "does not add up ✗ (journal says 13 committed · the sink says 10 acknowledged by Kafka + 1 dead letters "
         "+ 1 that did not come to it)"
@@ -222,22 +182,48 @@ def test_rows_that_kafka_did_not_acknowledge_are_told(tmp_path: Path) -> None:
     assert "✗" in another_batch(line), "it stays"
 
 
-def test_rows_that_the_sink_was_given_and_of_which_it_says_nothing_are_told(tmp_path: Path) -> None:
-    """Position 1 of the sums is what it was given; nobody heard of the batch, so the report is made of the note."""
+def test_dead_letters_that_kafka_did_not_acknowledge_are_told(tmp_path: Path) -> None:
     line = runs(tmp_path, "at_least_once")
-    line.save()
-    line.receive([Message()] * 3)
-    line.run("committed")
+    note(line, dead_lettered=2)
+    assert "(journal says 10 committed · the sink says 8 acknowledged by Kafka + 3 dead letters" in (
+        line.account.sentence()
+    )
 
-    def more(values: dict[str, Any]) -> None:
-        values["sums"][-1][1][1] += 1
 
-    note(line, more)
-    line.start()
-    assert line.account.disagreements == [
-        "the sink was given 1 rows more than the journal has committed",
-        "journal says 13 committed · the sink says 11 acknowledged by Kafka + 1 dead letters",
-    ]
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"given": 1}, ["journal says 10 committed · the sink was given 10"]),
+        ({"filtered": 1}, ["journal says 10 committed · the sink was given 9"]),
+        ({"messages": 1}, ["offsets 0 to 10 have 10 messages · the sink's note has 11"]),
+        ({"astray": 1, "messages": 1}, ["1 rows did not come to the sink, for no reason that the line has"]),
+        ({"astray": -1, "given": 1}, ["the sink was given 1 rows more than the journal has committed"]),
+    ],
+)
+def test_a_note_that_does_not_fit_its_batches_is_told(change: dict[str, int], told: list[str], tmp_path: Path) -> None:
+    line = runs(tmp_path, "at_least_once")
+    note(line, **change)
+    for text in told:
+        assert text in line.account.disagreements
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (1, "the sink was given 1 rows more than the journal has committed"),
+        (-1, "1 rows did not come to the sink, for no reason that the line has"),
+    ],
+)
+def test_rows_that_come_to_the_sink_from_nowhere_or_do_not_come_are_told(
+    more: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = runs(tmp_path, "at_least_once")
+    deliver = ModelLine._deliver
+    monkeypatch.setattr(
+        ModelLine, "_deliver", lambda self, batch, given: deliver(self, batch, [*given, 0] if more > 0 else given[1:])
+    )
+    another_batch(line)
+    assert told in line.account.disagreements
 
 
 def test_a_marker_with_other_totals_is_told(tmp_path: Path) -> None:
@@ -257,15 +243,6 @@ def test_a_marker_that_a_person_has_set_is_no_disagreement(tmp_path: Path) -> No
     assert "adds up ✓" in another_batch(line)
 
 
-def test_a_note_of_dead_letters_that_was_changed_is_told(tmp_path: Path) -> None:
-    line = runs(tmp_path, "at_least_once")
-    file = line.path / "towline.letters"
-    values = json.loads(file.read_text())
-    values["sums"][-1][1] += 2
-    file.write_text(json.dumps(values))
-    assert "does not add up ✗ (the sink's note of dead letters says 3 · its sums say 1)" in another_batch(line)
-
-
 def test_messages_that_at_most_once_loses_in_its_sink_are_in_the_account(tmp_path: Path) -> None:
     line = a_line(tmp_path, "at_most_once", letters=False)
     line.receive([Message(), Message("lost"), Message("lost")])
@@ -275,7 +252,6 @@ def test_messages_that_at_most_once_loses_in_its_sink_are_in_the_account(tmp_pat
 
 def test_what_a_crash_wrote_again_is_told_as_again(tmp_path: Path) -> None:
     line = runs(tmp_path, "at_least_once")
-    line.save()
     line.receive([Message()] * 3)
     line.run("noted")
     line.run()
@@ -284,12 +260,31 @@ def test_what_a_crash_wrote_again_is_told_as_again(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_committed_and_not_told_of_is_not_in_kafka_yet(tmp_path: Path) -> None:
+def test_a_note_that_a_power_failure_took_leaves_nothing_but_offsets(tmp_path: Path) -> None:
+    """What was carried before it is named so; what Spark had done by then waits until the next batch tells of it."""
+    line = runs(tmp_path, "at_least_once")
+    operate(line, "power failure", None)
+    assert line.account.sentence() == "received 10 = in Kafka 10 (10 of them not witnessed) + waiting 0   adds up ✓"
+    assert another_batch(line) == "received 13 = in Kafka 13 (10 of them not witnessed) + waiting 0   adds up ✓"
+
+
+def test_an_older_note_counts_what_came_after_it_by_offsets(tmp_path: Path) -> None:
+    line = runs(tmp_path, "at_least_once")
+    older = (line.path / SINK_NOTE).read_text()
+    another_batch(line)
+    (line.path / SINK_NOTE).write_text(older)
+    assert "received 13 = in Kafka 8 + filtered 1 + dead-lettered 1 + waiting 3 (3 of them committed)   adds up ✓" in (
+        line.account.sentence()
+    )
+    assert another_batch(line) == (
+        "received 16 = in Kafka 14 (3 of them not witnessed) + filtered 1 + dead-lettered 1 + waiting 0   adds up ✓"
+    )
+
+
+def test_a_batch_is_counted_when_it_is_committed(tmp_path: Path) -> None:
     line = a_line(tmp_path, "at_most_once", letters=True)
     line.receive([Message()] * 4)
-    line.run("in Kafka")
-    line.run("told the gateway")
-    assert line.account.sentence() == "received 4 = in Kafka 0 + waiting 4 (4 of them committed)   adds up ✓"
-    line.start()
-    line.save()
+    line.run("noted")
+    assert line.account.sentence() == "received 4 = in Kafka 0 + waiting 4   adds up ✓"
+    line.run("committed")
     assert line.account.sentence() == "received 4 = in Kafka 0 + given up 4 + waiting 0   adds up ✓"

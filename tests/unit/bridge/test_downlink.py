@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.bridge.test_downlink_file import GOOD, read
+from tests.unit.bridge.noted import commit, down
 from tests.unit.bridge.test_messages import RECORD
 from towline.bridge.deadletters.remap import RemapFate, Returner
-from towline.bridge.downlink.account import DownlinkCounts
-from towline.bridge.downlink.query import DownlinkQuery
+from towline.bridge.downlink.account import downlink_account
 from towline.bridge.downlink.sink import sorted_out
+from towline.bridge.lines.notes import LineNotes
 from towline.bridge.messages import OUTCOME, PLACE, RENDERED_SCHEMA, own
 from towline.bridge.runtime import status
 from towline.bridge.runtime.screen import summary
@@ -28,55 +28,64 @@ from towline.kafka.spool import Spool
 OUTBOX = {"accepted": 90, "delivered": 70, "acknowledged": 70, "expired": 2, "refused": 3}
 
 
-def batch(number: int, rows: int, query: str = "q", **observed: int) -> dict[str, Any]:
-    return {"query": query, "batch": number, "rows": rows, "observed": {"rows": rows, **observed}}
-
-
 def test_the_account_adds_up() -> None:
-    counts = (
-        DownlinkCounts().add(batch(0, 60, kept=60, filtered=5, dead_lettered=1)).add(batch(1, 40, kept=40, filtered=4))
-    )
-    account = counts.account({"outbox": OUTBOX})
+    account = downlink_account(down(100, filtered=9, unfit=1), {"outbox": OUTBOX})
     assert account.adds_up
-    assert (account.received, account.waiting, account.uncounted, account.more["behind"]) == (100, 15, 0, None)
+    assert (account.received, account.waiting, account.uncounted) == (100, 15, 0)
     assert account.received == account.carried + sum(account.parts.values()) + account.waiting
     assert account.sentence() == (
         "taken 100 = delivered 70 + dead-lettered 1 + filtered 9 + expired 2 + refused 3 + waiting 15   adds up ✓"
     )
-    assert DownlinkCounts.from_json(counts.as_json()) == counts
 
 
 def test_a_where_that_is_null_is_counted_apart() -> None:
-    account = DownlinkCounts().add(batch(0, 93, filtered=1, undecided=2)).account({"outbox": OUTBOX})
+    account = downlink_account(down(93, filtered=1, undecided=2), {"outbox": OUTBOX})
     assert "filtered 1 + where is null 2 + expired 2 + refused 3 + waiting 15   adds up ✓" in account.sentence()
 
 
-def test_a_batch_counts_once_and_a_hole_is_seen() -> None:
-    counts = DownlinkCounts().add(batch(0, 60)).add(batch(0, 60)).add(batch(3, 10))
-    assert (counts.rows, counts.unseen) == (70, 2)
-    assert counts.add(batch(0, 5, query="again")).rows == 75
-    assert counts.account({"outbox": OUTBOX}).uncounted == 20
+def test_what_the_outbox_has_of_a_batch_in_work_is_uncounted() -> None:
+    account = downlink_account(down(70), {"outbox": OUTBOX})
+    assert account.sentence().startswith("taken 90 (20 of them uncounted) = delivered 70")
+    assert downlink_account(LineNotes(), {"outbox": OUTBOX}).uncounted == 90
 
 
 def test_an_outbox_that_knows_less_does_not_add_up() -> None:
-    account = DownlinkCounts().add(batch(0, 91)).account({"outbox": OUTBOX})
-    assert not account.adds_up
-    assert "Spark brought 91 messages · the outbox knows 90" in account.sentence()
+    account = downlink_account(down(91), {"outbox": OUTBOX})
+    assert "the writer brought 91 messages · the outbox knows 90" in account.sentence()
+    away = downlink_account(down(91), {"outbox": OUTBOX, "away_since": 0.0})
+    assert away.adds_up, "its last word is older than the last batch"
 
 
-def test_what_a_transform_takes_away_or_adds_is_counted() -> None:
-    assert DownlinkCounts().add(batch(0, 10, kept=7, filtered=1)).filtered == 4
-    more = DownlinkCounts().add(batch(0, 10, kept=15))
-    assert (more.added, more.sent) == (5, 15)
+def test_what_a_transform_takes_away_is_filtered() -> None:
+    account = downlink_account(down(91, {"taken": 100, "removed": 9}, filtered=1), {"outbox": OUTBOX})
+    assert "taken 100 = delivered 70 + filtered 10 + " in account.sentence()
+    assert account.adds_up
 
 
-def test_progress_of_sparks_kafka_source_is_reported(tmp_path: Path) -> None:
-    bridge = read(GOOD, tmp_path)
-    query = DownlinkQuery(bridge, bridge.downlinks[0])
-    source = {"startOffset": {"t": {"0": 3, "1": 7}}, "endOffset": {"t": {"0": 5, "1": 7}}}
-    for sources, offsets in (([source], 2), ([{"latestOffset": None}], None), ([], None)):
-        report = query.report({"id": "q", "batchId": 3, "sources": sources})
-        assert (report["query"], report["offsets"]) == ("q", offsets)
+@pytest.mark.parametrize(
+    ("notes", "told"),
+    [
+        (down(90, {"taken": 92, "unlike": 2}), "Spark took 92 records · the writer was given 90 of them"),
+        (down(90, {"taken": 90, "beyond": 3}), "Kafka's offsets have room for 87 records · Spark took 90"),
+        (down(90, sent=88), "the writer says 90 messages went to the outbox · the outbox says it has 88"),
+        (down(92, unfit=2, dead_lettered=1, given=1), "the writer says 2 dead letters · the sink says 1"),
+        (
+            down(92, unfit=2, dead_lettered=1, acknowledged=4),
+            "the writer brought 2 dead letters and notices · the sink says 4 acknowledged by Kafka + 1 dead letters",
+        ),
+        (
+            down(92, unfit=2, drift=7, drift_dead=7),
+            "Kafka's markers say 9 rows, 9 of them dead letters · the sink says 0 acknowledged by Kafka + 2",
+        ),
+    ],
+)
+def test_sources_that_do_not_agree_are_told(notes: LineNotes, told: str) -> None:
+    assert told in downlink_account(notes, {"outbox": OUTBOX}).why_not
+
+
+def test_an_acknowledgement_that_is_missing_is_told() -> None:
+    text = downlink_account(down(90), {"outbox": {**OUTBOX, "acknowledged": 69}}).sentence()
+    assert "✗ (the outbox says 70 delivered · the broker has acknowledged 69)" in text
 
 
 def test_messages_and_refused_records_come_in_the_order_of_kafka() -> None:
@@ -143,7 +152,7 @@ def test_qos_2_that_a_broker_took_as_qos_1_is_in_the_account(guarantee: str, end
         "refused": 0,
         "degraded": 21_000,
     }
-    account = DownlinkCounts().account({"outbox": outbox, "guarantee": guarantee})
+    account = downlink_account(LineNotes(), {"outbox": outbox, "guarantee": guarantee})
     text = "taken 21,000 (21,000 of them uncounted) = delivered 21,000 (21,000 of them at QoS 1, not 2) + waiting 0"
     assert account.sentence() == f"{text}   {end}"
     shown: dict[str, Any] = {"lines": {"l": {"account": account.as_json(), "query": "running"}}}
@@ -154,12 +163,13 @@ def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
     state = BridgeState("b", tmp_path, {"line": "down"})
     view = state.lines["line"]
     view.status = {"state": "online", "client_id": "b-line", "guarantee": "at_least_once", "outbox": OUTBOX}
-    view.counts, view.query = DownlinkCounts().add(batch(0, 91, kept=91, dead_lettered=1)), "running"
+    commit(tmp_path / "line", down(91, unfit=1))
+    view.asks()
+    view.notes, view.query = view.asked, "running"
     assert "taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15   in 0/s" in summary(
         view, "running"
     )
     state.save()
-    assert BridgeState("b", tmp_path, {"line": "down"}).lines["line"].counts == view.counts
     text = status.render(status.collect(tmp_path))
     assert "adds up" not in text
     for part in (

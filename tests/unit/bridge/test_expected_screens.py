@@ -105,7 +105,7 @@ def test_a_start_with_messages_waiting(up: Watched) -> None:
     ]
     up.tell("ready", spark="4.3.0", seconds=6.2)
     up.tell("started")
-    up.batch(0, 0, 100, filtered=7, deduplicated=3, kept=90)
+    up.batch(0, 100, filtered=7, deduplicated=3)
     up.answer(committed=100, oldest=None)
     assert up.seen() == [
         "spark: 4.3.0 is up after 6.2 s",
@@ -116,7 +116,7 @@ def test_a_start_with_messages_waiting(up: Watched) -> None:
 def test_the_table_on_a_terminal_adds_up(up: Watched) -> None:
     runs(up)
     up.answer(received=1_105, end=1_100, oldest=NOW - 0.2)
-    up.batch(0, 0, 1_000, filtered=7, unrouted=1, deduplicated=3, dead_lettered=2, kept=987)
+    up.batch(0, 1_000, filtered=7, unrouted=1, deduplicated=3, dead_lettered=2)
     fails(up, "java.io.IOException: No space left on device")
     text = 'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]'
     wide = table(up, 160)
@@ -144,8 +144,8 @@ def table(seen: Watched, width: int) -> list[str]:
 def test_the_end(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
     runs(up)
     up.answer(received=110, end=110)
-    up.batch(0, 0, 104, dead_lettered=1, kept=103)
-    up.batch(1, 104, 105)
+    up.batch(0, 104, dead_lettered=1)
+    up.batch(1, 105)
     up.answer(committed=105, oldest=NOW - 1)
     assert up.seen() == [
         'line "telemetry": 1 message went to the dead-letter topic; towline dlq show tells why',
@@ -228,7 +228,7 @@ def test_a_bridge_that_was_killed(up: Watched) -> None:
     """It told ``spark running  kafka reachable``, exit 0."""
     runs(up)
     up.answer(received=10, end=10)
-    up.batch(0, 0, 10)
+    up.batch(0, 10)
     up.tell("failed", code="TL-B01", text=reason("java.lang.X: y", 'line "telemetry"').text, again_in=1.0)
     assert status(up, killed=True) == [
         '✗ bridge "plant-7"   not running, it was killed (pid 4711)   last word 12:31:07',
@@ -335,7 +335,7 @@ def test_the_process_of_a_source_is_killed(up: Watched) -> None:
         up,
         "[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST (no cause message)\n=== Streaming Query ===\n x [TL-B02]",
     )
-    up.batch(0, 0, 0)
+    up.batch(0, 0)
     assert up.seen()[:3] == [
         "line \"telemetry\": the query failed: a Python process of Spark's has ended (it was killed, or there was no memory left). The details are in the driver's log.   [TL-B01]",
         'line "telemetry": messages wait on disk; trying again',
@@ -365,7 +365,7 @@ def test_a_disk_that_is_full_for_a_moment(up: Watched, gateways: list[tuple[Inbo
         "  ! STATE/telemetry/inbox: 0 MB are free on this disk, 537 MB must stay free. Make room.   [TL-J02]",
         "  ! the broker is held back (journal full). Nothing is lost; make room, or bring Kafka back.",
     ]
-    up.batch(0, 0, 10)
+    up.batch(0, 10)
     up.answer(held_back=None, last_error=None, committed=10, oldest=None)
     assert up.seen() == [
         'line "telemetry": goes on',
@@ -399,7 +399,7 @@ def test_a_broker_that_answers_qos_2_as_qos_1(down: Watched, gateways: list[tupl
     """It said ``adds up ✓``; only --json had ``degraded: 21000``."""
     runs(down)
     down.answer(accepted=21_000, delivered=20_990, queued=10, degraded=20_990, oldest=NOW - 1)
-    down.batch(0, 0, 21_000)
+    down.batch(0, 21_000)
     account = "taken 21,000 = delivered 20,990 (20,990 of them at QoS 1, not 2) + waiting 10"
     assert down.seen() == [
         'line "commands": the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled. Take a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]',
@@ -451,7 +451,7 @@ def test_a_gateway_that_does_not_start(up: Watched) -> None:
 def test_messages_that_went_another_way(down: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
     runs(down)
     down.answer(accepted=9, delivered=5, expired=1, refused=2, queued=1, oldest=NOW - 61)
-    down.batch(0, 0, 12, filtered=2, dead_lettered=1, kept=12)
+    down.batch(0, 12, filtered=2, unfit=1)
     assert down.seen() == [
         'line "commands": 1 message went to the dead-letter topic; towline dlq show tells why',
         'line "commands"   running   taken 12 = delivered 5 + dead-lettered 1 + filtered 2 + expired 1 + refused 2 + waiting 1   in 0/s   out 0/s   lag 61.0 s',

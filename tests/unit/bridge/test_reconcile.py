@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,17 @@ from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka.markers import Marker, MarkerStep, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
-from towline.spark import tally
-from towline.spark.sink_note import NotedBatch, SinkBatch, SinkSums
+from towline.spark.tally import SinkNote
+from towline.spark.totals import BatchResult, BatchTotals
 
-NOTED = NotedBatch(4, SinkSums(0, 20, 18, 2), MarkerTotals(20, 2), "s/2")
+NOTED = BatchTotals(4, {"acknowledged": 18, "dead_lettered": 2}, marks=MarkerTotals(20, 2), sink="s/2")
 MARKERS = {
     0: Marker(4, 2, 3, writer="q", total_rows=12, total_dead_lettered=2),
     1: Marker(4, 2, 1, writer="q", total_rows=8),
 }
 
 
-def verdicts(noted: NotedBatch | None, markers: dict[int, Marker | None]) -> list[bool | None]:
+def verdicts(noted: BatchTotals | None, markers: dict[int, Marker | None]) -> list[bool | None]:
     return [one.agrees for one in of_markers(noted, markers, "s/2")]
 
 
@@ -80,7 +81,7 @@ def test_a_marker_that_is_gone_is_told() -> None:
     ],
 )
 def test_what_can_not_be_compared_is_no_disagreement(
-    noted: NotedBatch | None, markers: dict[int, Marker | None]
+    noted: BatchTotals | None, markers: dict[int, Marker | None]
 ) -> None:
     assert verdicts(noted, markers) == [None]
 
@@ -119,7 +120,8 @@ def test_a_line_is_held_against_its_markers(tmp_path: Path, monkeypatch: pytest.
     place = Path(str(line.checkpoint))
     place.mkdir(parents=True)
     step = MarkerStep(None, MarkerTotals(20, 2))
-    tally.given(Checkpoint(str(place)), 4, 20, SinkBatch(20, 18, 2, marks=step, sink="s/1"))
+    result = BatchResult(Counter(given=20, acknowledged=18, dead_lettered=2), step, "s/1")
+    SinkNote().after(4, result).keep(Checkpoint(str(place)))
     marker = Marker(4, 1, 20, writer="q", dead_lettered=2, total_rows=20, total_dead_lettered=2)
     asked: list[str] = []
 

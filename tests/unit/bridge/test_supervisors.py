@@ -384,7 +384,7 @@ def test_a_driver_that_ends_before_its_first_word_is_told_by_its_last_line(
 #: A driver that does what it is told about queries, and says so; `killed` once, at its first command.
 OBEDIENT = """
 import json, os, sys
-bridge, counts = json.loads(sys.stdin.readline()), sys.stdin.readline()
+bridge = json.loads(sys.stdin.readline())
 for line in sys.stdin:
     if line.startswith("{"):
         order = json.loads(line)

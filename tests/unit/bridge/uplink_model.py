@@ -1,4 +1,4 @@
-"""A line from MQTT to Kafka without Spark and Kafka: real sink, note, reports and account, and kills at each step."""
+"""A line from MQTT to Kafka without Spark and Kafka: real sink, notes and account, and kills at each step."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from towline.bridge.config.model import Line
 from towline.bridge.lines.account import LineAccount
 from towline.bridge.lines.identity import Identity
-from towline.bridge.uplink.account import UplinkCounts
+from towline.bridge.lines.notes import LineNotes, begin_counting, carry_over
+from towline.bridge.routes import to_json
+from towline.bridge.uplink.account import uplink_account
 from towline.bridge.uplink.query import UplinkQuery
-from towline.checkpoint import Checkpoint
+from towline.bridge.uplink.sink import RecordSink
+from towline.checkpoint import SINK_NOTE, Checkpoint
 from towline.guarantee import policy
 from towline.kafka.delivery import Delivered
 from towline.kafka.markers import ANYONE, Marker, MarkerStep
-from towline.spark import tally
-from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
+from towline.spark.kafka_sink import KafkaWritten, StreamWriter
+from towline.spark.offsets import JournalPlace, places_at
 
 __all__ = ["STEPS", "Message", "ModelLine"]
 
-SCHEMA: Final = StructType([StructField("value", StringType())])
 #: Where the processes of a line may be killed in a batch, in order.
 STEPS: Final = (
     "planned",  # offsets/N is written
@@ -33,7 +35,6 @@ STEPS: Final = (
     "noted",  # the sink's note has the batch
     "committed",  # commits/N is written
     "told the gateway",  # its watermark has moved
-    "reported",  # the bridge has counted it
 )
 
 
@@ -53,15 +54,12 @@ class ModelLine:
     """A line and all that a kill does not take.
 
     Attributes:
-        query: The real one, of which only the reports are used.
+        query: The real one, as the bridge file says it.
         journal: Its messages, by offset.
         records: How often Kafka has each of them, by offset: as a record where it belongs, and as a dead letter.
         committed: The gateway's watermark.
-        counts: What the bridge knows, in memory.
-        saved: The same on disk, which may be older.
         marker: In Kafka.
         sink: Its id.
-        late: Reports come too late for the sink's word.
     """
 
     query: UplinkQuery
@@ -69,14 +67,12 @@ class ModelLine:
     journal: list[Message] = field(default_factory=list)
     records: Counter[tuple[int, str]] = field(default_factory=Counter)
     committed: int = 0
-    counts: UplinkCounts = field(default_factory=UplinkCounts)
-    saved: dict[str, Any] = field(default_factory=dict)
     marker: Marker | None = None
     sink: int = 1
     generation: int = 1
     restarted: bool = True
-    late: bool = False
     began: int = 0
+    empty: int | None = None
 
     def __post_init__(self) -> None:
         Identity("telemetry", "s1").save(self.line.gateway.state_dir)
@@ -100,8 +96,11 @@ class ModelLine:
         return f"q{self.generation}"
 
     def _begin(self) -> None:
+        begin_counting(
+            self.path, [JournalPlace("plant", "j", self.began)], gives_up=not policy(self.guarantee).serves_again
+        )
         for name in ("offsets", "commits"):
-            (self.path / name).mkdir(parents=True)
+            (self.path / name).mkdir()
         (self.path / "metadata").write_text(json.dumps({"id": self.name}))
         self._known(self.name)
 
@@ -121,18 +120,13 @@ class ModelLine:
     def receive(self, messages: list[Message]) -> None:
         self.journal += messages
 
-    def save(self) -> None:
-        """bridge.json is written once a second."""
-        self.saved = json.loads(json.dumps(self.counts.as_json()))
-
     def kill(self) -> None:
         """Bridge, driver and JVM, with -9."""
-        self.counts = UplinkCounts.from_json(self.saved)
         self.restarted = True
 
     def forget_the_note(self) -> None:
         """A power failure took what was not synced."""
-        (self.path / "towline.rows").unlink(missing_ok=True)
+        (self.path / SINK_NOTE).unlink(missing_ok=True)
 
     def begin_again(self) -> None:
         """``towline begin-again``: a new checkpoint and sink id behind the last batch that is done."""
@@ -141,27 +135,26 @@ class ModelLine:
         self.began = max(self.committed, self._end_of(-1 if last is None else last))
         if not self.path.exists():
             return
-        shutil.move(self.path, self.path.with_name(f"checkpoint.{self.generation}"))
+        former = self.path.with_name(f"checkpoint.{self.generation}")
+        shutil.move(self.path, former)
+        carry_over(former, self.path)
         self.generation, self.sink, self.marker = self.generation + 1, self.sink + 1, None
         self.restarted = True
         self._known("")
 
     def start(self) -> None:
-        """The driver's start: what was committed and not reported is told now, and a batch begun before is noted."""
+        """Where a checkpoint begins is noted; at_most_once serves a batch that was begun before empty."""
         if not self.restarted:
             return
-        self.restarted = False
-        for report in self.query.unreported(self.counts.as_json()):
-            self.counts = self.counts.add(json.loads(json.dumps(report)))
-        if not self.path.exists():
+        self.restarted, self.empty = False, None
+        if not self.checkpoint.query:
             self._begin()
-            self.query._begun, self.query._first = {"plant": self.began}, {"j": self.began}
-            self.counts = self.counts.add(self.query.begun() or {})
-            self.save()
             self.committed = max(self.committed, self.began)  # the first `latestOffset` says so
         planned, done = self.checkpoint.last_offsets_batch(), self.checkpoint.last_commit_batch()
-        if planned is not None and planned != done:
-            tally.note_empty(self.checkpoint, planned, empty=not policy(self.guarantee).serves_again)
+        if done is not None:
+            begin_counting(self.path, places_at(self.checkpoint, done), batch=done)
+        if planned != done and not policy(self.guarantee).serves_again:
+            self.empty = planned
 
     def run(self, kill_after: str = "") -> bool:
         """One batch, as far as it comes; whether there was one."""
@@ -190,7 +183,7 @@ class ModelLine:
         served = [*range(start, end)] if policy(self.guarantee).serves_again or not again else []
         given = [n for n in served if self.journal[n].fate != "filtered"]
         written = self._deliver(batch, given)
-        written.left_out = {"filtered": filtered} if (filtered := len(served) - len(given)) else {}
+        written.counts = {"filtered": len(served) - len(given)}
         yield
         self._writer().commit([written], batch)
         yield
@@ -198,29 +191,14 @@ class ModelLine:
         yield
         self.committed = end
         yield
-        report = json.loads(json.dumps(self.query.report(self._progress(batch, served))))
-        if self.late:  # the listener was so far behind that the note of this batch was gone
-            del report["sink"]
-        self.counts = self.counts.add(report)
-        yield
-
-    def _progress(self, batch: int, served: list[int]) -> dict[str, Any]:
-        def place(offset: int) -> dict[str, Any]:
-            return {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
-
-        ends = {"startOffset": place(self._end_of(batch - 1)), "endOffset": place(self._end_of(batch))}
-        return {
-            "id": self.name,
-            "batchId": batch,
-            "numInputRows": len(served),
-            "durationMs": {"addBatch": 1},
-            "sources": [ends],
-        }
 
     def _writer(self) -> StreamWriter:
+        letters = self.line.dead_letter_topic or ""
         options = {"kafka.bootstrap.servers": "k1:9092", "guarantee": self.guarantee, "sinkId": f"s{self.sink}"}
         options |= {"parallelism": "1"} if self.guarantee == "exactly_once" else {}
-        sink = KafkaTransactional({**options, "topic": "t"}).streamWriter(SCHEMA, overwrite=False)
+        own = {"routes": to_json(self.line.routes), "letters": letters, "dedupes": "false"}
+        own["empty"] = "" if self.empty is None else str(self.empty)
+        sink = RecordSink(options | own).streamWriter(StructType([]), overwrite=False)
         sink._location = str(self.path)
         return sink
 
@@ -260,4 +238,5 @@ class ModelLine:
     @property
     def account(self) -> LineAccount:
         end = len(self.journal)
-        return self.counts.account({"journal": "j", "received": end, "end": end, "committed": self.committed})
+        status = {"journal": "j", "received": end, "end": end, "committed": self.committed}
+        return uplink_account(LineNotes.read(self.path), status)

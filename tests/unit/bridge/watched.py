@@ -6,12 +6,12 @@ import io
 import json
 import re
 import threading
-from dataclasses import replace
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.unit.bridge.noted import commit, down, up
 from towline.bridge.config.file import parse
-from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
@@ -64,6 +64,7 @@ class Watched:
         self.gateway = GatewaySupervisor(self.line, self.bridge.file, self.state, log, self.ending)
         self.kafka = KafkaSupervisor(self.bridge, self.state, self.ending)
         self.spark = DriverSupervisor(self.bridge, self.state, self.kafka, self.ending)
+        self.counts = Counter[str]()
         self.facts: dict[str, Any] = {
             "state": "online",
             "broker": "mqtt://broker.example:1883",
@@ -97,22 +98,27 @@ class Watched:
             }
             outbox["acknowledged"] = outbox["delivered"]
         self.facts |= {**facts, "outbox": outbox}
+        self.state.lines[self.line.name].asks()
         self.gateway._take(dict(self.facts))
 
     def tell(self, kind: str, **facts: Any) -> None:
         """A report of the driver."""
         self.spark._take(json.dumps({"kind": kind, "at": 0.0, "line": self.line.name, **facts}))
 
-    def batch(self, number: int, start: int, end: int, **observed: int) -> None:
-        """A committed batch."""
-        rows, facts = end - start, dict[str, Any](query="q")
+    def batch(self, number: int, end: int, **counts: int) -> None:
+        """A committed batch; the gateway is asked once more behind it."""
+        self.counts.update(counts)
         if self.line.direction == "up":
-            facts |= {"spans": {"j": (start, end)}, "letters": observed.pop("dead_lettered", 0)}
-        observed = {"rows": rows, "kept": rows, "filtered": 0, "unrouted": 0, **observed}
-        self.tell("progress", batch=number, rows=rows, observed=observed, millis={"triggerExecution": 41}, **facts)
+            dropped = self.counts["deduplicated"]
+            spark = {"deduplicated": dropped, "dropped": dropped}
+            notes = up({"j": (0, end)}, spark, **{**self.counts, "dropped": dropped})
+        else:
+            notes = down(end, **self.counts)
+        commit(self.line.gateway.state_dir, notes)
+        self.tell("progress", query="q", batch=number, millis={"triggerExecution": 41})
         view = self.state.lines[self.line.name]
-        if isinstance(view.counts, DownlinkCounts):  # as the supervisor of Kafka measures it
-            view.counts = replace(view.counts, behind=0, hidden=0)
+        view.behind, view.hidden = 0, 0  # as the supervisor of Kafka measures it
+        self.answer()
 
     def look(self) -> None:
         """What the supervisor does a few times a second."""

@@ -8,19 +8,17 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers import wait_until
+from tests.unit.bridge.noted import commit, down, up
 from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import rows
-from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import render
-from towline.bridge.uplink.account import UplinkCounts
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
@@ -78,7 +76,7 @@ def test_a_gateway_that_crashes_again_and_again_leaves_the_account_unknown(
 ) -> None:
     """It had answered before the message came that ends it; since then nobody knows."""
     line.view.status, line.view.heard = STATUS, time.time() - 3600
-    line.view.counts = DownlinkCounts(query="q", batch=0, behind=0)
+    line.view.behind = 0
     line.view.gateway_error = "commands: the gateway ended with code 1 before it listened.   [TL-G02]"
     line.state.save()
     code, text = current(capsys, line)
@@ -104,7 +102,8 @@ def test_a_bridge_whose_name_is_not_known_has_none(capsys: pytest.CaptureFixture
 
 def test_a_line_that_runs_adds_up(capsys: pytest.CaptureFixture[str], line: Line) -> None:
     line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3, "acknowledged": 3}})
-    line.view.counts = replace(DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3}), behind=7, hidden=5)
+    commit(line.state_dir / "line", down(3))
+    line.view.behind, line.view.hidden = 7, 5
     line.state.save()
     code, text = current(capsys, line)
     assert (code, text["account"]["behind"], text["account"]["adds_up"]) == (0, 7, True)
@@ -121,7 +120,7 @@ def test_how_far_kafka_is_nobody_knows_before_it_was_asked_and_without_a_bridge(
     line.state.save()
     code, text = current(capsys, line)
     assert (code, text["account"]["waiting"], text["account"]["behind"]) == (0, 0, None)
-    line.view.counts = replace(DownlinkCounts().add({"query": "q", "batch": 0, "rows": 0}), behind=7, hidden=5)
+    line.view.behind, line.view.hidden = 7, 5
     line.view.query = "waiting to retry"
     line.state.save()
     code, text = current(capsys, line)
@@ -145,7 +144,7 @@ def test_a_gateway_that_says_nothing_of_its_outbox_has_no_account(
 
 def test_an_account_that_does_not_add_up_is_the_worse_news(capsys: pytest.CaptureFixture[str], line: Line) -> None:
     line.serve({"outbox": OUTBOX})
-    line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3})
+    commit(line.state_dir / "line", down(3))
     line.state.save(ended=True)
     code, text = current(capsys, line)
     assert (code, text["account"]["adds_up"]) == (1, False)
@@ -178,11 +177,13 @@ def test_a_screen_shows_no_figures_of_a_gateway_that_is_silent(tmp_path: Path) -
     from towline.bridge.runtime.screen import _cells, summary  # noqa: PLC0415 - what only this test needs
 
     view = Line(tmp_path).view
+    view.asks()
     view.hear(STATUS)
     assert "delivered 0" in summary(view, "running")
     view.heard = time.time() - 60
     assert summary(view, "running") == 'line "line"   gateway silent'
     assert _cells(view, "running")[1] == "-"
+    view.asks()
     view.hear(STATUS)
     view.gateway_error = "x"
     assert summary(view, "running") == 'line "line"   no gateway'
@@ -217,7 +218,7 @@ def test_no_tick_stands_beside_a_line_that_has_stopped(
 ) -> None:
     """Its numbers add up, and what they say of Kafka is what is in doubt."""
     line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3, "acknowledged": 3}})
-    line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3})
+    commit(line.state_dir / "line", down(3))
     line.view.query, line.view.query_error = "stopped", error
     line.state.save(ended=not running)
     code, text = current(capsys, line)
@@ -225,6 +226,7 @@ def test_no_tick_stands_beside_a_line_that_has_stopped(
     out = shown(capsys, line)[1]
     assert "✓" not in out
     assert "taken 3 = delivered 3 + waiting 0   not judged: the line has stopped" in out
+    line.view.asks()
     line.view.hear({**STATUS, "outbox": OUTBOX})
     assert line.view.account is not None
     assert "does not add up ✗" in line.view.account.sentence(), "what disagrees is told all the same"
@@ -254,9 +256,7 @@ def test_a_journal_that_was_restored_and_has_gone_on_does_not_add_up(
     opened(place / "inbox", 5)
     shutil.copytree(place / "inbox", tmp_path / "copy")
     name, incarnation = opened(place / "inbox", 10)
-    line.view.counts = UplinkCounts().add(
-        {"batch": 0, "rows": 10, "spans": {name: (0, 10)}, "incarnations": {name: incarnation}}
-    )
+    commit(place, up({name: (0, 10, incarnation)}))
     line.state.save()
     opened(place / "inbox", 15)
     assert told()[1]["adds_up"] is True

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mqtt5 import PubAckReasonCode
 
 from tests.unit.delivery.test_outbound import Line
-from towline.bridge.downlink.account import DownlinkCounts
+from towline.bridge.downlink.account import downlink_account
+from towline.bridge.lines.notes import LineNotes
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.standing import standing
 from towline.journal import Limits, Outbox
@@ -28,7 +29,7 @@ def an_outbox(directory: Path, messages: int = 0) -> Outbox:
 
 
 def verdict(outbox: dict[str, Any]) -> str:
-    return DownlinkCounts().account({"outbox": outbox}).sentence()
+    return downlink_account(LineNotes(), {"outbox": outbox}).sentence()
 
 
 def test_answers_are_counted_beside_the_numbers(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.kafka.pace import WritePace
 from towline.spark import kafka_sink
-from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, account
-from towline.spark.tally import given_at, pace_of, said_at, sum_at
+from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, log_outcome
+from towline.spark.tally import SinkNote, pace_of
 
 OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}
 SCHEMA = StructType([StructField("value", StringType())])
@@ -30,27 +30,26 @@ def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_sink, "require_topics", lambda _: None)
 
 
+def noted(checkpoint: Path, batch: int) -> dict[str, int]:
+    totals = SinkNote.read(Checkpoint(str(checkpoint))).upto(batch)
+    assert totals is not None
+    return dict(totals.counts)
+
+
 def written(batch: int | None = 7, rows: int = 10, **more: Any) -> KafkaWritten:
     return KafkaWritten(0, batch, "q", Delivered(rows, rows * 3, **more), rows)
 
 
-def test_a_batch_is_the_sum_of_its_tasks() -> None:
-    assert account([written(rows=10), written(rows=5)], 7) == Delivered(15, 45)
-    assert account([], None) == Delivered(0, 0)
-
-
 def test_dead_letters_and_skipped_partitions_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "towline.kafka"):
-        total = account([written(dead_lettered=3), written(skipped=True)], 7)
-    assert (total.dead_lettered, total.skipped) == (3, True)
+        log_outcome([written(dead_lettered=3), written(skipped=True)], 7)
     assert "batch 7: 3 rows went to the dead-letter topic" in caplog.text
     assert "1 of 2 partitions were in Kafka already" in caplog.text
 
 
 def test_rows_given_up_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "towline.kafka"):
-        total = account([written(), written(rows=1000, lost=2000, why="no broker is up")], 7)
-    assert (total.rows, total.lost) == (1010, 2000)
+        log_outcome([written(), written(rows=1000, lost=2000, why="no broker is up")], 7)
     assert "batch 7: 2,000 of 3,010 rows lost (at_most_once): no broker is up" in caplog.text
 
 
@@ -76,7 +75,7 @@ def test_dead_letters_of_a_batch_are_noted_once(tmp_path: Path) -> None:
     sink._location = str(tmp_path)
     for batch in (7, 7):  # Spark was killed before it noted the commit
         sink.commit([written(dead_lettered=3), written()], batch)
-    assert sum_at(Checkpoint(str(tmp_path)), 7) == 3
+    assert noted(tmp_path, 7)["dead_lettered"] == 3
 
 
 def test_what_became_of_the_rows_is_noted(tmp_path: Path) -> None:
@@ -84,14 +83,10 @@ def test_what_became_of_the_rows_is_noted(tmp_path: Path) -> None:
     sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
     sink._location = str(tmp_path)
     sink.commit([written(rows=7, dead_lettered=3), KafkaWritten(1, 7, "q", Delivered(4, 0, skipped=True), 9)], 7)
-    sums, _ = said_at(Checkpoint(str(tmp_path)), 7) or pytest.fail("nothing")
-    assert (sums.given, sums.acknowledged, sums.dead_lettered, sums.unknown) == (11, 11, 3, 0)
-    assert given_at(Checkpoint(str(tmp_path)), 7) is None, "the two do not say the same"
+    assert noted(tmp_path, 7) == {"given": 11, "acknowledged": 11, "dead_lettered": 3}
     by_hand = KafkaWritten(1, 8, "q", Delivered(0, 0, skipped=True, by_hand=True), 9)
     sink.commit([written(batch=8, rows=10), by_hand], 8)
-    sums, own = said_at(Checkpoint(str(tmp_path)), 8) or pytest.fail("nothing")
-    assert (own.given, own.acknowledged, own.unknown) == (19, 10, 9)
-    assert given_at(Checkpoint(str(tmp_path)), 8) == 19
+    assert noted(tmp_path, 8) == {"given": 30, "acknowledged": 21, "dead_lettered": 3, "unknown": 9}
 
 
 def test_how_kafka_took_a_batch_is_noted_and_goes_with_the_next(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from towline.gateway.client import GatewayClient
 from towline.kafka.pace import FIRST, WritePace
 from towline.spark.link import GatewayPlace
 from towline.spark.reader import MqttStreamReader, ReadPlan
-from towline.spark.tally import paced
+from towline.spark.tally import SinkNote
 
 # -- power loss ------------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ def test_a_batch_has_no_more_than_kafka_takes_in_time(server: Served, query: Que
     assert size > 2 << 20
     at = query.stream.latestOffset(query.at, limit)
     assert 0.9 < server.journal.size(0, offset(at)) / FIRST <= 1.1
-    paced(checkpoint, WritePace(0, FIRST, 31.0, 15.0))
+    SinkNote(pace=WritePace(0, FIRST, 31.0, 15.0)).keep(checkpoint)
     after = query.stream.latestOffset(at, limit)
     assert 0.4 < server.journal.size(offset(at), offset(after)) / FIRST < 0.6
     query.stream.stop()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,21 +16,18 @@ from pydantic import ValidationError
 from towline.bridge.config.downlink import DownlinkSection, KafkaPattern
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
-from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MESSAGES, MQTT, WAYS_OUT, WHERE, DownlinkSink
-from towline.bridge.downlink.sql import apply
+from towline.bridge.downlink.sql import COUNTER, apply
 from towline.bridge.downlink.topics import TopicFindings, look_at_topics, ways_out
 from towline.bridge.lines.evidence import awaited_status, read_checkpoint
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.query import COUNTER, LineQuery, source_of
+from towline.bridge.lines.notes import count_heard
+from towline.bridge.lines.query import LineQuery, source_of
 from towline.bridge.lines.recovery import again_command, examine
-from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, GatewayError
-from towline.gateway.belonging import Remembered
+from towline.errors import ConfigError
 from towline.kafka.admin import reachable
 from towline.kafka.options import SinkSettings
 from towline.kafka.topicids import remade
-from towline.spark import tally
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,44 +93,30 @@ class DownlinkQuery(LineQuery[DownLine]):
         self._finishes = self._finishes or self._passes
         identity = _with_mapping(line, identity, evidence)
         records, messages, transform = self._records(spark, identity), self._messages(identity), _transform(line)
-        rows = apply(records, line.section, messages, COUNTER, transform, parallelism=line.parallelism)
+        rows = apply(records, line.section, messages, transform, parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._both_sinks(identity)), identity
 
-    def unreported(self, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """One report for each batch, of what the task that writes has noted of it."""
-        line, counted = self.line, DownlinkCounts.from_json(counts)
-        identity, evidence = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
-        if identity is None or identity.query != evidence.query or evidence.done is None:
-            return  # another line's batches
-        logs, last = Checkpoint(str(line.checkpoint)), counted.batch if counted.query == evidence.query else -1
-        for batch in range(last + 1, evidence.done + 1):
-            if left_out := tally.left_out_at(logs, batch):
-                observed = {**self._left_out(left_out), "rows": left_out["kept"]}  # what a transform took is unknown
-                yield self._with_the_sink(
-                    {"query": evidence.query, "batch": batch, "behind": None, "observed": observed}
-                )
+    def heard(self, progress: Mapping[str, Any]) -> None:
+        """Count what Spark took of Kafka, beside what the writer was given of it.
 
-    def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
-        """What the account takes of a batch; how many offsets of Kafka's it has, where Spark says it."""
-        source = source_of(progress)
+        Observed are the rows of the attempt of each task that counts (`towline.bridge.downlink.sql.apply`).
+        ``numInputRows`` has those of every attempt that ended well: behind a shuffle a task whose output was lost with
+        its executor runs again, and Spark counts it twice (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
+        """
+        observed, source = (progress.get("observedMetrics") or {}).get(COUNTER), source_of(progress)
+        if observed is None:
+            return
+        taken = int(observed["rows"] or 0)
         start, end = _offsets(source.get("startOffset")), _offsets(source.get("endOffset"))
-        room = sum(offset - start.get(place, 0) for place, offset in end.items()) if start else None
-        report = super().report(progress) | {"offsets": room}
-        left_out = tally.left_out_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
-        return self._with_the_sink(report | {"observed": {**report["observed"], **self._left_out(left_out)}})
+        room = sum(offset - start.get(place, 0) for place, offset in end.items()) if start else taken
+        transforms = self.line.section.transform is not None
 
-    def _left_out(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """What the task that writes has counted; what Spark brought it is for a transform to say alone."""
-        return {why: n for why, n in counts.items() if why != "kept" or self.line.section.transform is not None}
+        def numbers(sink: Counter[str]) -> dict[str, int]:
+            fewer = taken - sink["records"]
+            known = {"removed": max(0, fewer)} if transforms else {"unlike": fewer}
+            return {"taken": taken, "beyond": max(0, taken - room), **known}
 
-    def _with_the_sink(self, report: dict[str, Any]) -> dict[str, Any]:
-        """A report with the sink's word: what the outbox has of the batch, and what Kafka has of its dead letters."""
-        place, batch = str(self.line.checkpoint), report["batch"]
-        with contextlib.suppress(GatewayError):  # the query has told of it
-            known = Remembered.read(place)
-            if known is not None and (said := known.brought_at(batch)) is not None:
-                report["brought"] = {"since": known.since, "upto": said[0], "own": said[1]}
-        return self._with_sums(report)
+        count_heard(self.line.checkpoint, progress["batchId"], numbers)
 
     def _messages(self, identity: Identity) -> str:
         """What the line's records become, as `towline.bridge.messages.message_table` takes it."""

@@ -41,9 +41,10 @@ from towline.kafka.options import SinkSettings
 from towline.kafka.spool import Spool
 from towline.kafka.topicids import SourceTopics
 from towline.schema import MESSAGE_SCHEMA
-from towline.spark import tally
-from towline.spark.kafka_sink import FailingWriter, KafkaTransactional
-from towline.spark.sink import stream_writer
+from towline.spark.kafka_sink import FailingWriter, KafkaTransactional, StreamWriter
+from towline.spark.sink import MqttStreamWriter, MqttWritten, stream_writer
+from towline.spark.tally import SinkNote
+from towline.spark.totals import BatchResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,10 +74,11 @@ class DownlinkWritten(WriterCommitMessage):
     Attributes:
         sent: Of the outbox.
         dead_letters: Of Kafka; None for a line without dead letters.
-        counts: Records it was given, and those that are no messages, by why.
+        counts: ``records`` that it was given; of those ``filtered``, ``undecided`` as their ``where`` is null, and
+            ``unfit`` for a message; and messages ``sent``, of which the outbox has told.
     """
 
-    sent: WriterCommitMessage
+    sent: MqttWritten
     dead_letters: Any
     counts: Counter[str]
 
@@ -131,8 +133,8 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
     """
 
     messages: str
-    mqtt: DataSourceStreamArrowWriter
-    kafka: DataSourceStreamArrowWriter | None
+    mqtt: MqttStreamWriter
+    kafka: StreamWriter | None
     location: str
 
     @one_line
@@ -150,17 +152,19 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             messages, refused = sorted_out(list(spool))
             sent = self.mqtt.write(messages)
             letters = self.kafka and self.kafka.write(map(table.dead_letters, refused))
+            counts["sent"] = sent.rows
             return DownlinkWritten(sent, letters or None, counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Let both sides account for the batch."""
+        """Let both sides account for the batch; the note is the writer's of dead letters, if there is one."""
         both = [one if isinstance(one, DownlinkWritten) else None for one in messages]
         self.mqtt.commit([one and one.sent for one in both], batchId)
-        if self.kafka is not None:  # its note has the counts
-            self.kafka.commit([one and replace(one.dead_letters, left_out=one.counts) for one in both], batchId)
+        if self.kafka is not None:
+            self.kafka.commit([one and replace(one.dead_letters, counts=one.counts) for one in both], batchId)
             return
         counts = sum((one.counts for one in both if one), Counter[str]())
-        tally.given(Checkpoint(self.location), batchId, None, left_out=counts)
+        checkpoint = Checkpoint(self.location)
+        SinkNote.read_to_write(checkpoint).after(batchId, BatchResult(counts)).keep(checkpoint)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Let both sides give up the batch."""
@@ -178,7 +182,7 @@ def counted(outcomes: Mapping[int, int]) -> Counter[str]:
     """
     refused = sum(count for code, count in outcomes.items() if code > MessageOutcome.MESSAGE)
     left_out = {one.name.lower(): outcomes.get(one, 0) for one in (MessageOutcome.FILTERED, MessageOutcome.UNDECIDED)}
-    return Counter(kept=sum(outcomes.values()), dead_lettered=refused, **left_out)
+    return Counter(records=sum(outcomes.values()), unfit=refused, **left_out)
 
 
 def rendered(table: MessageTable, batches: Iterable[pa.RecordBatch], counts: Counter[str]) -> Iterator[pa.RecordBatch]:

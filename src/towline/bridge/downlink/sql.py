@@ -7,7 +7,7 @@ have a part of the MQTT topics each, and where a failure notice says in SQL why 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -22,26 +22,29 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-__all__ = ["apply"]
+__all__ = ["COUNTER", "apply"]
+
+#: Name of the observed metrics in a query's progress.
+COUNTER: Final = "towline"
 
 
 def apply(
     frame: DataFrame,
     section: DownlinkSection,
     messages: str,
-    counter: str,
     transform: Callable[[DataFrame], DataFrame] | None = None,
     *,
     parallelism: int = 1,
 ) -> DataFrame:
     """Records of Spark's Kafka source as the task that writes takes them.
 
+    They are counted in ``rows`` of `COUNTER`, each once, however often its task was run: Spark 4.3 takes of each task
+    the last attempt that ended well (`CollectMetricsExec.collectedMetricsRow`).
+
     Args:
         frame: Records, with headers.
         section: What the line says.
         messages: The same as `towline.bridge.messages.message_table` takes it.
-        counter: Counts the records in ``rows``, each once, however often its task was run: Spark 4.3 takes of each task
-            the last attempt that ended well (`CollectMetricsExec.collectedMetricsRow`).
         transform: Of the user, before everything else.
         parallelism: Parts of the result; more than one are split by MQTT topic.
 
@@ -50,7 +53,7 @@ def apply(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
-    frame = frame.select(*COLUMNS).observe(counter, F.expr("count(1)").alias("rows"))
+    frame = frame.select(*COLUMNS).observe(COUNTER, F.expr("count(1)").alias("rows"))
     if transform is not None:
         frame = _transformed(frame, transform, section)
     for name, text in _columns(section):

@@ -1,21 +1,19 @@
 """The account of a line: no message leaves the ledger without a counted reason [I11].
 
-Witnesses that do not know each other count apart: the gateway what it received, stored and handed on, Spark what it saw
-in each committed batch, the sink what Kafka or the outbox took of it. The account brings them together and says whether
-they agree. What is counted differs by direction (`towline.bridge.uplink.account`, `towline.bridge.downlink.account`);
-the sum is one.
+It is made when somebody asks, of sources that do not know each other: what the gateway says that it received, stored
+and sent, and the notes in the checkpoint, of what each committed batch held and what Kafka or the outbox took of it.
+What is counted differs by direction (`towline.bridge.uplink.account`, `towline.bridge.downlink.account`); the sum is
+one.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Self
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from towline.bridge.lines.witness import SinkWitness
-
-__all__ = ["AccountWords", "LineAccount", "LineCounts", "remark"]
+__all__ = ["AccountWords", "LineAccount", "of_the_sink", "remark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class LineAccount:
         waiting: On disk, not yet carried.
         parts: What became of the others, by the keys of the words.
         disagreements: Which witness says what, where they can't all be right; empty when the account adds up.
-        uncounted: Messages that no report of Spark told of: a batch in work, or one committed while nobody listened.
+        uncounted: Messages of a batch in work, or of one that no note tells of.
         broken: What the guarantee promises and was not kept, or "".
         notes: Remarks on `received`, on `carried` and on `waiting`.
         more: What else stands in JSON.
@@ -124,52 +122,19 @@ def remark(*counts: tuple[int, str]) -> str:
     return f" ({', '.join(said)})" if said else ""
 
 
-@dataclass(frozen=True, slots=True)
-class LineCounts(ABC):
-    """What the committed batches of a line held, over restarts.
+def of_the_sink(counts: Counter[str], given: str, others: str = "") -> Iterator[str]:
+    """Where the sink to Kafka, or Kafka's markers, say something else than what was given to it.
 
-    Attributes:
-        query: Id of the query that the last report came from, where that matters.
-        batch: Last counted batch.
-        rows: Rows Spark saw.
-        filtered: Left out by a ``where`` or a transform.
-        dead_lettered: Sent to the dead-letter topic.
-        fallback: Sent to a fallback topic.
-        sink: What the sink to Kafka told.
+    Args:
+        counts: Its totals.
+        given: What was given, in words.
+        others: What did not come to it, in words.
     """
-
-    #: Key in a gateway's status without which there is no account.
-    witness: ClassVar[str]
-
-    query: str = ""
-    batch: int = -1
-    rows: int = 0
-    filtered: int = 0
-    dead_lettered: int = 0
-    fallback: int = 0
-    sink: SinkWitness = field(default_factory=SinkWitness)
-
-    @abstractmethod
-    def add(self, report: Mapping[str, Any]) -> Self:
-        """Count a committed batch; one that was counted before changes nothing.
-
-        Args:
-            report: Of the driver (`towline.bridge.lines.query.LineQuery.report`).
-        """
-
-    @abstractmethod
-    def account(self, gateway: Mapping[str, Any]) -> LineAccount:
-        """Bring both witnesses together.
-
-        Args:
-            gateway: The answer to the action ``status``, which has the key `witness`.
-        """
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """From `as_json`; nothing is counted yet where there is none."""
-        return cls(**{**values, "sink": SinkWitness.from_json(values["sink"])}) if values else cls()
+    said = f"{counts['acknowledged']:,} acknowledged by Kafka + {counts['dead_lettered']:,} dead letters"
+    if counts["given"] != sum(counts[name] for name in ("acknowledged", "dead_lettered", "lost", "unknown")):
+        lost = "".join(f" + {counts[name]:,} {name}" for name in ("lost", "unknown") if counts[name])
+        yield f"{given} · the sink says {said}{lost}{others}"
+    if counts["drift"] or counts["drift_dead"]:
+        dead = counts["dead_lettered"] + counts["drift_dead"]
+        rows = counts["acknowledged"] + counts["dead_lettered"] + counts["drift"]
+        yield f"Kafka's markers say {rows:,} rows, {dead:,} of them dead letters · the sink says {said}"

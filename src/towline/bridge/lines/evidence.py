@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import GatewayError, GatewayUnreachable, NotAllowed
 from towline.gateway.launch import discover
-from towline.spark.offsets import Position
 
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
-    from towline.spark.offsets import JournalPlace
 
 __all__ = [
     "NO_ANSWER",
@@ -25,7 +22,6 @@ __all__ = [
     "awaited_status",
     "gateway_status",
     "kafka_offsets",
-    "places_at",
     "read_checkpoint",
     "status_of",
 ]
@@ -123,14 +119,6 @@ def awaited_status(state_dir: Path) -> dict[str, Any]:
                 return status_of(client)
         time.sleep(0.1)
     raise GatewayUnreachable("TL-G01", str(state_dir), *NO_ANSWER)
-
-
-def places_at(logs: Checkpoint, batch: int | None) -> tuple[JournalPlace, ...]:
-    """Where a batch ends in the journal of each gateway; nothing where that can't be read, or there is none."""
-    for value in logs.offsets(batch):
-        with contextlib.suppress(GatewayError):
-            return Position.parse(value).places
-    return ()
 
 
 def kafka_offsets(checkpoint: Path, batch: int | None) -> KafkaOffsets:

@@ -12,8 +12,6 @@ from towline.bridge.config.model import AnyLine
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import REMOTE
-from towline.guarantee import policy
-from towline.spark import tally
 from towline.spark.masters import shares_files
 
 if TYPE_CHECKING:
@@ -26,10 +24,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
     from towline.gateway.listen import ListenSettings
 
-__all__ = ["COUNTER", "LineQuery", "reachable", "source_of"]
-
-#: Name of the observed metrics in a query's progress.
-COUNTER: Final = "towline"
+__all__ = ["LineQuery", "reachable", "source_of"]
 
 #: Addresses that stand for all of a machine's.
 _EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
@@ -108,51 +103,12 @@ class LineQuery(ABC, Generic[LineT]):
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         """The query but for its name, checkpoint and trigger, and the identity that it starts with."""
 
-    @abstractmethod
-    def unreported(self, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Reports on committed batches that nobody heard of; none where nothing was noted of them.
+    def heard(self, progress: Mapping[str, Any]) -> None:
+        """Count what Spark alone says of a committed batch: nothing of a line where it has nothing to say.
 
-        What a batch held is reported after Spark has committed it. A kill in between leaves the batch committed and
-        unreported: its messages are where they were to go, and no account would know of its dead letters [I11].
-        Call it before `start`, which may begin with other settings.
-
-        Args:
-            counts: What was counted of the line, as JSON.
+        Raises:
+            OSError, JournalError: As `towline.bridge.lines.notes.count_heard`.
         """
-
-    def begun(self) -> dict[str, Any] | None:
-        """A report that says where the first batch of a checkpoint begins; None where that has batches.
-
-        Call it after `start`.
-        """
-        return None
-
-    def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
-        """What the account takes of Spark's progress on a committed batch (`LineCounts.add`).
-
-        Observed are the rows of the attempt of each task that counts (`towline.bridge.downlink.sql.apply`).
-        ``numInputRows`` has those of every attempt that ended well: behind a shuffle a task whose output was lost with
-        its executor runs again, and Spark counts it twice (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
-        """
-        observed = _observed(progress)
-        return {
-            "query": progress.get("id", ""),
-            "batch": progress["batchId"],
-            "rows": observed.pop("rows", progress.get("numInputRows", 0)),
-            "millis": progress.get("durationMs", {}),
-            "transactions": _transactions(self.line, progress["batchId"]),
-            "gives_up": not policy(self.line.guarantee).serves_again,
-            "observed": observed,
-        }
-
-    def _with_sums(self, report: dict[str, Any], *, from_the_first: bool = False) -> dict[str, Any]:
-        """A report with the sums of the sink to Kafka, where it has noted any; perhaps of all that was ever counted."""
-        said = tally.said_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
-        if said is None:
-            return report
-        sums, own = said
-        whole = from_the_first and sums.since == 0
-        return {**report, "sink": {"sums": sums.as_json(), "own": own.as_json(), "whole": whole}}
 
     def _gateway_options(self) -> dict[str, str]:
         """How Spark finds the line's gateway: by its socket, or over the network where tasks run on other machines."""
@@ -189,18 +145,7 @@ def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None
             spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
-def _transactions(line: AnyLine, batch: int) -> list[float]:
-    """How long each transaction of a batch was open, in seconds; none where there are no transactions."""
-    return tally.took_at(Checkpoint(str(line.checkpoint)), batch) if policy(line.guarantee).transactions else []
-
-
 def source_of(progress: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a query's progress says of its one source."""
     source: Mapping[str, Any] = next(iter(progress.get("sources") or []), {})
     return source
-
-
-def _observed(progress: Mapping[str, Any]) -> dict[str, int]:
-    """What was counted on the way."""
-    metrics = (progress.get("observedMetrics") or {}).get(COUNTER) or {}
-    return {name: int(value or 0) for name, value in metrics.items()}

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from towline.bridge.config.model import Line
-from towline.bridge.lines.evidence import Evidence, kafka_offsets, places_at, read_checkpoint
+from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
 from towline.bridge.lines.identity import Identity, sinks
+from towline.bridge.lines.notes import carry_over
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, UNFIT, is_other
 from towline.guarantee import Guarantee, policy
 from towline.kafka.topicids import kept_ids
+from towline.spark.offsets import places_at
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine
@@ -351,7 +353,9 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     fresh = identity.again(json.dumps(ends) if ends else "", offsets, sinks(line.gateway.state_dir))
     fresh = replace(fresh, topic_ids=json.dumps(kept_ids(Checkpoint(str(line.checkpoint)))))
     if line.checkpoint.exists():
-        line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
+        former = _free(line.checkpoint.with_name(f"checkpoint.{identity.generation}"))
+        line.checkpoint.rename(former)
+        carry_over(former, line.checkpoint)
         _remove_oldest(line.checkpoint)
     fresh.save(line.gateway.state_dir)
     return fresh

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
@@ -120,10 +120,9 @@ class Driver:
     Args:
         bridge: What to run.
         reports: Where to report.
-        counts: What was counted before, by line, as JSON.
     """
 
-    def __init__(self, bridge: Bridge, reports: Reports, counts: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, bridge: Bridge, reports: Reports) -> None:
         self.bridge = bridge
         self.say = reports.say
         self.stopping = threading.Event()
@@ -131,9 +130,7 @@ class Driver:
         #: Commands about a line: they are carried out on the main thread, as all starts and stops.
         self._orders: SimpleQueue[dict[str, Any]] = SimpleQueue()
         began = time.monotonic()
-        self._runners = {
-            line.name: LineRunner(self, query_of(bridge, line), counts.get(line.name, {})) for line in bridge.lines
-        }
+        self._runners = {line.name: LineRunner(self, query_of(bridge, line)) for line in bridge.lines}
         look_at_master(bridge.spark.master)
         self.spark = session(bridge)
         for name, mistakes in sqlcheck.judge(bridge, self.spark).items():
@@ -203,7 +200,7 @@ class Driver:
         lines = {one.name: one for one in self.bridge.lines} | {line.name: line}
         self.bridge = self.bridge.model_copy(update={"lines": tuple(lines.values())})
         query = query_of(self.bridge, line)
-        self._runners.setdefault(line.name, LineRunner(self, query, None)).take(query)
+        self._runners.setdefault(line.name, LineRunner(self, query)).take(query)
 
     def ending(self) -> bool:
         """Whether the driver stops, or the JVM has ended; a moment's patience tells a lost JVM from a lost call."""
@@ -263,10 +260,9 @@ def main() -> int:
     os.dup2(2, 1)
     sys.stderr = LogStream(sys.stderr)  # a full disk under the log must not end the driver
     bridge = Bridge.model_validate_json(sys.stdin.readline())
-    counts = json.loads(sys.stdin.readline())
     find_modules(bridge.file)
     try:
-        driver = Driver(bridge, reports, counts)
+        driver = Driver(bridge, reports)
     except Exception as error:
         reports.say("jvm", text=reason(error, "spark", "the session did not start").text.removeprefix("spark: "))
         raise

@@ -72,8 +72,6 @@ class DriverSupervisor(ChildSupervisor):
         self._last_word = ""
         #: Why it ended last; said in full only once.
         self._why = ""
-        #: Lines whose first dead letters were mentioned.
-        self._lettered: set[str] = set()
 
     @property
     def wanted(self) -> bool:
@@ -231,14 +229,12 @@ class DriverSupervisor(ChildSupervisor):
             os.close(lock)
         lines = [line for line in self._bridge.lines if line.name not in self.given_up]
         going = self._bridge.model_copy(update={"lines": tuple(lines)})
-        with self._state.lock:
-            counts = {line.name: self._state.lines[line.name].counts.as_json() for line in lines}
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
             bridge = json.dumps(going.model_dump(mode="json", by_alias=True))
             held = [json.dumps({"hold": name}) for name in self._holding]
-            process.stdin.write("\n".join((bridge, json.dumps(counts), *held, "")))
+            process.stdin.write("\n".join((bridge, *held, "")))
             process.stdin.flush()
         return process, place
 
@@ -285,10 +281,6 @@ class DriverSupervisor(ChildSupervisor):
     def _on_jvm(self, report: dict[str, Any]) -> None:
         self._last_word = report["text"]
 
-    def _on_counted(self, report: dict[str, Any]) -> None:
-        view = self._state.lines[report["line"]]
-        view.counts = view.counts.add(report)
-
     def _on_started(self, report: dict[str, Any]) -> None:
         view = self._state.lines[report["line"]]
         view.query = "running"
@@ -301,11 +293,7 @@ class DriverSupervisor(ChildSupervisor):
 
     def _on_progress(self, report: dict[str, Any]) -> None:
         view = self._state.lines[report["line"]]
-        before = view.counts.dead_lettered
-        view.counts = view.counts.add(report)
         view.took(report)
-        if new := view.counts.dead_lettered - before:
-            self._dead_letters(view.name, new)
         view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
         if view.query_error is not None:
             self._state.say(f'line "{view.name}": goes on')
@@ -313,13 +301,6 @@ class DriverSupervisor(ChildSupervisor):
         if view.name not in self._holding:
             view.query = "running"
         self._pauses.reset()
-
-    def _dead_letters(self, line: str, new: int) -> None:
-        """Mention the first dead letters of a run; the others are in the account."""
-        if line not in self._lettered:
-            self._lettered.add(line)
-            messages = f"{new:,} message{'s' if new != 1 else ''}"
-            self._state.say(f'line "{line}": {messages} went to the dead-letter topic; towline dlq show tells why')
 
     def _on_failed(self, report: dict[str, Any]) -> None:
         view = self._state.lines[report["line"]]

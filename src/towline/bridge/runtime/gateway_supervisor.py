@@ -31,6 +31,7 @@ from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import ensure
 from towline.guarantee import AckAfter
 from towline.mqtt.reasons import KEEP_SESSIONS
+from towline.text import counted
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge, Line
@@ -66,6 +67,8 @@ class LineSupervisor(ChildSupervisor):
         self.up = threading.Event()
         #: Another supervisor looks after the line's gateways from now on.
         self.replaced = False
+        #: Whether the first dead letters were mentioned.
+        self._lettered = False
 
     @property
     def wanted(self) -> bool:
@@ -78,6 +81,14 @@ class LineSupervisor(ChildSupervisor):
     @property
     def _view(self) -> LineView:
         return self._state.lines[self.line.name]
+
+    def _hear(self, status: Mapping[str, Any]) -> None:
+        """Take an answer; the first dead letters of a run are mentioned, the others are in the account."""
+        with self._state.lock:
+            letters = self._view.hear(status)
+        if letters > 0 and not self._lettered:
+            self._lettered = True
+            self._say(f"{counted(letters)} went to the dead-letter topic; towline dlq show tells why")
 
     def _say(self, text: str) -> None:
         """Tell an event, and whose it is; a gateway begins its errors with the name of its line."""
@@ -189,8 +200,7 @@ class GatewaySupervisor(LineSupervisor):
         return endpoint is None or endpoint.process.gone()
 
     def _take(self, status: dict[str, Any]) -> None:
-        with self._state.lock:
-            self._view.hear(status)
+        self._hear(status)
         trouble = (status.get("last_error") or {}).get("text", "")
         if trouble != self._trouble and (trouble or status.get("state") == "online"):
             full = "[TL-J" in (self._trouble or "")
@@ -241,8 +251,8 @@ class GatewaysSupervisor(LineSupervisor):
         status = combined(answers, self._view.status or self._view.before)
         with self._state.lock:
             self._view.gateway_error = str(silent[0]) if status["state"] == "away" else None
-            if self._view.gateway_error is None:
-                self._view.hear(status)
+        if self._view.gateway_error is None:
+            self._hear(status)
         self._tell(status)
 
     def _round(self) -> None:

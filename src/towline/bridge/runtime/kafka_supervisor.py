@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.lines.evidence import kafka_offsets, read_checkpoint
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import GatewayError, KafkaError, TowlineError
@@ -86,8 +84,7 @@ class KafkaSupervisor(ChildSupervisor):
             hidden = found and (found[1] if line.section.isolation_level == "read_committed" else 0)
             with self._state.lock:
                 view = self._state.lines[line.name]
-                assert isinstance(view.counts, DownlinkCounts)
-                view.counts = replace(view.counts, behind=found and found[0], hidden=hidden)
+                view.behind, view.hidden = found and found[0], hidden
 
     @property
     def _meanwhile(self) -> str:

@@ -10,21 +10,21 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import CONSUMER, Line
-from towline.bridge.lines.evidence import places_at
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import refusal
 from towline.checkpoint import Checkpoint
 from towline.kafka.markers import ANYONE, Marker, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
-from towline.spark import tally
+from towline.spark.offsets import places_at
+from towline.spark.tally import SinkNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from towline.bridge.config.model import AnyLine, Bridge
     from towline.errors import TowlineError
-    from towline.spark.sink_note import NotedBatch
+    from towline.spark.totals import BatchTotals
 
 __all__ = ["Comparison", "foreign_marker", "of_journal", "of_markers", "reconcile", "render_comparisons"]
 
@@ -104,7 +104,7 @@ def _markers(bridge: Bridge, line: AnyLine) -> list[Comparison]:
     sink = f"{identity.sink}/{line.parallelism}"
     found: list[Comparison] = []
     for _ in range(_LOOKS):
-        noted = tally.noted_last(Checkpoint(str(line.checkpoint)))
+        noted = next(reversed(SinkNote.read(Checkpoint(str(line.checkpoint))).totals), None)
         found = list(of_markers(noted, store.read_all(), sink))
         if all(one.agrees is not False for one in found):
             break
@@ -138,7 +138,7 @@ def _store(bridge: Bridge, line: AnyLine, identity: Identity, patience_s: str) -
     return MarkerStore(SinkSettings.parse(options), identity.sink)
 
 
-def of_markers(noted: NotedBatch | None, markers: Mapping[int, Marker | None], sink: str) -> Iterator[Comparison]:
+def of_markers(noted: BatchTotals | None, markers: Mapping[int, Marker | None], sink: str) -> Iterator[Comparison]:
     """The totals of a sink's markers against its note.
 
     Args:

@@ -56,10 +56,9 @@ class LineRunner:
     Args:
         host: Has the session and takes the reports.
         query: Of the line.
-        counts: What was counted of the line before this process; None to leave it at that.
     """
 
-    def __init__(self, host: Host, query: LineQuery[Any], counts: Mapping[str, Any] | None) -> None:
+    def __init__(self, host: Host, query: LineQuery[Any]) -> None:
         self._host = host
         #: Of the line as the file says it, and the one that was started last (`LineQuery.in_force`).
         self._wanted = self._current = query
@@ -81,8 +80,8 @@ class LineRunner:
         self._failure = ""
         #: Whether it stopped because another try would fail the same way.
         self.given_up = False
-        #: What was counted before this process; None when there is no more to count again.
-        self._counts: Mapping[str, Any] | None = counts
+        #: Held while a batch is reported: the listener's thread, and a stop, may come to it at once.
+        self._reporting = threading.Lock()
 
     @property
     def begins(self) -> bool:
@@ -102,12 +101,9 @@ class LineRunner:
                 look_at_executors(self._host.spark, self._wanted.bridge)
                 if not self._has_topics:
                     self._see_to_topics()
-                self._count_again()
                 self._started_at, self._begun = time.monotonic(), False
                 self._current = self._wanted.in_force()
                 self._running = self._current.start(self._host.spark)
-                if (begun := self._current.begun()) is not None:
-                    self._host.say("counted", line=self._name, **begun)
                 self._host.say("started", line=self._name, remarks=self._current.remarks)
             elif self._running is not None and not self._running.isActive:
                 self._catch_up(self._running)
@@ -129,17 +125,6 @@ class LineRunner:
         if made:
             self._host.say("noted", text=made)
 
-    def _count_again(self) -> None:
-        """Report what was committed and not reported, because a process was killed in between; once is enough."""
-        counts, self._counts = self._counts, None
-        if counts is None:
-            return
-        try:
-            for report in self._wanted.ran_last().unreported(counts):
-                self._host.say("counted", line=self._name, **report)
-        except Exception as error:  # noqa: BLE001 - a batch that stays uncounted stops nothing
-            sys.stderr.write(f"--- line {self._name}: not counted again\n{printable_lines(str(error))}\n")
-
     def progressed(self, progress: Mapping[str, Any]) -> None:
         """A batch was committed: the next failure is a new one. Called on the listener's thread."""
         self._report(progress)
@@ -153,8 +138,17 @@ class LineRunner:
 
         A trigger without a batch is reported by Spark too, with the number of the next batch: it added none.
         """
-        if "addBatch" in progress.get("durationMs", {}):
-            self._host.say("progress", line=self._name, **self._current.report(progress))
+        millis = progress.get("durationMs", {})
+        if "addBatch" not in millis:
+            return
+        with self._reporting:
+            try:
+                self._current.heard(progress)
+            except Exception as error:  # noqa: BLE001 - numbers that are not counted stop nothing
+                sys.stderr.write(f"--- line {self._name}: not counted\n{printable_lines(str(error))}\n")
+        self._host.say(
+            "progress", line=self._name, query=progress.get("id", ""), batch=progress["batchId"], millis=millis
+        )
 
     def hold(self, deadline: float) -> None:
         """Stop between two batches, as `finish`, and stay so until `take`."""

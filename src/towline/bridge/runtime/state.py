@@ -8,15 +8,17 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from towline import files
-from towline.bridge.downlink.account import DownlinkCounts
-from towline.bridge.lines.account import LineAccount, LineCounts
-from towline.bridge.uplink.account import UplinkCounts
+from towline.bridge.config.model import CHECKPOINT
+from towline.bridge.downlink.account import downlink_account
+from towline.bridge.lines.account import LineAccount
+from towline.bridge.lines.notes import LineNotes
+from towline.bridge.uplink.account import uplink_account
 from towline.gateway.endpoint import text_of
 from towline.processes import ProcessMark
 from towline.timing import BATCHES, Histogram
@@ -28,9 +30,9 @@ __all__ = [
     "BridgeState",
     "LineView",
     "account_of",
-    "counts_of",
     "digest_of",
     "is_there",
+    "notes_of",
     "read_state",
 ]
 
@@ -44,19 +46,44 @@ SILENT_S = 10.0
 #: Samples kept for the rates, one a second.
 SAMPLES = 10
 
-#: What is counted of a line, by its direction.
-COUNTS: Final[Mapping[str, type[LineCounts]]] = {"up": UplinkCounts, "down": DownlinkCounts}
+#: By direction: the key of a gateway's status without which there is no account, and what makes it.
+_ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]], LineAccount]]]] = {
+    "up": ("received", uplink_account),
+    "down": ("outbox", downlink_account),
+}
 
 
-def counts_of(direction: str, values: Mapping[str, Any]) -> LineCounts:
-    """What was counted of a line, from the JSON of ``bridge.json``."""
-    return COUNTS[direction].from_json(values)
+def notes_of(directory: Path) -> LineNotes | None:
+    """What the checkpoint of a line says of its batches, by the line's directory; None where it can't be read."""
+    try:
+        return LineNotes.read(directory / CHECKPOINT)
+    except OSError:
+        return None
 
 
-def account_of(status: Mapping[str, Any], counts: LineCounts, *, stopped: bool = False) -> LineAccount | None:
-    """The account of a line, whichever way it goes; None where its gateway does not say what it is made of."""
-    known = status.get(counts.witness) not in (None, {})
-    return replace(counts.account(status), stopped=stopped) if known else None
+def account_of(
+    direction: str,
+    notes: LineNotes | None,
+    status: Mapping[str, Any],
+    backlog: Mapping[str, int | None],
+    *,
+    stopped: bool = False,
+) -> LineAccount | None:
+    """The account of a line, whichever way it goes; None where it is not known what it is made of.
+
+    Args:
+        direction: ``up`` or ``down``.
+        notes: Of its checkpoint, read before the gateway was asked; None where they can't be read.
+        status: Of its gateway.
+        backlog: Of a downlink, how far it is behind: ``behind`` and ``hidden``.
+        stopped: The line has stopped for good.
+    """
+    source, make = _ACCOUNTS[direction]
+    if notes is None or status.get(source) in (None, {}):
+        return None
+    account = make(notes, status)
+    more = backlog if direction == "down" else {}
+    return replace(account, stopped=stopped, more={**more, **account.more})
 
 
 @dataclass
@@ -72,9 +99,13 @@ class LineView:
         gateway_error: Why its gateway does not run, or None.
         query_error: Why its query failed last, or None since the last good batch.
         remarks: What weakens its promise since its query started, or has cost something; a line each.
-        counts: Of committed batches.
-        asked: The same when the gateway was asked last.
-        counted: The same when that was answered: none of it can be newer than the answer.
+        directory: Its own, with its checkpoint.
+        notes: What the checkpoint said of its batches when the gateway was asked last, so that the answer knows of
+            every message that they are about; None before that, and where it can't be read.
+        asked: The same, of a question that is not answered yet.
+        behind: Of a downlink, offsets in Kafka, up to its high watermarks, that are not taken; control records of
+            transactions are among them. None for not known.
+        hidden: Of those, how many are behind an open transaction, where nobody gets them yet. None for not known.
         restarts: How often the query failed since the bridge began.
         gateway_restarts: How often the gateway was started again.
         restarted: What became of its last `towline restart` (`towline.bridge.runtime.reloading`).
@@ -83,7 +114,6 @@ class LineView:
         gateways: State directories and locations of gateways elsewhere that the line reads; none for one of its own.
         access: The files that let the bridge in to those, as plain values.
         batches: How long the committed batches of this run took.
-        transactions: How long their transactions were open; nothing is counted where the guarantee has none.
         batch_at: When the last of them was heard of, in seconds since 1970; None before the first.
         timed: Its query and number.
     """
@@ -96,9 +126,11 @@ class LineView:
     gateway_error: str | None = None
     query_error: str | None = None
     remarks: Sequence[str] = ()
-    counts: LineCounts = field(default_factory=UplinkCounts)
-    asked: LineCounts | None = None
-    counted: LineCounts | None = None
+    directory: Path = Path()
+    notes: LineNotes | None = None
+    asked: LineNotes | None = None
+    behind: int | None = None
+    hidden: int | None = None
     restarts: int = 0
     gateway_restarts: int = 0
     restarted: Mapping[str, Any] = field(default_factory=dict)
@@ -108,32 +140,32 @@ class LineView:
     gateways: Sequence[str] = ()
     access: Mapping[str, str] = field(default_factory=dict)
     batches: Histogram = field(default_factory=lambda: Histogram(BATCHES))
-    transactions: Histogram = field(default_factory=lambda: Histogram(BATCHES))
     batch_at: float | None = None
     timed: tuple[str, int] = ("", -1)
 
     def took(self, report: Mapping[str, Any]) -> None:
-        """Note how long a committed batch took, and its transactions; one that was noted before changes nothing.
+        """Note how long a committed batch took; one that was noted before changes nothing.
 
         Args:
-            report: As `LineCounts.add` takes it; ``millis`` as Spark's ``durationMs``, ``transactions`` in seconds.
+            report: ``query``, ``batch``, and ``millis`` as Spark's ``durationMs``.
         """
         query, batch = str(report.get("query", "")), int(report.get("batch", -1))
         if query == self.timed[0] and batch <= self.timed[1]:
             return
         self.timed, self.batch_at = (query, batch), float(report.get("at", time.time()))
         self.batches.observe(float(report.get("millis", {}).get("triggerExecution", 0)) / 1000)
-        for open_s in report.get("transactions", ()):
-            self.transactions.observe(float(open_s))
 
     def asks(self) -> None:
-        """The gateway is about to be asked; what is counted from here on may be newer than its answer."""
-        self.asked = self.counts
+        """The gateway is about to be asked; what is committed from here on may be newer than its answer."""
+        self.asked = notes_of(self.directory)
 
-    def hear(self, status: Mapping[str, Any]) -> None:
-        """Take an answer of the gateway."""
+    def hear(self, status: Mapping[str, Any]) -> int:
+        """Take an answer of the gateway; how many dead letters came since the one before."""
+        before, self.notes = self.notes, self.asked
         self.status, self.heard = status, time.time()
-        self.counted, self.asked = self.asked or self.counts, None
+        if before is None or self.notes is None:
+            return 0
+        return self.notes.counts["dead_lettered"] - before.counts["dead_lettered"]
 
     @property
     def silent(self) -> bool:
@@ -143,18 +175,16 @@ class LineView:
 
     @property
     def account(self) -> LineAccount | None:
-        """The account as it is now; None before the gateway's first word, and while none answers.
-
-        A batch that was counted since its last answer may have messages that the answer knows nothing of: whether
-        witnesses disagree is said of what was counted when it came.
-        """
+        """The account as it was when the gateway answered; None before its first word, and while it does not."""
         if not self.status or self.silent:
             return None
         stopped = self.query == "stopped" and self.query_error is not None
-        account = account_of(self.status, self.counts, stopped=stopped)
-        if account is not None and account.disagreements and self.counted is not None:
-            return account_of(self.status, self.counted, stopped=stopped)
-        return account
+        return account_of(self.direction, self.notes, self.status, self.backlog, stopped=stopped)
+
+    @property
+    def backlog(self) -> dict[str, int | None]:
+        """How far a downlink is behind."""
+        return {"behind": self.behind, "hidden": self.hidden}
 
     def sample(self, now: float) -> None:
         """Note where the line is, for the rates."""
@@ -183,7 +213,7 @@ class LineView:
         return {
             "direction": self.direction,
             "query": self.query,
-            "counts": self.counts.as_json(),
+            **(self.backlog if self.direction == "down" else {}),
             "gateway": dict(self.status),
             "heard": self.heard,
             "gateway_error": self.gateway_error,
@@ -205,7 +235,7 @@ class BridgeState:
 
     Args:
         name: Of the bridge.
-        state_dir: Where ``bridge.json`` goes; counts of former runs are taken from there.
+        state_dir: Where ``bridge.json`` goes; what gateways said to former runs is taken from there.
         lines: Names of the lines, and their directions.
         insecure: What the settings give up on the way to Kafka (`towline.kafka.clientconfig.insecurities`).
         file: What the bridge was read from; `towline status` says when it was changed since.
@@ -245,8 +275,7 @@ class BridgeState:
             return
         saved = self._former.get(name, {})
         saved = saved if saved.get("direction") == direction else {}  # else another line's, of the same name
-        counts = counts_of(direction, saved.get("counts", {}))
-        view = LineView(name, direction, counts=counts, before=saved.get("gateway", {}))
+        view = LineView(name, direction, before=saved.get("gateway", {}), directory=self._file.parent / name)
         with self.lock:
             self.lines = {**self.lines, name: view}
 

@@ -13,14 +13,14 @@ from urllib.request import ProxyHandler, build_opener
 
 from towline import files
 from towline.bridge.lines.account import remark
-from towline.bridge.lines.elsewhere import AWAY, away_trouble, combined, each, places_of
+from towline.bridge.lines.elsewhere import AWAY, as_away, away_trouble, combined, each, places_of
 from towline.bridge.lines.evidence import gateway_status, status_of
 from towline.bridge.lines.leftovers import former_topics, left_lines
 from towline.bridge.runtime.line_requests import paused
 from towline.bridge.runtime.members import members_status, render_member, told_of_sharing, wanted_clients
 from towline.bridge.runtime.reloading import REFUSED
 from towline.bridge.runtime.screen import lag_text
-from towline.bridge.runtime.state import PAUSED, SILENT_S, account_of, counts_of, digest_of, is_there, read_state
+from towline.bridge.runtime.state import PAUSED, SILENT_S, account_of, digest_of, is_there, notes_of, read_state
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access
 from towline.mqtt.reasons import KEEP_SESSIONS
@@ -139,12 +139,12 @@ def _line(
     updated: float | None,
 ) -> dict[str, Any]:
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
-    counts = counts_of(saved.get("direction", "up"), saved.get("counts", {}))
+    direction, notes = saved.get("direction", "up"), notes_of(state_dir)
     elsewhere = saved.get("gateways") or ()
     status = _several(saved) if elsewhere else gateway_status(state_dir)
     query = saved.get("query", _UNKNOWN_LINE) if running else "not running"
     now: dict[str, Any] = {
-        "direction": saved.get("direction", "up"),
+        "direction": direction,
         "gateway_running": status is not None,
         "query": query,
         "query_error": saved.get("query_error"),
@@ -152,16 +152,18 @@ def _line(
         "gateway_error": saved.get("gateway_error"),
         "remarks": saved.get("remarks") or [],
         **{name: saved.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
-        "fallback": counts.fallback,
+        "fallback": notes.counts["fallback"] if notes else 0,
         "account": None,
         "gateway": status,
         **({"gateways": list(elsewhere)} if elsewhere else {}),
     }
     stopped = saved.get("query") == "stopped" and bool(saved.get("query_error"))
-    if status and (account := account_of(status, counts, stopped=stopped)):
-        stale = {part: None for part in ("behind", "hidden") if not running and part in account.more}
-        now["account"], now["sentence"] = account.as_json() | stale, account.sentence()
-    elif (last := saved.get("gateway")) and (account := account_of(last, counts, stopped=stopped)):
+    backlog = {part: saved.get(part) if running and status else None for part in ("behind", "hidden")}
+    if status and (account := account_of(direction, notes, status, backlog, stopped=stopped)):
+        now["account"], now["sentence"] = account.as_json(), account.sentence()
+    elif (last := saved.get("gateway")) and (
+        account := account_of(direction, notes, as_away(last), backlog, stopped=stopped)
+    ):
         heard = saved.get("heard") or updated
         now["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
     return now

@@ -316,9 +316,11 @@ class Supervisor:
         if isinstance(child, GatewaysSupervisor):
             child.look()
             return
+        view = self._state.lines[child.line.name]
+        view.asks()
         if status := gateway_status(child.line.gateway.state_dir):
             with self._state.lock:
-                self._state.lines[child.line.name].hear(status)
+                view.hear(status)
         child.end(deadline)
 
     def _farewell(self) -> Iterator[str]:

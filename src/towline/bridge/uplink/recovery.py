@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import CONSUMER
 from towline.bridge.lines.elsewhere import each, places_of
-from towline.bridge.lines.evidence import NO_ANSWER, Evidence, gateway_status, places_at, read_checkpoint, status_of
+from towline.bridge.lines.evidence import NO_ANSWER, Evidence, gateway_status, read_checkpoint, status_of
 from towline.bridge.lines.recovery import CheckpointSettings, problem, refusal
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayError, GatewayUnreachable
 from towline.gateway.belonging import is_other
 from towline.guarantee import policy
+from towline.spark.offsets import places_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,10 +16,13 @@ from towline.bridge.routes import REFUSALS, Rendered, RouteOutcome, route_table
 from towline.bridge.uplink.records import RecordColumns
 from towline.bridge.uplink.source import SLICE, RoutedSource, SliceSource, parted, slice_of
 from towline.bridge.uplink.statements import of_schema
+from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, one_line
 from towline.kafka.options import FORMAT
 from towline.sinks import lower_case
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
+from towline.spark.offsets import places_at
+from towline.spark.totals import BatchMessages, BatchResult
 from towline.spark.workers import settle
 from towline.text import printable
 
@@ -31,12 +34,13 @@ if TYPE_CHECKING:
 
     from towline.kafka.columns import Columns
     from towline.kafka.delivery import Delivery
+    from towline.spark.tally import SinkNote
 
 __all__ = ["FORMATS", "RECORDS", "LineWriter", "LineWritten", "Mapping", "RecordSink"]
 
 #: Name of the format.
 RECORDS: Final = "towline_records"
-_ROUTES, _LETTERS = "routes", "letters"
+_ROUTES, _LETTERS, _DEDUPES, _EMPTY = "routes", "letters", "dedupes", "empty"
 #: Messages, the number of the writer that reads them, and how many writers there are.
 Part: TypeAlias = "tuple[RecordBatch, int, int]"
 #: Bytes of rows that are made records of at once; of large messages they are fewer.
@@ -47,6 +51,8 @@ _COUNTED: Final = {
     RouteOutcome.UNDECIDED: "undecided",
     RouteOutcome.FALLBACK: "fallback",
 }
+#: Of those that a writer counts, and ``unrouted``: what did not come to the sink.
+_LEFT_OUT: Final = ("filtered", "undecided", "unrouted")
 #: What a fallback topic would have taken.
 _NAMES: Final = frozenset(one for one, (reason, _) in REFUSALS.items() if reason.value.startswith("topic_"))
 
@@ -54,14 +60,16 @@ _NAMES: Final = frozenset(one for one, (reason, _) in REFUSALS.items() if reason
 class RecordSink(KafkaTransactional):
     """Makes records of messages, and writes them as ``kafka_transactional`` does.
 
-    Its own options are ``routes``, of `towline.bridge.routes.to_json`, and ``letters``: the dead-letter topic under any
-    guarantee, "" for none.
+    Its own options are ``routes``, of `towline.bridge.routes.to_json`; ``letters``: the dead-letter topic under any
+    guarantee, "" for none; ``dedupes``: whether Spark drops repeats; ``empty``: the batch that was begun before and is
+    served empty, "" for none.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        own, rest = parted(options, _ROUTES, _LETTERS)
+        own, rest = parted(options, _ROUTES, _LETTERS, _DEDUPES, _EMPTY)
         super().__init__(rest)
-        self._routes = own[_ROUTES]
+        self._routes, self._dedupes = own[_ROUTES], own[_DEDUPES] == "true"
+        self._empty = int(own[_EMPTY]) if own[_EMPTY] else None
         self._settings = replace(self._settings, dead_letter_topic=own[_LETTERS] or None)
 
     @classmethod
@@ -73,7 +81,7 @@ class RecordSink(KafkaTransactional):
         return RecordColumns()
 
     def _stream_writer(self, delivery: Delivery, location: str) -> StreamWriter:
-        return LineWriter(delivery, location, self._routes)
+        return LineWriter(delivery, location, self._routes, dedupes=self._dedupes, empty=self._empty)
 
 
 #: The bridge's own formats, for its session.
@@ -94,11 +102,21 @@ class LineWritten(KafkaWritten):
 
 
 class LineWriter(StreamWriter):
-    """Writes the micro-batches of a line."""
+    """Writes the micro-batches of a line.
 
-    def __init__(self, delivery: Delivery, location: str, routes: str) -> None:
+    Args:
+        delivery: The strategy.
+        location: The checkpoint.
+        routes: Of `towline.bridge.routes.to_json`.
+        dedupes: Whether Spark drops repeats.
+        empty: The batch that is served empty; None for none.
+    """
+
+    def __init__(
+        self, delivery: Delivery, location: str, routes: str, *, dedupes: bool = False, empty: int | None = None
+    ) -> None:
         super().__init__(delivery, location)
-        self._routes = routes
+        self._routes, self._dedupes, self._empty = routes, dedupes, empty
 
     @one_line
     def write(self, iterator: Iterator[RecordBatch]) -> LineWritten:
@@ -113,14 +131,37 @@ class LineWriter(StreamWriter):
         left_out = dict(mapping.left_out)
         return LineWritten(done.partition, done.batch, done.query, done.done, done.given, left_out, *mapping.rows)
 
-    def _account(self, written: Sequence[KafkaWritten], batch: int) -> None:
-        each = [answer for answer in written if isinstance(answer, LineWritten)]
-        seen, rows = {answer.seen for answer in each}, sum(answer.own for answer in each)
-        if any(answer.seen != answer.own for answer in each) and seen != {rows}:  # they have read the same slices
-            counts = " and ".join(f"{count:,}" for count in sorted(seen))
-            what = f"the writers of batch {batch} have read {counts} messages, and {rows:,} are theirs together"
-            raise KafkaError("TL-K26", FORMAT, what, "The batch is not committed. Report it, with the bridge's file.")
-        super()._account(written, batch)
+    def _result(self, written: Sequence[KafkaWritten], batch: int, note: SinkNote) -> BatchResult:
+        """What became of the batch's messages, as the offset log numbers them.
+
+        Counted are, beside what the sink was given and what a writer left out: ``messages``; of those ``unwitnessed``,
+        between the batches before and this one; and of those that did not come to the sink ``skipped``, given up by
+        at_most_once, ``dropped`` by Spark, ``left_out`` for a reason that nobody knows, as Kafka had the batch already,
+        ``astray`` for no reason that there is.
+        """
+        _check_slices(written, batch)
+        result, logs = super()._result(written, batch, note), Checkpoint(self._location)
+        messages = BatchMessages.of(note.before(batch), places_at(logs, batch - 1), places_at(logs, batch))
+        if messages.own is None:  # they are before what is counted
+            return replace(result, counts=Counter(), spans=messages.spans)
+        counts = result.counts
+        missing = messages.own - counts["given"] - sum(counts[name] for name in _LEFT_OUT)
+        certain = all(answer.marked in (None, answer.given) for answer in written)
+        why = "skipped" if batch == self._empty else "dropped" if self._dedupes else "astray"
+        why = "astray" if missing < 0 else why if certain else "left_out"
+        counts.update({"messages": messages.own + messages.gap, "unwitnessed": messages.gap})
+        counts[why] += missing
+        return replace(result, spans=messages.spans)
+
+
+def _check_slices(written: Sequence[KafkaWritten], batch: int) -> None:
+    """See that the writers have read the same slices, and that each message is one's own."""
+    each = [answer for answer in written if isinstance(answer, LineWritten)]
+    seen, rows = {answer.seen for answer in each}, sum(answer.own for answer in each)
+    if any(answer.seen != answer.own for answer in each) and seen != {rows}:
+        counts = " and ".join(f"{count:,}" for count in sorted(seen))
+        what = f"the writers of batch {batch} have read {counts} messages, and {rows:,} are theirs together"
+        raise KafkaError("TL-K26", FORMAT, what, "The batch is not committed. Report it, with the bridge's file.")
 
 
 class Mapping:

@@ -1,0 +1,142 @@
+"""The notes in a line's checkpoint, which its account is read from: the sink's totals, and Spark's own numbers.
+
+Spark tells the driver alone how many rows it took of Kafka, or dropped as repeats or late. The driver sums them beside
+what the sink has noted of the same batches; of batches that nobody heard of, nobody knows them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Self
+
+from towline.checkpoint import Checkpoint
+from towline.kafka.markers import BEFORE_FIRST
+from towline.spark.tally import SinkNote
+from towline.spark.totals import BatchTotals, Span
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from towline.spark.offsets import JournalPlace
+
+__all__ = ["LineNotes", "begin_counting", "carry_over", "count_heard"]
+
+_SPARK_NOTE: Final = "towline.spark"
+
+
+@dataclass(frozen=True, slots=True)
+class LineNotes:
+    """What is noted of a line's committed batches.
+
+    Attributes:
+        totals: By its sink; None where nothing is.
+        spark: Spark's numbers, of the batches that the driver heard of.
+        heard: The last of those.
+    """
+
+    totals: BatchTotals | None = None
+    spark: Mapping[str, int] = field(default_factory=dict)
+    heard: int = BEFORE_FIRST
+
+    @classmethod
+    def read(cls, checkpoint: Path | str) -> Self:
+        """The notes of a checkpoint.
+
+        Raises:
+            OSError: They can't be read.
+        """
+        logs = Checkpoint(str(checkpoint))
+        totals = SinkNote.read(logs).committed(logs)
+        try:
+            values = json.loads(logs.note(_SPARK_NOTE) or "{}")
+            counts = {str(name): int(count) for name, count in values.get("counts", {}).items()}
+            return cls(totals, counts, int(values.get("batch", BEFORE_FIRST)))
+        except (ValueError, TypeError, AttributeError):
+            return cls(totals)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The sink's totals; 0 of what it has not counted."""
+        return Counter(self.totals.counts if self.totals else {})
+
+    def keep_heard(self, logs: Checkpoint) -> None:
+        """Write Spark's numbers.
+
+        Raises:
+            JournalError: TL-J20, the disk did not take it.
+        """
+        if self.spark:
+            values = {"v": 1, "batch": self.heard, "counts": self.spark}
+            logs.keep_note(_SPARK_NOTE, json.dumps(values, separators=(",", ":")), synced=False)
+
+
+def count_heard(checkpoint: Path, batch: int, numbers: Callable[[Counter[str]], Mapping[str, int]]) -> None:
+    """Add Spark's numbers of a batch, unless they were heard before, or the sink has noted nothing of it.
+
+    Args:
+        checkpoint: The line's.
+        batch: The batch.
+        numbers: Makes them, from what the sink has counted of the batch alone.
+
+    Raises:
+        OSError: The notes can't be read.
+        JournalError: TL-J20, the disk did not take it.
+    """
+    logs, notes = Checkpoint(str(checkpoint)), LineNotes.read(checkpoint)
+    sink = SinkNote.read(logs)
+    if batch <= notes.heard or (totals := sink.upto(batch)) is None:
+        return
+    counts = Counter(notes.spark)
+    counts.update(numbers(totals.beyond(sink.before(batch))))
+    replace(notes, spark=counts, heard=batch).keep_heard(logs)
+
+
+def carry_over(old: Path, new: Path) -> None:
+    """Begin a new checkpoint with what the one before it has counted.
+
+    Raises:
+        OSError: The notes can't be read, or the directory can't be made.
+        JournalError: TL-J20, the disk did not take them.
+    """
+    notes = LineNotes.read(old)
+    if notes.totals is None:
+        return
+    new.mkdir(mode=0o700, exist_ok=True)
+    logs = Checkpoint(str(new))
+    SinkNote((replace(notes.totals, batch=BEFORE_FIRST, marks=None, sink=""),)).keep(logs)
+    replace(notes, heard=BEFORE_FIRST).keep_heard(logs)
+
+
+def begin_counting(
+    checkpoint: Path, ends: Iterable[JournalPlace], *, batch: int = BEFORE_FIRST, gives_up: bool = False
+) -> None:
+    """Note where the next batch begins in each journal, where the sink has not.
+
+    Args:
+        checkpoint: The line's.
+        ends: Where it begins.
+        batch: The newest batch that is done; `BEFORE_FIRST` in a checkpoint that has none.
+        gives_up: Whether what lies between that and what was counted is given up; else it was carried, and nobody
+            counted it, as after a power failure that took the note.
+
+    Raises:
+        OSError: The note can't be read, or the directory can't be made.
+        JournalError: TL-J20, the disk did not take it.
+    """
+    checkpoint.mkdir(mode=0o700, parents=True, exist_ok=True)
+    logs = Checkpoint(str(checkpoint))
+    note = SinkNote.read(logs)
+    if batch != BEFORE_FIRST and note.upto(batch) is not None:
+        return
+    totals = note.before(batch + 1) or BatchTotals(batch)
+    spans, counts = dict(totals.spans), Counter(totals.counts)
+    for place in ends:
+        span = spans.get(place.journal, Span(place.offset, place.offset, place.incarnation))
+        if (gap := place.offset - span.upto) > 0:
+            counts.update({"messages": gap, "skipped" if gives_up else "unwitnessed": gap})
+            span = Span(span.since, place.offset, place.incarnation)
+        spans[place.journal] = span
+    note.begun(replace(totals, batch=batch, spans=spans, counts=counts, marks=None)).keep(logs)

@@ -1,0 +1,132 @@
+"""The notes that an account is read from: where counting begins, what goes on in a new checkpoint, what Spark said."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.bridge.noted import commit, up
+from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.bridge.test_downlink_file import GOOD as DOWN
+from towline.bridge.config.model import CHECKPOINT
+from towline.bridge.downlink.query import DownlinkQuery
+from towline.bridge.lines.notes import LineNotes, begin_counting, carry_over, count_heard
+from towline.bridge.uplink.query import UplinkQuery
+from towline.checkpoint import Checkpoint
+from towline.kafka.markers import BEFORE_FIRST
+from towline.spark.offsets import JournalPlace
+from towline.spark.tally import SinkNote
+from towline.spark.totals import BatchResult, BatchTotals, Span
+
+
+def noted(checkpoint: Path, batch: int, **counts: int) -> None:
+    """The sink notes a batch, and Spark commits it."""
+    logs = Checkpoint(str(checkpoint))
+    (checkpoint / "commits").mkdir(parents=True, exist_ok=True)
+    SinkNote.read(logs).after(batch, BatchResult(Counter(counts))).keep(logs)
+    (checkpoint / "commits" / str(batch)).write_text("v1\n{}")
+
+
+def test_only_what_spark_has_committed_is_counted(tmp_path: Path) -> None:
+    noted(tmp_path, 0, given=5)
+    noted(tmp_path, 1, given=3)
+    (tmp_path / "commits" / "1").unlink()
+    assert LineNotes.read(tmp_path).counts["given"] == 5
+    (tmp_path / "commits" / "1").touch()
+    assert LineNotes.read(tmp_path).counts["given"] == 8
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"totals":[[1]]}', '{"totals":7}', '{"totals":[{"batch":"x"}]}'])
+def test_a_note_that_is_none_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "towline.totals").write_text(text)
+    (tmp_path / "towline.spark").write_text(text)
+    assert LineNotes.read(tmp_path) == LineNotes()
+    noted(tmp_path, 4, given=2)
+    assert LineNotes.read(tmp_path).counts["given"] == 2
+
+
+def test_a_new_checkpoint_goes_on_with_the_totals_of_the_one_before(tmp_path: Path) -> None:
+    commit(tmp_path, up({"j": (0, 10)}, filtered=2))
+    count_heard(tmp_path / CHECKPOINT, 0, lambda _: {"late": 1})
+    new = tmp_path / "new"
+    carry_over(tmp_path / CHECKPOINT, new)
+    notes = LineNotes.read(new)
+    assert notes.totals == BatchTotals(BEFORE_FIRST, notes.counts, {"j": Span(0, 10)})
+    assert (notes.counts["filtered"], notes.spark, notes.heard) == (2, {"late": 1}, BEFORE_FIRST)
+    carry_over(tmp_path / "nothing", tmp_path / "newer")
+    assert not (tmp_path / "newer").exists()
+
+
+@pytest.mark.parametrize(("gives_up", "gap"), [(True, "skipped"), (False, "unwitnessed")])
+def test_what_a_new_checkpoint_does_not_read_is_counted_once(tmp_path: Path, gives_up: bool, gap: str) -> None:
+    commit(tmp_path, up({"j": (0, 10)}))
+    carry_over(tmp_path / CHECKPOINT, tmp_path / "new")
+    for _ in range(2):  # it was started twice before it had a batch
+        begin_counting(
+            tmp_path / "new", [JournalPlace("g", "j", 14, "x"), JournalPlace("h", "k", 7)], gives_up=gives_up
+        )
+        notes = LineNotes.read(tmp_path / "new")
+        assert notes.totals is not None
+        assert notes.totals.spans == {"j": Span(0, 14, "x"), "k": Span(7, 7)}
+        assert (notes.counts["messages"], notes.counts[gap]) == (14, 4)
+
+
+def test_a_note_that_was_lost_begins_again_where_spark_is(tmp_path: Path) -> None:
+    begin_counting(tmp_path, [JournalPlace("g", "j", 14, "x")], batch=3)
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "3").touch()
+    assert LineNotes.read(tmp_path).totals == BatchTotals(3, spans={"j": Span(14, 14, "x")})
+    begin_counting(tmp_path, [JournalPlace("g", "j", 20)], batch=3)
+    assert LineNotes.read(tmp_path).totals == BatchTotals(3, spans={"j": Span(14, 14, "x")}), "it is there"
+
+
+def test_what_spark_says_of_a_batch_is_counted_once_and_beside_the_sinks_word(tmp_path: Path) -> None:
+    for batch, rows in enumerate((5, 3)):
+        noted(tmp_path, batch, given=rows)
+    for batch in (0, 1, 0, 1, 2):
+        count_heard(tmp_path, batch, lambda sink: {"taken": 10, "given": sink["given"]})
+    notes = LineNotes.read(tmp_path)
+    assert (notes.spark, notes.heard) == ({"taken": 20, "given": 8}, 1)
+
+
+DEDUPE = 'dedupe = { key = "{mqtt.topic}", within = "10 minutes" }\n'
+STORES = [{"numRowsDroppedByWatermark": 1, "customMetrics": {"numDroppedDuplicateRows": 2}}]
+
+
+@pytest.mark.parametrize(("line", "spark"), [(DEDUPE, {"deduplicated": 2, "late": 1, "dropped": 4}), ("", {})])
+def test_of_an_uplink_spark_says_what_it_dropped(tmp_path: Path, line: str, spark: dict[str, int]) -> None:
+    bridge = read(GOOD.replace('name = "telemetry"\n', 'name = "telemetry"\n' + line), tmp_path)
+    query = UplinkQuery(bridge, bridge.uplinks[0])
+    noted(query.line.checkpoint, 0, dropped=4)
+    query.heard({"batchId": 0, "stateOperators": STORES})
+    assert LineNotes.read(query.line.checkpoint).spark == spark
+
+
+SOURCE = {"startOffset": {"t": {"0": 3, "1": 7}}, "endOffset": {"t": {"0": 12, "1": 7}}}
+
+
+@pytest.mark.parametrize(
+    ("more", "source", "rows", "spark"),
+    [
+        ("", SOURCE, 9, {"taken": 9, "beyond": 0, "unlike": 0}),
+        ("", SOURCE, 11, {"taken": 11, "beyond": 2, "unlike": 2}),
+        ("", {"endOffset": SOURCE["endOffset"]}, 11, {"taken": 11, "beyond": 0, "unlike": 2}),
+        ("", {"latestOffset": None}, 8, {"taken": 8, "beyond": 0, "unlike": -1}),
+        ('transform = "m:f"\n', SOURCE, 12, {"taken": 12, "beyond": 3, "removed": 3}),
+        ('transform = "m:f"\n', SOURCE, 5, {"taken": 5, "beyond": 0, "removed": 0}),
+    ],
+)
+def test_of_a_downlink_spark_says_what_it_took(
+    tmp_path: Path, more: str, source: dict[str, Any], rows: int, spark: dict[str, int]
+) -> None:
+    bridge = read(DOWN + more, tmp_path)
+    query = DownlinkQuery(bridge, bridge.downlinks[0])
+    noted(query.line.checkpoint, 0, records=9)
+    progress = {"batchId": 0, "sources": [source], "observedMetrics": {"towline": {"rows": rows}}}
+    query.heard({**progress, "observedMetrics": {}})
+    query.heard(json.loads(json.dumps(progress)))
+    assert LineNotes.read(query.line.checkpoint).spark == spark
