@@ -72,7 +72,7 @@ class MarkerTotals(NamedTuple):
 
 
 class MarkerStep(NamedTuple):
-    """What a batch found in the markers, and what it left there: a witness in Kafka, beside the sink's own sums.
+    """What a batch found in the markers, and what it left there: a source in Kafka, beside the sink's own sums.
 
     Attributes:
         before: None where nothing can be told from it: there was no marker, or a person has set it.

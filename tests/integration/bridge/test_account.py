@@ -161,4 +161,4 @@ def test_and_by_the_sink_with_its_next_batch(account: Account) -> None:
     assert (account.after["received"], account.after["in_kafka"], account.after["adds_up"]) == (78, 70, False)
     assert account.after["disagreements"] == [said]
     assert f"does not add up ✗ ({said})" in account.advice
-    assert f"! witnesses disagree: {said}   [TL-K61]" in account.advice
+    assert f"! sources disagree: {said}   [TL-K61]" in account.advice

@@ -43,13 +43,13 @@ class LineAccount:
         carried: What is where it was to go.
         waiting: On disk, not yet carried.
         parts: What became of the others, by the keys of the words.
-        disagreements: Which witness says what, where they can't all be right; empty when the account adds up.
+        disagreements: Which source says what, where they can't all be right; empty when the account adds up.
         uncounted: Messages of a batch in work, or of one that no note tells of.
         broken: What the guarantee promises and was not kept, or "".
         notes: Remarks on `received`, on `carried` and on `waiting`.
         more: What else stands in JSON.
         away: Gateways that do not answer, in words; their numbers are those of their last word.
-        stopped: The line has stopped for good: what its witnesses say of it is not judged, unless they disagree.
+        stopped: The line has stopped for good: what its sources say of it is not judged, unless they disagree.
     """
 
     words: AccountWords
@@ -67,7 +67,7 @@ class LineAccount:
 
     @property
     def adds_up(self) -> bool | None:
-        """Whether the parts are the whole, and the witnesses agree; None for not known [I19]."""
+        """Whether the parts are the whole, and the sources agree; None for not known [I19]."""
         return False if self.disagreements else None if self.stopped else True
 
     @property

@@ -38,7 +38,7 @@ _SOON: Final = "5"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One thing that two witnesses say.
+    """One thing that two sources say.
 
     Attributes:
         what: It is about.

@@ -187,7 +187,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     yield from _troubles(gateway)
     yield from told_of_sharing(line)
     account = line["account"] or last.get("account") or {}  # these only grow
-    yield from (f"witnesses disagree: {each}   [TL-K61]" for each in account.get("disagreements") or ())
+    yield from (f"sources disagree: {each}   [TL-K61]" for each in account.get("disagreements") or ())
     yield from _told_of(_BROKER, gateway)
     yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
     yield from _told_of(_RECEIPTS, gateway.get("receipts") or {})
