@@ -22,7 +22,7 @@ from towline.bridge.downlink.topics import TopicFindings, look_at_topics, ways_o
 from towline.bridge.lines.evidence import awaited_status, read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.notes import count_heard
-from towline.bridge.lines.query import LineQuery, source_of
+from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import again_command, examine
 from towline.errors import ConfigError
 from towline.kafka.admin import reachable
@@ -51,29 +51,25 @@ class DownlinkQuery(LineQuery[DownLine]):
     #: It finishes a batch without the topics that are gone.
     _passes = False
 
-    def ran_last(self) -> DownlinkQuery:
-        """By the settings of its last start."""
-        return DownlinkQuery(self.bridge, begun_line(self.line, Identity.of(self.bridge, self.line).mapping))
-
     def in_force(self) -> DownlinkQuery:
         """By the settings of the file, or those that a batch was begun with, until that is done.
 
         Raises:
             ConfigError: TL-C210, this version refuses those.
         """
+        line, mapping = self.line, Identity.of(self.bridge, self.line).mapping
         self._mended()
-        former = self.ran_last()
-        same = former.line == begun_line(self.line, "")
-        if read_checkpoint(self.line.checkpoint).decided:
-            return DownlinkQuery(self.bridge, self.line)
-        if (mapping := Identity.of(self.bridge, self.line).mapping) and _section(mapping) is None:
+        if read_checkpoint(line.checkpoint).decided:
+            return DownlinkQuery(self.bridge, line)
+        if mapping and _section(mapping) is None:
             what = "a batch was begun with settings that this version refuses"
-            do = f"Finish it with the version before, or begin again: {again_command(self.line, self.bridge.file)}."
-            raise ConfigError("TL-C210", f'line "{self.line.name}"', what, do)
-        if same:
-            return DownlinkQuery(self.bridge, self.line)
-        former._finishes = True  # noqa: SLF001 - our own
-        sys.stderr.write(f"--- line {self.line.name}\nthe batch that was begun is finished by the former settings\n")
+            do = f"Finish it with the version before, or begin again: {again_command(line, self.bridge.file)}."
+            raise ConfigError("TL-C210", f'line "{line.name}"', what, do)
+        former = DownlinkQuery(self.bridge, begun_line(line, mapping))
+        if former.line == begun_line(line, ""):
+            return DownlinkQuery(self.bridge, line)
+        former._finishes = True
+        sys.stderr.write(f"--- line {line.name}\nthe batch that was begun is finished by the former settings\n")
         return former
 
     def _interval_s(self) -> float:
@@ -103,7 +99,8 @@ class DownlinkQuery(LineQuery[DownLine]):
         ``numInputRows`` has those of every attempt that ended well: behind a shuffle a task whose output was lost with
         its executor runs again, and Spark counts it twice (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
         """
-        observed, source = (progress.get("observedMetrics") or {}).get(COUNTER), source_of(progress)
+        observed = (progress.get("observedMetrics") or {}).get(COUNTER)
+        source: Mapping[str, Any] = next(iter(progress.get("sources") or []), {})
         if observed is None:
             return
         taken = int(observed["rows"] or 0)

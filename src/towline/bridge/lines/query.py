@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
     from towline.gateway.listen import ListenSettings
 
-__all__ = ["LineQuery", "reachable", "source_of"]
+__all__ = ["LineQuery", "reachable"]
 
 #: Addresses that stand for all of a machine's.
 _EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
@@ -69,10 +69,6 @@ class LineQuery(ABC, Generic[LineT]):
             query.stop()
             raise
         return query
-
-    def ran_last(self) -> LineQuery[LineT]:
-        """The query as it was started last, which may have had other routes: what it left is told by those."""
-        return self
 
     def in_force(self) -> LineQuery[LineT]:
         """The query to start: this one, or one with other routes that has to be started before it."""
@@ -143,9 +139,3 @@ def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None
     finally:
         for name, old in before.items():
             spark.conf.unset(name) if old is None else spark.conf.set(name, old)
-
-
-def source_of(progress: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a query's progress says of its one source."""
-    source: Mapping[str, Any] = next(iter(progress.get("sources") or []), {})
-    return source

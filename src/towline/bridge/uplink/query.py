@@ -49,15 +49,6 @@ class UplinkQuery(LineQuery[Line]):
     #: The batch that was begun before this start, and is served empty; None for none.
     _empty: int | None = None
 
-    def ran_last(self) -> UplinkQuery:
-        """By the routes of its last start.
-
-        Raises:
-            ConfigError: TL-C171, what they were can't be read.
-        """
-        former = KeptRoutes.read(self.line.gateway.state_dir)
-        return self if former is None else UplinkQuery(self.bridge, former.applied(self.line))
-
     def in_force(self) -> UplinkQuery:
         """By these routes and the retired ones; before that the batch that was begun with others.
 
