@@ -58,12 +58,15 @@ class RunAccount:
         guarantee: The promise it is held against.
         gateway: Watermarks of the gateway at the end; None where it could not be asked.
         notes: What happened on the way (faults), in order.
+        of_line: The account of the bridge's line since its first message, as ``towline status --json`` has it; None
+            where there is none.
     """
 
     verdict: Verdict
     guarantee: str = "at_least_once"
     gateway: Watermarks | None = None
     notes: list[str] = field(default_factory=list)
+    of_line: Mapping[str, Any] | None = None
 
     def problems(self) -> list[str]:
         """Everything that breaks the promise or does not add up; empty for a good run."""
@@ -74,6 +77,10 @@ class RunAccount:
             problems.append("the referee's own sum does not add up")
         if self.gateway is not None:
             problems += self._gateway_problems(self.gateway)
+        if self.of_line is not None:
+            problems += [f"the line's account: {one}" for one in self.of_line["disagreements"]]
+            if unknown := self.of_line["not_witnessed"] + self.of_line["left_out"]:
+                problems.append(f"the line's account does not know what became of {unknown:,} messages")
         return problems
 
     def _gateway_problems(self, gateway: Watermarks) -> list[str]:

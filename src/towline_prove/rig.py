@@ -276,4 +276,4 @@ class Trial:
             verdict.merge(judge(read_history(part.claims), self._arrivals))
         after = self._rig.watermarks()
         added = after.since(self._before) if after and self._before else after
-        return RunAccount(verdict, self._rig.guarantee, added, self.notes)
+        return RunAccount(verdict, self._rig.guarantee, added, self.notes, self._rig.bridge.account())

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+from towline.bridge.runtime.status import collect
 from towline.errors import GatewayError, TowlineError
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
@@ -21,7 +22,7 @@ from towline_prove.processes import Role
 from towline_prove.referee import Arrival
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from towline.gateway.settings import GatewaySettings
@@ -298,6 +299,12 @@ class BridgeRun(_Run):
         """The gateway that serves the line now, wherever in the tree it is."""
         endpoint = self.endpoint()
         return Process.of(endpoint.pid) if endpoint is not None else None
+
+    def account(self) -> Mapping[str, Any] | None:
+        """The account of the line, as ``towline status --json`` has it; None where it is not known."""
+        name = self.state_dir.name
+        account: Mapping[str, Any] | None = collect(self.state_dir.parent, [name])["lines"][name]["account"]
+        return account
 
     def find(self, role: Role) -> Process | None:
         """The process that plays a role now; None while there is none."""

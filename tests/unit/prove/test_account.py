@@ -41,6 +41,19 @@ def test_the_watermarks_must_agree(watermarks: Watermarks, problem: str | None) 
     assert any(problem in line for line in problems) if problem else not problems
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, None),
+        ({"disagreements": ["journal says 1 committed"]}, "the line's account: journal says 1 committed"),
+        ({"not_witnessed": 2, "left_out": 1}, "the line's account does not know what became of 3 messages"),
+    ],
+)
+def test_the_lines_own_account_must_hold_and_know_everything(change: dict[str, object], problem: str | None) -> None:
+    account = {"disagreements": [], "not_witnessed": 0, "left_out": 0, **change}
+    assert RunAccount(verdict(), of_line=account).problems() == ([problem] if problem else [])
+
+
 def test_a_broken_promise_is_named() -> None:
     account = RunAccount(verdict(delivered=99, copies=99, lost=1))
     assert account.problems() == ["at_least_once was not kept"]
