@@ -123,7 +123,7 @@ class BatchTotals:
         made.counts, made.seconds = [*self.transactions] or made.counts, self.seconds
         return made
 
-    def beyond(self, before: BatchTotals | None) -> Counter[str]:
+    def since(self, before: BatchTotals | None) -> Counter[str]:
         """What was counted since other totals."""
         counts = Counter(self.counts)
         counts.subtract(before.counts if before else {})
@@ -170,7 +170,7 @@ def totals_after(
     total = Counter(before.counts if before else {})
     total.update(result.counts)
     if former is not None and not (marks is not None and (result.sink, marks.after) == (former.sink, former.marks)):
-        written = former.beyond(before)["acknowledged"]  # else the markers stand there: nothing was written again
+        written = former.since(before)["acknowledged"]  # else the markers stand there: nothing was written again
         total["again"] += min(written, result.counts.get("acknowledged", 0))
     last = before if before is not None and before.batch == batch - 1 and before.sink == result.sink else None
     if last is not None and last.marks is not None and marks is not None and marks.before is not None:

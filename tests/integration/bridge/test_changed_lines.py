@@ -73,7 +73,7 @@ class Carried:
                 assert query.isActive, query.exception()
             for progress in query.recentProgress:
                 if "addBatch" in progress.durationMs:
-                    mine.heard(json.loads(progress.json))
+                    mine.count_spark(json.loads(progress.json))
         finally:
             query.stop()
 

@@ -42,4 +42,4 @@ def commit(directory: Path, notes: LineNotes) -> None:
     assert notes.totals is not None
     (checkpoint / "commits" / str(notes.totals.batch)).write_text("v1\n{}")
     SinkNote((notes.totals,)).keep(Checkpoint(str(checkpoint)))
-    notes.keep_heard(Checkpoint(str(checkpoint)))
+    notes.keep_spark(Checkpoint(str(checkpoint)))

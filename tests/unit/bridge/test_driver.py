@@ -101,7 +101,7 @@ def test_numbers_that_can_not_be_counted_stop_nothing(
     def full(_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(uplink, "heard", full)
+    monkeypatch.setattr(uplink, "count_spark", full)
     out = io.StringIO()
     host: Any = SimpleNamespace(say=Reports(out).say)
     LineRunner(host, uplink).progressed({**PROGRESS, "durationMs": {"addBatch": 30}})

@@ -14,7 +14,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.bridge.test_downlink_file import GOOD as DOWN
 from towline.bridge.config.model import CHECKPOINT
 from towline.bridge.downlink.query import DownlinkQuery
-from towline.bridge.lines.notes import LineNotes, begin_counting, carry_over, count_heard
+from towline.bridge.lines.notes import LineNotes, add_spark_counts, begin_totals, carry_totals
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.kafka.markers import BEFORE_FIRST
@@ -51,24 +51,22 @@ def test_a_note_that_is_none_says_nothing(tmp_path: Path, text: str) -> None:
 
 def test_a_new_checkpoint_goes_on_with_the_totals_of_the_one_before(tmp_path: Path) -> None:
     commit(tmp_path, up({"j": (0, 10)}, filtered=2))
-    count_heard(tmp_path / CHECKPOINT, 0, lambda _: {"late": 1})
+    add_spark_counts(tmp_path / CHECKPOINT, 0, lambda _: {"late": 1})
     new = tmp_path / "new"
-    carry_over(tmp_path / CHECKPOINT, new)
+    carry_totals(tmp_path / CHECKPOINT, new)
     notes = LineNotes.read(new)
     assert notes.totals == BatchTotals(BEFORE_FIRST, notes.counts, {"j": Span(0, 10)})
-    assert (notes.counts["filtered"], notes.spark, notes.heard) == (2, {"late": 1}, BEFORE_FIRST)
-    carry_over(tmp_path / "nothing", tmp_path / "newer")
+    assert (notes.counts["filtered"], notes.spark, notes.spark_batch) == (2, {"late": 1}, BEFORE_FIRST)
+    carry_totals(tmp_path / "nothing", tmp_path / "newer")
     assert not (tmp_path / "newer").exists()
 
 
 @pytest.mark.parametrize(("gives_up", "gap"), [(True, "skipped"), (False, "unwitnessed")])
 def test_what_a_new_checkpoint_does_not_read_is_counted_once(tmp_path: Path, gives_up: bool, gap: str) -> None:
     commit(tmp_path, up({"j": (0, 10)}))
-    carry_over(tmp_path / CHECKPOINT, tmp_path / "new")
+    carry_totals(tmp_path / CHECKPOINT, tmp_path / "new")
     for _ in range(2):  # it was started twice before it had a batch
-        begin_counting(
-            tmp_path / "new", [JournalPlace("g", "j", 14, "x"), JournalPlace("h", "k", 7)], gives_up=gives_up
-        )
+        begin_totals(tmp_path / "new", [JournalPlace("g", "j", 14, "x"), JournalPlace("h", "k", 7)], gives_up=gives_up)
         notes = LineNotes.read(tmp_path / "new")
         assert notes.totals is not None
         assert notes.totals.spans == {"j": Span(0, 14, "x"), "k": Span(7, 7)}
@@ -76,11 +74,11 @@ def test_what_a_new_checkpoint_does_not_read_is_counted_once(tmp_path: Path, giv
 
 
 def test_a_note_that_was_lost_begins_again_where_spark_is(tmp_path: Path) -> None:
-    begin_counting(tmp_path, [JournalPlace("g", "j", 14, "x")], batch=3)
+    begin_totals(tmp_path, [JournalPlace("g", "j", 14, "x")], batch=3)
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "3").touch()
     assert LineNotes.read(tmp_path).totals == BatchTotals(3, spans={"j": Span(14, 14, "x")})
-    begin_counting(tmp_path, [JournalPlace("g", "j", 20)], batch=3)
+    begin_totals(tmp_path, [JournalPlace("g", "j", 20)], batch=3)
     assert LineNotes.read(tmp_path).totals == BatchTotals(3, spans={"j": Span(14, 14, "x")}), "it is there"
 
 
@@ -88,9 +86,9 @@ def test_what_spark_says_of_a_batch_is_counted_once_and_beside_the_sinks_word(tm
     for batch, rows in enumerate((5, 3)):
         noted(tmp_path, batch, given=rows)
     for batch in (0, 1, 0, 1, 2):
-        count_heard(tmp_path, batch, lambda sink: {"taken": 10, "given": sink["given"]})
+        add_spark_counts(tmp_path, batch, lambda sink: {"taken": 10, "given": sink["given"]})
     notes = LineNotes.read(tmp_path)
-    assert (notes.spark, notes.heard) == ({"taken": 20, "given": 8}, 1)
+    assert (notes.spark, notes.spark_batch) == ({"taken": 20, "given": 8}, 1)
 
 
 DEDUPE = 'dedupe = { key = "{mqtt.topic}", within = "10 minutes" }\n'
@@ -102,7 +100,7 @@ def test_of_an_uplink_spark_says_what_it_dropped(tmp_path: Path, line: str, spar
     bridge = read(GOOD.replace('name = "telemetry"\n', 'name = "telemetry"\n' + line), tmp_path)
     query = UplinkQuery(bridge, bridge.uplinks[0])
     noted(query.line.checkpoint, 0, dropped=4)
-    query.heard({"batchId": 0, "stateOperators": STORES})
+    query.count_spark({"batchId": 0, "stateOperators": STORES})
     assert LineNotes.read(query.line.checkpoint).spark == spark
 
 
@@ -127,6 +125,6 @@ def test_of_a_downlink_spark_says_what_it_took(
     query = DownlinkQuery(bridge, bridge.downlinks[0])
     noted(query.line.checkpoint, 0, records=9)
     progress = {"batchId": 0, "sources": [source], "observedMetrics": {"towline": {"rows": rows}}}
-    query.heard({**progress, "observedMetrics": {}})
-    query.heard(json.loads(json.dumps(progress)))
+    query.count_spark({**progress, "observedMetrics": {}})
+    query.count_spark(json.loads(json.dumps(progress)))
     assert LineNotes.read(query.line.checkpoint).spark == spark

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from towline.bridge.config.model import Line
 from towline.bridge.lines.account import LineAccount
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.notes import LineNotes, begin_counting, carry_over
+from towline.bridge.lines.notes import LineNotes, begin_totals, carry_totals
 from towline.bridge.routes import to_json
 from towline.bridge.uplink.account import uplink_account
 from towline.bridge.uplink.query import UplinkQuery
@@ -96,7 +96,7 @@ class ModelLine:
         return f"q{self.generation}"
 
     def _begin(self) -> None:
-        begin_counting(
+        begin_totals(
             self.path, [JournalPlace("plant", "j", self.began)], gives_up=not policy(self.guarantee).serves_again
         )
         for name in ("offsets", "commits"):
@@ -137,7 +137,7 @@ class ModelLine:
             return
         former = self.path.with_name(f"checkpoint.{self.generation}")
         shutil.move(self.path, former)
-        carry_over(former, self.path)
+        carry_totals(former, self.path)
         self.generation, self.sink, self.marker = self.generation + 1, self.sink + 1, None
         self.restarted = True
         self._known("")
@@ -152,7 +152,7 @@ class ModelLine:
             self.committed = max(self.committed, self.began)  # the first `latestOffset` says so
         planned, done = self.checkpoint.last_offsets_batch(), self.checkpoint.last_commit_batch()
         if done is not None:
-            begin_counting(self.path, places_at(self.checkpoint, done), batch=done)
+            begin_totals(self.path, places_at(self.checkpoint, done), batch=done)
         if planned != done and not policy(self.guarantee).serves_again:
             self.empty = planned
 

@@ -35,7 +35,7 @@ def test_a_batch_that_runs_again_counts_once() -> None:
     assert counts(note, 2) == {"given": 11, "acknowledged": 8, "lost": 3, "again": 3}
     last, before = note.upto(2), note.before(2)
     assert last is not None
-    assert +last.beyond(before) == {"given": 2, "lost": 2}
+    assert +last.since(before) == {"given": 2, "lost": 2}
     assert counts(note.after(2, result(0)), 2) == {"given": 9, "acknowledged": 8, "lost": 1, "again": 3}, "served empty"
 
 

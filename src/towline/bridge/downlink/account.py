@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.lines.account import AccountWords, LineAccount, of_the_sink, remark
+from towline.bridge.lines.account import AccountWords, LineAccount, remark, sink_disagreements
 from towline.bridge.lines.elsewhere import AWAY
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _disagreements(notes: LineNotes) -> Iterator[str]:
     # A failure notice that Kafka refuses is a dead letter too, and the writer knows nothing of that.
     if counts["unfit"] > counts["dead_lettered"]:
         yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['dead_lettered']:,}"
-    yield from of_the_sink(counts, f"the writer brought {counts['given']:,} dead letters and notices")
+    yield from sink_disagreements(counts, f"the writer brought {counts['given']:,} dead letters and notices")
 
 
 def _of_the_outbox(outbox: Mapping[str, Any], accepted: int, sent: int) -> Iterator[str]:

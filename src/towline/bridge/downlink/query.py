@@ -21,7 +21,7 @@ from towline.bridge.downlink.sql import COUNTER, apply
 from towline.bridge.downlink.topics import TopicFindings, look_at_topics, ways_out
 from towline.bridge.lines.evidence import awaited_status, read_checkpoint
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.notes import count_heard
+from towline.bridge.lines.notes import add_spark_counts
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import again_command, examine
 from towline.errors import ConfigError
@@ -92,7 +92,7 @@ class DownlinkQuery(LineQuery[DownLine]):
         rows = apply(records, line.section, messages, transform, parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._both_sinks(identity)), identity
 
-    def heard(self, progress: Mapping[str, Any]) -> None:
+    def count_spark(self, progress: Mapping[str, Any]) -> None:
         """Count what Spark took of Kafka, beside what the writer was given of it.
 
         Observed are the rows of the attempt of each task that counts (`towline.bridge.downlink.sql.apply`).
@@ -113,7 +113,7 @@ class DownlinkQuery(LineQuery[DownLine]):
             known = {"removed": max(0, fewer)} if transforms else {"unlike": fewer}
             return {"taken": taken, "beyond": max(0, taken - room), **known}
 
-        count_heard(self.line.checkpoint, progress["batchId"], numbers)
+        add_spark_counts(self.line.checkpoint, progress["batchId"], numbers)
 
     def _messages(self, identity: Identity) -> str:
         """What the line's records become, as `towline.bridge.messages.message_table` takes it."""

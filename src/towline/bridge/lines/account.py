@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["AccountWords", "LineAccount", "of_the_sink", "remark"]
+__all__ = ["AccountWords", "LineAccount", "remark", "sink_disagreements"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def remark(*counts: tuple[int, str]) -> str:
     return f" ({', '.join(said)})" if said else ""
 
 
-def of_the_sink(counts: Counter[str], given: str, others: str = "") -> Iterator[str]:
+def sink_disagreements(counts: Counter[str], given: str, others: str = "") -> Iterator[str]:
     """Where the sink to Kafka, or Kafka's markers, say something else than what was given to it.
 
     Args:

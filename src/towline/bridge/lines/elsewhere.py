@@ -16,7 +16,7 @@ from towline.spark.link import GatewayPlace
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
 
-__all__ = ["AWAY", "as_away", "away_text", "away_trouble", "combined", "each", "is_refused", "places_of"]
+__all__ = ["AWAY", "away_text", "away_trouble", "combined", "each", "is_refused", "places_of", "stale"]
 
 #: Key of a gateway that does not answer: since when, in seconds since 1970.
 AWAY: Final = "away_since"
@@ -103,7 +103,7 @@ def _reason(error: GatewayError) -> dict[str, str]:
     return {"why": in_the_file(error.what), "do": do, "code": error.code if refused else "TL-G54"}
 
 
-def as_away(status: Mapping[str, Any]) -> dict[str, Any]:
+def stale(status: Mapping[str, Any]) -> dict[str, Any]:
     """A status as the last word of whoever gave it: batches may have been committed since."""
     parts = {name: {AWAY: 0.0, **part} for name, part in (status.get("gateways") or {}).items()}
     return {**status, AWAY: 0.0} | ({"gateways": parts} if parts else {})

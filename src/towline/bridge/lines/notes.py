@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["LineNotes", "begin_counting", "carry_over", "count_heard"]
+__all__ = ["LineNotes", "add_spark_counts", "begin_totals", "carry_totals"]
 
 _SPARK_NOTE: Final = "towline.spark"
 
@@ -34,12 +34,12 @@ class LineNotes:
     Attributes:
         totals: By its sink; None where nothing is.
         spark: Spark's numbers, of the batches that the driver heard of.
-        heard: The last of those.
+        spark_batch: The last of those.
     """
 
     totals: BatchTotals | None = None
     spark: Mapping[str, int] = field(default_factory=dict)
-    heard: int = BEFORE_FIRST
+    spark_batch: int = BEFORE_FIRST
 
     @classmethod
     def read(cls, checkpoint: Path | str) -> Self:
@@ -62,18 +62,18 @@ class LineNotes:
         """The sink's totals; 0 of what it has not counted."""
         return Counter(self.totals.counts if self.totals else {})
 
-    def keep_heard(self, logs: Checkpoint) -> None:
+    def keep_spark(self, logs: Checkpoint) -> None:
         """Write Spark's numbers.
 
         Raises:
             JournalError: TL-J20, the disk did not take it.
         """
         if self.spark:
-            values = {"v": 1, "batch": self.heard, "counts": self.spark}
+            values = {"v": 1, "batch": self.spark_batch, "counts": self.spark}
             logs.keep_note(_SPARK_NOTE, json.dumps(values, separators=(",", ":")), synced=False)
 
 
-def count_heard(checkpoint: Path, batch: int, numbers: Callable[[Counter[str]], Mapping[str, int]]) -> None:
+def add_spark_counts(checkpoint: Path, batch: int, numbers: Callable[[Counter[str]], Mapping[str, int]]) -> None:
     """Add Spark's numbers of a batch, unless they were heard before, or the sink has noted nothing of it.
 
     Args:
@@ -87,14 +87,14 @@ def count_heard(checkpoint: Path, batch: int, numbers: Callable[[Counter[str]], 
     """
     logs, notes = Checkpoint(str(checkpoint)), LineNotes.read(checkpoint)
     sink = SinkNote.read(logs)
-    if batch <= notes.heard or (totals := sink.upto(batch)) is None:
+    if batch <= notes.spark_batch or (totals := sink.upto(batch)) is None:
         return
     counts = Counter(notes.spark)
-    counts.update(numbers(totals.beyond(sink.before(batch))))
-    replace(notes, spark=counts, heard=batch).keep_heard(logs)
+    counts.update(numbers(totals.since(sink.before(batch))))
+    replace(notes, spark=counts, spark_batch=batch).keep_spark(logs)
 
 
-def carry_over(old: Path, new: Path) -> None:
+def carry_totals(old: Path, new: Path) -> None:
     """Begin a new checkpoint with what the one before it has counted.
 
     Raises:
@@ -107,10 +107,10 @@ def carry_over(old: Path, new: Path) -> None:
     new.mkdir(mode=0o700, exist_ok=True)
     logs = Checkpoint(str(new))
     SinkNote((replace(notes.totals, batch=BEFORE_FIRST, marks=None, sink=""),)).keep(logs)
-    replace(notes, heard=BEFORE_FIRST).keep_heard(logs)
+    replace(notes, spark_batch=BEFORE_FIRST).keep_spark(logs)
 
 
-def begin_counting(
+def begin_totals(
     checkpoint: Path, ends: Iterable[JournalPlace], *, batch: int = BEFORE_FIRST, gives_up: bool = False
 ) -> None:
     """Note where the next batch begins in each journal, where the sink has not.

@@ -99,11 +99,11 @@ class LineQuery(ABC, Generic[LineT]):
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         """The query but for its name, checkpoint and trigger, and the identity that it starts with."""
 
-    def heard(self, progress: Mapping[str, Any]) -> None:
+    def count_spark(self, progress: Mapping[str, Any]) -> None:
         """Count what Spark alone says of a committed batch: nothing of a line where it has nothing to say.
 
         Raises:
-            OSError, JournalError: As `towline.bridge.lines.notes.count_heard`.
+            OSError, JournalError: As `towline.bridge.lines.notes.add_spark_counts`.
         """
 
     def _gateway_options(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from towline.bridge.config.model import Line
 from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
 from towline.bridge.lines.identity import Identity, sinks
-from towline.bridge.lines.notes import carry_over
+from towline.bridge.lines.notes import carry_totals
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, UNFIT, is_other
@@ -355,7 +355,7 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     if line.checkpoint.exists():
         former = _free(line.checkpoint.with_name(f"checkpoint.{identity.generation}"))
         line.checkpoint.rename(former)
-        carry_over(former, line.checkpoint)
+        carry_totals(former, line.checkpoint)
         _remove_oldest(line.checkpoint)
     fresh.save(line.gateway.state_dir)
     return fresh

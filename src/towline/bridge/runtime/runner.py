@@ -143,7 +143,7 @@ class LineRunner:
             return
         with self._reporting:
             try:
-                self._current.heard(progress)
+                self._current.count_spark(progress)
             except Exception as error:  # noqa: BLE001 - numbers that are not counted stop nothing
                 sys.stderr.write(f"--- line {self._name}: not counted\n{printable_lines(str(error))}\n")
         self._host.say(

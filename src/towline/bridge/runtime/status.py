@@ -13,7 +13,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from towline import files
 from towline.bridge.lines.account import remark
-from towline.bridge.lines.elsewhere import AWAY, as_away, away_trouble, combined, each, places_of
+from towline.bridge.lines.elsewhere import AWAY, away_trouble, combined, each, places_of, stale
 from towline.bridge.lines.evidence import gateway_status, status_of
 from towline.bridge.lines.leftovers import former_topics, left_lines
 from towline.bridge.runtime.line_requests import paused
@@ -162,7 +162,7 @@ def _line(
     if status and (account := account_of(direction, notes, status, backlog, stopped=stopped)):
         now["account"], now["sentence"] = account.as_json(), account.sentence()
     elif (last := saved.get("gateway")) and (
-        account := account_of(direction, notes, as_away(last), backlog, stopped=stopped)
+        account := account_of(direction, notes, stale(last), backlog, stopped=stopped)
     ):
         heard = saved.get("heard") or updated
         now["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from towline.bridge.lines.account import AccountWords, LineAccount, of_the_sink, remark
+from towline.bridge.lines.account import AccountWords, LineAccount, remark, sink_disagreements
 from towline.bridge.lines.elsewhere import AWAY, away_text
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _disagreements(notes: LineNotes, counts: Counter[str]) -> Iterator[str]:
     if counts["given"] + others != counts["messages"]:
         yield f"journal says {counts['messages']:,} committed · the sink was given {counts['given']:,}"
     more = f" + {others:,} that did not come to it" if others else ""
-    yield from of_the_sink(counts, f"journal says {counts['messages']:,} committed", more)
+    yield from sink_disagreements(counts, f"journal says {counts['messages']:,} committed", more)
 
 
 def _restored(status: Mapping[str, Any], span: Span) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.bridge.config.model import BATCH_BYTES, CONSUMER, Line
 from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.notes import begin_counting, count_heard
+from towline.bridge.lines.notes import add_spark_counts, begin_totals
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import examine
 from towline.bridge.routes import to_json
@@ -87,9 +87,9 @@ class UplinkQuery(LineQuery[Line]):
         done = seen.checkpoint.done
         if new:
             first = [JournalPlace(name, one.gateway_journal, begin[name]) for name, one in seen.parts.items()]
-            begin_counting(line.checkpoint, first, gives_up=not again)
+            begin_totals(line.checkpoint, first, gives_up=not again)
         elif done is not None:
-            begin_counting(line.checkpoint, places_at(Checkpoint(str(line.checkpoint)), done), batch=done)
+            begin_totals(line.checkpoint, places_at(Checkpoint(str(line.checkpoint)), done), batch=done)
         if not again and not seen.checkpoint.decided:
             self._empty = seen.checkpoint.planned
         return self._writer(self.source(spark, begin), identity), identity
@@ -168,14 +168,14 @@ class UplinkQuery(LineQuery[Line]):
     def _routes(self) -> str:
         return to_json(self.line.routes)
 
-    def heard(self, progress: Mapping[str, Any]) -> None:
+    def count_spark(self, progress: Mapping[str, Any]) -> None:
         """Count the rows that Spark dropped as repeats, or as late, beside those that the sink has not got."""
         if self.line.within is None:
             return
         operators = progress.get("stateOperators") or []
         late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in operators)
         repeats = sum(int((one.get("customMetrics") or {}).get(_REPEATS) or 0) for one in operators)
-        count_heard(
+        add_spark_counts(
             self.line.checkpoint,
             progress["batchId"],
             lambda sink: {"deduplicated": repeats, "late": late, "dropped": sink["dropped"]},
