@@ -42,6 +42,7 @@ def connection_options(settings: GatewaySettings) -> ConnectionOptions:
         session=session,
         brokers=settings.brokers,
         linger_s=settings.linger_ms / 1000,
+        linger_after_silence_s=settings.linger_after_silence_ms / 1000 if settings.linger_ms else 0.0,
         authenticator=settings.authenticator,
         **{one.name: getattr(settings, one.name) for one in fields(Connecting)} | {"proxy": settings.way},
     )

@@ -206,6 +206,7 @@ class GatewaySettings(_Model):
             announced to the broker, which would silently drop larger messages [MQTT-3.1.2-25].
         linger_ms: How long a chunk may wait for more before it is made durable: twice as long in a stream, up to three
             times elsewhere.
+        linger_after_silence_ms: How long it may wait after a moment of silence, for who is in no hurry.
         protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it, as it
             says, or shows by ending the connection or by silence in place of CONNACK. 3.1 and 3.1.1 have no expiry, no
             Receive Maximum and no properties.
@@ -262,6 +263,7 @@ class GatewaySettings(_Model):
     receive_maximum: Annotated[int, Field(ge=1, le=65534)] | None = None
     max_packet_bytes: Annotated[int, Field(ge=1024, le=268_435_460)] = 64 << 20
     linger_ms: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    linger_after_silence_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0
     connect_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     protocol: ProtocolName = "5"
     will: WillSettings | None = None

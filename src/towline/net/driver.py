@@ -114,7 +114,9 @@ class SessionDriver:
         #: What no other try will mend; the owner has to stop.
         self.fatal: BrokerError | ConfigError | None = None
         self._reading = True
-        self._linger = Linger(options.linger_s)
+        self._linger = Linger(options.linger_s, options.linger_after_silence_s)
+        #: When the last chunk had been handled, on `time.monotonic`.
+        self._answered = 0.0
         self._cancelled = threading.Event()
         #: Read end and write end of what `wake` writes to; empty when disposed of.
         self._pipe: tuple[int, ...] = os.pipe()
@@ -314,6 +316,7 @@ class SessionDriver:
             self.handle(Received(self._chunk(transport, data)))
         except MalformedPacket as error:
             self.handle(Malformed(str(error), error.reason))
+        self._answered = time.monotonic()
 
     def _chunk(self, transport: Transport, data: bytes) -> list[Item]:
         """What was read, and what came in a moment of waiting for more of the same, so that one sync serves many.
@@ -324,14 +327,15 @@ class SessionDriver:
         if len(data) >= _SMALL_CHUNK or self.session.state is not SessionState.ONLINE:
             return self._decoder.feed(data)
         linger = self._linger
-        if pause := linger.at_once():
-            items = self._decoder.feed(data + self._more(transport, pause))
+        more = b""
+        if pause := linger.at_once(time.monotonic() - self._answered):
+            items = self._decoder.feed(data + (more := self._more(transport, pause)))
         else:
             items = self._decoder.feed(data)
             for pause in linger.pauses(partial(_packets, items)):
                 if more := self._more(transport, pause):
                     items += self._decoder.feed(more)
-        linger.done(_packets(items))
+        linger.done(_packets(items), in_vain=not more)
         return items
 
     def _more(self, transport: Transport, seconds: float) -> bytes:

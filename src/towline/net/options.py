@@ -72,6 +72,7 @@ class ConnectionOptions(Connecting):
         brokers: Tried in this order, again from the first after the last, and after a connection that worked.
         linger_s: How many seconds a chunk waits for more, so that one sync serves many: twice as many in a stream, up
             to three times elsewhere (`towline.net.linger`).
+        linger_after_silence_s: How many seconds after a moment of silence; nothing is sent meanwhile.
         websocket_headers: Further headers of the request that opens a WebSocket, beside those of the file.
         authenticator: ``module:factory`` of enhanced authentication, called with user name and password at each
             connection; None for the session's own.
@@ -80,6 +81,7 @@ class ConnectionOptions(Connecting):
     session: SessionConfig
     brokers: tuple[Endpoint, ...]
     linger_s: float = 0.0
+    linger_after_silence_s: float = 0.0
     websocket_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     authenticator: str | None = None
 

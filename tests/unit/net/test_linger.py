@@ -56,6 +56,35 @@ def test_a_stream_waits_once_and_before_it_is_looked_at() -> None:
     assert linger.at_once() == 0.0
 
 
+def after(linger: Linger, silence_s: float, *arrivals: int) -> float:
+    """As `chunk`, so long after the last acknowledgement; the seconds that it waited before it was looked at."""
+    waited = linger.at_once(silence_s)
+    linger.done(sum(arrivals), in_vain=len(arrivals) == 1)
+    return waited
+
+
+def test_a_chunk_after_a_silence_waits_long() -> None:
+    linger = Linger(LINGER_S, 0.02)
+    assert [after(linger, 0.01, 1, 1) for _ in range(5)] == [0.02] * 5
+    assert after(linger, 0.001, 1, 1) == 0.0, "the broker waited for us"
+    assert after(Linger(LINGER_S), 0.01, 1, 1) == 0.0, "who is in a hurry waits no longer than before"
+
+
+def test_a_long_wait_in_vain_is_not_repeated_for_a_while() -> None:
+    """Messages that come one by one win nothing by it; and so it is with a window of one, on a long way."""
+    linger = Linger(LINGER_S, 0.02)
+    waits = [after(linger, 0.05, 1) for _ in range(200)]
+    assert [number for number, waited in enumerate(waits) if waited] == [0, 65, 130, 195]
+    assert after(linger, 0.05, 1) == 0.0
+
+
+def test_a_window_on_a_long_way_does_not_wait_long() -> None:
+    """What looks like silence is the time to the broker and back."""
+    linger = Linger(LINGER_S, 0.02)
+    waits = [after(linger, 0.05, 1, 19) for _ in range(20)]
+    assert waits[2:] == [0.0] * 18
+
+
 def test_without_a_linger_nothing_waits() -> None:
     linger = Linger(0)
     assert [chunk(linger, count) for count in (1, 1, 5, 200, 200)] == [0.0] * 5

@@ -38,6 +38,8 @@ from towline.spark.gateway_options import gateway_list
 __all__ = ["DownlinkReader", "LineReader"]
 
 _BATCH_BYTES = "max_bytes_per_trigger"
+#: Milliseconds that a gateway waits for more after a moment of silence, on a line whose batches rest longer.
+_LINGER_MS = 20.0
 #: Keys of a line that say what its gateway does.
 _OF_A_GATEWAY = {"mqtt", "journal", "receipts", "ack_after", "listen"}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
@@ -204,6 +206,8 @@ class LineReader(TableReader):
             own["ack_after"] = uplink.ack_after
         if uplink and uplink.receipts:
             own["receipts"] = self._receipts(uplink.receipts)
+        if uplink and _delay(uplink):
+            own["linger_after_silence_ms"] = _LINGER_MS
         name = uplink.name if uplink else "x"
         own["checkpoint"] = str(self._head.state_dir / name / CHECKPOINT)
         gateway = self._gateway(name, guarantee, own)

@@ -34,6 +34,7 @@ _NOT_MQTT = {
     "receipts",
     "repeatable",
     "share",
+    "linger_after_silence_ms",
 }
 #: Settings of a gateway that [mqtt] may say.
 MQTT_KEYS: dict[str, Any] = {name: (Any, None) for name in GatewaySettings.model_fields if name not in _NOT_MQTT}
