@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from towline.bridge.config.model import CHECKPOINT
-from towline.bridge.lines.notes import LineNotes
+from towline.bridge.lines.notes import LineNotes, keep_spark_counts
 from towline.checkpoint import Checkpoint
 from towline.spark.tally import SinkNote
 from towline.spark.totals import BatchTotals, Span
@@ -42,4 +42,5 @@ def commit(directory: Path, notes: LineNotes) -> None:
     assert notes.totals is not None
     (checkpoint / "commits" / str(notes.totals.batch)).write_text("v1\n{}")
     SinkNote((notes.totals,)).keep(Checkpoint(str(checkpoint)))
-    notes.keep_spark(Checkpoint(str(checkpoint)))
+    if notes.spark:
+        keep_spark_counts(Checkpoint(str(checkpoint)), notes.totals.batch, notes.spark)

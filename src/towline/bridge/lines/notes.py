@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["LineNotes", "add_spark_counts", "begin_totals", "carry_totals"]
+__all__ = ["LineNotes", "add_spark_counts", "begin_totals", "carry_totals", "keep_spark_counts"]
 
 _SPARK_NOTE: Final = "towline.spark"
 
@@ -49,28 +49,32 @@ class LineNotes:
             OSError: They can't be read.
         """
         logs = Checkpoint(str(checkpoint))
-        totals = SinkNote.read(logs).committed(logs)
-        try:
-            values = json.loads(logs.note(_SPARK_NOTE) or "{}")
-            counts = {str(name): int(count) for name, count in values.get("counts", {}).items()}
-            return cls(totals, counts, int(values.get("batch", BEFORE_FIRST)))
-        except (ValueError, TypeError, AttributeError):
-            return cls(totals)
+        return cls(SinkNote.read(logs).committed(logs), *_spark_note(logs))
 
     @property
     def counts(self) -> Counter[str]:
         """The sink's totals; 0 of what it has not counted."""
         return Counter(self.totals.counts if self.totals else {})
 
-    def keep_spark(self, logs: Checkpoint) -> None:
-        """Write Spark's numbers.
 
-        Raises:
-            JournalError: TL-J20, the disk did not take it.
-        """
-        if self.spark:
-            values = {"v": 1, "batch": self.spark_batch, "counts": self.spark}
-            logs.keep_note(_SPARK_NOTE, json.dumps(values, separators=(",", ":")), synced=False)
+def _spark_note(logs: Checkpoint) -> tuple[dict[str, int], int]:
+    """Spark's numbers, and the last batch that they are of; none where the note is none of ours."""
+    try:
+        values = json.loads(logs.note(_SPARK_NOTE) or "{}")
+        counts = {str(name): int(count) for name, count in values.get("counts", {}).items()}
+        return counts, int(values.get("batch", BEFORE_FIRST))
+    except (ValueError, TypeError, AttributeError):
+        return {}, BEFORE_FIRST
+
+
+def keep_spark_counts(logs: Checkpoint, batch: int, counts: Mapping[str, int]) -> None:
+    """Write Spark's numbers of all batches up to one.
+
+    Raises:
+        JournalError: TL-J20, the disk did not take it.
+    """
+    values = {"v": 1, "batch": batch, "counts": counts}
+    logs.keep_note(_SPARK_NOTE, json.dumps(values, separators=(",", ":")), synced=False)
 
 
 def add_spark_counts(checkpoint: Path, batch: int, numbers: Callable[[Counter[str]], Mapping[str, int]]) -> None:
@@ -85,13 +89,14 @@ def add_spark_counts(checkpoint: Path, batch: int, numbers: Callable[[Counter[st
         OSError: The notes can't be read.
         JournalError: TL-J20, the disk did not take it.
     """
-    logs, notes = Checkpoint(str(checkpoint)), LineNotes.read(checkpoint)
+    logs = Checkpoint(str(checkpoint))
+    counts, last = _spark_note(logs)
     sink = SinkNote.read(logs)
-    if batch <= notes.spark_batch or (totals := sink.upto(batch)) is None:
+    if batch <= last or (totals := sink.upto(batch)) is None:
         return
-    counts = Counter(notes.spark)
-    counts.update(numbers(totals.since(sink.before(batch))))
-    replace(notes, spark=counts, spark_batch=batch).keep_spark(logs)
+    total = Counter(counts)
+    total.update(numbers(totals.since(sink.before(batch))))
+    keep_spark_counts(logs, batch, total)
 
 
 def carry_totals(old: Path, new: Path) -> None:
@@ -107,7 +112,8 @@ def carry_totals(old: Path, new: Path) -> None:
     new.mkdir(mode=0o700, exist_ok=True)
     logs = Checkpoint(str(new))
     SinkNote((replace(notes.totals, batch=BEFORE_FIRST, marks=None, sink=""),)).keep(logs)
-    replace(notes, spark_batch=BEFORE_FIRST).keep_spark(logs)
+    if notes.spark:
+        keep_spark_counts(logs, BEFORE_FIRST, notes.spark)
 
 
 def begin_totals(
