@@ -90,9 +90,9 @@ def _disagreements(notes: LineNotes) -> Iterator[str]:
     sent = counts["records"] - counts["filtered"] - counts["undecided"] - counts["unfit"]
     if sent != counts["sent"]:
         yield f"the writer says {sent:,} messages went to the outbox · the outbox says it has {counts['sent']:,}"
-    # A failure notice that Kafka refuses is a dead letter too, and the writer knows nothing of that.
-    if counts["unfit"] > counts["dead_lettered"]:
-        yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['dead_lettered']:,}"
+    missing = max(counts["unlettered"], counts["unfit"] - counts["dead_lettered"])
+    if missing > 0:
+        yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['unfit'] - missing:,}"
     yield from sink_disagreements(counts, f"the writer brought {counts['given']:,} dead letters and notices")
 
 

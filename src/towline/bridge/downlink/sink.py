@@ -75,7 +75,8 @@ class DownlinkWritten(WriterCommitMessage):
         sent: Of the outbox.
         dead_letters: Of Kafka; None for a line without dead letters.
         counts: ``records`` that it was given; of those ``filtered``, ``undecided`` as their ``where`` is null, and
-            ``unfit`` for a message; and messages ``sent``, of which the outbox has told.
+            ``unfit`` for a message, and of those ``unlettered``, no dead letters in Kafka; and messages ``sent``, of
+            which the outbox has told.
     """
 
     sent: MqttWritten
@@ -153,6 +154,8 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             sent = self.mqtt.write(messages)
             letters = self.kafka and self.kafka.write(map(table.dead_letters, refused))
             counts["sent"] = sent.rows
+            # A failure notice that Kafka refuses is a dead letter too, and is none of the records.
+            counts["unlettered"] = max(0, counts["unfit"] - (letters.done.dead_lettered if letters else 0))
             return DownlinkWritten(sent, letters or None, counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
