@@ -36,7 +36,7 @@ from towline.spark.workers import settle
 from towline.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyarrow import RecordBatch
     from pyspark.sql.datasource import WriterCommitMessage
@@ -271,14 +271,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def _result(self, written: Sequence[KafkaWritten], batch: int, note: SinkNote) -> BatchResult:  # noqa: ARG002 - a line's own asks
         """What the sink says of a batch; `note` is of those before."""
-        return result_of(written, self._without_tasks(written, batch), self._sink(written))
+        return result_of(written, self._write_missing_markers(written, batch), self._sink(written))
 
-    def _without_tasks(self, written: Sequence[KafkaWritten], batch: int) -> Iterator[Delivered]:
+    def _write_missing_markers(self, written: Sequence[KafkaWritten], batch: int) -> list[Delivered]:
         """Write the markers of the partitions that had no task."""
-        if isinstance(self._delivery, ExactlyOnce) and written:
-            seen = {answer.partition for answer in written}
-            for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
-                yield self._delivery.deliver(Task(partition, batch=batch, query=written[0].query), ())
+        if not isinstance(self._delivery, ExactlyOnce) or not written:
+            return []
+        rest = set(range(self._delivery.settings.parallelism)) - {answer.partition for answer in written}
+        tasks = (Task(partition, batch=batch, query=written[0].query) for partition in sorted(rest))
+        return [self._delivery.deliver(task, ()) for task in tasks]
 
     def _pace(self, written: Sequence[KafkaWritten], batch: int) -> WritePace | None:
         slowest = max((one.done for one in written), key=lambda done: done.seconds or 0.0, default=None)
@@ -465,7 +466,7 @@ def _out_of_place(what: str, do: str) -> KafkaError:
     return KafkaError("TL-K08", FORMAT, what, do)
 
 
-def result_of(written: Sequence[KafkaWritten], others: Iterable[Delivered], sink: str) -> BatchResult:
+def result_of(written: Sequence[KafkaWritten], others: Sequence[Delivered], sink: str) -> BatchResult:
     """What the sink says of a batch.
 
     Args:
