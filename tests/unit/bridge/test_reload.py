@@ -49,6 +49,17 @@ def test_a_file_that_says_the_same_changes_nothing(bridge: Bridge, tmp_path: Pat
     assert changes(bridge, changed(tmp_path, route("a/#"))) == []
 
 
+@pytest.mark.parametrize(("delay_ms", "again"), [(1000, False), (500, False), (0, True)])
+def test_a_gateway_waits_after_a_silence_on_a_line_that_rests_and_is_started_again_when_that_changes(
+    bridge: Bridge, tmp_path: Path, delay_ms: int, again: bool
+) -> None:
+    found = changes(bridge, changed(tmp_path, route("a/#"), own=f"max_trigger_delay_ms = {delay_ms}"))
+    assert [one.starts for one in found] == ([again] if delay_ms != 1000 else [])
+    assert bridge.line("up").gateway.linger_after_silence_ms == 20
+    if found:
+        assert found[0].after.gateway.linger_after_silence_ms == (0 if again else 20)
+
+
 @pytest.mark.parametrize(
     ("routes", "own", "added", "removed"),
     [

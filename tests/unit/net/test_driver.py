@@ -286,6 +286,30 @@ def test_small_chunks_wait_for_more_only_where_that_brings_some(
         assert sum(waits) == pytest.approx(3 * waited * linger_s)
 
 
+@pytest.mark.parametrize(("silence_s", "waited"), [(0.0, 0.0), (0.01, 0.02)])
+def test_what_comes_after_a_silence_waits_long(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch, silence_s: float, waited: float
+) -> None:
+    """And is one chunk with what comes meanwhile; what follows an acknowledgement at once waits as ever."""
+    line = Line()
+    world = new_world(line, linger_after_silence_s=0.02)
+    world.go_online(line)
+    packet = PublishPacket("t", b"x").write()
+    world.driver._answered = time.monotonic() - silence_s if silence_s else float("inf")
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        line.incoming.append(packet)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    world.performed.clear()
+    line.incoming.append(packet)
+    world.driver.turn(0)
+    (chunk,) = (action for action in world.performed if isinstance(action, Deliver))
+    assert (sum(waits), len(chunk.messages)) == (waited, 2 if waited else 1)
+
+
 def test_what_comes_during_the_wait_is_of_the_same_chunk(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     line = Line()
     world = new_world(line, linger_s=0.001)
