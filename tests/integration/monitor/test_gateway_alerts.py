@@ -139,15 +139,14 @@ def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
     view, monitor = state.lines["line"], BridgeMonitor("b", {"line": "plant-7"})
     state.spark, state.kafka, view.query = "running", "reachable", "running"
     journal = gateway.status()["journal"]
-    view.asked = up({journal: (0, 10)})
+    right = up({journal: (0, 10)})
     monitor.show(state)
     with serve(monitor, "127.0.0.1:0") as served:
         endpoint = Scraped(f"127.0.0.1:{served}")
-        view.hear(gateway.status())
+        view.hear(gateway.status(), right)
         assert endpoint.verdict("readyz") == (200, [])
-        known, right = {"well": endpoint.text()}, view.notes
-        view.asked = up({journal: (0, 100)})
-        view.hear(gateway.status())
+        known = {"well": endpoint.text()}
+        view.hear(gateway.status(), up({journal: (0, 100)}))
         known["account"] = endpoint.text()
         assert endpoint.verdict("readyz") == (503, [{"what": "the account does not add up", "line": "line"}])
         stopping = threading.Event()
@@ -160,8 +159,7 @@ def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
         kafka.start()
         try:
             endpoint.until(lambda now: now.get("kafka_reachable") == 0)
-            view.asked = right
-            view.hear(gateway.status())
+            view.hear(gateway.status(), right)
             known["kafka"] = endpoint.text()
         finally:
             stopping.set()

@@ -15,7 +15,7 @@ from tests.unit.bridge.noted import commit, up
 from towline.backoff import Backoff
 from towline.bridge.lines.notes import LineNotes
 from towline.bridge.runtime.screen import PlainScreen, _cells, _table, line_state, make_screen, summary
-from towline.bridge.runtime.state import BridgeState, LineView, read_state
+from towline.bridge.runtime.state import BridgeState, LineView, notes_of, read_state
 from towline.bridge.uplink.account import uplink_account
 from towline.checkpoint import SINK_NOTE
 
@@ -112,8 +112,7 @@ def test_the_lag_is_true_from_the_first_line() -> None:
 def test_the_state_says_what_is_noted(tmp_path: Path) -> None:
     state = BridgeState("b", tmp_path, {"l": "up"})
     commit(tmp_path / "l", up({"j": (0, 10)}))
-    state.lines["l"].asks()
-    state.lines["l"].hear(status(10, 10, 10))
+    state.lines["l"].hear(status(10, 10, 10), notes_of(tmp_path / "l"))
     state.say("hello")
     state.save()
     assert state.heard() == ["hello"]
@@ -151,21 +150,19 @@ def test_a_batch_that_is_newer_than_the_gateways_answer_is_no_disagreement(tmp_p
     """Under load the next batch ends in front of the answer: its messages are beyond the journal's known end."""
     view = LineView("l", query="running", directory=tmp_path)
     commit(tmp_path, up({"j": (0, 10)}))
-    view.asks()
+    notes = notes_of(tmp_path)
     commit(tmp_path, up({"j": (0, 15)}))
-    view.hear(status(10, 10, 10))
+    view.hear(status(10, 10, 10), notes)
     assert view.account is not None
     assert view.account.adds_up
-    view.asks()
-    view.hear(status(12, 12, 12))
+    view.hear(status(12, 12, 12), notes_of(tmp_path))
     assert "Spark committed up to 15, the journal ends at 12" in view.account.why_not
 
 
 def test_an_account_whose_notes_can_not_be_read_is_not_known(tmp_path: Path) -> None:
     view = LineView("l", query="running", directory=tmp_path)
     (tmp_path / "checkpoint" / SINK_NOTE).mkdir(parents=True)
-    view.asks()
-    view.hear(status(10, 10, 10))
+    view.hear(status(10, 10, 10), notes_of(tmp_path))
     assert view.account is None
 
 
@@ -174,8 +171,7 @@ def test_new_dead_letters_are_told_of_since_the_answer_before(tmp_path: Path) ->
     heard = []
     for letters in (3, 5, 5):
         commit(tmp_path, up({"j": (0, 10)}, dead_lettered=letters))
-        view.asks()
-        heard.append(view.hear(status(10, 10, 10)))
+        heard.append(view.hear(status(10, 10, 10), notes_of(tmp_path)))
     assert heard == [0, 2, 0]
 
 

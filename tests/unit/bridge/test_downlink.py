@@ -163,9 +163,8 @@ def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
     state = BridgeState("b", tmp_path, {"line": "down"})
     view = state.lines["line"]
     view.status = {"state": "online", "client_id": "b-line", "guarantee": "at_least_once", "outbox": OUTBOX}
-    commit(tmp_path / "line", down(91, unfit=1))
-    view.asks()
-    view.notes, view.query = view.asked, "running"
+    view.notes, view.query = down(91, unfit=1), "running"
+    commit(tmp_path / "line", view.notes)
     assert "taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15   in 0/s" in summary(
         view, "running"
     )

@@ -256,7 +256,7 @@ def test_a_filter_that_the_broker_refuses_changes_nothing(scene: Scene) -> None:
 
 def test_a_broker_that_is_away_changes_nothing(scene: Scene) -> None:
     scene.told["a/# b/# c/#"] = ChangeState.ASKED.value, ""
-    scene.state.lines["up"].hear({"last_error": {"text": "b: no connection"}})
+    scene.state.lines["up"].hear({"last_error": {"text": "b: no connection"}}, None)
     told = scene.reload(line("a/#", "c/#"))
     assert "b: no connection" in told["texts"][0]
     assert scene.lines() == BEFORE

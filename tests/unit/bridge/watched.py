@@ -16,7 +16,7 @@ from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.screen import PlainScreen
-from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.state import BridgeState, notes_of
 from towline.bridge.runtime.supervisor import Supervisor
 
 __all__ = ["Watched"]
@@ -98,8 +98,7 @@ class Watched:
             }
             outbox["acknowledged"] = outbox["delivered"]
         self.facts |= {**facts, "outbox": outbox}
-        self.state.lines[self.line.name].asks()
-        self.gateway._take(dict(self.facts))
+        self.gateway._take(dict(self.facts), notes_of(self.line.gateway.state_dir))
 
     def tell(self, kind: str, **facts: Any) -> None:
         """A report of the driver."""

@@ -17,6 +17,7 @@ from tests.helpers import wait_until
 from tests.unit.bridge.noted import commit, down, up
 from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import rows
+from towline.bridge.lines.notes import LineNotes
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import render
 from towline.gateway.service import InboxService
@@ -177,14 +178,12 @@ def test_a_screen_shows_no_figures_of_a_gateway_that_is_silent(tmp_path: Path) -
     from towline.bridge.runtime.screen import _cells, summary  # noqa: PLC0415 - what only this test needs
 
     view = Line(tmp_path).view
-    view.asks()
-    view.hear(STATUS)
+    view.hear(STATUS, LineNotes())
     assert "delivered 0" in summary(view, "running")
     view.heard = time.time() - 60
     assert summary(view, "running") == 'line "line"   gateway silent'
     assert _cells(view, "running")[1] == "-"
-    view.asks()
-    view.hear(STATUS)
+    view.hear(STATUS, LineNotes())
     view.gateway_error = "x"
     assert summary(view, "running") == 'line "line"   no gateway'
 
@@ -226,8 +225,7 @@ def test_no_tick_stands_beside_a_line_that_has_stopped(
     out = shown(capsys, line)[1]
     assert "✓" not in out
     assert "taken 3 = delivered 3 + waiting 0   not judged: the line has stopped" in out
-    line.view.asks()
-    line.view.hear({**STATUS, "outbox": OUTBOX})
+    line.view.hear({**STATUS, "outbox": OUTBOX}, down(3))
     assert line.view.account is not None
     assert "does not add up ✗" in line.view.account.sentence(), "what disagrees is told all the same"
 

@@ -16,6 +16,7 @@ from towline.bridge.lines.elsewhere import AWAY, away_text, away_trouble, combin
 from towline.bridge.lines.evidence import status_of
 from towline.bridge.lines.recovery import PERMANENT, refused
 from towline.bridge.runtime.members import is_drained, wanted_clients
+from towline.bridge.runtime.state import notes_of
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import (
     ConfigError,
@@ -35,6 +36,7 @@ from towline.text import counted
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge, Line
+    from towline.bridge.lines.notes import LineNotes
     from towline.bridge.runtime.state import BridgeState, LineView
 
 __all__ = ["GatewaySupervisor", "GatewaysSupervisor", "LineSupervisor"]
@@ -67,8 +69,6 @@ class LineSupervisor(ChildSupervisor):
         self.up = threading.Event()
         #: Another supervisor looks after the line's gateways from now on.
         self.replaced = False
-        #: Whether the first dead letters were mentioned.
-        self._lettered = False
 
     @property
     def wanted(self) -> bool:
@@ -82,12 +82,11 @@ class LineSupervisor(ChildSupervisor):
     def _view(self) -> LineView:
         return self._state.lines[self.line.name]
 
-    def _hear(self, status: Mapping[str, Any]) -> None:
+    def _hear(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
         """Take an answer; the first dead letters of a run are mentioned, the others are in the account."""
         with self._state.lock:
-            letters = self._view.hear(status)
-        if letters > 0 and not self._lettered:
-            self._lettered = True
+            letters = self._view.hear(status, notes)
+        if letters:
             self._say(f"{counted(letters)} went to the dead-letter topic; towline dlq show tells why")
 
     def _say(self, text: str) -> None:
@@ -173,7 +172,7 @@ class GatewaySupervisor(LineSupervisor):
         silent = 0
         while not self._stopping.wait(ASK_S):
             try:
-                self._view.asks()
+                notes = notes_of(self._view.directory)
                 status = client.status(timeout_s=5.0)
             except GatewayError:
                 silent += 1
@@ -187,7 +186,7 @@ class GatewaySupervisor(LineSupervisor):
                 continue
             silent = 0
             self._pauses.reset()
-            self._take(status)
+            self._take(status, notes)
 
     def _see_whether_drained(self) -> None:
         """A gateway that has left its line is not started again, for it would take part: TL-G55."""
@@ -199,8 +198,8 @@ class GatewaySupervisor(LineSupervisor):
         endpoint = GatewayEndpoint.read(self.line.gateway.state_dir)
         return endpoint is None or endpoint.process.gone()
 
-    def _take(self, status: dict[str, Any]) -> None:
-        self._hear(status)
+    def _take(self, status: dict[str, Any], notes: LineNotes | None) -> None:
+        self._hear(status, notes)
         trouble = (status.get("last_error") or {}).get("text", "")
         if trouble != self._trouble and (trouble or status.get("state") == "online"):
             full = "[TL-J" in (self._trouble or "")
@@ -245,14 +244,14 @@ class GatewaysSupervisor(LineSupervisor):
 
     def look(self) -> None:
         """Ask each once."""
-        self._view.asks()
+        notes = notes_of(self._view.directory)
         answers = each(self._places, status_of)
         silent = [answer for answer in answers.values() if isinstance(answer, GatewayError)]
         status = combined(answers, self._view.status or self._view.before)
         with self._state.lock:
             self._view.gateway_error = str(silent[0]) if status["state"] == "away" else None
         if self._view.gateway_error is None:
-            self._hear(status)
+            self._hear(status, notes)
         self._tell(status)
 
     def _round(self) -> None:

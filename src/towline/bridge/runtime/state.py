@@ -102,7 +102,7 @@ class LineView:
         directory: Its own, with its checkpoint.
         notes: What the checkpoint said of its batches when the gateway was asked last, so that the answer knows of
             every message that they are about; None before that, and where it can't be read.
-        asked: The same, of a question that is not answered yet.
+        lettered: Whether dead letters came since the bridge began.
         behind: Of a downlink, offsets in Kafka, up to its high watermarks, that are not taken; control records of
             transactions are among them. None for not known.
         hidden: Of those, how many are behind an open transaction, where nobody gets them yet. None for not known.
@@ -128,7 +128,7 @@ class LineView:
     remarks: Sequence[str] = ()
     directory: Path = Path()
     notes: LineNotes | None = None
-    asked: LineNotes | None = None
+    lettered: bool = False
     behind: int | None = None
     hidden: int | None = None
     restarts: int = 0
@@ -155,17 +155,20 @@ class LineView:
         self.timed, self.batch_at = (query, batch), float(report.get("at", time.time()))
         self.batches.observe(float(report.get("millis", {}).get("triggerExecution", 0)) / 1000)
 
-    def asks(self) -> None:
-        """The gateway is about to be asked; what is committed from here on may be newer than its answer."""
-        self.asked = notes_of(self.directory)
+    def hear(self, status: Mapping[str, Any], notes: LineNotes | None) -> int:
+        """Take an answer of the gateway; the number of the first dead letters that came since the bridge began.
 
-    def hear(self, status: Mapping[str, Any]) -> int:
-        """Take an answer of the gateway; how many dead letters came since the one before."""
-        before, self.notes = self.notes, self.asked
+        Args:
+            status: The answer.
+            notes: Of the checkpoint, read before the gateway was asked: what is committed later it may not know of.
+        """
+        before, self.notes = self.notes, notes
         self.status, self.heard = status, time.time()
-        if before is None or self.notes is None:
+        if self.lettered or before is None or notes is None:
             return 0
-        return self.notes.counts["dead_lettered"] - before.counts["dead_lettered"]
+        letters = notes.counts["dead_lettered"] - before.counts["dead_lettered"]
+        self.lettered = letters > 0
+        return letters
 
     @property
     def silent(self) -> bool:

@@ -29,7 +29,7 @@ from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.line_requests import take_restart
 from towline.bridge.runtime.reloading import Reloading
 from towline.bridge.runtime.screen import line_state
-from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.state import BridgeState, notes_of
 from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java, check_python
 from towline.errors import ConfigError, KafkaError, TowlineError
@@ -317,10 +317,10 @@ class Supervisor:
             child.look()
             return
         view = self._state.lines[child.line.name]
-        view.asks()
+        notes = notes_of(view.directory)
         if status := gateway_status(child.line.gateway.state_dir):
             with self._state.lock:
-                view.hear(status)
+                view.hear(status, notes)
         child.end(deadline)
 
     def _farewell(self) -> Iterator[str]:
