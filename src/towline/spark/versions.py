@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -17,9 +16,14 @@ PYSPARK: Final = ((4, 2), (4, 3))
 
 
 def pyspark_version() -> str | None:
-    """As it says itself, also one that pip does not know (``$SPARK_HOME/python``); None where there is none."""
-    origin = getattr(find_spec("pyspark"), "origin", None)
-    return None if origin is None else str(runpy.run_path(str(Path(origin).with_name("version.py")))["__version__"])
+    """As it says itself, also in ``$SPARK_HOME/python`` or its ``pyspark.zip``; None where there is none."""
+    spec = find_spec("pyspark")
+    data = getattr(spec and spec.loader, "get_data", None)
+    if spec is None or spec.origin is None or data is None:
+        return None
+    text = data(str(Path(spec.origin).with_name("version.py"))).decode()
+    version = re.search(r"""^__version__.*?=\s*["'](.+?)["']""", text, re.MULTILINE)
+    return version[1] if version else None
 
 
 def check_pyspark(where: str = "pyspark") -> tuple[str, bool]:

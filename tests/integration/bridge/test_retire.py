@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
+import pyspark
 import pytest
 
 from tests.conftest import NewTopic
@@ -62,7 +64,10 @@ def received(bridge: Bridge, name: str, mosquitto: Mosquitto, count: int, queued
 def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its own settings of then, paused as it is: what waits in its journal, and what its session has queued."""
+    """By its own settings of then, paused as it is: what waits in its journal, and what its session has queued.
+
+    Its user has a SPARK_HOME, whose workers have PySpark as an archive.
+    """
     name = topic()
     before = written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("line", name), UP.format("other", name))
     settle(before)
@@ -79,7 +84,8 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
 
     assert pause(before.state_dir / "line")
     command = [sys.executable, "-m", "towline.cli", "retire", str(bridge.file), "line", "--idle", "1"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    own = {**os.environ, "SPARK_HOME": str(Path(pyspark.__file__).parent)}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=own)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "TL-" not in run.stdout + run.stderr
     assert run.stdout.splitlines()[-1] == (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pyspark
 import pytest
@@ -25,6 +26,17 @@ def test_one_that_no_package_manager_knows(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "pyspark", raising=False)
     assert check_pyspark() == ("4.2.1.dev0", True)
+
+
+def test_one_in_an_archive_as_workers_have_it_where_spark_home_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ZipFile(tmp_path / "pyspark.zip", "w") as archive:
+        archive.writestr("pyspark/__init__.py", "raise ImportError")
+        archive.writestr("pyspark/version.py", '__version__: str = "4.2.0"\n')
+    monkeypatch.syspath_prepend(str(tmp_path / "pyspark.zip"))
+    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+    assert check_pyspark() == ("4.2.0", True)
 
 
 @pytest.mark.parametrize(
