@@ -32,8 +32,10 @@ from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Endpoint, Proxy, Tls
 
 __all__ = [
+    "ConnectionSettings",
     "GatewaySettings",
     "ListenSettings",
+    "OutboxLimits",
     "OutboxSettings",
     "ReceiptSettings",
     "ShareSettings",
@@ -102,7 +104,7 @@ class WillSettings(_Model):
     correlation_data: str | None = None
 
 
-class OutboxSettings(_Model):
+class OutboxLimits(_Model):
     """When the outbox takes no more, and when its messages are too old [I7].
 
     Attributes:
@@ -110,15 +112,23 @@ class OutboxSettings(_Model):
         min_free_bytes: Space left free on the file system.
         segment_bytes: Size at which a new segment begins.
         max_age_s: Messages that came so many seconds ago are not sent any more, and counted as expired; None for never.
-        checkpoint: Location of the checkpoint of a query that writes here: an outbox that is an older copy than what it
-            remembers sends nothing [I14]. "" for one that is not known.
-        number: Of the outbox, where that query writes to several.
     """
 
     max_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     min_free_bytes: Annotated[int, Field(ge=0)] = 512 << 20
     segment_bytes: Annotated[int, Field(ge=64 << 10)] = 64 << 20
     max_age_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class OutboxSettings(OutboxLimits):
+    """An outbox: its limits, and the query that writes to it.
+
+    Attributes:
+        checkpoint: Location of the checkpoint of a query that writes here: an outbox that is an older copy than what it
+            remembers sends nothing [I14]. "" for one that is not known.
+        number: Of the outbox, where that query writes to several.
+    """
+
     checkpoint: str = ""
     number: Annotated[int, Field(ge=0)] = 0
 
@@ -177,12 +187,28 @@ FUNCTION: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _WINDOW_QOS_2: Final = 2000
 
 
-class GatewaySettings(_Model):
-    """Everything one gateway needs; secrets only as names of files.
+def _endpoints(value: object) -> object:
+    if isinstance(value, str):
+        value = [part for part in value.split(",") if part.strip()]
+    if isinstance(value, list | tuple):
+        return tuple(Endpoint.parse(item.strip()) if isinstance(item, str) else item for item in value)
+    return value
+
+
+#: Written as URIs, in a list or with commas between them.
+Brokers = Annotated[
+    tuple[Endpoint, ...],
+    BeforeValidator(_endpoints, json_schema_input_type=str | list[str]),
+]
+
+
+class ConnectionSettings(_Model):
+    """How a gateway reaches its brokers and what it says to them, whichever way messages go: ``[mqtt]``.
+
+    Every face has its names: the bridge file as they are, options of Spark in camel case without unit. Secrets stand in
+    files. Times are seconds, but for ``linger_ms``; sizes are bytes.
 
     Attributes:
-        name: Names the gateway in rows, logs and metrics.
-        state_dir: Directory of this gateway alone: journal, lock, endpoint.
         brokers: Tried in this order, again from the first after the last, and after a connection that worked.
         proxy: ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT`` on the way to the brokers.
         proxy_password_file: Its password.
@@ -192,10 +218,6 @@ class GatewaySettings(_Model):
         token_provider: ``module:function`` that gives the password at each connection, for one that is short-lived.
         tls: How the broker is verified, and how we show who we are, with ``mqtts://`` and ``wss://``.
         connect_timeout_s: Seconds that a connection and its CONNACK may take.
-        subscriptions: At least one, unless there is an outbox.
-        outbox: What to send is taken and delivered; None for a gateway that only receives.
-        receipts: Publishers that ask for it learn what is in Kafka, and their repeats are dropped; None for neither.
-        guarantee: Sets ``ack_after`` unless it is given.
         keep_alive_s: MQTT keep alive in seconds; a shorter value of the server wins [MQTT-3.2.2-21].
         session_expiry_s: How long the broker keeps the session while we are away; 0xFFFFFFFF for ever.
         receive_maximum: Unacknowledged messages we allow the broker [MQTT 5 section 3.1.2.11.3]. At most 65534: 65535
@@ -206,7 +228,6 @@ class GatewaySettings(_Model):
             announced to the broker, which would silently drop larger messages [MQTT-3.1.2-25].
         linger_ms: How long a chunk may wait for more before it is made durable: twice as long in a stream, up to three
             times elsewhere.
-        linger_after_silence_ms: How long it may wait after a moment of silence, for who is in no hurry.
         protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it, as it
             says, or shows by ending the connection or by silence in place of CONNACK. 3.1 and 3.1.1 have no expiry, no
             Receive Maximum and no properties.
@@ -224,12 +245,6 @@ class GatewaySettings(_Model):
             same scheme and TLS verification; otherwise its word is shown as an error.
         brokers_share_sessions: The brokers are one cluster that keeps one session for us, whichever we reach. Without
             it each is taken to have a session of its own: at least once holds, exactly once does not.
-        owner_pid: End when this process has died.
-        detached: Go on when whoever had it started has ended (`towline.gateway.launch.ensure`).
-        drain_s: Leave the line (`towline.gateway.draining`), and end the session after so many seconds in which nothing
-            came; None to take part.
-        checkpoint: Location of the checkpoint of the query that reads here: a journal that it does not belong to takes
-            nothing in [I14]. "" for one that is not known.
         reconnect_delay_s: First pause before another connection; each further one is twice as long.
         reconnect_max_delay_s: The longest pause.
         websocket_headers_file: Further headers of the request that opens a WebSocket, ``Name: value`` a line; a file,
@@ -237,15 +252,9 @@ class GatewaySettings(_Model):
         websocket_query_file: The query of that request, in place of the URI's, or a whole presigned URL.
         authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
             gives an `towline.mqtt.Authenticator`.
-        listen: Where to listen on a network, besides the unix socket; None for not at all.
-        share: Which member of a line this is; None for a line's only gateway.
-        repeatable: Filters of which a message may come twice, because who reads drops repeats by a key, or promises at
-            least once. Others may have no topic in common, unless the guarantee is at_least_once.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    state_dir: Path
-    brokers: tuple[Endpoint, ...] = Field(min_length=1)
+    brokers: Brokers = ()
     client_id: str = Field(default="", max_length=256)
     username: str | None = None
     password_file: Path | None = None
@@ -253,17 +262,11 @@ class GatewaySettings(_Model):
     tls: Tls = Tls()
     proxy: str | None = None
     proxy_password_file: Path | None = None
-    subscriptions: tuple[SubscribedFilter, ...] = ()
-    outbox: OutboxSettings | None = None
-    receipts: ReceiptSettings | None = None
-    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
-    ack_after: AckAfter | None = None
     keep_alive_s: Annotated[int, Field(ge=5, le=65535)] = 60
     session_expiry_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 0xFFFFFFFF
     receive_maximum: Annotated[int, Field(ge=1, le=65534)] | None = None
     max_packet_bytes: Annotated[int, Field(ge=1024, le=268_435_460)] = 64 << 20
     linger_ms: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    linger_after_silence_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0
     connect_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     protocol: ProtocolName = "5"
     will: WillSettings | None = None
@@ -273,28 +276,11 @@ class GatewaySettings(_Model):
     abandon_session: str = Field(default="", max_length=256)
     follow_redirects: bool = False
     brokers_share_sessions: bool = False
-    journal: Limits = Limits()
-    owner_pid: int | None = None
-    detached: bool = False
-    drain_s: Annotated[float, Field(ge=0)] | None = None
-    checkpoint: str = ""
     reconnect_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = FIRST_PAUSE_S
     reconnect_max_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = LONGEST_PAUSE_S
     websocket_headers_file: Path | None = None
     websocket_query_file: Path | None = None
     authenticator: str | None = Field(default=None, pattern=FUNCTION)
-    listen: ListenSettings | None = None
-    share: ShareSettings | None = None
-    repeatable: tuple[str, ...] = ()
-
-    @field_validator("brokers", mode="before")
-    @classmethod
-    def _parse_brokers(cls, value: object) -> object:
-        if isinstance(value, str):
-            value = [part for part in value.split(",") if part.strip()]
-        if isinstance(value, list | tuple):
-            return tuple(Endpoint.parse(item.strip()) if isinstance(item, str) else item for item in value)
-        return value
 
     @field_validator("tls", mode="before")
     @classmethod
@@ -309,6 +295,48 @@ class GatewaySettings(_Model):
         if problem := value.problem():
             raise ValueError(problem)
         return value
+
+
+class GatewaySettings(ConnectionSettings):
+    """Everything one gateway needs; secrets only as names of files.
+
+    Attributes:
+        name: Names the gateway in rows, logs and metrics.
+        state_dir: Directory of this gateway alone: journal, lock, endpoint.
+        subscriptions: At least one, unless there is an outbox.
+        outbox: What to send is taken and delivered; None for a gateway that only receives.
+        receipts: Publishers that ask for it learn what is in Kafka, and their repeats are dropped; None for neither.
+        guarantee: Sets ``ack_after`` unless it is given.
+        linger_after_silence_ms: How long it may wait after a moment of silence, for who is in no hurry.
+        owner_pid: End when this process has died.
+        detached: Go on when whoever had it started has ended (`towline.gateway.launch.ensure`).
+        drain_s: Leave the line (`towline.gateway.draining`), and end the session after so many seconds in which nothing
+            came; None to take part.
+        checkpoint: Location of the checkpoint of the query that reads here: a journal that it does not belong to takes
+            nothing in [I14]. "" for one that is not known.
+        listen: Where to listen on a network, besides the unix socket; None for not at all.
+        share: Which member of a line this is; None for a line's only gateway.
+        repeatable: Filters of which a message may come twice, because who reads drops repeats by a key, or promises at
+            least once. Others may have no topic in common, unless the guarantee is at_least_once.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    state_dir: Path
+    subscriptions: tuple[SubscribedFilter, ...] = ()
+    outbox: OutboxSettings | None = None
+    receipts: ReceiptSettings | None = None
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    ack_after: AckAfter | None = None
+    linger_after_silence_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    journal: Limits = Limits()
+    owner_pid: int | None = None
+    detached: bool = False
+    drain_s: Annotated[float, Field(ge=0)] | None = None
+    checkpoint: str = ""
+    listen: ListenSettings | None = None
+    share: ShareSettings | None = None
+    repeatable: tuple[str, ...] = ()
+    brokers: Brokers = Field(min_length=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 from pydantic import ValidationError
 
 from towline import options as read
 from towline.errors import ConfigError
 from towline.gateway.access import REMOTE, Access, is_remote
-from towline.gateway.settings import GatewaySettings
+from towline.gateway.settings import ConnectionSettings, GatewaySettings, OutboxLimits, WillSettings
 from towline.gateway.tickets import LONGEST_VALID_S
 from towline.guarantee import Guarantee, sharing_problem
+from towline.net.transport import Tls
 from towline.options import Given, Option
 from towline.processes import ProcessMark
 from towline.spark.link import GatewayPlace, driver_pid
@@ -31,6 +32,7 @@ __all__ = [
     "PASSWORD",
     "PLACE",
     "RECEIVING",
+    "SENDING",
     "WHERE",
     "at_least_one",
     "check_sharing",
@@ -63,13 +65,14 @@ def _brokers(text: str) -> str:
     return text
 
 
-def _number_of(unit: str) -> Callable[[str], float]:
+def _number_of(setting: str) -> Callable[[str], float]:
     """Reads a number; the gateway's settings say how large it may be."""
 
     def read_number(text: str) -> float:
         try:
             return float(text)
         except ValueError:
+            unit = "milliseconds" if setting.endswith("_ms") else "seconds"
             raise ValueError(f"it is a number of {unit}") from None
 
     return read_number
@@ -152,64 +155,63 @@ def at_least_one(value: int) -> int:
     return value
 
 
+#: How a text becomes the value of a setting where its type does not say it.
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "brokers": _brokers,
+    "will.user_properties": _pairs,
+}
+#: Settings whose options have names of their own.
+_NAMES: Final = {"brokers": "broker"}
+#: Settings that may hold a password, where a user put one.
+_ADDRESSES: Final = frozenset({"brokers", "proxy", "username"})
+#: Of a `ConnectionSettings`, what only a gateway that receives needs.
+_RECEIVING: Final = frozenset({"receive_maximum", "topic_alias_maximum", "retain_handling", "linger_ms"})
+
+
+def _name_of(setting: str) -> str:
+    """``tls.ca_file`` is ``tlsCaFile``; units of time are left out but for milliseconds."""
+    words = setting.removesuffix("_s").replace("websocket", "web_socket").replace(".", "_").split("_")
+    return words[0] + "".join(word.capitalize() for word in words[1:])
+
+
+def _reader_of(setting: str, kind: Any) -> Callable[[str], Any]:
+    """Reads a text as the type of a setting wants; how large a number may be the setting itself says."""
+    kinds = {kind, *get_args(kind)} | {inner for one in get_args(kind) for inner in get_args(one)}
+    if reader := _READERS.get(setting):
+        return reader
+    if setting.endswith("_bytes"):
+        return read.size
+    readers = {bool: read.truth, int: read.whole(), float: _number_of(setting), Path: read.path}
+    return next((reader for type_, reader in readers.items() if type_ in kinds), str)
+
+
+def _options(model: type, prefix: str = "", leave_out: Container[str] = ()) -> Iterator[Option]:
+    """An option for each setting of a model, and of the tables in it."""
+    for name, kind in get_type_hints(model, include_extras=True).items():
+        setting = f"{prefix}{name}"
+        table = next((one for one in (kind, *get_args(kind)) if one in (Tls, WillSettings)), None)
+        if table is not None:
+            yield from _options(table, f"{name}.")
+        elif name not in leave_out and not name.startswith("model_"):
+            option = _NAMES.get(setting) or _name_of(setting)
+            yield Option(option, _reader_of(setting, kind), setting, address=setting in _ADDRESSES)
+
+
 #: How the gateway reaches its brokers, whichever way messages go; `Option.into` names settings of the gateway.
 CONNECTION: Final = (
-    Option("broker", _brokers, "brokers", address=True),
+    *_options(ConnectionSettings, leave_out=_RECEIVING),
     Option("name", read.label, "name"),
     Option("gatewayLife", lambda text: read.word("query", "detached")(text) == "detached", "detached"),
-    Option("clientId", into="client_id"),
-    Option("username", into="username", address=True),
-    Option("passwordFile", read.path, "password_file"),
-    Option("tokenProvider", into="token_provider"),
-    Option("keepAlive", read.whole(), "keep_alive_s"),
-    Option("sessionExpiry", read.whole(), "session_expiry_s"),
-    Option("maxPacketBytes", read.size, "max_packet_bytes"),
-    Option("brokersShareSessions", read.truth, "brokers_share_sessions"),
-    Option("unknownSession", into="unknown_session"),
-    Option("abandonSession", into="abandon_session"),
-    Option("protocol", into="protocol"),
-    Option("connectTimeout", read.whole(), "connect_timeout_s"),
-    Option("proxy", into="proxy", address=True),
-    Option("proxyPasswordFile", read.path, "proxy_password_file"),
-    Option("tlsCaFile", read.path, "tls.ca_file"),
-    Option("tlsCertFile", read.path, "tls.cert_file"),
-    Option("tlsKeyFile", read.path, "tls.key_file"),
-    Option("tlsKeyPasswordFile", read.path, "tls.key_password_file"),
-    Option("tlsAlpn", into="tls.alpn"),
-    Option("tlsMinVersion", into="tls.min_version"),
-    Option("tlsServerName", into="tls.server_name"),
-    Option("tlsStrict", read.truth, "tls.strict"),
-    Option("tlsInsecure", read.truth, "tls.insecure"),
-    Option("followRedirects", read.truth, "follow_redirects"),
-    Option("reconnectDelay", _number_of("seconds"), "reconnect_delay_s"),
-    Option("reconnectMaxDelay", _number_of("seconds"), "reconnect_max_delay_s"),
-    Option("webSocketHeadersFile", read.path, "websocket_headers_file"),
-    Option("webSocketQueryFile", read.path, "websocket_query_file"),
-    Option("authenticator", into="authenticator"),
-    Option("willTopic", into="will.topic"),
-    Option("willPayload", into="will.payload"),
-    Option("willQos", read.whole(), "will.qos"),
-    Option("willRetain", read.truth, "will.retain"),
-    Option("willDelay", read.whole(), "will.delay_s"),
-    Option("willExpiry", read.whole(), "will.expiry_s"),
-    Option("willContentType", into="will.content_type"),
-    Option("willResponseTopic", into="will.response_topic"),
-    Option("willCorrelationData", into="will.correlation_data"),
-    Option("willPayloadIsUtf8", read.truth, "will.payload_is_utf8"),
-    Option("willUserProperties", _pairs, "will.user_properties"),
 )
 #: What only a gateway that receives needs.
 RECEIVING: Final = (
+    *(one for one in _options(ConnectionSettings) if one.into in _RECEIVING),
     Option("subscribe", parse_subscriptions, "subscriptions"),
-    Option("retainHandling", read.whole(), "retain_handling"),
     Option("ackAfter", into="ack_after"),
-    Option("receiveMaximum", read.whole(), "receive_maximum"),
-    Option("topicAliasMaximum", read.whole(), "topic_alias_maximum"),
-    Option("lingerMs", _number_of("milliseconds"), "linger_ms"),
-    Option("journalMaxBytes", read.size, "journal.max_bytes"),
-    Option("journalMinFreeBytes", read.size, "journal.min_free_bytes"),
-    Option("journalRetainBytes", read.size, "journal.retain_bytes"),
+    *_options(type(GatewaySettings.model_fields["journal"].default), "journal.", {"segment_bytes"}),
 )
+#: What only a gateway that sends needs.
+SENDING: Final = tuple(_options(OutboxLimits, "outbox.", {"segment_bytes"}))
 
 
 _REMOTE: Final = re.compile(re.escape(REMOTE) + r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")

@@ -6,7 +6,6 @@ Those of the gateway are the source's own; the rest says what to send and when a
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -65,12 +64,7 @@ def _number(low: float) -> Callable[[str], float]:
     return read.between(low, 1e9, f"a number from {low:g}")
 
 
-_GATEWAY: Final = (
-    *gateway.CONNECTION,
-    Option("outboxMaxBytes", read.size, "outbox.max_bytes"),
-    Option("outboxMinFreeBytes", read.size, "outbox.min_free_bytes"),
-    Option("outboxMaxAge", read.between(0, math.inf, "a number of seconds"), "outbox.max_age_s"),
-)
+_GATEWAY: Final = (*gateway.CONNECTION, *gateway.SENDING)
 #: Each decides about the other when only one is given.
 _PROMISE: Final = (Option("guarantee", read.promise), Option("qos", lambda text: int(read.word("0", "1", "2")(text))))
 #: `Option.into` names fields of `SinkOptions`.
