@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from towline.bridge.config.model import DownlinkSection, RouteSection, UplinkSection
+from towline.bridge.config.model import DownlinkSection, RouteSection
+from towline.bridge.config.tables import UplinkTable
 from towline.cli import main
 from towline.gateway.settings import GatewaySettings, WillSettings
 from towline.guarantee import Guarantee
@@ -181,7 +182,7 @@ def test_every_option_of_camel_has_a_row() -> None:
 
 def test_what_stands_for_camels_options_are_settings_of_ours() -> None:
     """Every word in backticks of the third column that looks like a setting is one."""
-    models = (GatewaySettings, RouteSection, UplinkSection, WillSettings, DownlinkSection)
+    models = (GatewaySettings, RouteSection, UplinkTable, WillSettings, DownlinkSection)
     known = {name for model in models for name in model.model_fields} | {one.name for one in fields(Tls)} | {"from"}
     rows = [
         line.split("|")[3] for line in (ROOT / "docs" / "camel.md").read_text().splitlines() if line.count("|") == 6

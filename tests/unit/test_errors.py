@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from towline.bridge.config import model
-from towline.bridge.config.file import FileTable
+from towline.bridge.config import model, tables
 from towline.bridge.config.mistakes import _keys_of
 from towline.errors import ConfigError, ProtocolViolation, TowlineError, _foreign, _letters, did_you_mean, one_line
 from towline.gateway.settings import GatewaySettings, OutboxSettings, WillSettings
@@ -18,7 +17,7 @@ from towline.net.transport import Tls
 from towline.spark.options import OPTIONS as SOURCE
 from towline.spark.sink_options import OPTIONS as SINK
 
-MODELS = (FileTable, GatewaySettings, OutboxSettings, WillSettings, Tls, *vars(model).values())
+MODELS = (tables.BridgeTable, GatewaySettings, OutboxSettings, WillSettings, Tls, *vars(model).values())
 KEYS = [key for kind in MODELS if isinstance(kind, type) and hasattr(kind, "__annotations__") for key in _keys_of(kind)]
 MQTT = list(_keys_of(GatewaySettings))
 
@@ -29,12 +28,12 @@ MQTT = list(_keys_of(GatewaySettings))
         ("cleanSession", SOURCE, "Leave it out: a session is kept"),
         ("clean_session", MQTT, "Leave it out: a session is kept"),
         ("topic", SOURCE, "Give it in subscribe, with its QoS: telemetry/#:1."),
-        ("topic", [*_keys_of(model.UplinkSection), "route"], "Give it in [[uplink.route]]"),
+        ("topic", [*_keys_of(tables.UplinkTable), "route"], "Give it in [[uplink.route]]"),
         ("qos", SOURCE, "Give it behind each filter in subscribe"),
         ("maxOffsetsPerTrigger", SOURCE, 'Did you mean "maxMessagesPerTrigger"?'),
         ("max_offsets_per_trigger", _keys_of(model.DownlinkSection), 'Did you mean "max_messages_per_trigger"?'),
         ("maxTriggerDelay", SOURCE, "In milliseconds: maxTriggerDelayMs."),
-        ("trigger_interval_s", _keys_of(model.UplinkSection), "An uplink rests by the rate of its messages"),
+        ("trigger_interval_s", _keys_of(tables.UplinkTable), "An uplink rests by the rate of its messages"),
         ("startingTimestamp", SOURCE, "There is no start by time"),
         ("startingOffsets", SOURCE, 'Did you mean "startingOffset"?'),
         ("keepAliveInterval", MQTT, 'Did you mean "keep_alive_s"?'),

@@ -301,10 +301,10 @@ MISTAKES = [
     ("state_dir", 'stat_dir = "x"\nstate_dir', 'bridge.toml:2: unknown key "stat_dir". Did you mean "state_dir"?   [TL-C01]'),
     ('["mqtt://a:1883"]', '["mqtt://a:1883"]\nclient_idd = "x"', 'bridge.toml:6  [mqtt]: unknown key "client_idd". Did you mean "client_id"?   [TL-C01]'),
     ('brokers = ["mqtt://a:1883"]\n', "", 'bridge.toml:4  [mqtt]: "brokers" is missing. Add it, as brokers = ["mqtt://localhost:1883"].   [TL-C02]'),
-    ("[kafka]", "keep_alive_s = 2\n[kafka]", 'bridge.toml:7  uplink "telemetry": "keep_alive_s" must be at least 5. Change the number.   [TL-C03]'),
-    ("[kafka]", 'keep_alive_s = "soon"\n[kafka]', 'bridge.toml:7  uplink "telemetry": "keep_alive_s" must be a whole number. Correct the value.   [TL-C03]'),
+    ("[kafka]", "keep_alive_s = 2\n[kafka]", 'bridge.toml:7  [mqtt]: "keep_alive_s" must be at least 5. Change the number.   [TL-C03]'),
+    ("[kafka]", 'keep_alive_s = "soon"\n[kafka]', 'bridge.toml:7  [mqtt]: "keep_alive_s" must be a whole number. Correct the value.   [TL-C03]'),
     ("[kafka]", "session_expiry_s = 0\n[kafka]", 'bridge.toml:7  uplink "telemetry": guarantee at_least_once needs a session that outlives the connection, session_expiry_s is 0. Raise it; without the key it is for ever.   [TL-C12]'),
-    ("[kafka]", 'unknown_session = "keep"\n[kafka]', 'bridge.toml:7  uplink "telemetry": "unknown_session" must be "refuse", "adopt" or "discard". Choose one.   [TL-C03]'),
+    ("[kafka]", 'unknown_session = "keep"\n[kafka]', 'bridge.toml:7  [mqtt]: "unknown_session" must be "refuse", "adopt" or "discard". Choose one.   [TL-C03]'),
     ("[kafka]", 'password = "hunter2"\n[kafka]', 'bridge.toml:7  [mqtt]: "password" would put a secret into this file. Write it into a file of mode 0600 and name that in password_file.   [TL-C16]'),
     ("[kafka]", 'password_file = "nowhere"\n[kafka]', "bridge.toml:7  [mqtt]: password_file nowhere is not there. Write the secret into it, mode 0600.   [TL-C15]"),
     ("[kafka]", "tls = { insecure = true }\n[kafka]", 'bridge.toml:7  uplink "telemetry": tls is set, but no broker is reached by mqtts://, so nothing would be encrypted. Write mqtts://, or remove tls.   [TL-C17]'),
@@ -317,7 +317,7 @@ MISTAKES = [
     ('"k1:9092"', '"k1:9092"\nsettings = { "lingerr.ms" = 1 }', 'bridge.toml:9  [kafka]: unknown "lingerr.ms". Did you mean "linger.ms"?   [TL-C01]'),
     ('"k1:9092"', '"k1:9092"\ncreate_topics = { partitions = 0 }', 'bridge.toml:9  [kafka]: "partitions" must be at least 1. Change the number.   [TL-C03]'),
     ('bootstrap_servers = "k1:9092"\n', "", 'bridge.toml:7  [kafka]: "bootstrap_servers" is missing. Add it.   [TL-C02]'),
-    ('["mqtt://a:1883"]', '["mqtts://a"]\ntls = { ca_fil = "x" }', 'bridge.toml:6  uplink "telemetry": unknown key "ca_fil". Did you mean "ca_file"?   [TL-C01]'),
+    ('["mqtt://a:1883"]', '["mqtts://a"]\ntls = { ca_fil = "x" }', 'bridge.toml:6  [mqtt]: unknown key "ca_fil". Did you mean "ca_file"?   [TL-C01]'),
     ('"k1:9092"', '"k1:9092"\ncreate_topics = { partition = 1 }', 'bridge.toml:9  [kafka]: unknown key "partition". Did you mean "partitions"?   [TL-C01]'),
     ('name = "telemetry"', 'name = "telemetry"\nroutes = 1', 'bridge.toml:12  uplink "telemetry": unknown key "routes". Did you mean "route"?   [TL-C01]'),
     ('name = "telemetry"', 'name = "telemetry"\nmqtt = 3', 'bridge.toml:12  uplink "telemetry": "mqtt" must be a table. Correct the value.   [TL-C03]'),
@@ -382,7 +382,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, old: str, new: str, expected: str
 @pytest.mark.parametrize("uri", ["http://a", "mqtt://u:hunter2@a", "mqtt://a:99999", "mqtt://"])
 def test_a_wrong_broker_is_told_at_its_line(tmp_path: Path, uri: str) -> None:
     (line,) = told(changed("mqtt://a:1883", uri), tmp_path)
-    assert re.match(r'bridge\.toml:5  uplink "telemetry": .*\.   \[TL-C05\]$', line)
+    assert re.match(r"bridge\.toml:5  \[mqtt\]: .*\.   \[TL-C05\]$", line)
     assert "hunter2" not in line
 
 
@@ -464,7 +464,7 @@ def test_a_reserved_topic_of_the_file_is_a_mistake(tmp_path: Path, where: str, l
         'name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"'
     )
     (mistake,) = told(text, tmp_path)
-    assert mistake.startswith(f'bridge.toml:{line}  uplink "telemetry": "')
+    assert mistake.startswith(f'bridge.toml:{line}  uplink "telemetry" route 1: "')
     assert mistake.endswith("Choose another topic.   [TL-C95]")
 
 

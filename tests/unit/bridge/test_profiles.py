@@ -120,7 +120,7 @@ MISTAKES = [
     ("${site}.$", "${sight}.$", 'plant.toml:19: the profile has no parameter "sight". Did you mean "site"?'),
     ('type = "site", default', 'type = "sit", default', 'plant.toml:4: there is no type "sit". Did you mean "site"?'),
     ("from = ", "form = ", 'plant.toml:13  uplink "up" route 1: "from" is missing. Add it.'),
-    ("'^.*[^a-z].*$'", "'['", 'plant.toml:8: "refuse" must be a valid regular expression. Correct the value.'),
+    ("'^.*[^a-z].*$'", "'['", 'plant.toml:8  [types]: "refuse" must be a valid regular expression. Correct the value.'),
     ("table =", "tabel =", 'plant.toml:1: "table" is missing. Name the table of the bridge file'),
     ("[derived]", "[derived", "plant.toml:9: not TOML: "),
 ]

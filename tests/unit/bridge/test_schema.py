@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from copy import deepcopy
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from towline.bridge.config.file import load
 from towline.bridge.config.mistakes import ConfigMistakes
-from towline.bridge.config.model import RouteSection, UplinkSection
+from towline.bridge.config.model import RouteSection
 from towline.bridge.config.schema import bridge_schema
-from towline.bridge.config.tables import MQTT_KEYS
+from towline.bridge.config.tables import MqttTable, UplinkTable
 from towline.cli import main
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +49,7 @@ def test_it_is_a_schema_and_every_key_is_explained() -> None:
         "UplinkTable",
         "DownlinkTable",
         "RouteSection",
-        "Mqtt",
+        "MqttTable",
         "KafkaSection",
         "SparkSection",
         "GatewaySection",
@@ -59,8 +62,8 @@ def test_it_is_a_schema_and_every_key_is_explained() -> None:
 
 def test_it_has_the_keys_that_are_read() -> None:
     defs = bridge_schema()["$defs"]
-    assert set(defs["Mqtt"]["properties"]) == {*MQTT_KEYS, "client_id_prefix"}
-    assert set(defs["UplinkTable"]["properties"]) > set(UplinkSection.model_fields)
+    assert set(defs["MqttTable"]["properties"]) == set(MqttTable.model_fields)
+    assert set(defs["UplinkTable"]["properties"]) == set(UplinkTable.model_fields)
     assert len(defs["RouteSection"]["properties"]) == len(RouteSection.model_fields)
 
 
@@ -231,6 +234,20 @@ def test_what_is_missing_or_of_another_kind_is_refused(tmp_path: Path, path: tup
             at(other, path)[key] = value
             if codes(other, tmp_path) & STRUCTURE:
                 assert told(WHOLE, other), f"{key} = {value!r}"
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.sampled_from([*WRONG, None])), max_size=4))
+def test_several_mistakes_at_once_are_lines_too(wrong: list[tuple[int, int, object]]) -> None:
+    """Keys that are gone, unknown, or of another kind, in any tables together: `codes` takes nothing but mistakes."""
+    document = deepcopy(FULL)
+    for number, key, value in wrong:
+        places = [*tables(document)]
+        table = at(document, places[number % len(places)])
+        name = [*table, "no_such_key"][key % (len(table) + 1)]
+        table.pop(name, None)
+        table |= {} if value is None else {name: deepcopy(value)}
+    with tempfile.TemporaryDirectory() as directory:
+        codes(document, Path(directory))
 
 
 @pytest.mark.parametrize(

@@ -8,35 +8,47 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ValidationError
 
 from towline.bridge.config.kafka_source import java_client
-from towline.bridge.config.line import DownlinkReader, LineReader
-from towline.bridge.config.mistakes import Mistakes
-from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
-from towline.bridge.config.places import REFERENCE, Document, KeyPath, names_variable
+from towline.bridge.config.members import member_settings
+from towline.bridge.config.mistakes import UNKNOWN, Mistakes
+from towline.bridge.config.model import CHECKPOINT, Bridge, DownLine, DownlinkSection, Line, SparkSection
+from towline.bridge.config.places import Document, KeyPath
 from towline.bridge.config.profiles import Profile, graft, profile_of, shipped
-from towline.bridge.config.section import Section
-from towline.bridge.config.services import LISTENING, GatewaySection, MonitorSection
-from towline.bridge.config.tables import Head, Tables
+from towline.bridge.config.rules import (
+    ROOT,
+    Violation,
+    cluster_problems,
+    dead_letter_topic,
+    file_problems,
+    gateway_problems,
+    line_problems,
+    member_problems,
+    mqtt_problems,
+    route_problems,
+)
+from towline.bridge.config.section import NAME
+from towline.bridge.config.services import LISTENING, KafkaSection
+from towline.bridge.config.subscriptions import SubscribedRoute, repeatable, subscriptions
+from towline.bridge.config.tables import LINES, BridgeTable, DownlinkTable, UplinkTable
+from towline.bridge.config.values import FileValues
 from towline.errors import ConfigError
-from towline.gateway.access import is_remote
 from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
-from towline.guarantee import policy
-from towline.kafka.reserved import reserved
-from towline.options import path
-from towline.spark.masters import is_cluster, shares_files
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import AckAfter, policy
+from towline.spark.cadence import DEFAULT_DELAY_MS
+from towline.spark.masters import is_cluster
 
-__all__ = ["Reader", "load", "parse"]
+__all__ = ["load", "parse"]
 
 #: Client settings the sink sets by itself, from the guarantee or this file.
-_OWNED = (
+_OWNED: Final = (
     "bootstrap.servers",
     "transactional.id",
     "enable.idempotence",
@@ -44,39 +56,17 @@ _OWNED = (
     "request.required.acks",
     "isolation.level",
 )
-
-
-class FileTable(Section):
-    """The whole file: its own keys, and the tables that are read one by one. A description is what to do without it."""
-
-    name: str = Field(pattern=NAME, description="Name the bridge; it becomes part of the MQTT client ids.")
-    state_dir: Path = Field(description="Name a directory on a local disk; the journals live there.")
-    leave_waiting: tuple[str, ...] = ()
-    mqtt: dict[str, Any] = Field(description="Add the table.")
-    kafka: dict[str, Any] = Field(description="Add the table.")
-    spark: dict[str, Any] = Field(default_factory=dict)
-    gateway: dict[str, Any] = Field(default_factory=dict)
-    monitor: dict[str, Any] = Field(default_factory=dict)
-    uplink: Any = ()
-    downlink: Any = ()
-
-    @field_validator("state_dir", mode="before")
-    @classmethod
-    def _somewhere(cls, value: object) -> object:
-        if value == "":
-            raise PydanticCustomError("path_type", "Input is not a valid path")
-        try:
-            path(str(value))
-        except ValueError as error:
-            raise ValueError(f'"state_dir": {error}; name a directory on a local disk') from None
-        return value
-
-
-#: What to do where a file of [gateway] is missing.
-_PEM: Final = "It is a file in PEM."
-_MAKE: Final = {"token_file": "Make one: openssl rand -hex 32, mode 0600.", "key_file": "It is a private key in PEM."}
-#: In place of what is missing or wrong, while the rest of the file is read.
-_STAND_INS: dict[str, Any] = {"name": "x", "state_dir": Path(), "mqtt": {}, "kafka": {}}
+#: Milliseconds that a gateway waits for more after a moment of silence, on a line whose batches rest longer.
+_LINGER_MS: Final = 20.0
+#: In place of a table or key with mistakes, so that what it has to do with others is looked at all the same.
+_STAND_INS: Final[Mapping[str, Any]] = {
+    "name": "x",
+    "state_dir": "x",
+    "mqtt": {"brokers": "mqtt://x"},
+    "kafka": {"bootstrap_servers": "x:1"},
+    "uplink": {"name": "x", "route": [{"from": "x", "topic": "x"}]},
+    "downlink": {"name": "x", "from": "x"},
+}
 
 
 def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
@@ -108,209 +98,171 @@ def parse(text: str, file: Path, environ: Mapping[str, str], *, master: str | No
     spark = document.raw.get("spark", {})
     if master is not None and isinstance(spark, dict):
         document.raw["spark"] = {**spark, "master": master}
-    return Reader(document, environ).bridge()
+    return _Reader(document, environ).bridge()
 
 
-class Reader:
-    """Reads one file, section by section, noting mistakes as it goes."""
+class _Reader:
+    """Reads one file: values, profiles, tables, and then what they say together."""
 
     def __init__(self, document: Document, environ: Mapping[str, str]) -> None:
         self._file = document.file.absolute()
         self._mistakes = Mistakes(document)
-        self._environ = environ
-        #: Whether a variable was missing, so that values may be stand-ins.
-        self._unset = False
-        self._raw: dict[str, Any] = self._expand(document.raw, ())
-        if _elsewhere(self._raw):
-            self._raw.setdefault("mqtt", {})
-        self._tables = Tables(self._file.parent, self._mistakes)
+        values = FileValues(self._file.parent, self._mistakes, environ)
+        self._raw: dict[str, Any] = values.read(document.raw)
+        self._unset = bool(values.unset)
         graft(document, self._file.parent)
+        parameters = self._apply_profiles()
+        #: Places of tables that are stand-ins for others with mistakes.
+        self._broken: set[KeyPath] = set()
+        self._tables = self._validated(parameters)
+        self._state_dir = self._file.parent / self._tables.state_dir.expanduser()
 
     def bridge(self) -> Bridge:
         """Everything, or every mistake."""
-        table = self._file_table()
-        state_dir = self._file.parent / table.state_dir.expanduser()
-        kafka = self._kafka(table.kafka) if "kafka" in self._raw else None
-        spark = self._spark(table.spark)
-        mqtt = self._tables.mqtt(table.mqtt, ("mqtt",), "[mqtt]")
-        monitor = self._monitor(table.monitor)
-        gateway = self._gateway(table.gateway)
-        lines = self._lines(Head(table.name, state_dir, mqtt, kafka, spark, gateway))
-        if kafka is not None:
-            environ = self._read_by_java(kafka, lines)
-            if is_cluster(spark.master):
-                self._cluster(spark.master, environ, lines)
+        tables = self._tables
+        spark = self._spark(tables.spark)
+        self._judge_client(tables.kafka)
+        self._judge_listening()
+        lines = self._lines()
+        self._note(file_problems(tables.name, lines))
+        self._judge_java(lines.values())
         self._mistakes.raise_if_any()
-        assert kafka is not None, "a section that failed has left a mistake"
+        dead_letters = {one.dead_letter_topic for one in lines.values() if one.dead_letter_topic}
+        named = {"dead_letter_topics": tuple(sorted(dead_letters))}
         return Bridge(
-            name=table.name,
+            name=tables.name,
             file=self._file,
-            state_dir=state_dir,
-            leave_waiting=table.leave_waiting,
-            kafka=kafka,
+            state_dir=self._state_dir,
+            leave_waiting=tables.leave_waiting,
+            kafka=tables.kafka,
             spark=spark,
-            gateway=gateway,
-            monitor=monitor,
-            lines=lines,
+            gateway=tables.gateway,
+            monitor=tables.monitor,
+            lines=tuple(one.model_copy(update=named) if isinstance(one, Line) else one for one in lines.values()),
         )
 
-    def _file_table(self) -> FileTable:
-        """The file's own keys, with stand-ins for those that are mistakes."""
-        apart = self._profiled()
-        own = {key: value for key, value in self._raw.items() if key not in apart}
+    def _note(self, problems: Iterable[Violation], base: KeyPath = (), subject: str | None = None) -> bool:
+        """Note mistakes; whether there is any."""
+        problems = list(problems)
+        for problem in problems:
+            key = problem.key[1:] if problem.key[:1] == (ROOT,) else (*base, *problem.key)
+            self._mistakes.add(problem.code, key, problem.what, problem.do, subject=subject)
+        return bool(problems)
+
+    # -- profiles and tables
+
+    def _line_tables(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Kind, number and content of every table of a line."""
+        for kind in LINES:
+            tables = self._raw.get(kind, [])
+            for number, table in enumerate(tables if isinstance(tables, list) else ()):
+                if isinstance(table, dict):
+                    yield kind, number, table
+
+    def _apply_profiles(self) -> Sequence[str]:
+        """Have each line with a profile say all that this says; the names of the tables with their parameters."""
+        lines = [one for one in self._line_tables() if "profile" in one[2]]
+        profiles = [self._profile(*one) for one in lines]
+        tables = {one.file.table: one for one in (*shipped(), *(profile for profile, _ in profiles))}
+        values = {one: self._parameters(one) for one in (*tables.values(), *(profile for profile, _ in profiles))}
+        for (kind, number, table), (profile, at) in zip(lines, profiles, strict=True):
+            self._raw[kind][number] = profile.applied(kind, at, table, values[profile])
+        for name in tables:
+            self._raw.pop(name, None)
+        return list(tables)
+
+    def _profile(self, kind: str, number: int, table: dict[str, Any]) -> tuple[Profile, int]:
+        """The profile of a line; of another name than there is the first one, so that other mistakes are found too."""
         try:
-            return FileTable.model_validate(own)
+            return profile_of(self._file.parent, kind, str(table["profile"]))
+        except ConfigError as error:
+            if error.where:
+                raise  # a mistake in the profile itself
+            self._mistakes.add(error.code, (kind, number, "profile"), error.what, error.do)
+            if error.code != "TL-C06":
+                self._mistakes.raise_if_any()
+            return shipped()[0], 0
+
+    def _parameters(self, profile: Profile) -> dict[str, Any]:
+        """The parameters of a profile by their names, or its defaults where the table has mistakes."""
+        kind, name = profile.parameters, profile.file.table
+        try:
+            table = kind.model_validate(self._raw.get(name, {}))
         except ValidationError as error:
-            details = error.errors()
-        self._mistakes.add_details(details, FileTable, (), "", also=apart)
-        wrong = {one["loc"][0] for one in details}
-        return FileTable.model_validate(_STAND_INS | {k: v for k, v in own.items() if k not in wrong})
+            self._mistakes.add_details(error.errors(), kind, (name,))
+            table = kind()
+        return profile.values(table) | {"bridge": str(self._raw.get("name", "x"))}
 
-    def _expand(self, value: Any, path: KeyPath) -> Any:
-        if isinstance(value, dict):
-            return {key: self._expand(item, (*path, *key.split("."))) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._expand(item, (*path, index)) for index, item in enumerate(value)]
-        if not isinstance(value, str) or _stays(path):
-            return value
-        expanded = REFERENCE.sub(lambda found: self._variable(found, path), value)
-        if names_variable(value):
-            self._mistakes.hide(path, expanded, value)
-        return expanded
+    def _validated(self, parameters: Sequence[str]) -> BridgeTable:
+        """All tables, with stand-ins for those that have mistakes; unknown keys hide no other mistake."""
+        lines = [table for _, _, table in self._line_tables()]
+        if lines and all("gateways" in table for table in lines):
+            self._raw.setdefault("mqtt", {})  # nothing here speaks MQTT
+        elif lines and isinstance(mqtt := self._raw.get("mqtt"), dict) and "brokers" not in mqtt:
+            self._need_brokers(lines)
+        while True:  # what a table says together is validated once its keys are right
+            try:
+                return BridgeTable.model_validate(self._raw)
+            except ValidationError as error:
+                details = error.errors()
+            self._mistakes.add_details(details, BridgeTable, also=parameters)
+            for one in sorted(details, key=lambda one: one["type"] not in UNKNOWN):
+                self._replace(one["loc"], unknown=one["type"] in UNKNOWN)
 
-    def _variable(self, found: re.Match[str], path: KeyPath) -> str:
-        name = found[2]
-        if found[1]:
-            return found[0][1:]
-        if name not in self._environ:
-            what = f"the environment variable {name} is not set"
-            self._mistakes.add(
-                "TL-C04", path, _subject(path), what, f"Set it, or write $${{{name}}} for the text itself."
-            )
-            self._unset = True
-            return "x"
-        return self._environ[name]
+    def _need_brokers(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        own = [table.get("mqtt") for table in lines if "gateways" not in table]
+        if not all(isinstance(mqtt, dict) and "brokers" in mqtt for mqtt in own):
+            do = 'Add it, as brokers = ["mqtt://localhost:1883"].'
+            self._mistakes.add("TL-C02", ("mqtt", "brokers"), '"brokers" is missing', do)
 
-    def _kafka(self, table: dict[str, Any]) -> KafkaSection | None:
-        path: KeyPath = ("kafka",)
-        table = dict(table)
-        if isinstance(table.get("bootstrap_servers"), list):
-            table["bootstrap_servers"] = ",".join(str(server) for server in table["bootstrap_servers"])
-        if table.get("create_topics") is True:
-            table["create_topics"] = {}
-        elif table.get("create_topics") is False:
-            del table["create_topics"]
-        settings = table.get("settings", {})
-        for key in settings if isinstance(settings, dict) else ():
-            if key in _OWNED:
-                what = f'"{key}" is set by Towline'
-                self._mistakes.add("TL-C68", (*path, "settings", key), "[kafka]", what, "Remove it.")
-        section = self._tables.model(KafkaSection, table, path, "[kafka]")
-        if section is None:
-            return None
-        names = ("password_file", "key_password_file")
-        files = {name: self._tables.secret_file(getattr(section, name), (*path, name), "[kafka]") for name in names}
-        settings = {key: self._located(key, value, path) for key, value in section.settings.items()}
-        section = section.model_copy(update={**files, "settings": settings})
-        if not self._unset:
-            self._judge_client(section)
-        return section
+    def _replace(self, place: KeyPath, *, unknown: bool) -> None:
+        """Take an unknown key out, or the table around another mistake for its stand-in."""
+        if unknown:
+            table: Any = self._raw
+            for part in place[:-1]:  # a branch of a union is no key
+                if (isinstance(table, dict) and part in table) or (isinstance(table, list) and isinstance(part, int)):
+                    table = table[part]
+            if isinstance(table, dict):
+                table.pop(place[-1], None)
+            return
+        key = str(place[0])
+        if key in LINES and len(place) > 1:
+            lines, number = self._raw[key], int(place[1])
+            name = lines[number].get("name") if isinstance(lines[number], dict) else None
+            lines[number] = {**_STAND_INS[key], **({"name": name} if _is_name(name) else {})}
+        elif key in _STAND_INS and key not in LINES:
+            self._raw[key] = _STAND_INS[key]
+        else:
+            self._raw.pop(key, None)
+        self._broken.add(place[:2] if key in LINES else place[:1])
 
-    def _located(self, key: str, value: Any, path: KeyPath) -> Any:
-        """A setting of Kafka's client that names a file, or a directory of certificates, as from this file."""
-        if not key.endswith(".location") or value == "probe" or self._unset:
-            return value
-        file = Path(str(value)).expanduser()
-        if not (place := self._file.parent / file).is_dir():
-            do = "Name it as from this file, or by its whole path."
-            self._tables.there(file, (*path, "settings", key), "[kafka]", do)
-        return str(place)
+    # -- what stands in more places than its table
 
-    def _spark(self, table: dict[str, Any]) -> SparkSection:
-        section = self._tables.model(SparkSection, table, ("spark",), "[spark]") or SparkSection()
+    def _spark(self, section: SparkSection) -> SparkSection:
         if "spark.authenticate.secret" in section.conf:
             place, what = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret stands in this file"
             do = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
-            self._mistakes.add("TL-C16", place, "[spark.conf]", what, do)
-        secret = self._tables.secret_file(section.secret_file, ("spark", "secret_file"), "[spark]")
+            self._mistakes.add("TL-C16", place, what, do, subject="[spark.conf]")
         jars: dict[Path, None] = {}  # in order, each once
         for named in (self._file.parent / jar.expanduser() for jar in section.kafka_jars):
             folder, pattern = (named, "*.jar") if named.is_dir() else (named.parent, named.name)
             globbed = (folder / one for one in sorted(glob(pattern, root_dir=folder)))  # noqa: PTH207 - takes a**b
-            found = dict.fromkeys(one for one in (named, *globbed) if one.is_file())
-            jars |= found
-            if not found:
+            files = dict.fromkeys(one for one in (named, *globbed) if one.is_file())
+            jars |= files
+            if not files:
                 do = "Correct the path, or remove it: Maven brings the jars."
-                self._mistakes.add("TL-C15", ("spark", "kafka_jars"), "[spark]", f"no jar is at {named}", do)
-        return section.model_copy(update={"kafka_jars": tuple(jars), "secret_file": secret})
-
-    def _gateway(self, table: Any) -> GatewaySection:
-        """``[gateway]``; its files have to be there and to go together."""
-        path, subject = ("gateway",), "[gateway]"
-        section = self._tables.model(GatewaySection, table, path, subject) or GatewaySection()
-        names = (*LISTENING, "ca_file")
-        files = {
-            name: self._tables.there(getattr(section, name), (*path, name), subject, _MAKE.get(name, _PEM))
-            for name in names
-        }
-        section = section.model_copy(update=files)
-        own = [line.get("listen") for _, _, line in self._line_tables() if isinstance(line, Mapping)]
-        listens = section.listen is not None or any(isinstance(one, str) for one in own)
-        missing = [name for name in LISTENING if files[name] is None]
-        if listens and missing:
-            what = f"what listens on a network has TLS and a token, and {' and '.join(missing)} is missing"
-            self._mistakes.add("TL-C02", (*path, "listen"), subject, what, "Add it to [gateway], or remove listen.")
-        elif listens and all(file is None or file.is_file() for file in files.values()):  # else noted
-            try:
-                served = {name: files[name] for name in LISTENING}
-                ServerCertificate.read(ListenSettings.model_validate({"address": "localhost:0", **served}))
-            except ConfigError as error:
-                key = next(name for name in names if error.where.startswith(name))
-                self._mistakes.add(error.code, (*path, key), subject, f"{key}: {error.what}", error.do)
-        self._judge_tokens(section.token_file, "gateway")
-        return section
-
-    def _monitor(self, table: Any) -> MonitorSection:
-        section = self._tables.model(MonitorSection, table, ("monitor",), "[monitor]") or MonitorSection()
-        place = ("monitor", "token_file")
-        file = self._tables.there(section.token_file, place, "[monitor]", _MAKE["token_file"])
-        self._judge_tokens(file, "monitor")
-        return section.model_copy(update={"token_file": file})
-
-    def _judge_tokens(self, file: Path | None, table: str) -> None:
-        """A file of tokens has to hold some; who may not read it looks at the status all the same."""
-        try:
-            if file is not None and os.access(file, os.R_OK):
-                TokenFile(file)
-        except ConfigError as error:
-            what = f"token_file: {error.what}"
-            self._mistakes.add(error.code, (table, "token_file"), f"[{table}]", what, error.do)
-
-    def _read_by_java(self, kafka: KafkaSection, lines: Sequence[Line | DownLine]) -> dict[str, str]:
-        """The secrets of Java's client, whose settings have to be such as a downlink's can have."""
-        environ: dict[str, str] = {}
-        try:
-            java_client(kafka.client(), environ)
-        except ConfigError as error:  # a file that isn't here is told at the start
-            if error.code == "TL-C77" and any(isinstance(line, DownLine) for line in lines):
-                self._mistakes.add(error.code, ("kafka", "settings"), "[kafka]", error.what, error.do)
-        return environ
-
-    def _cluster(self, master: str, environ: Mapping[str, str], lines: Sequence[Line | DownLine]) -> None:
-        """What is fine with a local master, and not where tasks run on other machines."""
-        for line in lines:
-            found = [] if shares_files(master) else [*_unreachable(line, master)]
-            if environ and isinstance(line, DownLine):
-                what = f"Spark's Kafka source would need [kafka]'s secrets or certificates on executors of {master}"
-                do = "They never travel: run this line with a local master, in a bridge file of its own."
-                found.append(("TL-C142", what, do))
-            for code, what, do in found:
-                self._mistakes.add(code, ("spark", "master"), f'{line.kind} "{line.name}"', what, do)
+                self._mistakes.add("TL-C15", ("spark", "kafka_jars"), f"no jar is at {named}", do)
+        return section.model_copy(update={"kafka_jars": tuple(jars)})
 
     def _judge_client(self, kafka: KafkaSection) -> None:
         """Let the client library judge its settings; it opens no connection for that."""
         from towline.kafka.clientconfig import check_client  # noqa: PLC0415 - loads librdkafka
 
+        for key in kafka.settings:
+            if key in _OWNED:
+                self._mistakes.add("TL-C68", ("kafka", "settings", key), f'"{key}" is set by Towline', "Remove it.")
+        if self._unset or ("kafka",) in self._broken:
+            return
         try:
             check_client(kafka.client(), "[kafka]", "")
         except ConfigError as error:
@@ -321,172 +273,204 @@ class Reader:
             if error.code == "TL-C44":  # a secret: say it in the words of this file
                 what = f'"{path[-1]}" would put a secret into this file'
                 error = ConfigError("TL-C16", "", what, "Use password_file or key_password_file, or write ${NAME}.")
-            self._mistakes.add(error.code, ("kafka", *path), "[kafka]", what, error.do)
+            self._mistakes.add(error.code, ("kafka", *path), what, error.do, subject="[kafka]")
 
-    def _lines(self, head: Head) -> tuple[Line | DownLine, ...]:
-        places = list(self._line_tables())
-        if not places:
-            if not any(kind in self._raw for kind in _READERS):
-                what = "[[uplink]] is missing: there is no line to run"
-                self._mistakes.add(
-                    "TL-C60", ("uplink",), "", what, "Add one with a name and a route, or a [[downlink]]."
-                )
-            return ()
-        tables = [table for _, _, table in places]
-        if "brokers" not in head.mqtt and any(
-            "brokers" not in (t.get("mqtt") or {}) for t in tables if isinstance(t, dict) and "gateways" not in t
-        ):
-            self._mistakes.add(
-                "TL-C02",
-                ("mqtt", "brokers"),
-                "[mqtt]",
-                '"brokers" is missing',
-                'Add it, as brokers = ["mqtt://localhost:1883"].',
-            )
-        read = [_READERS[kind](self._tables, head, index, table).line() for kind, index, table in places]
-        lines = [line for line in read if line is not None]
-        self._twice(places, lines)
-        dead_letters = tuple(sorted({line.dead_letter_topic for line in lines if line.dead_letter_topic}))
-        for (kind, index, _), line in zip(places, read, strict=True):
-            if line is not None:
-                self._reserved((kind, index), line, dead_letters)
-                if isinstance(line, DownLine):
-                    self._circles((kind, index), line, head.bridge, lines)
-        named = {"dead_letter_topics": dead_letters}
-        return tuple(line.model_copy(update=named) if isinstance(line, Line) else line for line in lines)
+    def _judge_listening(self) -> None:
+        """The files of what listens on a network have to be there and to go together."""
+        section = self._tables.gateway
+        files = {name: getattr(section, name) for name in LISTENING}
+        own = [table.get("listen") for _, _, table in self._line_tables()]
+        listens = section.listen is not None or any(isinstance(one, str) for one in own)
+        missing = [name for name, file in files.items() if file is None]
+        if listens and missing:
+            what = f"what listens on a network has TLS and a token, and {' and '.join(missing)} is missing"
+            self._mistakes.add("TL-C02", ("gateway", "listen"), what, "Add it to [gateway], or remove listen.")
+        elif listens and all(file.is_file() for file in files.values()):  # else noted
+            try:
+                ServerCertificate.read(ListenSettings.model_validate({"address": "localhost:0", **files}))
+            except ConfigError as error:
+                key = next(name for name in (*LISTENING, "ca_file") if error.where.startswith(name))
+                self._mistakes.add(error.code, ("gateway", key), f"{key}: {error.what}", error.do)
+        for table, file in (("gateway", section.token_file), ("monitor", self._tables.monitor.token_file)):
+            try:
+                if file is not None and os.access(file, os.R_OK):  # who may not, looks at the status all the same
+                    TokenFile(file)
+            except ConfigError as error:
+                self._mistakes.add(error.code, (table, "token_file"), f"token_file: {error.what}", error.do)
 
-    def _profiled(self) -> Collection[str]:
-        """Have each line with a profile say all that this says; the names of the tables with their parameters."""
-        lines = [one for one in self._line_tables() if isinstance(one[2], dict) and "profile" in one[2]]
-        profiles = [self._profile(*one) for one in lines]
-        apart = {one.file.table: one for one in (*shipped(), *(profile for profile, _ in profiles))}
-        values = {one: self._parameters(one) for one in (*apart.values(), *(profile for profile, _ in profiles))}
-        for (kind, index, table), (profile, number) in zip(lines, profiles, strict=True):
-            self._raw[kind][index] = profile.applied(kind, number, table, values[profile])
-        return apart.keys()
-
-    def _profile(self, kind: str, index: int, table: dict[str, Any]) -> tuple[Profile, int]:
-        """The profile of a line; of another name than there is the first one, so that other mistakes are found too."""
+    def _judge_java(self, lines: Iterable[Line | DownLine]) -> None:
+        """Java's client has to take the settings of a downlink, and a cluster what its tasks need."""
+        secrets: dict[str, str] = {}
+        lines = list(lines)
         try:
-            return profile_of(self._file.parent, kind, str(table["profile"]))
-        except ConfigError as error:
-            if error.where:
-                raise  # a mistake in the profile itself
-            subject = f'{kind} "{table.get("name", index + 1)}"'
-            self._mistakes.add(error.code, (kind, index, "profile"), subject, error.what, error.do)
-            if error.code != "TL-C06":
-                self._mistakes.raise_if_any()
-            return shipped()[0], 0
+            java_client(self._tables.kafka.client(), secrets)
+        except ConfigError as error:  # a file that isn't here is told at the start
+            if error.code == "TL-C77" and any(isinstance(line, DownLine) for line in lines):
+                self._mistakes.add(error.code, ("kafka", "settings"), error.what, error.do, subject="[kafka]")
+        master = self._tables.spark.master
+        for line in lines if is_cluster(master) else ():
+            subject = f'{line.kind} "{line.name}"'
+            self._note(cluster_problems(line, master, secrets=bool(secrets)), subject=subject)
 
-    def _parameters(self, profile: Profile) -> dict[str, Any]:
-        name, kind = profile.file.table, profile.parameters
-        table = self._tables.model(kind, self._raw.get(name, {}), (name,), f"[{name}]") or kind()
-        return profile.values(table) | {"bridge": str(self._raw.get("name", "x"))}
+    # -- lines
 
-    def _reserved(self, path: KeyPath, line: Line | DownLine, dead_letters: Sequence[str]) -> None:
-        """Topics of the file hold no markers and are not internal to Kafka; what a route writes is no dead letter."""
-        named: list[tuple[KeyPath, str | None, str]] = [(("dead_letter_topic",), line.dead_letter_topic, reserved())]
-        for number, section in enumerate(line.sections if isinstance(line, Line) else ()):
-            named.append((("route", number, "topic"), section.topic, reserved(dead_letters)))
-            named.append((("route", number, "fallback_topic"), section.fallback_topic, reserved(dead_letters)))
-        for key, name, taken in named:
-            if name is not None and re.fullmatch(taken, name):
-                what = f'"{name}" is reserved: markers, dead letters, or Kafka\'s own'
-                self._mistakes.add("TL-C95", (*path, *key), f'{path[0]} "{line.name}"', what, "Choose another topic.")
+    def _lines(self) -> dict[KeyPath, Line | DownLine]:
+        """The lines that are without mistakes, by the places of their tables."""
+        tables: dict[KeyPath, UplinkTable | DownlinkTable] = {
+            (kind, number): table for kind in LINES for number, table in enumerate(getattr(self._tables, kind))
+        }
+        if not tables and not any(kind in self._raw or (kind,) in self._broken for kind in LINES):
+            what = "[[uplink]] is missing: there is no line to run"
+            self._mistakes.add("TL-C60", ("uplink",), what, "Add one with a name and a route, or a [[downlink]].")
+        lines: dict[KeyPath, Line | DownLine] = {}
+        for path, table in tables.items():
+            if path not in self._broken:
+                line = self._uplink(path, table) if isinstance(table, UplinkTable) else self._downlink(path, table)
+                lines |= {path: line} if line else {}
+        return lines
 
-    def _circles(self, path: KeyPath, line: DownLine, bridge: str, lines: Sequence[Line | DownLine]) -> None:
-        """A line that reads what its own batches write, markers or dead letters, never comes to an end."""
-        written = [f"towline.{bridge}.{one.name}.markers" for one in lines if policy(one.guarantee).transactions]
-        written += [line.dead_letter_topic] if line.dead_letter_topic else []
-        for name in filter(line.section.reads, written):
-            what = f'it would read "{name}", and make a batch of each batch: markers, or dead letters of its own'
-            self._mistakes.add("TL-C95", (*path, "from"), f'downlink "{line.name}"', what, "Choose other topics.")
+    def _uplink(self, path: KeyPath, table: UplinkTable) -> Line | None:
+        self._note_line(path, table)
+        clean = [self._route(path, number, table) for number in range(len(table.route))]
+        if not all(clean):
+            return None
+        routes = tuple(route.compile(table.guarantee, table.dedupe) for route in table.route)
+        filters = subscriptions(routes)
+        elsewhere = bool(table.gateways) and not table.member
+        delay_ms = _delay_ms(table)
+        own: dict[str, Any] = {
+            "subscriptions": filters,
+            "repeatable": repeatable(routes, [one.pattern for one in filters]),
+            "journal": table.journal,
+            "receipts": table.receipts,
+            "checkpoint": str(self._state_dir / table.name / CHECKPOINT),
+            "linger_after_silence_ms": _LINGER_MS if delay_ms else 0.0,
+        }
+        if table.ack_after in policy(table.guarantee).acks:
+            own["ack_after"] = table.ack_after
+        gateway = self._gateway(path, table, own | ({"listen": None} if elsewhere else {}))
+        if gateway is None:
+            return None
+        line = Line(
+            name=table.name,
+            guarantee=table.guarantee,
+            gateway=gateway,
+            sections=table.route,
+            max_messages_per_trigger=table.max_messages_per_trigger,
+            max_bytes_per_trigger=table.max_bytes_per_trigger,
+            max_trigger_delay_ms=delay_ms,
+            parallelism=table.parallelism,
+            dead_letter_topic=dead_letter_topic(table, self._tables),
+            dedupe=table.dedupe,
+            gateways=table.gateways,
+            removed_gateways=table.removed_gateways,
+            members=self._members(path, table, gateway, routes),
+        )
+        self._note(gateway_problems(line, routes, self._brokers(path, gateway)), path, _subject(path, table))
+        return line
 
-    def _line_tables(self) -> Iterator[tuple[str, int, Any]]:
-        """Kind, index and content of every table of a line."""
-        for kind in _READERS:
-            tables = self._raw.get(kind, [])
-            if kind in self._raw and (not isinstance(tables, list) or not tables):
-                what = f"[[{kind}]] must be written [[{kind}]]"
-                self._mistakes.add("TL-C60", (kind,), "", what, "Add one with a name.")
-            else:
-                yield from ((kind, index, table) for index, table in enumerate(tables))
+    def _note_line(self, path: KeyPath, table: UplinkTable | DownlinkTable) -> None:
+        self._note(line_problems(table, self._tables), path, _subject(path, table))
 
-    def _twice(self, places: list[tuple[str, int, Any]], lines: Sequence[Line | DownLine]) -> None:
-        """Two lines never share a name, nor a client id on one broker [MQTT-3.1.4-3].
+    def _route(self, path: KeyPath, number: int, table: UplinkTable) -> bool:
+        """Whether a route is without mistakes."""
+        problems = route_problems(table.route[number], table.guarantee, table.dedupe)
+        return not self._note(problems, (*path, "route", number))
 
-        Each would throw the other out.
-        """
-        named: dict[object, KeyPath] = {}
-        for kind, index, table in places:
-            name = table.get("name") if isinstance(table, dict) else None
-            if not isinstance(name, str):
-                continue  # noted
-            if name in named:
-                subject, what = f'{kind} "{name}"', "another line has this name"
-                self._mistakes.add("TL-C18", (kind, index, "name"), subject, what, "Rename one.")
-            named.setdefault(name, (kind, index))
-        self._same_address(named, lines)
-        seen: dict[tuple[str, str], str] = {}
-        for line, gateway in [(one, each) for one in lines for each in one.each_gateway]:
-            whose = gateway.name
-            path = named[line.name]
-            subject = f'{path[0]} "{line.name}"'
-            if whose != line.name and whose in named:
-                what = f'the gateway of a member would be "{whose}" in its rows, as another line is'
-                self._mistakes.add("TL-C18", path, subject, what, "Rename one.")
-            for broker in gateway.brokers:
-                identity = (str(broker), gateway.mqtt_client_id)
-                other = seen.setdefault(identity, whose)
-                if other != whose:
-                    what = f'client id "{identity[1]}" is also that of line "{other}"; they would throw each other out'
-                    self._mistakes.add("TL-C19", path, subject, what, "Give each line its own client_id.")
+    def _members(
+        self, path: KeyPath, table: UplinkTable, gateway: GatewaySettings, routes: Sequence[SubscribedRoute]
+    ) -> tuple[GatewaySettings, ...]:
+        """What each member's gateway is told; none where there are no members, or where they have mistakes."""
+        if self._note(member_problems(table, gateway), path, _subject(path, table)):
+            return ()
+        members = []
+        for number in range(len(table.member)):
+            settings = member_settings(table, number, gateway, routes, f"{self._tables.name}-{table.name}")
+            try:
+                members.append(GatewaySettings.model_validate(settings))
+            except ValidationError as error:
+                self._mistakes.add_details(error.errors(), GatewaySettings, (*path, "member", number))
+        return tuple(members)
 
-    def _same_address(self, named: Mapping[object, KeyPath], lines: Sequence[Line | DownLine]) -> None:
-        """Each line has a gateway of its own, so no two listen on one address."""
-        seen: dict[str, str] = {}
-        for line in lines:
-            address = line.gateway.listen.address if line.gateway.listen else ":0"
-            other = line.name if address.endswith(":0") else seen.setdefault(address, line.name)
-            if other != line.name:
-                path = named[line.name]
-                what = f'its gateway would listen on "{address}", as that of line "{other}"'
-                do = "Give each line a listen of its own, or listen = false."
-                self._mistakes.add("TL-C99", (*path, "listen"), f'{path[0]} "{line.name}"', what, do)
+    def _downlink(self, path: KeyPath, table: DownlinkTable) -> DownLine | None:
+        self._note_line(path, table)
+        checkpoint = str(self._state_dir / table.name / CHECKPOINT)
+        own = {"subscriptions": (), "outbox": {**table.outbox.model_dump(), "checkpoint": checkpoint}}
+        gateway = self._gateway(path, table, own)
+        if gateway is None:
+            return None
+        section = table.model_dump(by_alias=True, include=set(DownlinkSection.model_fields))
+        line = DownLine(
+            name=table.name,
+            guarantee=table.guarantee,
+            gateway=gateway,
+            section=DownlinkSection.model_validate(section),
+            max_messages_per_trigger=table.max_messages_per_trigger,
+            parallelism=table.parallelism,
+            dead_letter_topic=dead_letter_topic(table, self._tables),
+        )
+        self._note(gateway_problems(line, (), self._brokers(path, gateway)), path, _subject(path, table))
+        return line
+
+    def _gateway(
+        self, path: KeyPath, table: UplinkTable | DownlinkTable, own: Mapping[str, Any]
+    ) -> GatewaySettings | None:
+        """What the line's gateway is told: by [mqtt], by the line's own mqtt, and by the rest of the file."""
+        sources = ((("mqtt",), self._tables.mqtt), ((*path, "mqtt"), table.mqtt))
+        mqtt: dict[str, Any] = {}
+        origins: dict[str, KeyPath] = {}
+        for place, section in sources:
+            mqtt |= {key: getattr(section, key) for key in section.model_fields_set}
+            origins |= {key: (*place, key) for key in section.model_fields_set}
+        for code, (key, *_), what, do in mqtt_problems(table.guarantee, mqtt):
+            self._mistakes.add(code, origins[str(key)], what, do, subject=_subject(path, table))
+            mqtt.pop(str(key))
+        prefix = mqtt.pop("client_id_prefix", None) or self._tables.name
+        values = {
+            "brokers": "mqtt://x",  # their absence is noted
+            "client_id": f"{prefix}-{table.name}",
+            **mqtt,
+            "name": table.name,
+            "state_dir": self._state_dir / table.name,
+            "guarantee": table.guarantee,
+            "listen": self._listen(table),
+            **own,
+        }
+        try:
+            return GatewaySettings.model_validate(values)
+        except ValidationError as error:
+            origins["listen"] = (*path, "listen") if table.listen else ("gateway", "listen")
+            for one in error.errors():
+                key = str(next(iter(one["loc"]), ""))
+                self._mistakes.add_details([one], GatewaySettings, origins.get(key, (*path, key))[:-1])
+            return None
+
+    def _listen(self, table: UplinkTable | DownlinkTable) -> dict[str, object] | None:
+        """Where its gateway listens on a network; None for nowhere, and where what that needs is missing and noted."""
+        section = self._tables.gateway
+        files = {name: getattr(section, name) for name in LISTENING}
+        address = section.listen if table.listen is None else table.listen
+        if not isinstance(address, str) or None in files.values():
+            return None
+        return {"address": address, **files}
+
+    def _brokers(self, path: KeyPath, gateway: GatewaySettings) -> KeyPath:
+        """Where the brokers of a line are named, or redirects allowed, from the line's table or the file's root."""
+        key = "brokers" if len(gateway.brokers) > 1 else "follow_redirects"
+        own = getattr(self._tables, str(path[0]))[path[1]].mqtt
+        return ("mqtt", key) if key in own.model_fields_set else (ROOT, "mqtt", key)
 
 
-#: The tables of lines, and who reads them.
-_READERS: dict[str, type[LineReader | DownlinkReader]] = {"uplink": LineReader, "downlink": DownlinkReader}
+def _delay_ms(uplink: UplinkTable) -> int:
+    """Longest rest between two batches, in milliseconds: none where a broker or a publisher waits for Kafka."""
+    waited_for = uplink.ack_after is AckAfter.KAFKA or uplink.receipts is not None
+    default = 0 if waited_for else DEFAULT_DELAY_MS
+    return default if uplink.max_trigger_delay_ms is None else uplink.max_trigger_delay_ms
 
 
-def _elsewhere(raw: Mapping[str, Any]) -> bool:
-    """Whether every line reads gateways that run elsewhere, so that nothing here speaks MQTT."""
-    tables = [raw.get(kind) for kind in _READERS]
-    lines = [one for table in tables if isinstance(table, list) for one in table]
-    return bool(lines) and all(isinstance(one, dict) and "gateways" in one for one in lines)
+def _subject(path: KeyPath, table: UplinkTable | DownlinkTable) -> str:
+    return f'{path[0]} "{table.name}"'
 
 
-def _unreachable(line: Line | DownLine, master: str) -> Iterator[tuple[str, str, str]]:
-    """Why executors don't come to a line's gateways: code, what, what to do."""
-    elsewhere, listen = line.gateways if isinstance(line, Line) else (), line.gateway.listen
-    if elsewhere:
-        for place in elsewhere:
-            if not is_remote(place):
-                what = f'its gateway "{place}" is a directory of this machine, which executors of {master} don\'t see'
-                yield "TL-C140", what, "Let it listen, and name it grpc+tls://HOST:PORT."
-    elif listen is None:
-        what = f"its gateway listens on no network, and executors of {master} have no other way to it"
-        yield "TL-C140", what, "Set listen in [gateway], with certificate and token."
-
-
-def _stays(path: KeyPath) -> bool:
-    """Whether a reference is left for the process that connects: a secret of Kafka's client never travels [I12]."""
-    return path[:2] == ("kafka", "settings") and "." in (key := ".".join(map(str, path[2:]))) and _secret(key)
-
-
-def _secret(key: str) -> bool:
-    return "password" in key or "secret" in key or key.endswith((".pem", ".passphrase", ".extensions", "endpoint.url"))
-
-
-def _subject(path: KeyPath) -> str:
-    return f"[{path[0]}]" if len(path) > 1 and isinstance(path[0], str) and path[0] not in _READERS else ""
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(NAME, name) is not None

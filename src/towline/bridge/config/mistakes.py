@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 from pydantic import BaseModel
 
 from towline.bridge.config.places import plain_path
+from towline.bridge.config.section import SettingError
 from towline.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from towline.bridge.config.places import Document, KeyPath
 
-__all__ = ["UNKNOWN", "ConfigMistakes", "Mistakes"]
+__all__ = ["UNKNOWN", "ConfigMistakes", "Mistakes", "sentence"]
 
 #: What pydantic calls a key that a model, or a dataclass, does not have.
 UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
@@ -60,22 +61,16 @@ class Mistakes:
         """Quote the value at a key path as it is written in the file, with its variables."""
         self._hidden[path] = value, written
 
-    def add(self, code: str, path: KeyPath, subject: str, what: str, do: str = "") -> None:
-        """Note a mistake at a key path; ``subject`` names the table or line it is in."""
+    def add(self, code: str, path: KeyPath, what: str, do: str = "", *, subject: str | None = None) -> None:
+        """Note a mistake at a key path; ``subject`` names the table or line it is in, by default that of the path."""
+        subject = self._document.subject(path) if subject is None else subject
         where = self._document.where(path)
         where = f"{where}  {subject}" if subject else where
         error = ConfigError(code, self._quoting(where, path), self._quoting(what, path), self._quoting(do, path))
         self._found.setdefault((self._document.line(path), str(error)), error)
 
     def add_details(
-        self,
-        errors: Iterable[ErrorDetails],
-        kind: type[BaseModel],
-        base: KeyPath,
-        subject: str,
-        *,
-        origin: Mapping[str, KeyPath] | None = None,
-        also: Iterable[str] = (),
+        self, errors: Iterable[ErrorDetails], kind: type[BaseModel], base: KeyPath = (), also: Iterable[str] = ()
     ) -> None:
         """Note pydantic's findings.
 
@@ -83,13 +78,11 @@ class Mistakes:
             errors: Of one table.
             kind: The model that it was to be.
             base: Where the table is.
-            subject: As for `add`.
-            origin: Where a first key really stands, if not under ``base``.
             also: Keys of the table that are read as tables of their own.
         """
         for error in errors:
             loc = tuple(error["loc"])
-            path = origin[str(loc[0])] + loc[1:] if origin and loc and str(loc[0]) in origin else base + loc
+            path = base + loc
             if error["type"] in UNKNOWN:
                 known = _keys_at(kind, loc)
                 code, what, do = _unknown(str(loc[-1]), [*known, *also] if len(loc) == 1 else known)
@@ -98,7 +91,7 @@ class Mistakes:
             else:
                 key = next((part for part in reversed(path) if isinstance(part, str)), "")
                 code, what, do = _explain(error, key)
-            self.add(code, path, subject, what, do)
+            self.add(code, path, what, do)
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -183,8 +176,9 @@ def _tables_in(annotation: Any) -> Iterator[type]:
 def _missing(kind: type[BaseModel], key: str) -> tuple[str, str, str]:
     """Absence of a key, or of a table, with the advice that its description gives."""
     field = next(field for name, field in kind.model_fields.items() if key in (name, field.alias))
-    name = f"[{key}]" if get_origin(field.annotation) is dict else f'"{key}"'
-    return "TL-C02", f"{name} is missing", field.description or "Add it."
+    if any(_tables_in(field.annotation)):
+        return "TL-C02", f"[{key}] is missing", "Add the table."
+    return "TL-C02", f'"{key}" is missing', field.description or "Add it."
 
 
 def _unknown(key: str, known: Sequence[str]) -> tuple[str, str, str]:
@@ -212,7 +206,8 @@ def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
             "Rename it.",
         )
     if kind == "value_error":
-        return "TL-C05", *_sentence(str(context["error"]))
+        cause = context["error"]
+        return (cause.code, cause.what, cause.do) if isinstance(cause, SettingError) else ("TL-C05", *sentence(cause))
     return "TL-C03", f'"{key}" must be {_wanted(kind, error)}', "Correct the value."
 
 
@@ -228,7 +223,7 @@ def _one_of(expected: str) -> str:
     return expected.replace("'", '"')
 
 
-def _sentence(message: str) -> tuple[str, str]:
-    """Split ``what; do`` as the validators of the settings write it."""
-    what, _, advice = message.partition("; ")
-    return what, f"{advice[0].upper()}{advice[1:]}." if advice else ""
+def sentence(error: ValueError, otherwise: str = "") -> tuple[str, str]:
+    """What is wrong and what to do, of an error that says ``what; do``."""
+    what, _, advice = str(error).partition("; ")
+    return what, f"{advice[:1].upper()}{advice[1:]}." if advice else otherwise

@@ -15,10 +15,9 @@ from towline.bridge.config.services import GatewaySection, KafkaSection, Monitor
 from towline.bridge.config.subscriptions import SubscribedRoute
 from towline.bridge.patterns import Pattern, Template
 from towline.errors import ConfigError, did_you_mean
-from towline.gateway.settings import GatewaySettings, ReceiptSettings, ShareWay
-from towline.guarantee import AckAfter, Guarantee, policy
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import Guarantee, policy
 from towline.mqtt.events import Filter
-from towline.spark.cadence import LONGEST_DELAY_MS
 
 __all__ = [
     "BATCH_BYTES",
@@ -35,7 +34,6 @@ __all__ = [
     "RouteSection",
     "Section",
     "SparkSection",
-    "UplinkSection",
 ]
 
 
@@ -182,46 +180,6 @@ class RouteSection(Section):
             repeatable=dedupe is not None or (self.promise or guarantee) is Guarantee.AT_LEAST_ONCE,
             dead_letter_topics=dead_letter_topics,
         )
-
-
-class UplinkSection(Section):
-    """``[[uplink]]`` without its tables, which are read on their own.
-
-    Attributes:
-        name: Part of the client id, the sink id, and the name of its state directory; unique in the file.
-        guarantee: The promise.
-        ack_after: When the broker is answered, as far as the guarantee leaves it open.
-        max_messages_per_trigger: Most messages in one micro-batch.
-        max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``; both limits hold.
-        max_trigger_delay_ms: Longest rest between two batches while messages wait, in milliseconds; the more wait, the
-            shorter it is (`towline.spark.cadence`). 0 for the lowest latency. Where it is not said: 1000, and 0 where
-            somebody waits for Kafka, with ``ack_after = "kafka"`` or receipts.
-        parallelism: Writers of a batch; more than one split it by key.
-        dead_letter_topic: Where messages go that can't be mapped or written; ``false`` stops the line there instead.
-        dedupe: How repeats are recognised.
-        receipts: Publishers that ask learn what is in Kafka: a table with ``key_file``.
-        listen: ``HOST:PORT`` of its gateway on a network; ``false`` for nowhere.
-        gateways: State directories and locations of gateways that run elsewhere, which the line reads.
-        removed_gateways: Names of gateways that leave the line unasked.
-        share: How members share the line's messages.
-        share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``.
-    """
-
-    name: str = Field(pattern=NAME)
-    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
-    ack_after: AckAfter | None = None
-    max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
-    max_bytes_per_trigger: Annotated[int, Field(ge=1)] = BATCH_BYTES
-    max_trigger_delay_ms: Annotated[int, Field(ge=0, le=LONGEST_DELAY_MS)] | None = None
-    parallelism: Annotated[int, Field(ge=1, le=256)] = 1
-    dead_letter_topic: str | Literal[False] | None = None
-    dedupe: Dedupe | None = None
-    receipts: ReceiptSettings | None = None
-    listen: str | Literal[False] | None = None
-    gateways: tuple[str, ...] = ()
-    removed_gateways: tuple[str, ...] = ()
-    share: ShareWay | None = None
-    share_group: Annotated[str, Field(pattern=NAME)] | None = None
 
 
 class AnyLine(Section):

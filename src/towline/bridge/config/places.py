@@ -90,6 +90,17 @@ class Document:
         """The same as ``FILE:LINE``."""
         return f"{self._home(path)[0].file}:{self.line(path)}"
 
+    def subject(self, path: KeyPath) -> str:
+        """The table around a key in words: a line with its name and the number of its route, or ``[table]``."""
+        if len(path) < 2 or not isinstance(path[0], str):
+            return ""
+        if not isinstance(number := path[1], int):
+            return f"[{path[0]}]"
+        table = self.value(path[:2])
+        name = table.get("name", number + 1) if isinstance(table, dict) else number + 1
+        inner = f" {path[2]} {int(path[3]) + 1}" if len(path) > 3 and isinstance(path[3], int) else ""
+        return f'{path[0]} "{name}"{inner}'
+
     def number(self, kind: str, name: str) -> int | None:
         """The number of a line's table among those of its kind; None where there is none of that name."""
         tables = self.raw.get(kind, [])

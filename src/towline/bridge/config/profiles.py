@@ -93,7 +93,7 @@ class Profile:
             self.file = ProfileFile.model_validate(self.document.raw)
         except ValidationError as error:
             mistakes = Mistakes(self.document)
-            mistakes.add_details(error.errors(), ProfileFile, (), "")
+            mistakes.add_details(error.errors(), ProfileFile)
             mistakes.raise_if_any()
 
     @cached_property

@@ -8,21 +8,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from towline.bridge.config.downlink import DownlinkSection
-from towline.bridge.config.members import MemberSection
-from towline.bridge.config.model import KafkaSection, RouteSection, SparkSection, UplinkSection
 from towline.bridge.config.profiles import shipped
-from towline.bridge.config.section import NAME, Section
-from towline.bridge.config.services import GatewaySection, MonitorSection
-from towline.bridge.config.tables import MQTT_KEYS
-from towline.gateway.settings import GatewaySettings, OutboxSettings
-from towline.journal import Limits
+from towline.bridge.config.tables import LINES, BridgeTable
 
 __all__ = ["bridge_schema"]
 
@@ -34,7 +26,6 @@ _VARIABLE: Final = {
     "description": "The value of an environment variable: ${NAME}.",
 }
 _SIZE: Final = {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*[kMGT]?i?B\s*$"}
-_TEXTS: Final = {"type": "array", "items": {"type": "string"}}
 _SETTING: Final = {
     "anyOf": [
         {"type": ["string", "boolean", "number"]},
@@ -44,13 +35,10 @@ _SETTING: Final = {
 #: A value that may be written in another way than the model holds it: definition, key → one more way.
 _WAYS: Final = {
     ("Tls", "alpn"): {"type": "string"},
-    ("KafkaSection", "bootstrap_servers"): _TEXTS,
-    ("KafkaSection", "create_topics"): {"type": "boolean"},
     ("UplinkTable", "max_bytes_per_trigger"): _SIZE,
     **{("Limits", name): _SIZE for name in ("max_bytes", "min_free_bytes", "segment_bytes", "retain_bytes")},
     **{("OutboxLimits", name): _SIZE for name in ("max_bytes", "min_free_bytes", "segment_bytes")},
 }
-_LINES: Final = ("uplink", "downlink")
 #: Tables of another program's settings, whose dotted names may be tables.
 _SETTINGS: Final = (("KafkaSection", "settings"), ("SparkSection", "conf"))
 _ENUMERATED: Final = ("enum", "pattern")
@@ -69,112 +57,17 @@ def _attributes(cls: type) -> dict[str, str]:
     return found
 
 
-def _part(name: str, of: type[BaseModel], keys: Iterator[str] | list[str], about: str, **more: Any) -> type[BaseModel]:
-    """A table with some keys of a model, said in the model's own words, and further ones."""
-    fields: dict[str, Any] = {key: (of.model_fields[key].annotation, of.model_fields[key]) for key in keys}
-    words = "\n".join(f"    {key}: {text}" for key, text in _attributes(of).items())
-    return create_model(name, __base__=Section, __doc__=f"{about}\n\nAttributes:\n{words}\n", **fields, **more)
-
-
-_BROKERS: Final = (str | list[str], Field(default=None, description="Broker URIs, tried in this order."))
-_LineMqtt = _part(
-    "LineMqtt",
-    GatewaySettings,
-    [key for key in MQTT_KEYS if key != "brokers"],
-    "What this line says to its broker differently from [mqtt].",
-    brokers=_BROKERS,
-)
-_Mqtt = create_model(
-    "Mqtt",
-    __base__=_LineMqtt,
-    __doc__="The MQTT broker, and what is said to it.",
-    client_id_prefix=(str, Field(default=None, description="Begins client ids, in place of the bridge's name.")),
-)
-_OutboxLimits = _part(
-    "OutboxLimits",
-    OutboxSettings,
-    ["max_bytes", "min_free_bytes", "segment_bytes", "max_age_s"],
-    "When the outbox takes no more, and when its messages are too old.",
-)
-
-
-def _profile(kind: str) -> Any:
-    """A name of the package's profiles, or the path of another."""
-    names = tuple(line.name for one in shipped() for line in getattr(one.file, kind))
-    return Literal[names] | Annotated[str, Field(pattern=r"\.toml(#.+)?$")] | None
-
-
-class UplinkTable(UplinkSection):
-    """A line from MQTT to Kafka.
-
-    Attributes:
-        profile: A convention that says the rest, such as Eclipse Hono's.
-        mqtt: What differs from [mqtt].
-        journal: How much disk it may take.
-        route: The first route that matches takes the message.
-        member: Gateways that share the line's messages.
-    """
-
-    profile: _profile("uplink") = None  # type: ignore[valid-type] # the names that there are
-    mqtt: _LineMqtt | None = None  # type: ignore[valid-type] # made above
-    journal: Limits | None = None
-    route: list[RouteSection] = Field(default_factory=list)
-    member: list[MemberSection] = Field(default_factory=list)
-
-
-class DownlinkTable(DownlinkSection):
-    """A line from Kafka to MQTT.
-
-    Attributes:
-        profile: A convention that says the rest, such as Eclipse Hono's.
-        mqtt: What differs from [mqtt].
-        outbox: How much disk it may take, and how old a message may be.
-    """
-
-    profile: _profile("downlink") = None  # type: ignore[valid-type] # the names that there are
-    mqtt: _LineMqtt | None = None  # type: ignore[valid-type] # made above
-    outbox: _OutboxLimits | None = None  # type: ignore[valid-type] # made above
-
-
-class _Document(Section):
-    """A bridge file of Towline.
-
-    Attributes:
-        name: Names the bridge; it becomes part of the MQTT client ids.
-        state_dir: A directory on a local disk: the journals live there.
-        leave_waiting: Lines taken out of the file that may leave messages waiting in state_dir; retire them instead.
-        mqtt: The MQTT broker, and what is said to it.
-        kafka: Where records go.
-        spark: The Spark session of the bridge.
-        gateway: Gateways on a network.
-        monitor: Metrics and health.
-        uplink: Lines from MQTT to Kafka.
-        downlink: Lines from Kafka to MQTT.
-    """
-
-    name: str = Field(pattern=NAME)
-    state_dir: str
-    leave_waiting: list[str] = Field(default_factory=list)
-    mqtt: _Mqtt  # type: ignore[valid-type] # made above
-    kafka: KafkaSection
-    spark: SparkSection = SparkSection()
-    gateway: GatewaySection = GatewaySection()
-    monitor: MonitorSection = MonitorSection()
-    uplink: list[UplinkTable] = Field(default_factory=list)
-    downlink: list[DownlinkTable] = Field(default_factory=list)
-
-
 def bridge_schema() -> dict[str, Any]:
     """The schema of a bridge file."""
     tables: dict[str, Any] = {one.file.table: (one.parameters, one.parameters()) for one in shipped()}
     about = "".join(f"    {one.file.table}: {one.file.about}\n" for one in shipped())
     about = f"A bridge file of Towline.\n\nAttributes:\n{about}"
-    whole = create_model("_Document", __base__=_Document, __doc__=about, **tables)
+    whole = create_model("BridgeTable", __base__=BridgeTable, __doc__=about, **tables)
     made = whole.model_json_schema(schema_generator=_Generator)
     defs: dict[str, Any] = made.pop("$defs")
     _other_ways(defs)
     _lines_need(defs)
-    for kind in _LINES:
+    for kind in LINES:
         made["properties"][kind]["minItems"] = 1
     made |= _brokers(made)
     defs |= {"Variable": _VARIABLE, "Setting": _SETTING}
@@ -240,7 +133,12 @@ def _other_ways(defs: dict[str, Any]) -> None:
 
 
 def _lines_need(defs: dict[str, Any]) -> None:
-    """What a profile says need not be said."""
+    """What a profile says need not be said; its name is one of the package's, or the path of another."""
+    for kind in LINES:
+        names = [line.name for one in shipped() for line in getattr(one.file, kind)]
+        profile = defs[f"{kind.capitalize()}Table"]["properties"]["profile"]
+        profile |= {"anyOf": [{"enum": names, "type": "string"}, {"type": "string", "pattern": r"\.toml(#.+)?$"}]}
+        del profile["type"]
     defs["UplinkTable"]["anyOf"] = [{"required": ["route"]}, {"required": ["profile"]}]
     defs["UplinkTable"]["properties"]["route"]["minItems"] = 1
     defs["UplinkTable"]["properties"]["member"]["minItems"] = 1
@@ -258,11 +156,11 @@ def _brokers(made: dict[str, Any]) -> dict[str, Any]:
         _each_line(elsewhere),
     ]
     required = [name for name in made["required"] if name != "mqtt"]
-    return {"required": required, "allOf": [{"anyOf": [{"required": [kind]} for kind in _LINES]}, {"anyOf": ways}]}
+    return {"required": required, "allOf": [{"anyOf": [{"required": [kind]} for kind in LINES]}, {"anyOf": ways}]}
 
 
 def _each_line(needs: dict[str, Any]) -> dict[str, Any]:
-    return {"properties": {kind: {"items": needs} for kind in _LINES}}
+    return {"properties": {kind: {"items": needs} for kind in LINES}}
 
 
 def _with_variables(schema: Any) -> Any:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from towline.bridge.config.section import Section
 from towline.gateway.access import Access
@@ -50,6 +50,14 @@ class CreateTopics(Section):
     replication_factor: Annotated[int, Field(ge=-1)] = -1
 
 
+def _joined(value: object) -> object:
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _switched(value: object) -> object:
+    return {} if value is True else None if value is False else value
+
+
 class KafkaSection(Section):
     """Where records go.
 
@@ -62,12 +70,16 @@ class KafkaSection(Section):
         create_topics: Make the topics that are missing and known: fixed ones, and those that ``allowed_topics`` names.
     """
 
-    bootstrap_servers: str = Field(min_length=1)
+    bootstrap_servers: Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[str])] = Field(
+        min_length=1
+    )
     settings: dict[str, str | bool | int | float] = Field(default_factory=dict)
     password_file: Path | None = None
     key_password_file: Path | None = None
     token_provider: str | None = None
-    create_topics: CreateTopics | None = None
+    create_topics: Annotated[
+        CreateTopics | None, BeforeValidator(_switched, json_schema_input_type=CreateTopics | bool)
+    ] = None
 
     def client(self) -> dict[str, str]:
         """The settings as librdkafka names them; secrets as names of files (`towline.kafka.clientconfig`)."""

@@ -73,10 +73,9 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dic
                 if names_variable(written := document.value(place)):  # only words of the file are quoted [I12]
                     own = {*_WORD.findall(text)} - {*_WORD.findall(written)}
                     said_by_spark = _WORD.sub(lambda word: "…" if word[0] in own else word[0], said_by_spark)  # noqa: B023
-                subject = f'{line.kind} "{line.name}"' + (f" route {int(table[1]) + 1}" if table else "")
                 key = ".".join(map(str, path)).removesuffix(".sql")
                 what = f"{key}: {_MARKS.sub('', ' '.join(said_by_spark.split()))[:300]}"
-                wrong.setdefault(line.name, Mistakes(document)).add("TL-C74", place, subject, what, "Correct it.")
+                wrong.setdefault(line.name, Mistakes(document)).add("TL-C74", place, what, "Correct it.")
                 if path[0] == "fields":
                     break  # what is made of a mistake is not another one
     return wrong
