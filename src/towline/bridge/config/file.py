@@ -220,8 +220,8 @@ class _Reader:
         if unknown:
             table: Any = self._raw
             for part in place[:-1]:  # a branch of a union is no key
-                if (isinstance(table, dict) and part in table) or (isinstance(table, list) and isinstance(part, int)):
-                    table = table[part]
+                inside = part in table if isinstance(table, dict) else isinstance(table, list) and isinstance(part, int)
+                table = table[part] if inside else table
             if isinstance(table, dict):
                 table.pop(place[-1], None)
             return
