@@ -336,7 +336,7 @@ class GatewaySettings(ConnectionSettings):
     listen: ListenSettings | None = None
     share: ShareSettings | None = None
     repeatable: tuple[str, ...] = ()
-    brokers: Brokers = Field(min_length=1)
+    brokers: Brokers = Field(min_length=1, description='Add it, as brokers = ["mqtt://localhost:1883"].')
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -58,6 +58,8 @@ _OWNED: Final = (
 )
 #: Milliseconds that a gateway waits for more after a moment of silence, on a line whose batches rest longer.
 _LINGER_MS: Final = 20.0
+#: What the line has to do with gateways that run elsewhere: nothing is reached, and nothing listens here.
+_ELSEWHERE: Final[Mapping[str, Any]] = {"brokers": "mqtt://x", "listen": None}
 #: In place of a table or key with mistakes, so that what it has to do with others is looked at all the same.
 _STAND_INS: Final[Mapping[str, Any]] = {
     "name": "x",
@@ -198,8 +200,6 @@ class _Reader:
         lines = [table for _, _, table in self._line_tables()]
         if lines and all("gateways" in table for table in lines):
             self._raw.setdefault("mqtt", {})  # nothing here speaks MQTT
-        elif lines and isinstance(mqtt := self._raw.get("mqtt"), dict) and "brokers" not in mqtt:
-            self._need_brokers(lines)
         while True:  # what a table says together is validated once its keys are right
             try:
                 return BridgeTable.model_validate(self._raw)
@@ -208,12 +208,6 @@ class _Reader:
             self._mistakes.add_details(details, BridgeTable, also=parameters)
             for one in sorted(details, key=lambda one: one["type"] not in UNKNOWN):
                 self._replace(one["loc"], unknown=one["type"] in UNKNOWN)
-
-    def _need_brokers(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        own = [table.get("mqtt") for table in lines if "gateways" not in table]
-        if not all(isinstance(mqtt, dict) and "brokers" in mqtt for mqtt in own):
-            do = 'Add it, as brokers = ["mqtt://localhost:1883"].'
-            self._mistakes.add("TL-C02", ("mqtt", "brokers"), '"brokers" is missing', do)
 
     def _replace(self, place: KeyPath, *, unknown: bool) -> None:
         """Take an unknown key out, or the table around another mistake for its stand-in."""
@@ -348,7 +342,7 @@ class _Reader:
         }
         if table.ack_after in policy(table.guarantee).acks:
             own["ack_after"] = table.ack_after
-        gateway = self._gateway(path, table, own | ({"listen": None} if elsewhere else {}))
+        gateway = self._gateway(path, table, {**own, **(_ELSEWHERE if elsewhere else {})})
         if gateway is None:
             return None
         line = Line(
@@ -427,7 +421,6 @@ class _Reader:
             mqtt.pop(str(key))
         prefix = mqtt.pop("client_id_prefix", None) or self._tables.name
         values = {
-            "brokers": "mqtt://x",  # their absence is noted
             "client_id": f"{prefix}-{table.name}",
             **mqtt,
             "name": table.name,
@@ -439,6 +432,7 @@ class _Reader:
         try:
             return GatewaySettings.model_validate(values)
         except ValidationError as error:
+            origins.setdefault("brokers", ("mqtt", "brokers"))
             origins["listen"] = (*path, "listen") if table.listen else ("gateway", "listen")
             for one in error.errors():
                 key = str(next(iter(one["loc"]), ""))

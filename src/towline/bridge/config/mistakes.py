@@ -176,7 +176,7 @@ def _tables_in(annotation: Any) -> Iterator[type]:
 def _missing(kind: type[BaseModel], key: str) -> tuple[str, str, str]:
     """Absence of a key, or of a table, with the advice that its description gives."""
     field = next(field for name, field in kind.model_fields.items() if key in (name, field.alias))
-    if any(_tables_in(field.annotation)):
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
         return "TL-C02", f"[{key}] is missing", "Add the table."
     return "TL-C02", f'"{key}" is missing', field.description or "Add it."
 
