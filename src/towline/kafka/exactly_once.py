@@ -6,7 +6,7 @@ For batch b and partition p of one sink:
     2  producer   meanwhile: a new one with transactional.id <prefix>.<sink>.<p>; list_topics()
     3  init       init_transactions(): older producers are fenced, their transaction is committed or aborted
     4  marker     read it, read_committed, to the last stable offset
-    5  decide     `markers.STEPS`: write, skip, or stop with a clear line
+    5  decide     write, skip, or stop with a clear line (`markers.MISMATCHES`)
     6  write      begin, records (bad ones as dead letters), marker
     7  commit     once; after an unclear answer a new producer reads the marker and knows
 
@@ -19,7 +19,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.checkpoint import Checkpoint
@@ -30,11 +29,9 @@ from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery,
 from towline.kafka.markers import (
     ANYONE,
     BEFORE_FIRST,
-    STEPS,
-    Action,
+    MISMATCHES,
     Claim,
     Marker,
-    MarkerPlace,
     MarkerStep,
     MarkerTotals,
     Situation,
@@ -56,7 +53,7 @@ if TYPE_CHECKING:
     from towline.kafka.columns import Columns, Record
     from towline.kafka.options import SinkSettings
 
-__all__ = ["BatchOrigin", "ExactlyOnce", "batch_origin", "delivery_for", "place_of"]
+__all__ = ["BatchOrigin", "ExactlyOnce", "batch_origin", "delivery_for"]
 
 #: Producers one task may use up on errors that pass; then the task fails, and Spark decides.
 _TRIES: Final = 3
@@ -79,17 +76,6 @@ class BatchOrigin:
     newest: int | None = None
     hashes: Mapping[int, str] = field(default_factory=dict)
     rate: float | None = None
-
-
-def place_of(settings: SinkSettings, sink_id: str) -> MarkerPlace:
-    """Where a sink's markers are, and how the command line is told so."""
-    command = f"--kafka {settings.servers} --sink {sink_id}"
-    topic = settings.markers_of(sink_id)
-    if topic != f"towline.{sink_id}.markers":
-        command += f" --marker-topic {topic}"
-    if settings.prefix != "towline":
-        command += f" --prefix {settings.prefix}"
-    return MarkerPlace(settings.servers, sink_id, topic, command)
 
 
 class ExactlyOnce(Delivery):
@@ -117,13 +103,14 @@ class ExactlyOnce(Delivery):
         self._check(task)
         if task.partition >= self.settings.parallelism and task.batch is not None:
             raise self._refuse(task)
-        claim, sink_id = self._claim(task), self._sink_id(task)
+        # A batch query has no batch id, so nothing can be skipped.
+        claim, store = None if task.batch is None else self._claim(task, task.partition), self._store(task)
         # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
-        name = sink_id if claim else f"{sink_id}.{self.origin.job}"
+        name = store.sink_id if claim else f"{store.sink_id}.{self.origin.job}"
         starting = transactions.Starting(self.settings, self.settings.transactional_id(name, task.partition))
         with starting, Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
             spool.fill(batches)
-            return self._persist(_Work(task, spool, claim, sink_id, starting))
+            return self._persist(_Work(task, spool, claim, store, starting))
 
     def fence(self, query: str | None) -> None:
         """End open transactions of this sink's tasks, dead or alive; never raises, and gives up soon.
@@ -148,15 +135,12 @@ class ExactlyOnce(Delivery):
             do = "Two queries on one checkpoint? Asynchronous progress tracking can't be exactly once: switch it off."
             raise KafkaError("TL-K24", FORMAT, what, do)
 
-    def _sink_id(self, task: Task) -> str:
-        return self.settings.sink_id or task.query or self.origin.job or FORMAT
+    def _store(self, task: Task) -> MarkerStore:
+        return MarkerStore(self.settings, self.settings.sink_id or task.query or self.origin.job or FORMAT)
 
-    def _claim(self, task: Task) -> Claim | None:
-        """None for a batch query: it has no batch id, so nothing can be skipped."""
-        if task.batch is None:
-            return None
+    def _claim(self, task: Task, partition: int) -> Claim:
         writer = task.query or ""
-        return Claim(task.batch, task.partition, self.settings.parallelism, writer, task.run, self.origin.hashes)
+        return Claim(task.batch or 0, partition, self.settings.parallelism, writer, task.run, self.origin.hashes)
 
     def _persist(self, work: _Work) -> Delivered:
         """Attempt after attempt, each with a new producer, while errors are of the kind that passes."""
@@ -181,7 +165,7 @@ class ExactlyOnce(Delivery):
             self._probe(work, self._looked(work, settings), lessons)
         screen = self._looked(work, settings)
         if work.claim is not None:
-            work.store(self.settings).ensure()
+            work.store.ensure()
         requests = dict(settings.client.items() - self.settings.client.items())
         producer = self._take(work, {**requests, **screen.fitting()}, self._longer(work, rate))
         try:
@@ -193,7 +177,7 @@ class ExactlyOnce(Delivery):
         return done
 
     def _looked(self, work: _Work, settings: SinkSettings) -> RecordCheck:
-        screen = RecordCheck(settings, self.columns, work.sink_id)
+        screen = RecordCheck(settings, self.columns, work.store.sink_id)
         screen.look(work.spool)
         return screen
 
@@ -239,12 +223,11 @@ class ExactlyOnce(Delivery):
     def _transact(self, work: _Work, producer: Transactional, screen: RecordCheck) -> Delivered:
         if work.claim is None:
             return self._write(work, producer, screen, None)
-        before = work.store(self.settings).read(work.task.partition)
+        before = work.store.read(work.task.partition)
         found = situation(before, work.claim)
-        action = STEPS[found].action
-        if action is Action.FAIL:
-            raise mismatch(found, before, work.claim, place_of(self.settings, work.sink_id))
-        if action is Action.SKIP and before is not None:
+        if found in MISMATCHES:
+            raise mismatch(found, before, work.claim, work.store.place)
+        if found is Situation.DONE and before is not None:
             return self._skip(work, before)
         return self._write(work, producer, screen, before)
 
@@ -254,9 +237,12 @@ class ExactlyOnce(Delivery):
         same_offsets = marker.offsets is not None and marker.batch in self.origin.hashes
         by_hand = marker.writer == ANYONE  # it stands for rows that nobody counted
         compared = self.settings.verifies(same_offsets=same_offsets) and not by_hand
-        if compared and work.claim is not None and not _is_same(marker, work.spool):
-            raise changed(marker, work.spool.rows, work.claim, place_of(self.settings, work.sink_id))
-        found = None if by_hand else MarkerTotals(marker.total_rows - marker.rows, _dead_before(marker))
+        spool, crc = work.spool, marker.crc  # no checksum where its writer had no use for one
+        differs = compared and (spool.rows != marker.rows or (crc is not None and crc != spool.crc()))
+        if differs and work.claim is not None:
+            raise changed(marker, spool.rows, work.claim, work.store.place)
+        dead_before = marker.total_dead_lettered - marker.dead_lettered
+        found = None if by_hand else MarkerTotals(marker.total_rows - marker.rows, dead_before)
         return Delivered(
             marker.rows - marker.dead_lettered,
             0,
@@ -268,78 +254,43 @@ class ExactlyOnce(Delivery):
 
     def _write(self, work: _Work, producer: Transactional, screen: RecordCheck, before: Marker | None) -> Delivered:
         rows = size = 0
-        crc = self._crc(work)
+        claim, marks = work.claim, None
+        # The checksum is for a replay to be compared with; it is taken before the transaction is open.
+        compared = claim is not None and self.settings.verifies(same_offsets=claim.batch in self.origin.hashes)
+        crc = work.spool.crc() if compared else None
         begun = time.perf_counter()
         producer.begin()
         for batch in work.spool:
             converted = screen.rows(batch)
             producer.write(converted)
             rows, size = rows + converted.size, size + converted.bytes
-        marker = self._marker(work, before, rows, screen.dead_letters, crc)
-        if marker is not None:
-            store = work.store(self.settings)
-            producer.mark(store.topic, work.task.partition, store.key(work.task.partition), marker)
+        dead = screen.dead_letters
+        if claim is not None:
+            offsets = self.origin.hashes.get(claim.batch)
+            marker = Marker(claim.batch, claim.parallelism, rows, crc, claim.writer, offsets, dead).following(before)
+            producer.mark(work.store.topic, claim.partition, work.store.key(claim.partition), marker)
+            found = before.totals if before is not None and before.writer != ANYONE else None
+            marks = MarkerStep(found, marker.totals)
         producer.commit()
         took = time.perf_counter() - begun
-        found = before.totals if before is not None and before.writer != ANYONE else None
-        marks = None if marker is None else MarkerStep(found, marker.totals)
-        dead = screen.dead_letters
         return Delivered(rows - dead, size, dead_lettered=dead, seconds=took, marks=marks)
-
-    def _crc(self, work: _Work) -> int | None:
-        """The checksum of the rows where a replay is compared with it, taken before the transaction is open."""
-        compared = self.settings.verifies(same_offsets=work.task.batch in self.origin.hashes)
-        return work.spool.crc() if compared and work.claim is not None else None
-
-    def _marker(
-        self, work: _Work, before: Marker | None, rows: int, dead_letters: int, crc: int | None
-    ) -> Marker | None:
-        claim = work.claim
-        if claim is None:
-            return None
-        offsets = self.origin.hashes.get(claim.batch)
-        marker = Marker(
-            claim.batch, claim.parallelism, rows, crc, claim.writer, offsets, dead_letters, rows, dead_letters
-        )
-        return marker if before is None else marker.following(before)
 
     def _refuse(self, task: Task) -> KafkaError:
         """A task too many: leave word, so that what partition 0 writes of this batch is never taken for all of it."""
-        claim = Claim(task.batch or 0, 0, self.settings.parallelism, task.query or "", task.run, self.origin.hashes)
-        sink_id = self._sink_id(task)
-        store = MarkerStore(self.settings, sink_id)
+        claim, store = self._claim(task, 0), self._store(task)
         store.ensure()
-        producer = transactions.take(self.settings, self.settings.transactional_id(sink_id, 0), {})
-        try:
+
+        def revised() -> Marker:
             before = store.read(0)
-            found = situation(before, claim)
-            refusal = TaskRefusal(claim.batch, task.run, task.partition)
             marker = before or Marker(BEFORE_FIRST, claim.parallelism, writer=claim.writer)
-            marker = marker.refusing(refusal)
-            if found in _REFUSABLE:
-                producer.begin()
-                producer.mark(store.topic, 0, store.key(0), marker)
-                producer.commit()
-        except Indefinite as problem:
-            return problem.told
-        finally:
-            producer.close()
-        if STEPS[found].action is not Action.FAIL:
-            found = Situation.TORN if marker.batch == claim.batch else Situation.REFUSED
-        return mismatch(found, marker, claim, place_of(self.settings, sink_id))
+            marker = replace(marker, refused=TaskRefusal(claim.batch, task.run, task.partition))
+            if (found := situation(before, claim)) in MISMATCHES:  # then the marker already stops every task
+                raise mismatch(found, marker, claim, store.place)
+            return marker
 
-
-#: Where a refusal is written down; elsewhere the marker itself already stops every task.
-_REFUSABLE: Final = frozenset({Situation.FIRST, Situation.NEXT, Situation.DONE})
-
-
-def _dead_before(marker: Marker) -> int:
-    return marker.total_dead_lettered - marker.dead_lettered
-
-
-def _is_same(marker: Marker, spool: Spool) -> bool:
-    """Whether the rows are those of the marker, as far as it tells: its writer may have had no use for a checksum."""
-    return marker.rows == spool.rows and (marker.crc is None or marker.crc == spool.crc())
+        marker = store.rewrite(0, revised)
+        found = Situation.TORN if marker and marker.batch == claim.batch else Situation.REFUSED
+        return mismatch(found, marker, claim, store.place)
 
 
 @dataclass(frozen=True)
@@ -350,24 +301,15 @@ class _Work:
         task: Who.
         spool: The rows.
         claim: What to compare with the marker; None in a batch query.
-        sink_id: The sink.
+        store: Where its markers are.
         starting: Its producer.
     """
 
     task: Task
     spool: Spool
     claim: Claim | None
-    sink_id: str
+    store: MarkerStore
     starting: transactions.Starting
-
-    def store(self, settings: SinkSettings) -> MarkerStore:
-        """Where its markers are."""
-        return MarkerStore(settings, self.sink_id)
-
-
-_SIMPLE: Final[Mapping[str, type[Delivery]]] = MappingProxyType(
-    {"at_least_once": AtLeastOnce, "at_most_once": AtMostOnce}
-)
 
 
 def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> Delivery:
@@ -378,8 +320,9 @@ def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin =
         columns: The columns bound to the query's schema.
         origin: What the driver knows; only exactly_once asks.
     """
-    simple = _SIMPLE.get(settings.guarantee)
-    return ExactlyOnce(settings, columns, origin) if simple is None else simple(settings, columns)
+    if settings.guarantee == "exactly_once":
+        return ExactlyOnce(settings, columns, origin)
+    return (AtLeastOnce if settings.guarantee == "at_least_once" else AtMostOnce)(settings, columns)
 
 
 # -- before the tasks of a batch, on the driver --
@@ -415,17 +358,17 @@ def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
         return BatchOrigin()
     sink_id = settings.sink_id or checkpoint.query
     if sink_id and (location, sink_id) not in _checked:
-        _hold_against(settings, sink_id, checkpoint, newest)
+        _hold_against(settings, MarkerStore(settings, sink_id), checkpoint, newest)
         _checked.add((location, sink_id))
     hashes = {batch: checkpoint.offsets_hash(batch) for batch in (newest - 1, newest)}
     return BatchOrigin(newest=newest, hashes={batch: text for batch, text in hashes.items() if text is not None})
 
 
-def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, newest: int) -> None:
-    done, store = checkpoint.last_commit_batch(), MarkerStore(settings, sink_id)
+def _hold_against(settings: SinkSettings, store: MarkerStore, checkpoint: Checkpoint, newest: int) -> None:
+    done = checkpoint.last_commit_batch()
     if done is None:
         if newest == 0:
-            _check_first_batch(settings, store, sink_id, checkpoint)
+            _check_first_batch(settings, store, checkpoint)
         return
     largest = _largest(store)
     if largest is None or largest.batch < done:
@@ -435,10 +378,10 @@ def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, 
         return
     found = Situation.MISSING if largest is None else Situation.BEHIND
     claim = Claim(newest, 0, settings.parallelism, writer="")
-    raise mismatch(found, largest, claim, place_of(settings, sink_id))
+    raise mismatch(found, largest, claim, store.place)
 
 
-def _check_first_batch(settings: SinkSettings, store: MarkerStore, sink_id: str, checkpoint: Checkpoint) -> None:
+def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: Checkpoint) -> None:
     """Check the markers before any task of batch 0: none is another query's, and their topic is not made anew [I17].
 
     The marker of one partition may say less than that of another: a task that looks at its own would write its part.
@@ -453,11 +396,9 @@ def _check_first_batch(settings: SinkSettings, store: MarkerStore, sink_id: str,
     for partition, marker in markers.items():
         claim = Claim(0, partition, settings.parallelism, checkpoint.query)
         if checkpoint.query and situation(marker, claim) is Situation.FOREIGN:  # unknown where no disk of ours has it
-            raise mismatch(Situation.FOREIGN, marker, claim, place_of(settings, sink_id))
+            raise mismatch(Situation.FOREIGN, marker, claim, store.place)
     if remade(kept_ids(checkpoint, _MARKERS), now) and not any(markers.values()):
-        raise mismatch(
-            Situation.MISSING, None, Claim(0, 0, settings.parallelism, writer=""), place_of(settings, sink_id)
-        )
+        raise mismatch(Situation.MISSING, None, Claim(0, 0, settings.parallelism, writer=""), store.place)
     keep_ids(checkpoint, now, _MARKERS)
 
 

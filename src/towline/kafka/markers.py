@@ -2,7 +2,7 @@
 
 Every transaction of ``exactly_once`` writes, beside the records, one marker: the number of the batch and enough to know
 whether it is the same batch of the same query. The marker is read after ``init_transactions()``, so the transaction it
-stands for is committed or aborted, never pending [I9]. `situation` compares, and the table `STEPS` says what to do.
+stands for is committed or aborted, never pending [I9]. `situation` compares, and `MISMATCHES` says where to stop.
 
 Every partition writes its marker in every batch, an empty one too. So the marker before batch b is b-1 or b; anything
 else means that marker and checkpoint do not belong together, and guessing would lose or double records.
@@ -22,12 +22,10 @@ from towline.errors import KafkaError
 __all__ = [
     "ANYONE",
     "BEFORE_FIRST",
-    "STEPS",
-    "Action",
+    "MISMATCHES",
     "Claim",
     "Marker",
     "MarkerPlace",
-    "MarkerRule",
     "MarkerStep",
     "MarkerTotals",
     "Situation",
@@ -178,17 +176,10 @@ class Marker:
         except (KeyError, TypeError) as problem:
             raise ValueError(f"it is no marker: {problem!r}") from None
 
-    def refusing(self, refusal: TaskRefusal) -> Marker:
-        """``self`` with a refusal beside it."""
-        return replace(self, refused=refusal)
-
-    def following(self, marker: Marker) -> Marker:
-        """``self`` with the totals that follow from the marker before it."""
-        return replace(
-            self,
-            total_rows=marker.total_rows + self.rows,
-            total_dead_lettered=marker.total_dead_lettered + self.dead_lettered,
-        )
+    def following(self, marker: Marker | None) -> Marker:
+        """``self`` with the totals that follow from the marker before it; None for the first."""
+        rows, dead = (0, 0) if marker is None else marker.totals
+        return replace(self, total_rows=rows + self.rows, total_dead_lettered=dead + self.dead_lettered)
 
 
 @dataclass(frozen=True)
@@ -239,44 +230,6 @@ class Situation(Enum):
     TORN = "torn"
 
 
-class Action(Enum):
-    """What to do about it."""
-
-    WRITE = "write"
-    SKIP = "skip"
-    FAIL = "fail"
-
-
-class MarkerRule(NamedTuple):
-    """A row of the table.
-
-    Attributes:
-        action: What to do.
-        code: Code of the error, for FAIL.
-    """
-
-    action: Action
-    code: str = ""
-
-
-#: The whole decision.
-STEPS: Final[Mapping[Situation, MarkerRule]] = MappingProxyType(
-    {
-        Situation.FIRST: MarkerRule(Action.WRITE),
-        Situation.NEXT: MarkerRule(Action.WRITE),
-        Situation.DONE: MarkerRule(Action.SKIP),
-        Situation.MISSING: MarkerRule(Action.FAIL, "TL-K10"),
-        Situation.BEHIND: MarkerRule(Action.FAIL, "TL-K11"),
-        Situation.AHEAD: MarkerRule(Action.FAIL, "TL-K12"),
-        Situation.FOREIGN: MarkerRule(Action.FAIL, "TL-K13"),
-        Situation.RESCALED: MarkerRule(Action.FAIL, "TL-K14"),
-        Situation.OTHER_OFFSETS: MarkerRule(Action.FAIL, "TL-K15"),
-        Situation.REFUSED: MarkerRule(Action.FAIL, "TL-K17"),
-        Situation.TORN: MarkerRule(Action.FAIL, "TL-K18"),
-    }
-)
-
-
 def situation(marker: Marker | None, claim: Claim) -> Situation:
     """Compare the last marker of a partition with what is to be written.
 
@@ -290,7 +243,8 @@ def situation(marker: Marker | None, claim: Claim) -> Situation:
         return Situation.AHEAD
     if marker.batch < claim.batch - 1:
         return Situation.BEHIND
-    return _refused(marker, claim) or _changed(marker, claim) or _reached(marker, claim)
+    reached = Situation.DONE if marker.batch == claim.batch else Situation.NEXT
+    return _refused(marker, claim) or _changed(marker, claim) or reached
 
 
 def _refused(marker: Marker, claim: Claim) -> Situation | None:
@@ -315,10 +269,6 @@ def _changed(marker: Marker, claim: Claim) -> Situation | None:
     return None
 
 
-def _reached(marker: Marker, claim: Claim) -> Situation:
-    return Situation.DONE if marker.batch == claim.batch else Situation.NEXT
-
-
 # -- a marker that does not fit: what happened, and the two ways out, in one line each --
 
 
@@ -338,81 +288,89 @@ class MarkerPlace(NamedTuple):
     command: str
 
 
-#: What happened; {b} the batch, {m} the marker's batch, {p} the partition, {n} {k} the parallelism now and then.
-_WHAT: Final[Mapping[Situation, str]] = MappingProxyType(
-    {
-        Situation.MISSING: (
-            "batch {b} has no marker of the batch before it (partition {p}): the topic {topic} was deleted "
-            "or lost it, or this checkpoint wrote to another sink until now"
-        ),
-        Situation.BEHIND: (
-            "the marker of partition {p} says batch {m}, Spark runs batch {b}: markers were lost, or batches {after} "
-            "to {before} were written by another sink, or left out in foreachBatch"
-        ),
-        Situation.AHEAD: (
-            "the marker of partition {p} says batch {m}, Spark runs batch {b} only: an older checkpoint was "
-            "restored, and skipping would lose new rows under old numbers"
-        ),
-        Situation.FOREIGN: (
-            "the marker of partition {p} belongs to query {writer}, this is query {me}: the checkpoint was "
-            "deleted, or two queries write as this sink"
-        ),
-        Situation.RESCALED: ("batch {m} was written with parallelism {k}, now it is {n}: partitions no longer match"),
-        Situation.OTHER_OFFSETS: (
-            "batch {m} was written with other source offsets than the checkpoint has for it now: an "
-            "older checkpoint was restored, and ran on"
-        ),
-        Situation.REFUSED: ("batch {b} has more than {n} partitions (partition {rp} came), and parallelism is {n}"),
-        Situation.TORN: (
-            "batch {b} is half written: partition {p} is in Kafka ({rows} rows), partition {rp} and others "
-            "were refused because parallelism was {k}"
-        ),
-    }
-)
 _RESET: Final = "`towline kafka marker reset {command} --to-batch {to} --yes`"
 #: Where no marker says how many there were.
 _RESET_ALL: Final = "`towline kafka marker reset {command} --to-batch {to} --parallelism {n} --yes`"
 #: In the words of both places where it is read: a program with format("kafka_transactional"), and a bridge file.
 _ANEW: Final = "a new sinkId (for a bridge: towline begin-again FILE LINE)"
-#: Two ways out of each: one that starts anew, one that goes on.
-_DO: Final[Mapping[Situation, str]] = MappingProxyType(
+
+
+class Mismatch(NamedTuple):
+    """A row of the table: why nothing is written. ``{b}`` the batch, ``{m}`` the marker's, ``{p}`` the partition.
+
+    Attributes:
+        code: Of the error.
+        what: What happened; ``{n}`` and ``{k}`` are the parallelism now and then.
+        do: Two ways out: one that starts anew, one that goes on.
+    """
+
+    code: str
+    what: str
+    do: str
+
+
+#: The situations in which nothing is written. In the others a batch that is `DONE` is skipped, and written else.
+MISMATCHES: Final[Mapping[Situation, Mismatch]] = MappingProxyType(
     {
-        Situation.MISSING: (
+        Situation.MISSING: Mismatch(
+            "TL-K10",
+            "batch {b} has no marker of the batch before it (partition {p}): the topic {topic} was deleted "
+            "or lost it, or this checkpoint wrote to another sink until now",
             f"If batch {{b}} is not in Kafka, {_RESET_ALL} goes on and writes it; if it is, the same with "
-            "--to-batch {b} leaves it out."
+            "--to-batch {b} leaves it out.",
         ),
-        Situation.BEHIND: (
+        Situation.BEHIND: Mismatch(
+            "TL-K11",
+            "the marker of partition {p} says batch {m}, Spark runs batch {b}: markers were lost, or batches {after} "
+            "to {before} were written by another sink, or left out in foreachBatch",
             f"If batch {{b}} is not in Kafka, {_RESET} goes on and writes it; else start with a new "
-            f"checkpoint and {_ANEW}."
+            f"checkpoint and {_ANEW}.",
         ),
-        Situation.AHEAD: (
-            f"Restore the newest checkpoint; or {_RESET} writes batches {{b}} to {{m}} again, doubling their rows."
+        Situation.AHEAD: Mismatch(
+            "TL-K12",
+            "the marker of partition {p} says batch {m}, Spark runs batch {b} only: an older checkpoint was "
+            "restored, and skipping would lose new rows under old numbers",
+            f"Restore the newest checkpoint; or {_RESET} writes batches {{b}} to {{m}} again, doubling their rows.",
         ),
-        Situation.FOREIGN: (
+        Situation.FOREIGN: Mismatch(
+            "TL-K13",
+            "the marker of partition {p} belongs to query {writer}, this is query {me}: the checkpoint was "
+            "deleted, or two queries write as this sink",
             f"Take {_ANEW}; or {_RESET} hands this sink over to this query, and its next batch is "
-            "written whatever the other query wrote."
+            "written whatever the other query wrote.",
         ),
-        Situation.RESCALED: (
+        Situation.RESCALED: Mismatch(
+            "TL-K14",
+            "batch {m} was written with parallelism {k}, now it is {n}: partitions no longer match",
             "Set parallelism back to {k}; or, when batch {m} is complete in Spark's commit log, "
-            "`towline kafka marker reset {command} --to-batch {m} --parallelism {n} --yes`."
+            "`towline kafka marker reset {command} --to-batch {m} --parallelism {n} --yes`.",
         ),
-        Situation.OTHER_OFFSETS: (
+        Situation.OTHER_OFFSETS: Mismatch(
+            "TL-K15",
+            "batch {m} was written with other source offsets than the checkpoint has for it now: an "
+            "older checkpoint was restored, and ran on",
             f"Restore the newest checkpoint; or {_RESET} goes on from this one, and rows between the "
-            "two may be doubled."
+            "two may be doubled.",
         ),
-        Situation.REFUSED: (
-            "Leave parallelism out; or put .coalesce(1) before writeStream, or .repartition(N, key) with parallelism=N."
+        Situation.REFUSED: Mismatch(
+            "TL-K17",
+            "batch {b} has more than {n} partitions (partition {rp} came), and parallelism is {n}",
+            "Leave parallelism out; or put .coalesce(1) before writeStream, or .repartition(N, key) with "
+            "parallelism=N.",
         ),
-        Situation.TORN: (
+        Situation.TORN: Mismatch(
+            "TL-K18",
+            "batch {b} is half written: partition {p} is in Kafka ({rows} rows), partition {rp} and others "
+            "were refused because parallelism was {k}",
             f"Start with a new checkpoint, {_ANEW} and a new topic; or "
-            f"{_RESET} writes the whole batch, doubling those rows."
+            f"{_RESET} writes the whole batch, doubling those rows.",
         ),
     }
 )
 
 
 def mismatch(found: Situation, marker: Marker | None, claim: Claim, place: MarkerPlace) -> KafkaError:
-    """The error for a `Situation` whose step is FAIL."""
+    """The error for one of the `MISMATCHES`."""
     m = -1 if marker is None else marker.batch
     refused = None if marker is None else marker.refused
     words = {
@@ -432,7 +390,8 @@ def mismatch(found: Situation, marker: Marker | None, claim: Claim, place: Marke
         "command": place.command,
     }
     where = f"sink {place.sink_id} on {place.servers}"
-    return KafkaError(STEPS[found].code, where, _WHAT[found].format(**words), _DO[found].format(**words))
+    code, what, do = MISMATCHES[found]
+    return KafkaError(code, where, what.format(**words), do.format(**words))
 
 
 def changed(marker: Marker, rows: int, claim: Claim, place: MarkerPlace) -> KafkaError:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 import uuid
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,12 +21,12 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from towline.errors import KafkaError
 from towline.kafka import admin, faults, transactions
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET, resolve
-from towline.kafka.markers import Marker
+from towline.kafka.markers import Marker, MarkerPlace
 from towline.kafka.options import FORMAT
 from towline.kafka.transactions import Indefinite
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from towline.kafka.admin import TopicFacts
     from towline.kafka.options import SinkSettings
@@ -60,12 +61,23 @@ class MarkerStore:
 
     def __init__(self, settings: SinkSettings, sink_id: str) -> None:
         self._settings = settings
-        self._sink_id = sink_id
+        self.sink_id = sink_id
         self.topic = settings.markers_of(sink_id)
 
     def key(self, partition: int) -> str:
         """Key of a partition's marker."""
-        return f"{self._sink_id}/{partition}"
+        return f"{self.sink_id}/{partition}"
+
+    @property
+    def place(self) -> MarkerPlace:
+        """Where the markers are, and how the command line is told so."""
+        settings = self._settings
+        command = f"--kafka {settings.servers} --sink {self.sink_id}"
+        if self.topic != f"towline.{self.sink_id}.markers":
+            command += f" --marker-topic {self.topic}"
+        if settings.prefix != "towline":
+            command += f" --prefix {settings.prefix}"
+        return MarkerPlace(settings.servers, self.sink_id, self.topic, command)
 
     def ensure(self) -> None:
         """See that the topic is there and keeps its records; create it if that is wanted. Asks once per process.
@@ -198,6 +210,28 @@ class MarkerStore:
         facts = self._facts()
         return {} if facts is None else {partition: self.read(partition) for partition in range(facts.partitions)}
 
+    def rewrite(self, partition: int, revise: Callable[[], Marker | None]) -> Marker | None:
+        """Write a marker in a transaction of its own; older producers of the partition are fenced before.
+
+        Args:
+            partition: The partition.
+            revise: Makes the marker, None to remove it; called when all that older producers wrote is decided [I9].
+
+        Raises:
+            KafkaError: TL-K01, TL-K20, TL-K21; what ``revise`` raises, and then nothing is written.
+        """
+        producer = transactions.take(self._settings, self._settings.transactional_id(self.sink_id, partition), {})
+        try:
+            marker = revise()
+            producer.begin()
+            producer.mark(self.topic, partition, self.key(partition), marker)
+            producer.commit()
+        except Indefinite as problem:
+            raise problem.told from None
+        finally:
+            producer.close()
+        return marker
+
 
 def set_markers(settings: SinkSettings, sink_id: str, batch: int | None) -> dict[int, Marker | None]:
     """Set the marker of every partition of a sink by hand; a query that still runs is fenced, and stops.
@@ -215,40 +249,19 @@ def set_markers(settings: SinkSettings, sink_id: str, batch: int | None) -> dict
     """
     store = MarkerStore(settings, sink_id)
     store.ensure()
-    markers = {p: _set(settings, store, sink_id, p, batch) for p in range(settings.parallelism)}
+
+    def revised(partition: int) -> Marker | None:
+        before = None
+        try:
+            before = store.read(partition)
+        except KafkaError as problem:
+            if problem.code != "TL-K22":  # one that can't be understood is what a reset is for
+                raise
+        return None if batch is None else Marker(batch, settings.parallelism).following(before)
+
+    markers = {p: store.rewrite(p, partial(revised, p)) for p in range(settings.parallelism)}
     admin.settled(settings.client, store.topic, settings.timeout_s)  # who looks next sees what was set
     return markers
-
-
-def _set(settings: SinkSettings, store: MarkerStore, sink_id: str, partition: int, batch: int | None) -> Marker | None:
-    producer = transactions.take(settings, settings.transactional_id(sink_id, partition), {})
-    try:
-        marker = _next(_understood(store, partition), settings.parallelism, batch)
-        producer.begin()
-        producer.mark(store.topic, partition, store.key(partition), marker)
-        producer.commit()
-    except Indefinite as problem:
-        raise problem.told from None
-    finally:
-        producer.close()
-    return marker
-
-
-def _understood(store: MarkerStore, partition: int) -> Marker | None:
-    """The marker before; one that can't be understood is what a reset is for."""
-    try:
-        return store.read(partition)
-    except KafkaError as problem:
-        if problem.code != "TL-K22":
-            raise
-        return None
-
-
-def _next(before: Marker | None, parallelism: int, batch: int | None) -> Marker | None:
-    if batch is None:
-        return None
-    marker = Marker(batch, parallelism)
-    return marker if before is None else marker.following(before)
 
 
 #: Marker topics this process has looked at.

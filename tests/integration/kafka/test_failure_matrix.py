@@ -225,16 +225,18 @@ def test_two_drivers_on_one_checkpoint(kafka: Kafka, sink_id: str) -> None:
     check(kafka, sink_id, 5)
 
 
-def test_the_time_of_a_transaction_passes(kafka: Kafka, sink_id: str) -> None:
+def test_the_time_of_a_transaction_passes(kafka: Kafka, sink_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka aborts it and fences its producer: the batch runs again, nothing is lost."""
+    mark = Transactional.mark
 
-    class Slow(ExactlyOnce):
-        def _marker(self, *args: Any) -> Any:
-            time.sleep(3.5)  # the transaction is open; Kafka looks every second
-            return super()._marker(*args)
+    def slowly(self: Transactional, *args: Any) -> None:
+        time.sleep(3.5)  # the transaction is open; Kafka looks every second
+        mark(self, *args)
 
-    slow = sink(kafka, sink_id, Slow, deliveryTimeout="1", kafka__transaction__timeout__ms="1500")
-    assert "slept past its transaction" in refused(slow, 0, "TL-K19").what
+    slow = sink(kafka, sink_id, deliveryTimeout="1", kafka__transaction__timeout__ms="1500")
+    with monkeypatch.context() as patch:
+        patch.setattr(Transactional, "mark", slowly)
+        assert "slept past its transaction" in refused(slow, 0, "TL-K19").what
     assert committed(kafka, sink_id) == []
     write(sink(kafka, sink_id), 0)
     check(kafka, sink_id, 1)
@@ -242,20 +244,21 @@ def test_the_time_of_a_transaction_passes(kafka: Kafka, sink_id: str) -> None:
 
 @pytest.mark.long  # bridge/test_delivery_semantics.py kills Kafka under a line of exactly_once
 @pytest.mark.faults
-def test_the_broker_dies_within_a_transaction(own_kafka: Kafka) -> None:
+def test_the_broker_dies_within_a_transaction(own_kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     own_kafka.create_topics({"t": 1})
     write(sink(own_kafka, "t"), 0)
+    killed, mark = threading.Event(), Transactional.mark
 
-    class Unlucky(ExactlyOnce):
-        def _marker(self, *args: Any) -> Any:
-            if not killed.is_set():
-                killed.set()
-                own_kafka.kill()
-                threading.Thread(target=own_kafka.start).start()
-            return super()._marker(*args)
+    def unlucky(self: Transactional, *args: Any) -> None:
+        if not killed.is_set():
+            killed.set()
+            own_kafka.kill()
+            threading.Thread(target=own_kafka.start).start()
+        mark(self, *args)
 
-    killed = threading.Event()
-    assert write(sink(own_kafka, "t", Unlucky), 1).rows == ROWS
+    monkeypatch.setattr(Transactional, "mark", unlucky)
+    assert write(sink(own_kafka, "t"), 1).rows == ROWS
+    assert killed.is_set()
     check(own_kafka, "t", 2)
     own_kafka.kill()
     error = refused(sink(own_kafka, "t", deliveryTimeout="2"), 2, "TL-K01")

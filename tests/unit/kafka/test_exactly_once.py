@@ -18,7 +18,7 @@ from tests.unit.kafka.memory import Failure, Killed, MemoryKafka, kafka_in_memor
 from towline.errors import KafkaError
 from towline.kafka import screening
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Task
-from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for, place_of
+from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for
 from towline.kafka.markers import BEFORE_FIRST, Marker, MarkerStep, MarkerTotals, TaskRefusal
 from towline.kafka.markerstore import MarkerStore, set_markers
 
@@ -152,7 +152,7 @@ def test_what_stops_a_batch_ends_its_transaction(memory: MemoryKafka, monkeypatc
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ExactlyOnce, "_marker", interrupted)
+    monkeypatch.setattr(Marker, "following", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(sink(), 0, 1)
     assert memory.calls[-3:] == ["abort_transaction", "purge", "flush"]
@@ -386,9 +386,9 @@ def test_a_stopping_query_ends_its_transactions_and_gives_up_soon(memory: Memory
 
 
 def test_the_markers_are_named_as_the_command_line_takes_them() -> None:
-    assert place_of(kafka.settings(), "s").command == "--kafka k:9092 --sink s"
+    assert MarkerStore(kafka.settings(), "s").place.command == "--kafka k:9092 --sink s"
     other = kafka.settings(transactionalIdPrefix="mine", markerTopic="marks")
-    assert place_of(other, "s").command == "--kafka k:9092 --sink s --marker-topic marks --prefix mine"
+    assert MarkerStore(other, "s").place.command == "--kafka k:9092 --sink s --marker-topic marks --prefix mine"
 
 
 @pytest.mark.parametrize(
