@@ -32,7 +32,7 @@ import functools
 import os
 import re
 import weakref
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from towline.text import printable
 
@@ -62,7 +62,9 @@ __all__ = [
     "Unreachable",
     "codes_in",
     "did_you_mean",
+    "explanations",
     "one_line",
+    "stays",
 ]
 
 _P = ParamSpec("_P")
@@ -114,6 +116,20 @@ def _foreign() -> tuple[dict[str, dict[str, str]], frozenset[str]]:
     table = tomllib.loads((pkgutil.get_data("towline", "foreign.toml") or b"").decode())
     words = {_letters(word): meant for word, meant in table["words"].items()}
     return words, frozenset(map(_letters, table["dangerous"]))
+
+
+@functools.cache
+def explanations() -> dict[str, dict[str, Any]]:
+    """The row of each code in explanations.toml, whose head says what is in one."""
+    import pkgutil  # noqa: PLC0415 - as `_foreign`
+    import tomllib  # noqa: PLC0415
+
+    return tomllib.loads((pkgutil.get_data("towline", "explanations.toml") or b"").decode())
+
+
+def stays(code: str) -> bool:
+    """Whether another try finds the same, until somebody has changed something: as the code's row says."""
+    return bool(explanations().get(code, {}).get("stays"))
 
 
 class TowlineError(Exception):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
-from importlib import resources
 from typing import Annotated
 
 import typer
 
 from towline.cli.screen import AsJson, command_app, json_text, lines_text
-from towline.errors import ConfigError, did_you_mean
+from towline.errors import ConfigError, did_you_mean, explanations
 
 __all__ = ["app", "explain"]
 
@@ -29,14 +27,14 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say what happened, what is at stake and what to do. No network, no bridge file."""
-    explanations = tomllib.loads(resources.files("towline").joinpath("explanations.toml").read_text())
+    rows = explanations()
     written = _CODE.fullmatch(code.strip())
     name = f"TL-{written[1].upper()}{written[2]:0>2}" if written else code
-    if name not in explanations:
-        near = (one for one in explanations if one.startswith(name[:4]))
+    if name not in rows:
+        near = (one for one in rows if one.startswith(name[:4]))
         do = did_you_mean(name, near, "It stands at the end of an error's line, as TL-C12.")
         raise ConfigError("TL-C21", "towline explain", f'there is no code "{code}"', do)
-    texts: dict[str, str] = explanations[name]
-    rows = {"happened": "what happened", "stake": "at stake", "do": "what to do"}
-    shown = [name, *(f"  {title:<15}{_LINK.sub(_PAGE, texts[part])}" for part, title in rows.items())]
+    titles = {"happened": "what happened", "stake": "at stake", "do": "what to do"}
+    texts = {part: rows[name][part] for part in titles}
+    shown = [name, *(f"  {title:<15}{_LINK.sub(_PAGE, texts[part])}" for part, title in titles.items())]
     sys.stdout.write(json_text({"code": name, **texts}, indent=2) if as_json else lines_text(shown))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FILE",
     "MISMATCHES",
-    "UNFIT",
     "OutboxPosition",
     "Remembered",
     "StoredBatch",
@@ -37,7 +36,7 @@ __all__ = [
     "position",
 ]
 
-#: Codes of the errors below: another try finds the same.
+#: Codes of the errors below.
 MISMATCHES = frozenset({"TL-G04", "TL-G06", "TL-G26"})
 
 
@@ -142,9 +141,6 @@ def _places(offset: Any) -> list[_Place]:
     except (KeyError, TypeError, ValueError, AttributeError):
         return []
 
-
-#: Codes of the errors below: another try finds the same.
-UNFIT: Final = frozenset({"TL-G35", "TL-G36", "TL-G37"})
 
 #: Beside Spark's own files in the checkpoint.
 FILE: Final = "towline-outbox.json"

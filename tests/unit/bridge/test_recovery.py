@@ -13,10 +13,10 @@ from tests.unit.bridge.test_config import GOOD, changed, read
 from towline.bridge.config.model import Line
 from towline.bridge.lines.evidence import Evidence, read_checkpoint
 from towline.bridge.lines.identity import Identity, settle
-from towline.bridge.lines.recovery import PERMANENT, CheckpointSettings, ResumeStep, begin_again, examine, refused, step
+from towline.bridge.lines.recovery import CheckpointSettings, ResumeStep, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
 from towline.bridge.uplink.recovery import Seen, beginnings, offsets_of
-from towline.errors import TowlineError
+from towline.errors import TowlineError, stays
 from towline.gateway.belonging import MISMATCHES
 
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
@@ -323,5 +323,5 @@ def test_a_gateway_that_refuses_its_journal_stops_the_line(tmp_path: Path, code:
         rf"towline begin-again {tmp_path}/b telemetry \(what waits .*\)\.   \[TL-B24\]",
         str(error),
     )
-    assert error.code in PERMANENT
+    assert stays(error.code)
     assert refused(line(tmp_path), tmp_path / "b", TowlineError("TL-G02", "x", "late")) is None

@@ -24,7 +24,7 @@ from towline.bridge.lines.identity import Identity, sinks
 from towline.bridge.lines.notes import carry_totals
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
-from towline.gateway.belonging import MISMATCHES, UNFIT, is_other
+from towline.gateway.belonging import MISMATCHES, is_other
 from towline.guarantee import Guarantee, policy
 from towline.kafka.topicids import kept_ids
 from towline.spark.offsets import places_at
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine
 
 __all__ = [
-    "PERMANENT",
     "CheckpointSettings",
     "ResumeStep",
     "SetMarkers",
@@ -213,8 +212,6 @@ RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
     ("TL-B50", _restated, "Set dedupe back until this batch is done, then change it"),
     ("TL-B52", _resplit, "Set routes, dedupe and dead_letter_topic back until this batch is done, then change them"),
 )
-#: Another try finds the same.
-PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B06", "TL-G55", "TL-K13", *UNFIT})
 
 
 def problem(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> tuple[str, str, str] | None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from towline.bridge.lines.recovery import PERMANENT
-from towline.errors import TowlineError
+from towline.errors import TowlineError, stays
 
 __all__ = ["MAX_TEXT", "NO_JVM", "FailureReason", "reason"]
 
@@ -38,12 +37,6 @@ _SILENT = re.compile(r"(?:\tat .*|(?:[\w.$]+(?:Exception|Error):? *)*)")
 #: Around the exception of a task: where it ran, and how often it was tried.
 _TASK = re.compile(r"^Job aborted due to stage failure: .*?\(TID \d+\) \(.*?\): ")
 _JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
-#: Checkpoint, journal and markers that do not fit each other fit no better at the next try.
-_STAYS = (
-    PERMANENT
-    | {"TL-G04", "TL-G05", "TL-G06", "TL-G12", "TL-G26", "TL-J21", "TL-J23"}
-    | {f"TL-K{number}" for number in range(10, 19)}
-)
 #: SQLSTATE of what is wrong in the line's SQL itself: syntax, names, types, arguments (Spark's error-conditions.json).
 #: The others of class 42, and all other classes, are about data sources, paths, state and Python: another try may help.
 _SQL = re.compile(r"SQLSTATE: (?:42[67]|4280[34]|428[248]|429[0B]|42K0[1789A-Z]|42P[012]|0A000)")
@@ -96,7 +89,7 @@ def reason(error: BaseException | str, where: str, failed: str = "the query fail
 
 def _is_permanent(code: str) -> bool:
     """Configuration stays wrong until somebody changes it, and so does what no longer belongs together."""
-    return code.startswith("TL-C") or code in _STAYS
+    return code.startswith("TL-C") or stays(code)
 
 
 def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> tuple[TowlineError, bool]:

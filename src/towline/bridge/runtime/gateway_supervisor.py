@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.lines.elsewhere import AWAY, away_text, away_trouble, combined, each, is_refused, places_of
 from towline.bridge.lines.evidence import status_of
-from towline.bridge.lines.recovery import PERMANENT, refused
+from towline.bridge.lines.recovery import refused
 from towline.bridge.runtime.members import is_drained, wanted_clients
 from towline.bridge.runtime.state import notes_of
 from towline.bridge.runtime.supervision import ChildSupervisor
@@ -26,6 +26,7 @@ from towline.errors import (
     Refused,
     SessionUnknown,
     TowlineError,
+    stays,
 )
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
@@ -215,7 +216,7 @@ class GatewaySupervisor(LineSupervisor):
             return
         error = refused(self.line, self._file, error) or error
         fatal = isinstance(error, _FATAL) and not self.up.is_set()
-        if error.code in PERMANENT or fatal:
+        if stays(error.code) or fatal:
             self.fatal = error
         if error.code == "TL-G55" and self.line.gateway.drain_s is not None:
             return  # as it was asked to
