@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import confluent_kafka
 from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = [
+    "ANY",
     "DENIED",
     "ClusterInfo",
     "LastWord",
@@ -40,8 +41,8 @@ __all__ = [
     "create_topics",
     "described",
     "first_offsets",
+    "least",
     "looking",
-    "missing_topics",
     "reachable",
     "settings_of",
     "settled",
@@ -110,25 +111,30 @@ class TopicFacts:
         own_time = config.get("message.timestamp.type") == "LogAppendTime"
         return cls(
             partitions,
-            _least(_limit(config.get("max.message.bytes")), _limit(config.get("segment.bytes"))),
+            least(_limit(config.get("max.message.bytes")), _limit(config.get("segment.bytes"))),
             None if own_time else _limit(config.get("message.timestamp.after.max.ms")),
             None if own_time else _limit(config.get("message.timestamp.before.max.ms")),
             config.get("cleanup.policy") or "",
         )
 
     def narrowed(self, other: TopicFacts) -> TopicFacts:
-        """What is taken by this and by another, of the same topic."""
+        """What is taken by this and by another."""
         return TopicFacts(
-            self.partitions,
-            _least(self.max_bytes, other.max_bytes),
-            _least(self.after_ms, other.after_ms),
-            _least(self.before_ms, other.before_ms),
+            min(self.partitions, other.partitions),
+            least(self.max_bytes, other.max_bytes),
+            least(self.after_ms, other.after_ms),
+            least(self.before_ms, other.before_ms),
             self.policy if self.compacted else other.policy or self.policy,
-            _least(self.batch_bytes, other.batch_bytes),
+            least(self.batch_bytes, other.batch_bytes),
         )
 
 
-def _least(*limits: int | None) -> int | None:
+#: Takes everything, as far as anybody knows.
+ANY: Final = TopicFacts(1 << 31)
+
+
+def least(*limits: int | None) -> int | None:
+    """The lowest limit of those that there are."""
     return min((one for one in limits if one is not None), default=None)
 
 
@@ -291,15 +297,6 @@ def reachable(client: str | Mapping[str, str], timeout: float = 5.0) -> ClusterI
     brokers = {number: f"{broker.host}:{broker.port}" for number, broker in metadata.brokers.items()}
     topics = {name: len(topic.partitions) for name, topic in metadata.topics.items()}
     return ClusterInfo(metadata.cluster_id, brokers, topics)
-
-
-def missing_topics(client: str | Mapping[str, str], names: Iterable[str], timeout: float = 5.0) -> list[str]:
-    """Which of ``names`` the cluster does not have, sorted; looks at the whole list, so nothing is auto-created.
-
-    Raises:
-        KafkaError: TL-K01.
-    """
-    return sorted(set(names) - set(reachable(client, timeout).topics))
 
 
 def create_topics(

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from towline.errors import KafkaError
+from towline.kafka.deadletters import A_HEADER
 from towline.kafka.options import FORMAT
 from towline.sinks import check_columns
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from towline.kafka.properties import Header
     from towline.kafka.screening import Fault
 
-__all__ = ["ACCEPTED", "A_HEADER", "Columns", "Record", "Rows", "distinct_values", "header_lists", "longest", "most"]
+__all__ = ["ACCEPTED", "Columns", "Record", "Rows", "distinct_values", "header_lists", "longest", "most"]
 
 #: Positional arguments of `confluent_kafka.Producer.produce`: topic, value, key, partition (-1: the partitioner
 #: decides) and, with headers or timestamps, callback, on_delivery (both None), timestamp in ms (0: now), headers.
@@ -44,8 +45,6 @@ ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 #: -1 is librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides.
 _UNASSIGNED: Final = -1
-#: What Kafka and its client need for a header beside name and value.
-A_HEADER: Final = 10
 #: For librdkafka timestamp 0 is the time of the call.
 _NOW: Final = 0
 

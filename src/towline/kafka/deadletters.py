@@ -31,6 +31,8 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 __all__ = [
+    "A_HEADER",
+    "FRAME",
     "PREFIX",
     "Chunk",
     "Collector",
@@ -38,6 +40,7 @@ __all__ = [
     "Header",
     "Reason",
     "from_record",
+    "record_bytes",
     "to_record",
     "to_records",
 ]
@@ -55,9 +58,9 @@ _CHUNK: Final = PREFIX + "chunk"
 
 #: Longest detail kept, in characters: it explains, it must not itself make a record too large.
 _DETAIL_LIMIT: Final = 500
-#: Bytes a Kafka record needs beside key, value and headers: batch header 61, record header at most 21 (KIP-98), and
-#: room for the varints of eight headers of ours.
-_FRAME: Final = 200
+#: Bytes a Kafka record needs beside key, value and headers: batch header 61, record header at most 21 (KIP-98), and a
+#: varint for each length. And what a header needs beside name and value.
+FRAME, A_HEADER = 100, 10
 _NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
 #: Longest name kept; Kafka's own limit is 249 (org.apache.kafka.common.internals.Topic), a wrong one may be longer.
 _NAME_LIMIT: Final = 1000
@@ -165,11 +168,11 @@ def to_records(dead_letter: DeadLetter, limit: int) -> list[Record]:
         ValueError: ``limit`` leaves no room for a chunk beside the headers; nothing below 4,096 does for sure.
     """
     whole = to_record(dead_letter)
-    if size(whole) <= limit:
+    if record_bytes(*whole) <= limit:
         return [whole]
     name = uuid.uuid4().hex
     ours = _ours(dead_letter)
-    room = limit - size((name.encode(), b"", [*ours, (_CHUNK, b"x" * 64)]))
+    room = limit - record_bytes(name.encode(), b"", [*ours, (_CHUNK, b"x" * 64)])
     if room < 1:
         raise ValueError(f"{limit} bytes leave no room for a dead letter")
     blob = pack(dead_letter.key, dead_letter.value, dead_letter.headers)
@@ -298,11 +301,10 @@ def _number(ours: dict[str, str], name: str) -> int | None:
     return int(text)
 
 
-def size(record: Record) -> int:
+def record_bytes(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
     """An upper bound of the bytes Kafka needs for a record of its own batch."""
-    key, value, headers = record
-    total = _FRAME + len(key or b"") + len(value or b"")
-    return total + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
+    total = FRAME + len(key or b"") + len(value or b"")
+    return total + sum(len(name.encode()) + len(content or b"") + A_HEADER for name, content in headers)
 
 
 _LENGTH: Final = struct.Struct(">i")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import KafkaError
 from towline.kafka import admin, faults, producers
-from towline.kafka.screening import Lessons, RecordCheck, RecordLimits, fault_of, has_learned
+from towline.kafka.screening import Lessons, RecordCheck, has_learned
 from towline.sinks import Task
 
 if TYPE_CHECKING:
@@ -75,18 +75,6 @@ class Delivery(ABC):
             ConfigError: A secret can't be read here.
         """
 
-    def _refuse_reserved(self, rows: Rows) -> None:
-        """Stop at a topic that no row may name; with a dead-letter topic there is none left.
-
-        Raises:
-            KafkaError: TL-K06.
-        """
-        for topic in filter(self.settings.reserves, rows.topics):
-            limits = RecordLimits({}, 0, None, 0, self.settings.reserves)
-            fault = fault_of((topic,), limits)
-            assert fault is not None, "it is reserved"
-            raise faults.unfit(self.settings.servers, topic, fault.reason, fault.detail)
-
 
 class AtLeastOnce(Delivery):
     """Idempotent producer, acks=all, and no success before every record is confirmed."""
@@ -146,7 +134,6 @@ class AtLeastOnce(Delivery):
         try:
             for batch in batches:
                 converted = self._converted(screen, batch, lessons)
-                self._refuse_reserved(converted)
                 client.require(converted.topics)
                 rows += converted.size
                 size += converted.bytes
@@ -234,7 +221,6 @@ class AtMostOnce(Delivery):
                 refused = self.columns.refusals(batch) is not None
                 converted = screen.rows(batch) if refused else self.columns.rows(batch)
                 rows, size = rows + converted.size, size + converted.bytes
-                self._refuse_reserved(converted)
                 client.require(converted.topics)
                 client.send(converted)
                 sent = rows
@@ -278,7 +264,7 @@ def require_topics(settings: SinkSettings) -> None:
     if asked <= _seen:
         return
     try:
-        absent = admin.missing_topics(settings.client, named, _LOOK_S)
+        absent = named - set(admin.reachable(settings.client, _LOOK_S).topics)
     except KafkaError:
         return
     if absent:

@@ -22,7 +22,6 @@ __all__ = [
     "gave_up",
     "missing",
     "reason",
-    "refused",
     "undelivered",
     "unfit",
     "unreachable",
@@ -57,10 +56,7 @@ KEPT: Final = (
 
 def reason(error: Any) -> str:
     """Kafka's own words for an error, in one line; takes what was raised, or an error value."""
-    if isinstance(error, SystemError) and error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, confluent_kafka.KafkaException):
-        error = error.args[0]
+    error = _clients(error)
     text = error.str() if isinstance(error, confluent_kafka.KafkaError) else str(error)
     for noise in ("Local: ", "Broker: ", "Failed to create producer: "):
         text = text.removeprefix(noise)
@@ -68,12 +64,16 @@ def reason(error: Any) -> str:
     return line[:1].lower() + line[1:] if line[1:2].islower() else line
 
 
+def _clients(error: Any) -> Any:
+    """The client's own error in what was raised."""
+    if isinstance(error, SystemError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error.args[0] if isinstance(error, confluent_kafka.KafkaException) else error
+
+
 def name_of(error: Any) -> str:
     """The client's name of an error, such as ``_MSG_TIMED_OUT``; empty for what is no Kafka error."""
-    if isinstance(error, SystemError):
-        error = error.__cause__
-    if isinstance(error, confluent_kafka.KafkaException):
-        error = error.args[0]
+    error = _clients(error)
     return str(error.name()) if isinstance(error, confluent_kafka.KafkaError) else ""
 
 
@@ -147,11 +147,8 @@ def unreachable(servers: str, seconds: float, why: str, *, rows: bool = False) -
         rows: It was to take rows, of which none was sent.
     """
     do = "Check the bootstrap servers, the network and, if Kafka asks for them, user and password."
-    return KafkaError("TL-K01", servers, _silent(seconds, why), f"Is it up and reachable? {KEPT}" if rows else do)
-
-
-def _silent(seconds: float, why: str) -> str:
-    return f"Kafka did not answer{f' for {seconds:.0f} s' if seconds >= 0.5 else ''}: {why}"
+    what = f"Kafka did not answer{f' for {seconds:.0f} s' if seconds >= 0.5 else ''}: {why}"
+    return KafkaError("TL-K01", servers, what, f"Is it up and reachable? {KEPT}" if rows else do)
 
 
 def missing(servers: str, topics: Iterable[str]) -> KafkaError:
@@ -163,41 +160,22 @@ def missing(servers: str, topics: Iterable[str]) -> KafkaError:
     return KafkaError("TL-K04", servers, what, f"{do} --partitions N --replication-factor N.")
 
 
-def refused(servers: str, record: tuple[Any, ...], limit: int, error: Any) -> KafkaError:
-    """A record that the client itself refuses: TL-K05 too large, TL-K06 anything else.
-
-    Args:
-        servers: The bootstrap servers.
-        record: Topic, value, key and partition.
-        limit: The client's ``message.max.bytes``.
-        error: What `produce` raised.
-    """
-    topic, value, key, partition = record[:4]
-    name = name_of(error)
-    if name == "MSG_SIZE_TOO_LARGE":
-        size = len(value or b"") + len(key or b"")
-        what = f'a record of {size:,} bytes for topic "{topic}" is larger than kafka.message.max.bytes = {limit:,}'
-        return KafkaError("TL-K05", servers, what, f"{_ADVICE[name]} {KEPT}")
-    place = f", partition {partition}," if partition is not None and partition >= 0 else ""
-    what = f'a record for topic "{topic}"{place} can not be sent: {reason(error)}'
-    return KafkaError("TL-K06", servers, what, KEPT)
-
-
 def unfit(servers: str, topic: str | None, why: str, detail: str) -> KafkaError:
-    """A record found bad before anything was sent: TL-K04 its topic is missing, TL-K05 too large, TL-K06 the rest.
+    """A record that can't be sent: TL-K04 its topic is missing, TL-K05 too large, TL-K06 the rest.
 
     Args:
         servers: The bootstrap servers.
         topic: Its topic.
-        why: A `deadletters.Reason`.
+        why: A `deadletters.Reason`, or "".
         detail: The same in a line.
     """
     if why == "topic_missing" and topic is not None:
         return missing(servers, [topic])
-    code = "TL-K05" if why == "too_large" else "TL-K06"
+    large = why == "too_large"
+    mend = _ADVICE["MSG_SIZE_TOO_LARGE"] if large else "Correct it."
     what = f'a record for topic "{topic}" can not be written: {detail}'
-    do = "Correct it, or name a deadLetterTopic, which keeps every byte of such records."
-    return KafkaError(code, servers, what, f"{do} {KEPT}")
+    do = f"{mend} A deadLetterTopic keeps every byte of such records. {KEPT}"
+    return KafkaError("TL-K05" if large else "TL-K06", servers, what, do)
 
 
 class TransactionVerdict(Enum):
@@ -216,8 +194,10 @@ class TransactionVerdict(Enum):
 _FENCED: Final = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
 
 
+#: `produce` names no error where an earlier one was fatal, or asks for an abort.
+UNNAMED: Final = frozenset({"_FATAL", "_STATE"})
 #: The producer, not the record, is the matter: it was fenced, or its transaction must be aborted.
-_STATES: Final = frozenset({"_STATE", "_FATAL", *_FENCED})
+STATES: Final = UNNAMED | _FENCED
 
 
 #: A topic that is being made, or is changing its leader, or has lost it: Kafka's retriable errors of a look-up.
@@ -239,16 +219,6 @@ _PASSING: Final = frozenset(
 def passes(problem: BaseException) -> bool:
     """Whether the same look-up may be answered a moment later."""
     return name_of(problem) in _PASSING
-
-
-def is_unnamed(problem: BaseException) -> bool:
-    """Whether `produce` raised because of an earlier error, fatal or for an abort, which it does not name."""
-    return name_of(problem) in {"_FATAL", "_STATE"}
-
-
-def is_state(problem: BaseException) -> bool:
-    """Whether `produce` raised because of the producer's state, not because of the record."""
-    return not isinstance(problem, confluent_kafka.KafkaException) or name_of(problem) in _STATES
 
 
 def verdict(problem: BaseException) -> TransactionVerdict:

@@ -15,13 +15,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from towline.kafka import faults
 from towline.kafka.admin import LastWord
 from towline.kafka.clientconfig import QUIET, largest_message, resolve
 from towline.kafka.options import FORMAT
-from towline.kafka.screening import Refusal, refusal_of
+from towline.kafka.screening import RESERVED, Refusal, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -99,11 +99,13 @@ class KafkaProducer:
         return len(self._producer)
 
     def require(self, topics: Iterable[str]) -> None:
-        """Check that topics exist, by the cluster's whole list: asking for one by name could create it.
+        """Check that topics may be written and exist, by the cluster's whole list: asking by name could create one.
 
         Raises:
-            KafkaError: TL-K01 without an answer in time, TL-K04 for missing topics.
+            KafkaError: TL-K06 for one that no row may name; TL-K01 without an answer in time; TL-K04 for missing ones.
         """
+        for topic in filter(self._settings.reserves, topics):
+            raise faults.unfit(self._settings.servers, topic, *RESERVED)
         if self._topics.issuperset(topics):
             return
         self.list_topics()
@@ -124,13 +126,10 @@ class KafkaProducer:
             raise self._unanswered(problem, began) from None
 
     def _unanswered(self, problem: BaseException, began: float) -> Exception:
-        self._explain()
-        why = self._last.why or faults.reason(problem)
-        return faults.unreachable(self._settings.servers, time.monotonic() - began, why, rows=True)
-
-    def _explain(self) -> None:
         with contextlib.suppress(*faults.FOREIGN):
             self._producer.poll(0)  # serves error_cb, which a blocking look-up does not
+        why = self._last.why or faults.reason(problem)
+        return faults.unreachable(self._settings.servers, time.monotonic() - began, why, rows=True)
 
     def send(self, rows: Rows) -> None:
         """Hand rows to librdkafka, in order; waits while its queue is full.
@@ -168,9 +167,14 @@ class KafkaProducer:
 
     def _refused(self, record: Record, problem: BaseException) -> Exception:
         """A record the client refuses is a KafkaError; a client that can do nothing any more speaks for itself."""
-        if faults.is_state(problem):
+        name, (topic, value, key, partition, *_) = faults.name_of(problem), record
+        if name in faults.STATES or not isinstance(problem, KafkaException):
             raise problem
-        return faults.refused(self._settings.servers, record, largest_message(self._settings.client), problem)
+        why, detail = "", f"{faults.reason(problem)} (partition {partition})"
+        if name == "MSG_SIZE_TOO_LARGE":
+            size, most = len(value or b"") + len(key or b""), largest_message(self._settings.client)
+            why, detail = "too_large", f"{size:,} bytes, the client takes {most:,} (kafka.message.max.bytes)"
+        return faults.unfit(self._settings.servers, topic, why, detail)
 
     def flush(self, seconds: float, *, to_failure: bool = False) -> int:
         """Wait until every record is confirmed or failed, or none was for so long; how many are neither.

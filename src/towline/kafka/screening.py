@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
+from functools import reduce
 from itertools import chain, count, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,8 +21,8 @@ from towline.errors import KafkaError
 from towline.kafka import admin, faults
 from towline.kafka.admin import TopicFacts
 from towline.kafka.clientconfig import largest_message
-from towline.kafka.columns import A_HEADER, Rows
-from towline.kafka.deadletters import DeadLetter, Reason, to_records
+from towline.kafka.columns import Rows
+from towline.kafka.deadletters import FRAME, DeadLetter, Reason, record_bytes, to_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,9 +35,6 @@ __all__ = ["Fault", "Lessons", "RecordCheck", "RecordLimits", "Refusal", "fault_
 
 #: Seconds for which limits of topics are believed.
 _FRESH_S: Final = 300.0
-#: What librdkafka and the broker need beside key, value and headers: the header of the record batch (61) and of the
-#: record (at most 21), and a varint for each length.
-_FRAME: Final = 100
 _BATCH_SIZE: Final = "batch.size"
 #: Clocks differ: a time that is this close to the limit, in ms, is looked at one by one.
 _CLOCKS_MS: Final = 60_000
@@ -59,6 +58,10 @@ class Fault(NamedTuple):
 
     reason: Reason
     detail: str
+
+
+#: Of a record whose topic `SinkSettings.reserves`.
+RESERVED: Final = Fault(Reason.TOPIC_RESERVED, "no message may choose this topic: markers, dead letters, Kafka's own")
 
 
 class RecordLimits(NamedTuple):
@@ -92,51 +95,35 @@ def fault_of(record: Record, limits: RecordLimits) -> Fault | None:
     facts = limits.topics.get(topic)
     if facts is None:
         return _no_topic(topic, limits)
-    return next((fault for check in _CHECKS if (fault := check(record, facts, limits))), None)
+    return next(_faults(record, facts, limits), None)
 
 
 def _no_topic(topic: str, limits: RecordLimits) -> Fault:
     if limits.reserves(topic):
-        return Fault(Reason.TOPIC_RESERVED, "no message may choose this topic: markers, dead letters, Kafka's own")
+        return RESERVED
     if not _LEGAL.fullmatch(topic) or topic in (".", ".."):
         return Fault(Reason.TOPIC_ILLEGAL, "Kafka has no topic of that name: 1 to 249 of a-z A-Z 0-9 . _ -")
     return Fault(Reason.TOPIC_MISSING, "the topic does not exist, or this user may not see it")
 
 
-def _partition(record: Record, facts: TopicFacts, limits: RecordLimits) -> Fault | None:  # noqa: ARG001 - one signature
-    if -1 <= record[3] < facts.partitions:
-        return None
-    return Fault(Reason.PARTITION, f"the topic has partitions 0 to {facts.partitions - 1}, not {record[3]}")
-
-
-def _time(record: Record, facts: TopicFacts, limits: RecordLimits) -> Fault | None:
+def _faults(record: Record, facts: TopicFacts, limits: RecordLimits) -> Iterator[Fault]:
+    if not -1 <= record[3] < facts.partitions:
+        yield Fault(Reason.PARTITION, f"the topic has partitions 0 to {facts.partitions - 1}, not {record[3]}")
     moment = record[6] if len(record) > 4 else 0
-    if moment < 0:
-        return Fault(Reason.TIMESTAMP, f"{moment} ms is before 1970")
-    if not moment:
-        return None
     ahead = moment - limits.now_ms
-    if facts.after_ms is not None and ahead > facts.after_ms:
-        return Fault(Reason.TIMESTAMP, f"{moment} ms is further ahead than message.timestamp.after.max.ms")
-    if facts.before_ms is not None and -ahead > facts.before_ms:
-        return Fault(Reason.TIMESTAMP, f"{moment} ms is further back than message.timestamp.before.max.ms")
-    return None
-
-
-def _key(record: Record, facts: TopicFacts, limits: RecordLimits) -> Fault | None:  # noqa: ARG001 - one signature
+    if moment < 0:
+        yield Fault(Reason.TIMESTAMP, f"{moment} ms is before 1970")
+    if moment and facts.after_ms is not None and ahead > facts.after_ms:
+        yield Fault(Reason.TIMESTAMP, f"{moment} ms is further ahead than message.timestamp.after.max.ms")
+    if moment and facts.before_ms is not None and -ahead > facts.before_ms:
+        yield Fault(Reason.TIMESTAMP, f"{moment} ms is further back than message.timestamp.before.max.ms")
     if facts.compacted and record[2] is None:
-        return Fault(Reason.KEY_ABSENT, "a compacted topic takes no record without a key")
-    return None
-
-
-def _size(record: Record, facts: TopicFacts, limits: RecordLimits) -> Fault | None:
-    size = _bytes(record)
+        yield Fault(Reason.KEY_ABSENT, "a compacted topic takes no record without a key")
+    size, most = _bytes(record), facts.max_bytes
     if size > limits.client:
-        return Fault(Reason.TOO_LARGE, f"{size:,} bytes, the client takes {limits.client:,} (kafka.message.max.bytes)")
-    most = facts.max_bytes
-    if most is None or size <= most or _compressed(record, size, limits.codec) <= most:
-        return None
-    return Fault(Reason.TOO_LARGE, f"{size:,} bytes, the topic takes {most:,} (max.message.bytes, segment.bytes)")
+        yield Fault(Reason.TOO_LARGE, f"{size:,} bytes, the client takes {limits.client:,} (kafka.message.max.bytes)")
+    if most is not None and size > most and _compressed(record, size, limits.codec) > most:
+        yield Fault(Reason.TOO_LARGE, f"{size:,} bytes, the topic takes {most:,} (max.message.bytes, segment.bytes)")
 
 
 def _compressed(record: Record, size: int, codec: str | None) -> int:
@@ -148,17 +135,7 @@ def _compressed(record: Record, size: int, codec: str | None) -> int:
 
 
 def _bytes(record: Record) -> int:
-    headers = (record[7] or ()) if len(record) > 4 else ()
-    size = _FRAME + len(record[1] or b"") + len(record[2] or b"")
-    return size + sum(len(name.encode()) + len(value or b"") + A_HEADER for name, value in headers)
-
-
-_CHECKS: Final[tuple[Callable[[Record, TopicFacts, RecordLimits], Fault | None], ...]] = (
-    _partition,
-    _time,
-    _key,
-    _size,
-)
+    return record_bytes(record[2], record[1], (record[7] or ()) if len(record) > 4 else ())
 
 
 class RecordCheck:
@@ -180,8 +157,8 @@ class RecordCheck:
 
     def fitting(self) -> dict[str, str]:
         """Settings of a producer whose batches fit into the topics: their limit is on the batch, not on the record."""
-        limits = [limit for facts in self._limits.topics.values() for limit in (facts.batch_bytes, facts.max_bytes)]
-        most = min((limit for limit in limits if limit is not None), default=None)
+        facts = reduce(TopicFacts.narrowed, self._limits.topics.values(), admin.ANY)
+        most = admin.least(facts.batch_bytes, facts.max_bytes)
         if most is None or int(self._settings.client.get(_BATCH_SIZE, "0")) <= most:
             return {}
         return {_BATCH_SIZE: str(most)}
@@ -204,8 +181,9 @@ class RecordCheck:
         self._check_place()
         if self._settings.dead_letter_topic is None:
             for batch in batches:
-                if self._suspicious(batch):
-                    self._refuse(self._columns.rows(batch).records)
+                for record in self._columns.rows(batch).records if self._suspicious(batch) else ():
+                    if fault := fault_of(record, self._limits):
+                        raise faults.unfit(self._settings.servers, record[0], fault.reason, fault.detail)
 
     def rows(self, batch: Any) -> Rows:
         """A batch to be sent, bad records replaced by dead letters."""
@@ -274,33 +252,24 @@ class RecordCheck:
         if self._columns.topic is None and batch.column("topic").null_count:
             return True
         found = [self._limits.topics.get(name) for name in self._topics(batch)]
-        facts = [one for one in found if one is not None]
-        if len(facts) < len(found):
+        if None in found:
             return True
+        facts = reduce(TopicFacts.narrowed, filter(None, found), admin.ANY)
         present = self._columns.present
         keyless = "key" not in present or batch.column("key").null_count > 0
         return (
-            (keyless and any(one.compacted for one in facts))
-            or _FRAME + self._columns.largest(batch)
-            > min([self._limits.client, *(o.max_bytes for o in facts if o.max_bytes)])
-            or ("partition" in present and _outside(batch.column("partition"), -1, _least(facts) - 1))
+            (keyless and facts.compacted)
+            or FRAME + self._columns.largest(batch) > min(self._limits.client, facts.max_bytes or self._limits.client)
+            or ("partition" in present and _outside(batch.column("partition"), -1, facts.partitions - 1))
             or ("timestamp" in present and _outside(batch.column("timestamp"), *self._moments(facts)))
         )
 
-    def _moments(self, facts: Iterable[TopicFacts]) -> tuple[int, int]:
+    def _moments(self, facts: TopicFacts) -> tuple[int, int]:
         """First and last time that is surely good, in microseconds since 1970."""
-        after = min((one.after_ms for one in facts if one.after_ms is not None), default=None)
-        before = min((one.before_ms for one in facts if one.before_ms is not None), default=None)
         now = self._limits.now_ms
-        first = 0 if before is None else max(0, now - before + _CLOCKS_MS)
-        last = 1 << 53 if after is None else now + after - _CLOCKS_MS
+        first = 0 if facts.before_ms is None else max(0, now - facts.before_ms + _CLOCKS_MS)
+        last = 1 << 53 if facts.after_ms is None else now + facts.after_ms - _CLOCKS_MS
         return first * 1000, last * 1000
-
-    def _refuse(self, records: Iterator[Record]) -> None:
-        for record in records:
-            fault = fault_of(record, self._limits)
-            if fault is not None:
-                raise faults.unfit(self._settings.servers, record[0], fault.reason, fault.detail)
 
     def _sift(self, batch: Any, at: int, record: Record) -> Iterable[Record]:
         fault = fault_of(record, self._limits)
@@ -332,10 +301,6 @@ class RecordCheck:
     def _room(self) -> int:
         facts = self._limits.topics.get(self._settings.dead_letter_topic or "")  # none where nobody has looked
         return min(largest_message(self._settings.client), (facts and facts.max_bytes) or _TOPIC_MAX)
-
-
-def _least(facts: Iterable[TopicFacts]) -> int:
-    return min(one.partitions for one in facts)
 
 
 def _outside(column: Any, low: int, high: int) -> bool:
@@ -374,7 +339,6 @@ def forget(settings: SinkSettings) -> None:
 _KINDS: Final = 16
 #: Seconds for which it is believed what a refusal told: the topic may have been changed since.
 _BELIEVED_S: Final = 3600.0
-_NOTHING: Final = TopicFacts(0)
 #: Bytes of a batch that nearly every topic takes, where one that is allowed to be larger was refused.
 _SMALL: Final = 16 << 10
 #: (Servers, topic) -> when Kafka refused a record last, and what that tells; of this process.
@@ -382,13 +346,13 @@ _lessons: Final[dict[tuple[str, str], tuple[float, TopicFacts]]] = {}
 
 
 def _learned(settings: SinkSettings, topic: str) -> TopicFacts:
-    at, facts = _lessons.get((settings.servers, topic), (0.0, _NOTHING))
-    return facts if time.monotonic() - at <= _BELIEVED_S else _NOTHING
+    at, facts = _lessons.get((settings.servers, topic), (0.0, admin.ANY))
+    return facts if time.monotonic() - at <= _BELIEVED_S else admin.ANY
 
 
 def has_learned(settings: SinkSettings) -> bool:
     """Whether this process knows of records that its Kafka refuses."""
-    return any(_learned(settings, topic) is not _NOTHING for servers, topic in _lessons if servers == settings.servers)
+    return any(_learned(settings, topic) is not admin.ANY for servers, topic in _lessons if servers == settings.servers)
 
 
 #: Codes of a request that is too large, as one record of it may be.
@@ -496,7 +460,7 @@ class Lessons:
             batch = _SMALL
         if least is not None and topic == self._settings.dead_letter_topic:
             least //= 2  # letters are cut to what it takes, so each would be as large as it may
-        return TopicFacts(0, None if least is None else least - 1, batch_bytes=batch)
+        return replace(admin.ANY, max_bytes=None if least is None else least - 1, batch_bytes=batch)
 
     def _changed(self, topic: str) -> bool:
         """Whether a limit that was compared with is another one by now."""
@@ -522,5 +486,7 @@ def _lesson(refusal: Refusal) -> TopicFacts:
     """What a topic takes that refused a record for another reason than its size; nothing new if that is its own."""
     if refusal.code == "INVALID_TIMESTAMP":
         ahead = refusal.moment - int(time.time() * 1000)  # clocks go on until it is looked at again
-        return TopicFacts(0, after_ms=max(0, ahead - _CLOCKS_MS)) if ahead > 0 else TopicFacts(0, before_ms=-ahead)
-    return _NOTHING if refusal.keyed else TopicFacts(0, policy="compact")
+        if ahead > 0:
+            return replace(admin.ANY, after_ms=max(0, ahead - _CLOCKS_MS))
+        return replace(admin.ANY, before_ms=-ahead)
+    return admin.ANY if refusal.keyed else replace(admin.ANY, policy="compact")

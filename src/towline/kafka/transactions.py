@@ -258,7 +258,7 @@ class Transactional(KafkaProducer):
 
     def _cause(self, problem: BaseException) -> BaseException:
         """`produce` says only that there was an error; a transactional call says which."""
-        if faults.is_unnamed(problem):
+        if faults.name_of(problem) in faults.UNNAMED:
             try:
                 self._producer.begin_transaction()
             except faults.FOREIGN as known:

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.admin import create_topics, missing_topics, reachable, settled
+from towline.kafka.admin import create_topics, reachable, settled, topic_facts
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
@@ -24,10 +24,12 @@ def test_a_cluster_says_who_it_is(kafka: Kafka, topic: NewTopic) -> None:
     assert cluster.topics[name] == 3
 
 
-def test_missing_topics_are_named_and_stay_missing(kafka: Kafka, topic: NewTopic) -> None:
+def test_a_look_at_the_topics_makes_none(kafka: Kafka, topic: NewTopic) -> None:
     there = topic()
     for _ in range(2):
-        assert missing_topics(kafka.bootstrap, ["towline-b", there, "towline-a"]) == ["towline-a", "towline-b"]
+        absent = {"towline-b", there, "towline-a"} - set(reachable(kafka.bootstrap).topics)
+        assert absent == {"towline-a", "towline-b"}
+        assert topic_facts(kafka.bootstrap, ["towline-a", there]).keys() == {there}
 
 
 def test_topics_are_created_once(kafka: Kafka, topic: NewTopic) -> None:

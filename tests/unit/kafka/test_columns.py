@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.columns import A_HEADER, ACCEPTED, Columns, header_lists
+from towline.kafka.columns import ACCEPTED, Columns, header_lists
+from towline.kafka.deadletters import A_HEADER
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES = {name: kinds[0] for name, kinds in ACCEPTED.items()}

@@ -15,7 +15,7 @@ from towline.kafka.deadletters import (
     Reason,
     from_record,
     pack,
-    size,
+    record_bytes,
     to_record,
     to_records,
     unpack,
@@ -44,7 +44,7 @@ letters = st.builds(
 def test_a_letter_comes_back_as_it_was_whatever_its_size(letter: DeadLetter) -> None:
     collector = Collector()
     written = to_records(letter, LIMIT)
-    assert all(size(record) <= LIMIT for record in written)
+    assert all(record_bytes(*record) <= LIMIT for record in written)
     read = [collector.add(*record) for record in written]
     assert read[:-1] == [None] * (len(written) - 1)
     assert read[-1] == letter

@@ -63,18 +63,21 @@ def test_a_refusal_is_told_with_its_topic_and_remedy() -> None:
     assert "max.message.bytes" in error.do
 
 
-def test_a_record_too_large_is_told_with_size_and_limit() -> None:
-    error = faults.refused("k", ("t", b"x" * 1000, b"kk", -1), 1000, KafkaException(TOO_LARGE))
-    assert error.code == "TL-K05"
-    assert '1,002 bytes for topic "t"' in error.what
-    assert "kafka.message.max.bytes = 1,000" in error.what
-
-
-def test_any_other_refused_record() -> None:
-    unknown = KafkaException(fault(ClientError._UNKNOWN_PARTITION, "Local: Unknown partition"))
-    error = faults.refused("k", ("t", None, None, 7), 1000, unknown)
-    assert error.code == "TL-K06"
-    assert 'topic "t", partition 7, can not be sent: unknown partition' in error.what
+@pytest.mark.parametrize(
+    ("why", "code", "mend"),
+    [
+        ("too_large", "TL-K05", "Raise the topic's max.message.bytes"),
+        ("partition", "TL-K06", "Correct it"),
+        ("", "TL-K06", "Correct it"),
+    ],
+)
+def test_a_record_that_can_not_be_sent(why: str, code: str, mend: str) -> None:
+    error = faults.unfit("k", "t", why, "1,002 bytes")
+    assert error.code == code
+    assert error.what == 'a record for topic "t" can not be written: 1,002 bytes'
+    assert error.do.startswith(mend)
+    assert "deadLetterTopic" in error.do
+    assert error.do.endswith(faults.KEPT)
 
 
 @pytest.mark.parametrize(("count", "says"), [(1, '"a0"'), (5, '"a4"'), (8, "and 3 more")])

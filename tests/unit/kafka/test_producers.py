@@ -55,8 +55,24 @@ def test_a_queue_is_not_waited_for_when_records_have_failed(memory: MemoryKafka)
 def test_a_record_that_the_client_refuses_is_told_at_once_or_after_a_wait(memory: MemoryKafka, full: int) -> None:
     producer = KafkaProducer(kafka.settings(kafka__message__max__bytes="2000"))
     memory.fail("produce", *[FULL] * full, kafka.raised("MSG_SIZE_TOO_LARGE"))
-    with pytest.raises(KafkaError, match=r"a record of 3,000 bytes .*message.max.bytes = 2,000.*TL-K05"):
+    with pytest.raises(KafkaError, match=r"3,000 bytes, the client takes 2,000 .*message.max.bytes.*TL-K05"):
         producer.send(rows(b"x" * 3000))
+
+
+def test_any_other_record_that_the_client_refuses(memory: MemoryKafka) -> None:
+    producer = KafkaProducer(kafka.settings())
+    memory.fail("produce", kafka.raised("_UNKNOWN_PARTITION", "Local: Unknown partition"))
+    with pytest.raises(KafkaError, match=r'topic "t" can not be written: unknown partition \(partition 7\).*TL-K06'):
+        producer.send(Rows(1, 0, frozenset(), iter([("t", b"1", None, 7)])))
+
+
+@pytest.mark.parametrize("problem", [kafka.STATE, kafka.FATAL, kafka.FENCED, kafka.DEAD])
+def test_a_client_that_can_do_nothing_any_more_speaks_for_itself(memory: MemoryKafka, problem: Exception) -> None:
+    producer = KafkaProducer(kafka.settings())
+    memory.fail("produce", problem)
+    with pytest.raises(type(problem)) as caught:
+        producer.send(rows(b"1"))
+    assert caught.value is problem
 
 
 def test_all_failures_are_counted_and_the_first_are_kept(memory: MemoryKafka) -> None:

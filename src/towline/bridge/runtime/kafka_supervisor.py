@@ -117,10 +117,10 @@ def see_to(bridge: Bridge, topics: Iterable[str]) -> str:
     Raises:
         KafkaError: TL-B03, one is not there; TL-K01, Kafka does not answer; TL-K09, one can't be made.
     """
-    from towline.kafka.admin import create_topics, missing_topics  # noqa: PLC0415 - loads librdkafka
+    from towline.kafka.admin import create_topics, reachable  # noqa: PLC0415 - loads librdkafka
 
     client, plan = bridge.kafka.client(), bridge.kafka.create_topics
-    missing = missing_topics(client, topics, timeout=5.0)
+    missing = sorted(set(topics) - set(reachable(client).topics))
     if missing and plan is None:
         raise _missing(bridge, missing)
     if not missing or plan is None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from towline.kafka.columns import A_HEADER, Columns, distinct_values, header_lists, longest, most
-from towline.kafka.deadletters import Reason
+from towline.kafka.columns import Columns, distinct_values, header_lists, longest, most
+from towline.kafka.deadletters import A_HEADER, Reason
 from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
 from towline.kafka.screening import Fault
 from towline.schema import OPTIONAL
