@@ -15,14 +15,13 @@ import re
 import socket
 import time
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaException, Producer
 
 from towline.errors import ConfigError, KafkaError, did_you_mean
-from towline.providers import check_provider, credential
+from towline.providers import check_provider, credential, secret_of
 from towline.threads import later
 
 if TYPE_CHECKING:
@@ -266,22 +265,12 @@ def _check_tokens(client: Mapping[str, str], where: str, prefix: str) -> None:
 
 
 def _check_servers(servers: str, where: str, prefix: str) -> None:
-    if not servers.strip():
-        raise ConfigError(
-            "TL-C42",
-            where,
-            f'option "{prefix}bootstrap.servers" is missing',
-            "Name one or more HOST:PORT, with commas between.",
-        )
-    for server in servers.split(","):
-        host, _, port = server.strip().rpartition("://")[2].rpartition(":")
+    option = f'option "{prefix}bootstrap.servers"'
+    for server in map(str.strip, servers.split(",")):
+        host, _, port = server.rpartition("://")[2].rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-            raise ConfigError(
-                "TL-C42",
-                where,
-                f'"{server.strip()}" in option "{prefix}bootstrap.servers" is not HOST:PORT',
-                "Name one or more HOST:PORT, with commas between.",
-            )
+            what = f'"{server}" in {option} is not HOST:PORT' if servers.strip() else f"{option} is missing"
+            raise ConfigError("TL-C42", where, what, "Name one or more HOST:PORT, with commas between.")
 
 
 def _probe(client: Mapping[str, str], where: str, prefix: str, written: Mapping[str, str]) -> None:
@@ -341,7 +330,8 @@ def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> di
         if secret is None:
             resolved[name] = text
         else:
-            resolved[secret] = _from_file(name, text, where, prefix)
+            key = f'the file of option "{prefix}{name}" on {socket.gethostname()}'
+            resolved[secret] = secret_of(key, text, _secret, "TL-C46", _MEND)
     return resolved
 
 
@@ -394,25 +384,11 @@ def _from_environment(name: str, value: str, where: str, prefix: str) -> str:
     return REFERENCE.sub(lookup, value)
 
 
-def _from_file(name: str, path: str, where: str, prefix: str) -> str:
-    try:
-        with Path(path).expanduser().open("rb") as file:
-            content = file.read(SECRET_FILE_LIMIT + 1)
-        text = content.decode("utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
-        raise ConfigError(
-            "TL-C46", where, f"{_file_on_host(name, path, prefix)} can not be read: {reason}", _MEND
-        ) from None
-    if not text or len(content) > SECRET_FILE_LIMIT:
-        size = "is empty" if not text else "is larger than 64 KiB"
-        raise ConfigError("TL-C46", where, f"{_file_on_host(name, path, prefix)} {size}", _MEND)
-    return text
+def _secret(content: bytes) -> str:
+    if len(content) > SECRET_FILE_LIMIT:
+        raise ValueError("it is larger than 64 KiB")
+    return content.decode()
 
 
 #: A secret does not travel with a plan: each machine that connects has its own file.
 _MEND: Final = "Mend the file there; on a cluster each executor's machine needs it."
-
-
-def _file_on_host(name: str, path: str, prefix: str) -> str:
-    return f'the file of option "{prefix}{name}", {path}, on {socket.gethostname()}'

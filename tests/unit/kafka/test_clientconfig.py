@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -106,7 +107,9 @@ def test_a_half_reference_is_still_plain_text() -> None:
     assert refusal({"sasl.password": "x${NAME}"}).code == "TL-C44"
 
 
-@pytest.mark.parametrize(("content", "why"), [(None, "No such file"), (b"", "is empty"), (b"\xff", "not UTF-8")])
+@pytest.mark.parametrize(
+    ("content", "why"), [(None, r"can't be read \(no such file"), (b"", "is empty"), (b"\xff", "no text in UTF-8")]
+)
 def test_files_that_hold_no_secret(tmp_path: Path, content: bytes | None, why: str) -> None:
     path = tmp_path / "password"
     if content is not None:
@@ -114,6 +117,8 @@ def test_files_that_hold_no_secret(tmp_path: Path, content: bytes | None, why: s
     with pytest.raises(ConfigError, match=why) as caught:
         resolve({"sasl.password.file": str(path)}, "here")
     assert caught.value.code == "TL-C46"
+    assert caught.value.where == str(path)
+    assert f'the file of option "kafka.sasl.password.file" on {socket.gethostname()}' in caught.value.what
 
 
 def test_a_file_far_too_large(tmp_path: Path) -> None:
