@@ -34,7 +34,6 @@ __all__ = [
     "A_HEADER",
     "FRAME",
     "PREFIX",
-    "Chunk",
     "Collector",
     "DeadLetter",
     "Header",
@@ -132,25 +131,6 @@ class DeadLetter:
     source: str = ""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A chunk of a dead letter; `Collector` makes dead letters of them.
-
-    Attributes:
-        dead_letter: The dead letter without key, value and headers.
-        id: Names the dead letter the chunk belongs to.
-        index: 1 for the first chunk.
-        count: Chunks of the dead letter.
-        data: A part of the blob.
-    """
-
-    dead_letter: DeadLetter
-    id: str
-    index: int
-    count: int
-    data: bytes
-
-
 def to_record(dead_letter: DeadLetter) -> Record:
     """The dead letter as one record: key and value as they were, our headers, then its own."""
     ours = [*_ours(dead_letter), (_COUNT, b"%d" % len(dead_letter.headers))]
@@ -183,17 +163,14 @@ def to_records(dead_letter: DeadLetter, limit: int) -> list[Record]:
     ]
 
 
-def from_record(key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> DeadLetter | Chunk:
-    """Read a record of a dead-letter topic.
+def from_record(key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> DeadLetter:
+    """Read a record of a dead-letter topic that is a whole dead letter.
 
     Raises:
-        ValueError: It was not written by `to_record` or `to_records`; says what is missing.
+        ValueError: It is a chunk, or was not written by `to_record`; says what is missing.
     """
     found = list(headers or ())
     ours = _known(found)
-    chunk = ours.get(_CHUNK)
-    if chunk is not None:
-        return _piece(_letter(ours, None, None, ()), chunk, value or b"")
     count = _number(ours, _COUNT)
     if count is None or not 0 <= count <= len(found):
         raise ValueError(f'no dead letter: header "{_COUNT}" is missing or wrong')
@@ -210,7 +187,7 @@ class Collector:
         left_out: Chunks that were taken and did not become a dead letter, because another one followed.
     """
 
-    waiting: dict[str, list[Chunk]] = field(default_factory=dict)
+    waiting: dict[str, list[bytes]] = field(default_factory=dict)
     left_out: int = 0
 
     def add(self, key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> DeadLetter | None:
@@ -219,29 +196,26 @@ class Collector:
         Raises:
             ValueError: As `from_record`, or chunks that do not fit together.
         """
-        read = from_record(key, value, headers)
-        if isinstance(read, DeadLetter):
-            return read
-        if read.index == 1:
-            self.waiting[read.id] = []  # written again from the start: only the last attempt is whole
-        pieces = self.waiting.setdefault(read.id, [])
-        pieces.append(read)
-        if read.index != len(pieces):
-            del self.waiting[read.id]
+        found = list(headers or ())
+        ours = _known(found)
+        if (chunk := ours.get(_CHUNK)) is None:
+            return from_record(key, value, found)
+        name, _, place = chunk.partition(" ")
+        index, _, count = place.partition("/")
+        if not (name and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+            raise ValueError(f'no dead letter: header "{_CHUNK}" is "{chunk}"')
+        if int(index) == 1:
+            self.waiting[name] = []  # written again from the start: only the last attempt is whole
+        pieces = self.waiting.setdefault(name, [])
+        pieces.append(value or b"")
+        if int(index) != len(pieces):
+            del self.waiting[name]
             self.left_out += len(pieces) - 1
-            raise ValueError(f"chunk {read.index} of dead letter {read.id} does not follow chunk {len(pieces) - 1}")
-        if len(pieces) < read.count:
+            raise ValueError(f"chunk {index} of dead letter {name} does not follow chunk {len(pieces) - 1}")
+        if len(pieces) < int(count):
             return None
-        del self.waiting[read.id]
-        return _joined(pieces)
-
-
-def _joined(pieces: Sequence[Chunk]) -> DeadLetter:
-    key, value, headers = unpack(b"".join(piece.data for piece in pieces))
-    head = pieces[0].dead_letter
-    return DeadLetter(
-        head.reason, head.topic, key, value, headers, head.partition, head.timestamp, head.detail, head.source
-    )
+        del self.waiting[name]
+        return _letter(ours, *unpack(b"".join(pieces)))
 
 
 def _ours(dead_letter: DeadLetter) -> list[Header]:
@@ -282,14 +256,6 @@ def _letter(ours: dict[str, str], key: bytes | None, value: bytes | None, header
         ours.get(_DETAIL, ""),
         ours.get(_SOURCE, ""),
     )
-
-
-def _piece(dead_letter: DeadLetter, chunk: str, data: bytes) -> Chunk:
-    name, _, place = chunk.partition(" ")
-    index, _, count = place.partition("/")
-    if not (name and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-        raise ValueError(f'no dead letter: header "{_CHUNK}" is "{chunk}"')
-    return Chunk(dead_letter, name, int(index), int(count), data)
 
 
 def _number(ours: dict[str, str], name: str) -> int | None:

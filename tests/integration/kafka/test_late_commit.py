@@ -14,7 +14,7 @@ from tests.integration.bridge.test_dlq import put
 from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.bridge.deadletters import dlq, replay
-from towline.bridge.deadletters.remap import RemapFate, Remapped
+from towline.bridge.deadletters.remap import Remapped
 from towline.kafka import transactions
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.columns import Rows
@@ -113,7 +113,7 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
     put(kafka.bootstrap, "letters", letters)
     client = {"bootstrap.servers": kafka.bootstrap, "socket.timeout.ms": "1000"}
     ledger = dlq.DeadLetterTopic(client, "letters", {"line": SimpleNamespace(name="line")})  # type: ignore[dict-item]
-    monkeypatch.setattr(replay, "mapper_of", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)]))
+    monkeypatch.setattr(replay, "Mapper", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)]))
     monkeypatch.setattr(replay, "CHUNK", 1)
     rearm(proxy)
     write = transactions.Transactional.write
@@ -131,4 +131,4 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
 
 
 def carried(letter: DeadLetter) -> Remapped:
-    return Remapped(RemapFate.MENDED, ("mended", letter.value, None, -1, None, None, 0, []))
+    return Remapped(("mended", letter.value, None, -1, None, None, 0, []))

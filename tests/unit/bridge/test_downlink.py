@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.bridge import test_downlink_file as down_file
 from tests.unit.bridge.noted import commit, down
 from tests.unit.bridge.test_messages import RECORD
-from towline.bridge.deadletters.remap import RemapFate, Returner
+from towline.bridge.deadletters.remap import Mapper
 from towline.bridge.downlink.account import downlink_account
 from towline.bridge.downlink.sink import sorted_out
 from towline.bridge.lines.notes import LineNotes
@@ -131,11 +132,13 @@ def test_a_disk_without_room_for_a_batch_is_told(monkeypatch: pytest.MonkeyPatch
             spool.fill([pa.RecordBatch.from_pydict({"payload": [b"x"]})])
 
 
-def test_a_letter_goes_back_where_it_came_from() -> None:
-    letter = DeadLetter(Reason.TOPIC_ABSENT, "commands", b"k", b"v", (("h", b"1"),), 3, 17, "why", "commands")
-    (outcome,) = Returner().outcomes([letter])
-    assert outcome.fate is RemapFate.MENDED
-    assert outcome.record == ("commands", b"v", b"k", 3, None, None, 17, [("h", b"1")])
+@pytest.mark.parametrize("header", ["h", "mqtt.topic"])
+def test_a_letter_goes_back_where_it_came_from(tmp_path: Path, header: str) -> None:
+    """Also one whose record had come from MQTT: no route of an uplink is asked."""
+    letter = DeadLetter(Reason.TOPIC_ABSENT, "commands", b"k", b"v", ((header, b"1"),), 3, 17, "why", "commands")
+    mapper = Mapper(down_file.the_line(down_file.GOOD, tmp_path), lambda: pytest.fail("there is no SQL"))
+    (outcome,) = mapper.outcomes([letter])
+    assert outcome.record == ("commands", b"v", b"k", 3, None, None, 17, [(header, b"1")])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.deadletters.dlq import Entry, Wanted, shelves
-from towline.bridge.deadletters.remap import Mapper, RemapFate, row_of
+from towline.bridge.deadletters.remap import Mapper, row_of
 from towline.bridge.deadletters.replay import _marks
 from towline.kafka.deadletters import DeadLetter, Header, Reason
 
@@ -83,8 +83,8 @@ def test_a_row_comes_back_as_it_was() -> None:
 def test_a_mended_route_takes_its_letters(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path, 'key = "{device}"\n').uplinks
     (made,) = Mapper(line, no_spark).outcomes([letter()])
-    assert made.fate is RemapFate.MENDED
     assert made.record is not None
+    assert made.why == ""
     assert made.record[:4] == ("telemetry", b"payload", b"d1", -1)
     assert made.record[6] == 1767225600000
     assert ("mqtt.correlation-data", b"\x00\xff") in made.record[7]
@@ -95,10 +95,10 @@ def test_what_is_not_mended_stays(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path, 'key = "{mqtt.user.none}"\nkey_required = true\n').uplinks
     elsewhere = (("mqtt.topic", b"nobody"),)
     made = Mapper(line, no_spark).outcomes([letter(), letter(headers=elsewhere), letter(headers=(), topic=None)])
-    assert [(one.fate, one.why) for one in made] == [
-        (RemapFate.DEAD, "the message lacks what its key or its dedupe key is made of"),
-        (RemapFate.DEAD, "no route takes this topic"),
-        (RemapFate.DEAD, "it names no topic"),
+    assert [(one.record, one.why) for one in made] == [
+        (None, "the message lacks what its key or its dedupe key is made of"),
+        (None, "no route takes this topic"),
+        (None, "it names no topic"),
     ]
 
 
@@ -131,7 +131,7 @@ def test_no_number_of_a_letter_ends_a_replay(tmp_path: Path, value: bytes | None
     numbers = ("qos", "message-expiry", "subscription-id", "received-at", "offset")
     forged = (("mqtt.topic", b"telemetry/d1/x"), *((f"mqtt.{name}", value) for name in numbers))
     (made,) = Mapper(line, no_spark).outcomes([letter(headers=forged)])
-    assert made.fate in (RemapFate.MENDED, RemapFate.DEAD)
+    assert (made.record is None) == bool(made.why)
     row = row_of(letter(headers=forged))
     assert row is not None
     assert all(row[name] is None or row[name] < 2**63 for name in ("qos", "offset"))
@@ -146,6 +146,6 @@ def test_what_was_not_taken_in_whole_is_never_replayed(tmp_path: Path) -> None:
     """Its value is no payload; and a ``where`` is not asked about it."""
     (line,) = bridge(tmp_path, 'where = "true"\n').uplinks
     made = Mapper(line, no_spark).outcomes([letter(Reason.PACKET_TOO_LARGE), letter(Reason.TOO_MANY_PROPERTIES)])
-    assert [one.fate for one in made] == [RemapFate.DEAD] * 2
+    assert [one.record for one in made] == [None, None]
     assert "max_packet_bytes" in made[0].why
     assert "MQTT packet" in made[1].why

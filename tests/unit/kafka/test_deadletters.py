@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from towline.kafka.deadletters import (
     PREFIX,
-    Chunk,
     Collector,
     DeadLetter,
     Header,
@@ -74,8 +73,11 @@ def test_chunks_share_a_key_so_that_they_share_a_partition() -> None:
     written = to_records(DeadLetter(Reason.TOO_LARGE, "t", b"k", b"x" * 10_000), LIMIT)
     assert len(written) > 2
     assert len({key for key, _, _ in written}) == 1
-    pieces = [from_record(*record) for record in written]
-    assert [p.index for p in pieces if isinstance(p, Chunk)] == list(range(1, len(written) + 1))
+    places = [dict(headers)[PREFIX + "chunk"] for _, _, headers in written]
+    assert places == [b"%b %d/%d" % (written[0][0] or b"", at, len(written)) for at in range(1, len(written) + 1)]
+    for record in written:
+        with pytest.raises(ValueError, match="no dead letter"):
+            from_record(*record)
 
 
 def test_a_letter_written_again_counts_from_its_first_chunk() -> None:
@@ -110,6 +112,8 @@ def test_a_missing_chunk_is_told() -> None:
 def test_other_records_are_no_letters(headers: list[Header] | None) -> None:
     with pytest.raises(ValueError, match="no dead letter"):
         from_record(b"", b"", headers)
+    with pytest.raises(ValueError, match="no dead letter"):
+        Collector().add(b"", b"", headers)
 
 
 def test_a_limit_without_room_is_refused() -> None:

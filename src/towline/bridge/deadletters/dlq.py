@@ -219,11 +219,17 @@ class DeadLetterTopic:
         """The end of each partition by its leader: at or above it, and not before, everything has been read."""
         consumer = self._consumer(isolation)
         try:
-            found = _ends(consumer, self.client, self.topic)
+            found = consumer.list_topics(timeout=_SILENCE_S).topics.get(self.topic)
+            places = (
+                [] if found is None else [TopicPartition(self.topic, number) for number in sorted(found.partitions)]
+            )
+            ends = {place.partition: watermarks(consumer, place, _SILENCE_S)[1] for place in places}
+        except faults.FOREIGN as error:
+            raise faults.unreachable(_servers(self.client), _SILENCE_S, faults.reason(error)) from None
         finally:
             consumer.close()
         self.absent = found is None and not self.former
-        return found or {}
+        return ends
 
     def _records(
         self, ends: Mapping[int, int], start: Mapping[int, int] | None = None, stuck: KafkaError | None = None
@@ -252,17 +258,6 @@ class DeadLetterTopic:
         return Consumer(settings, logger=QUIET)
 
 
-def _ends(consumer: Any, client: Mapping[str, str], topic: str) -> dict[int, int] | None:
-    """None where there is no such topic."""
-    try:
-        found = consumer.list_topics(timeout=_SILENCE_S).topics.get(topic)
-        places = [] if found is None else [TopicPartition(topic, number) for number in sorted(found.partitions)]
-        ends = {place.partition: watermarks(consumer, place, _SILENCE_S)[1] for place in places}
-    except faults.FOREIGN as error:
-        raise faults.unreachable(_servers(client), _SILENCE_S, faults.reason(error)) from None
-    return None if found is None else ends
-
-
 def _to_the_ends(
     consumer: Any, ends: Mapping[int, int], servers: str, stuck: KafkaError | None = None
 ) -> Iterator[Any]:
@@ -272,20 +267,16 @@ def _to_the_ends(
     deadline = time.monotonic() + patience
     while left:
         record = consumer.poll(1.0)
-        if record is None:
+        if record is None or (end := left.get(record.partition())) is None:
             if time.monotonic() > deadline:
                 raise stuck or faults.unreachable(servers, _SILENCE_S, "the topic can't be read to its end")
             continue
-        if (end := left.get(record.partition())) is not None:
-            deadline = time.monotonic() + patience
-            if record.error() is None and record.offset() < end:
-                yield record
-                deadline = time.monotonic() + patience  # whoever took it may have taken his time
-            last = end - 1 if record.error() is None else end
-            if (record.error() is None or record.error().name() == "_PARTITION_EOF") and record.offset() >= last:
-                del left[record.partition()]
-        elif time.monotonic() > deadline:
-            raise stuck or faults.unreachable(servers, _SILENCE_S, "the topic can't be read to its end")
+        if record.error() is None and record.offset() < end:
+            yield record
+        deadline = time.monotonic() + patience  # after it: whoever took it may have taken his time
+        last = end - 1 if record.error() is None else end
+        if (record.error() is None or record.error().name() == "_PARTITION_EOF") and record.offset() >= last:
+            del left[record.partition()]
 
 
 def _mark_of(record: _Record) -> bytes | None:
@@ -316,8 +307,6 @@ def _innermost(dead_letter: DeadLetter, topic: str) -> DeadLetter:
         try:
             inner = from_record(dead_letter.key, dead_letter.value, dead_letter.headers)
         except ValueError:
-            return dead_letter
-        if not isinstance(inner, DeadLetter):
             return dead_letter
         dead_letter = inner
     return dead_letter

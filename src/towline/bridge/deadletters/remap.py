@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from towline.bridge.config.model import AnyLine
 
-__all__ = ["Mapper", "RemapFate", "Remapped", "Returner", "mapper_of", "row_of"]
+__all__ = ["Mapper", "Remapped", "row_of"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: Largest numbers of the columns; what is larger was not written by a gateway.
@@ -41,28 +40,15 @@ _NOT_WHOLE: Final = {
 }
 
 
-class RemapFate(StrEnum):
-    """What a dead letter becomes."""
-
-    #: A record of its topic.
-    MENDED = "mended"
-    #: Nothing: a ``where`` leaves it out now.
-    FILTERED = "filtered"
-    #: Still a dead letter.
-    DEAD = "dead"
-
-
 @dataclass(frozen=True, slots=True)
 class Remapped:
-    """The fate of one dead letter.
+    """The fate of one dead letter; with neither record nor reason a ``where`` leaves it out now.
 
     Attributes:
-        fate: What it becomes.
         record: Arguments of ``produce``: topic, value, key, partition, None, None, timestamp in ms, headers.
-        why: Why it is still dead.
+        why: Why it is still dead; "" for others.
     """
 
-    fate: RemapFate
     record: tuple[Any, ...] | None = None
     why: str = ""
 
@@ -109,30 +95,19 @@ def _number(value: bytes | None, most: int) -> int | None:
     return number if number is None or number <= most else None
 
 
-def mapper_of(line: AnyLine, spark: Callable[[], SparkSession]) -> Mapper | Returner:
-    """What carries on the dead letters of a line."""
-    return Mapper(line, spark) if isinstance(line, Line) else Returner()
-
-
-class Returner:
-    """Puts the dead letters of a downlink back where they came from: the line takes them from Kafka once more."""
-
-    def outcomes(self, dead_letters: Sequence[DeadLetter]) -> list[Remapped]:
-        """The fate of each, in order."""
-        return [_as_it_was(dead_letter) for dead_letter in dead_letters]
-
-
 class Mapper:
-    """Maps the dead letters of one line.
+    """Maps the dead letters of one line; those of a downlink go back to Kafka, where the line takes them once more.
 
     Args:
         line: Its routes.
         spark: Makes the session that evaluates their SQL; called at most once, and only where there is some.
     """
 
-    def __init__(self, line: Line, spark: Callable[[], SparkSession]) -> None:
-        self._statements = Statements(line.routes)
-        self._routing = Routing(to_json(line.routes), self._statements.values)
+    def __init__(self, line: AnyLine, spark: Callable[[], SparkSession]) -> None:
+        routes = line.routes if isinstance(line, Line) else ()
+        self._maps = bool(routes)
+        self._statements = Statements(routes)
+        self._routing = Routing(to_json(routes), self._statements.values)
         self._spark = spark
 
     def outcomes(self, dead_letters: Sequence[DeadLetter]) -> list[Remapped]:
@@ -140,7 +115,7 @@ class Mapper:
         rows = {
             index: row
             for index, dead_letter in enumerate(dead_letters)
-            if dead_letter.reason not in _NOT_WHOLE and (row := row_of(dead_letter)) is not None
+            if self._maps and dead_letter.reason not in _NOT_WHOLE and (row := row_of(dead_letter)) is not None
         }
         mapped = dict(zip(rows, self._mapped([*rows.values()]), strict=True))
         return [mapped.get(index) or _not_mapped(dead_letter) for index, dead_letter in enumerate(dead_letters)]
@@ -156,11 +131,11 @@ class Mapper:
         for code, refusal, record in zip(*map(pa.Array.to_pylist, rendered[1:]), records, strict=True):
             outcome = RouteOutcome(code)
             if outcome in REFUSALS:
-                yield Remapped(RemapFate.DEAD, why=REFUSALS[outcome][1] or f"it is refused: {refusal}")
+                yield Remapped(why=REFUSALS[outcome][1] or f"it is refused: {refusal}")
             elif outcome in (RouteOutcome.RECORD, RouteOutcome.FALLBACK):
-                yield Remapped(RemapFate.MENDED, record)
+                yield Remapped(record)
             else:
-                yield Remapped(RemapFate.FILTERED)
+                yield Remapped()
 
     def _evaluated(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Rows with what Spark says of them."""
@@ -171,17 +146,14 @@ class Mapper:
 
 def _not_mapped(dead_letter: DeadLetter) -> Remapped:
     why = _NOT_WHOLE.get(dead_letter.reason)
-    return _as_it_was(dead_letter) if why is None else Remapped(RemapFate.DEAD, why=why)
+    return _as_it_was(dead_letter) if why is None else Remapped(why=why)
 
 
 def _as_it_was(dead_letter: DeadLetter) -> Remapped:
     """A record that was mapped well and could not be written; what was wrong with it is left to Kafka."""
     if dead_letter.topic is None:
-        return Remapped(RemapFate.DEAD, why="it names no topic")
+        return Remapped(why="it names no topic")
     partition = -1 if dead_letter.partition is None or dead_letter.reason is Reason.PARTITION else dead_letter.partition
     moment = 0 if dead_letter.timestamp is None or dead_letter.reason is Reason.TIMESTAMP else dead_letter.timestamp
     headers = list(dead_letter.headers) or None
-    return Remapped(
-        RemapFate.MENDED,
-        (dead_letter.topic, dead_letter.value, dead_letter.key, partition, None, None, moment, headers),
-    )
+    return Remapped((dead_letter.topic, dead_letter.value, dead_letter.key, partition, None, None, moment, headers))

@@ -22,7 +22,7 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.deadletters.dlq import MARK, DeadLetterTopic, Entry, Wanted
-from towline.bridge.deadletters.remap import Mapper, RemapFate, Remapped, Returner, mapper_of
+from towline.bridge.deadletters.remap import Mapper, Remapped
 from towline.errors import KafkaError
 from towline.kafka.admin import topic_facts
 from towline.kafka.clientconfig import largest_message
@@ -68,7 +68,7 @@ class Replay:
 
     def add(self, outcome: Remapped) -> None:
         """Count one dead letter."""
-        if outcome.fate is RemapFate.DEAD:
+        if outcome.why:
             self.dead[outcome.why] += 1
         elif outcome.record is None:
             self.filtered += 1
@@ -105,7 +105,7 @@ def replay(
         KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: what was
             not committed waits as before.
     """
-    mappers = {line.name: mapper_of(line, spark) for line in ledger.lines.values()}
+    mappers = {line.name: Mapper(line, spark) for line in ledger.lines.values()}
     done = Replay()
     entries = ledger.entries(wanted)
     # Counts under the fence: what the search takes for waiting may have been replayed (see `waiting`).
@@ -137,7 +137,7 @@ def _chunk(entries: Iterator[Entry], limit: int) -> list[Entry]:
     return made
 
 
-def _outcomes(ledger: DeadLetterTopic, mappers: Mapping[str, Mapper | Returner], chunk: list[Entry]) -> list[Remapped]:
+def _outcomes(ledger: DeadLetterTopic, mappers: Mapping[str, Mapper], chunk: list[Entry]) -> list[Remapped]:
     """The fate of each dead letter, and whether Kafka takes what it becomes."""
     found: dict[int, Remapped] = {}
     for name, mapper in mappers.items():
@@ -155,7 +155,7 @@ def _outcomes(ledger: DeadLetterTopic, mappers: Mapping[str, Mapper | Returner],
 
 def _checked(outcome: Remapped, limits: RecordLimits) -> Remapped:
     fault = fault_of(outcome.record, limits) if outcome.record else None
-    return outcome if fault is None else Remapped(RemapFate.DEAD, why=f"topic {outcome.record[0]}: {fault.detail}")  # type: ignore[index] # there is a record
+    return outcome if fault is None else Remapped(why=f"topic {outcome.record[0]}: {fault.detail}")  # type: ignore[index] # there is a record
 
 
 class _Writer:
@@ -176,7 +176,7 @@ class _Writer:
         Raises:
             KafkaError: TL-B30, nothing of it counts, or nobody knows whether it does: the next replay finds out.
         """
-        settled = [entry for entry, outcome in zip(chunk, outcomes, strict=True) if outcome.fate is not RemapFate.DEAD]
+        settled = [entry for entry, outcome in zip(chunk, outcomes, strict=True) if not outcome.why]
         if not settled:
             return
         records = [outcome.record for outcome in outcomes if outcome.record is not None]
