@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, TowlineError
-from towline.kafka import admin, faults, screening, transactions
+from towline.kafka import faults, screening, transactions
 from towline.kafka.columns import Rows
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery, Task
 from towline.kafka.markers import (
@@ -326,16 +326,10 @@ def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin =
 
 
 # -- before the tasks of a batch, on the driver --
-#
-# A task can compare its own marker only. Here the largest marker of all partitions is held against Spark's commit log:
-# a batch in that log has been committed in Kafka, so a smaller marker means that markers were lost.
 
-#: Kafka answers a commit before its control records are everywhere: seconds to wait for the last marker to show.
-_SETTLED_S: Final = 5.0
 #: Note in a checkpoint: the id of the topic of its markers.
 _MARKERS: Final = "towline.markers"
-#: Checkpoints whose markers were held against the commit log; once in a process's life is enough, since every task
-#: compares its own marker in every batch.
+#: Checkpoints whose first batch was looked at; once in a process's life is enough.
 _checked: Final[set[tuple[str, str]]] = set()
 
 
@@ -348,7 +342,7 @@ def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
 
     Raises:
         JournalError: TL-J20, the checkpoint can't be made durable.
-        KafkaError: TL-K10, TL-K11 the markers fell behind the commit log; TL-K13 they are another query's; TL-K01,
+        KafkaError: Before a first batch: TL-K10 the marker topic was made anew; TL-K13 the markers are another query's;
             TL-K22 they can't be read.
     """
     checkpoint = Checkpoint(location)
@@ -357,28 +351,12 @@ def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
     if newest is None:
         return BatchOrigin()
     sink_id = settings.sink_id or checkpoint.query
-    if sink_id and (location, sink_id) not in _checked:
-        _hold_against(settings, MarkerStore(settings, sink_id), checkpoint, newest)
+    first = newest == 0 and checkpoint.last_commit_batch() is None
+    if first and sink_id and (location, sink_id) not in _checked:
+        _check_first_batch(settings, MarkerStore(settings, sink_id), checkpoint)
         _checked.add((location, sink_id))
     hashes = {batch: checkpoint.offsets_hash(batch) for batch in (newest - 1, newest)}
     return BatchOrigin(newest=newest, hashes={batch: text for batch, text in hashes.items() if text is not None})
-
-
-def _hold_against(settings: SinkSettings, store: MarkerStore, checkpoint: Checkpoint, newest: int) -> None:
-    done = checkpoint.last_commit_batch()
-    if done is None:
-        if newest == 0:
-            _check_first_batch(settings, store, checkpoint)
-        return
-    largest = _largest(store)
-    if largest is None or largest.batch < done:
-        admin.settled(settings.client, store.topic, _SETTLED_S)
-        largest = _largest(store)
-    if largest is not None and largest.batch >= done:
-        return
-    found = Situation.MISSING if largest is None else Situation.BEHIND
-    claim = Claim(newest, 0, settings.parallelism, writer="")
-    raise mismatch(found, largest, claim, store.place)
 
 
 def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: Checkpoint) -> None:
@@ -400,9 +378,3 @@ def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: C
     if remade(kept_ids(checkpoint, _MARKERS), now) and not any(markers.values()):
         raise mismatch(Situation.MISSING, None, Claim(0, 0, settings.parallelism, writer=""), store.place)
     keep_ids(checkpoint, now, _MARKERS)
-
-
-def _largest(store: MarkerStore) -> Marker | None:
-    """The marker of the newest batch of any partition."""
-    markers = [marker for marker in store.read_all().values() if marker is not None]
-    return max(markers, key=lambda marker: marker.batch, default=None)
