@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from itertools import chain, count, repeat
@@ -22,7 +23,7 @@ from towline.kafka import admin, faults
 from towline.kafka.admin import TopicFacts
 from towline.kafka.clientconfig import largest_message
 from towline.kafka.columns import Rows
-from towline.kafka.deadletters import FRAME, DeadLetter, Reason, record_bytes, to_records
+from towline.kafka.deadletters import FRAME, DeadLetter, Reason, from_record, record_bytes, to_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -295,6 +296,9 @@ class RecordCheck:
             self._source,
         )
         name = self._settings.dead_letter_topic
+        if topic == name:
+            with suppress(ValueError):  # it is one already, such as a downlink's, and is cut
+                dead_letter = from_record(key, value, headers)
         # The dead letter has the time of now: its own may be what was wrong, and would be refused again.
         return [(name, v, k, -1, None, None, 0, h) for k, v, h in to_records(dead_letter, self._room())]
 

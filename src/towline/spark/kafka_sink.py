@@ -140,7 +140,7 @@ class KafkaTransactional(DataSource):
         Raises:
             ConfigError: TL-C48 for columns; TL-C47 for verifySourceTopics without a checkpoint on this machine.
             JournalError: TL-J20.
-            KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K11, as `batch_origin` says.
+            KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K13, as `batch_origin` says.
         """
         settle()
         location = self.options.get("checkpointlocation", "")

@@ -238,17 +238,6 @@ def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2"]
 
 
-def test_a_letter_within_a_letter_is_opened(kafka: Kafka, make: Make) -> None:
-    bridge, target, dead = make()
-    inner = letter(0, size=9000)
-    (record,) = to_records(inner, 1_000_000)
-    outer = DeadLetter(Reason.TOO_LARGE, dead, record[0], record[1], record[2], source="tests.line")
-    put(kafka.bootstrap, dead, [outer], limit=4096)
-    (shelf,) = dlq.shelves(bridge)
-    assert [entry.dead_letter for entry in shelf.entries(dlq.Wanted())] == [inner]
-    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
-
-
 def test_what_kafka_would_refuse_stays(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0, size=2_000_000)], limit=900_000)

@@ -16,7 +16,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts
 from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record
+from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record, to_record
 from towline.kafka.delivery import Task
 from towline.kafka.exactly_once import delivery_for
 from towline.kafka.options import SinkSettings
@@ -199,6 +199,22 @@ def test_rows_that_were_given_up_before_are_counted_too() -> None:
         assert looked._suspicious(batch) is suspicious
         list(looked.rows(batch).records)
         assert looked.dead_letters == 1
+
+
+def test_a_letter_that_is_too_large_for_its_topic_is_cut_and_stays_the_same_letter() -> None:
+    """A downlink brings its letters as rows; what is none of ours is a record like any other."""
+    letter = DeadLetter(Reason.UNDELIVERABLE, "commands", b"k", b"x" * 9_990, (("a", None),), 3, 17, "why", "line")
+    key, value, headers = to_record(letter)
+    pairs = [{"key": name, "value": text} for name, text in headers]
+    batch = everything(key=[key, key], value=[value, value], topic=["dlq", "dlq"], headers=[pairs, pairs[:1] * 9])
+    looked = screen(*ALL)
+    looked.look([batch])
+    collector = Collector()
+    read = [collector.add(record[2], record[1], record[7]) for record in looked.rows(batch).records]
+    mine, other = filter(None, read)
+    assert mine == letter
+    assert (other.topic, other.reason, other.source) == ("dlq", Reason.TOO_LARGE, "s")
+    assert looked.dead_letters == 2
 
 
 def test_a_batch_without_fault_is_not_read_twice() -> None:

@@ -27,7 +27,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import client_config, watermarks
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET
-from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header, from_record
+from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header
 from towline.kafka.topicids import ids_of, remade
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class DeadLetterTopic:
                 self.strange += 1  # somebody else's record, or a piece of a letter whose others are not there
                 continue
             if dead_letter is not None:
-                yield Entry(record.partition, record.offset, record.timestamp, _innermost(dead_letter, self.topic))
+                yield Entry(record.partition, record.offset, record.timestamp, dead_letter)
         for one in collectors.values():
             self.strange += one.left_out + sum(map(len, one.waiting.values()))
 
@@ -299,17 +299,6 @@ def _marked(record: _Record) -> list[tuple[int, int]]:
     except (ValueError, TypeError, KeyError, RecursionError):
         return []
     return [(first, last) for first, last in ranges if type(first) is type(last) is int and first <= last]
-
-
-def _innermost(dead_letter: DeadLetter, topic: str) -> DeadLetter:
-    """A dead letter that was itself too large for one record was put into a dead letter about the dead-letter topic."""
-    while dead_letter.topic == topic:
-        try:
-            inner = from_record(dead_letter.key, dead_letter.value, dead_letter.headers)
-        except ValueError:
-            return dead_letter
-        dead_letter = inner
-    return dead_letter
 
 
 def _servers(client: Mapping[str, str]) -> str:
