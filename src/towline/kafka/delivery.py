@@ -13,8 +13,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import KafkaError
-from towline.kafka import admin, faults, producers
-from towline.kafka.screening import Lessons, RecordCheck, has_learned
+from towline.kafka import faults, producers
+from towline.kafka.screening import Lessons, RecordCheck, facts_of, has_learned
 from towline.sinks import Task
 
 if TYPE_CHECKING:
@@ -247,26 +247,20 @@ def _count(batches: Iterable[Any], why: str = "") -> Delivered:
     return Delivered(0, size, rows, why)
 
 
-#: Bootstrap servers and topics that were there.
-_seen: Final[set[tuple[str, str]]] = set()
 #: Seconds to wait for Kafka's list of topics.
 _LOOK_S: Final = 2.0
 
 
 def require_topics(settings: SinkSettings) -> None:
-    """See that the topics that are always written to are there, once in a process, and before a task or a row asks.
+    """See that the topics that are always written to are there, before a task or a row asks.
 
     Raises:
         KafkaError: TL-K04. No answer is no reason: the tasks wait longer for Kafka, and tell it.
     """
     named = {name for name in (settings.topic, settings.dead_letter_topic) if name}
-    asked = {(settings.servers, name) for name in named}
-    if asked <= _seen:
-        return
     try:
-        absent = named - set(admin.reachable(settings.client, _LOOK_S).topics)
+        absent = named - set(facts_of(replace(settings, timeout_s=_LOOK_S), named))
     except KafkaError:
         return
     if absent:
         raise faults.missing(settings.servers, absent)
-    _seen.update(asked)

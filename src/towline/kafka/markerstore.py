@@ -35,14 +35,14 @@ __all__ = ["READER", "MarkerStore", "set_markers"]
 
 #: Records looked at from the end in the first try: a marker, the control records of its transaction, and some more.
 _BACK: Final = 16
-#: What the reader of markers is told beside the sink's settings.
+#: What a reader of markers, or of dead letters, is told beside the client's settings; it commits nothing.
 READER: Final[Mapping[str, Any]] = MappingProxyType(
     {
         **LEADER_ONLY,
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        "auto.offset.reset": "earliest",
+        "auto.offset.reset": "earliest",  # what retention takes away meanwhile must not hide what follows
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 1,  # the end of the partition is an empty fetch, which Kafka answers after this
     }

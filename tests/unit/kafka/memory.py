@@ -426,7 +426,7 @@ class MemoryAdmin:
 
 #: What a process remembers of Kafka.
 _CACHES: tuple[Any, ...] = (
-    *(delivery._seen, exactly_once._checked, producers._clients, screening._facts, screening._lessons),
+    *(exactly_once._checked, producers._clients, screening._facts, screening._lessons),
     transactions._longest,
     *(markerstore._consumers, markerstore._ends, markerstore._seen),
 )

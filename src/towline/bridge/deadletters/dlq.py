@@ -26,8 +26,9 @@ from towline.bridge.lines.leftovers import former_topics
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import client_config, watermarks
-from towline.kafka.clientconfig import LEADER_ONLY, QUIET
+from towline.kafka.clientconfig import QUIET
 from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header
+from towline.kafka.markerstore import READER
 from towline.kafka.topicids import ids_of, remade
 
 if TYPE_CHECKING:
@@ -246,13 +247,11 @@ class DeadLetterTopic:
             consumer.close()
 
     def _consumer(self, isolation: str = "read_committed") -> Any:
+        """Reads from the leader: a mark that is not read yet would have its dead letters replayed again."""
         settings: dict[str, Any] = {
             **client_config(self.client),
-            **LEADER_ONLY,  # a mark that is not read yet would have its dead letters replayed again
+            **READER,
             "group.id": f"towline.dlq.{self.topic}",  # the client demands one; nothing is ever committed to it
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",  # what retention takes away meanwhile must not hide what follows
-            "enable.partition.eof": True,
             "isolation.level": isolation,  # ListOffsets has it too: the end is the last stable offset, or the very end
         }
         return Consumer(settings, logger=QUIET)

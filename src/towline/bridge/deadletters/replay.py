@@ -30,7 +30,7 @@ from towline.kafka.columns import Rows
 from towline.kafka.options import SinkSettings
 from towline.kafka.reserved import reserved
 from towline.kafka.screening import RecordLimits, fault_of
-from towline.kafka.transactions import Indefinite, Transactional
+from towline.kafka.transactions import Indefinite, take
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -165,10 +165,9 @@ class _Writer:
         client = {f"kafka.{name}": value for name, value in ledger.client.items() if name != _CLOCK}
         settings = SinkSettings.parse({"deliveryTimeout": str(_TRANSACTION_S), **client})
         # Of the topic alone: bridges that share one may both take a dead letter for theirs.
-        self._producer = Transactional(settings, f"towline.dlq.{ledger.topic}", {})
         self._servers = settings.servers
         with self._one_error():
-            self._producer.start()
+            self._producer = take(settings, f"towline.dlq.{ledger.topic}", {})
 
     def write(self, topic: str, chunk: list[Entry], outcomes: list[Remapped]) -> None:
         """One transaction: the records, and the marks of the dead letters they came from.
