@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = [
-    "LEADER_ONLY",
     "PROVIDER",
     "QUIET",
     "REFERENCE",
@@ -81,10 +80,6 @@ RESERVED: Final = frozenset(
         "throttle_cb",
     }
 )
-
-#: For a consumer whose reading decides what is written. Kafka may send one that names its rack to a follower, whose end
-#: is behind the leader's (KIP-392).
-LEADER_ONLY: Final = MappingProxyType({"client.rack": ""})
 
 #: Names to guess from when somebody mistypes one; librdkafka itself judges what exists.
 COMMON: Final = (

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from towline.errors import KafkaError
 from towline.kafka import admin, faults, transactions
-from towline.kafka.clientconfig import LEADER_ONLY, QUIET, resolve
+from towline.kafka.clientconfig import QUIET, resolve
 from towline.kafka.markers import Marker, MarkerPlace
 from towline.kafka.options import FORMAT
 from towline.kafka.transactions import Indefinite
@@ -38,7 +38,8 @@ _BACK: Final = 16
 #: What a reader of markers, or of dead letters, is told beside the client's settings; it commits nothing.
 READER: Final[Mapping[str, Any]] = MappingProxyType(
     {
-        **LEADER_ONLY,
+        # Kafka may send one that names its rack to a follower, whose end is behind the leader's (KIP-392).
+        "client.rack": "",
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

@@ -22,13 +22,12 @@ from towline.errors import KafkaError
 from towline.kafka import admin, faults
 from towline.kafka.admin import TopicFacts
 from towline.kafka.clientconfig import largest_message
-from towline.kafka.columns import Rows
 from towline.kafka.deadletters import FRAME, DeadLetter, Reason, from_record, record_bytes, to_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from towline.kafka.columns import Columns, Record
+    from towline.kafka.columns import Columns, Record, Rows
     from towline.kafka.options import SinkSettings
     from towline.kafka.producers import KafkaProducer
 
@@ -164,21 +163,17 @@ class RecordCheck:
             return {}
         return {_BATCH_SIZE: str(most)}
 
-    def look(self, batches: Iterable[Any], more: Iterable[str] = ()) -> None:
+    def look(self, batches: Iterable[Any]) -> None:
         """Ask Kafka about the topics of these batches; without a dead-letter topic every record is checked now.
 
         Args:
             batches: To be read twice.
-            more: Further topics that will be written.
 
         Raises:
             KafkaError: TL-K01 no answer; TL-K04, TL-K05 or TL-K06 for what can't be written; TL-K71, TL-K72 for a
                 dead-letter topic that does not keep every dead letter.
         """
-        named = set(more)
-        for batch in batches:
-            named |= self._topics(batch)
-        self._limits = self._known(named)
+        self._limits = self._known({name for batch in batches for name in self._topics(batch)})
         self._check_place()
         if self._settings.dead_letter_topic is None:
             for batch in batches:
@@ -195,18 +190,13 @@ class RecordCheck:
         if (refusals := self._columns.refusals(batch)) is not None:
             self.dead_letters += rows.size
             letters = map(self._letter, repeat(batch), count(), rows.records, refusals)
-            return Rows(rows.size, rows.bytes, frozenset({dead}), chain.from_iterable(letters))
+            return rows._replace(topics=frozenset({dead}), records=chain.from_iterable(letters))
         if self._columns.topic is None and dead in rows.topics:
             self.dead_letters += pc.sum(pc.equal(batch.column("topic"), dead)).as_py()
         if not self._suspicious(batch):
             return rows
-        topics = rows.topics & set(self._limits.topics) | {dead}
-        return Rows(
-            rows.size,
-            rows.bytes,
-            frozenset(topics),
-            chain.from_iterable(self._sift(batch, at, record) for at, record in enumerate(rows.records)),
-        )
+        sifted = chain.from_iterable(self._sift(batch, at, record) for at, record in enumerate(rows.records))
+        return rows._replace(topics=rows.topics.intersection(self._limits.topics) | {dead}, records=sifted)
 
     def size(self, record: Record) -> int:
         """Bytes of a record as its topic's limit counts them."""

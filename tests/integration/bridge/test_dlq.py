@@ -158,13 +158,17 @@ def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, mo
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(4)])
     (shelf,), (other,) = dlq.shelves(bridge), dlq.shelves(bridge)
-    turns = [2]
+    turns, write = [2, 0], replay._Writer.write
 
-    def overtaken(_: replay.Replay) -> None:
-        if turns:
-            assert replay.replay(other, dlq.Wanted(), no_spark, limit=turns.pop()).mended == {target: 2}
+    def overtaken(self: replay._Writer, *chunk: Any) -> None:
+        write(self, *chunk)
+        if limit := turns.pop(0) if turns else 0:
+            self.close()
+            assert replay.replay(other, dlq.Wanted(), no_spark, limit=limit).mended == {target: 2}
 
-    assert replay.replay(shelf, dlq.Wanted(), no_spark, on_chunk=overtaken).mended == {target: 2}
+    monkeypatch.setattr(replay._Writer, "write", overtaken)
+    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 2}
+    assert not turns
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
 
 

@@ -89,7 +89,6 @@ def replay(
     *,
     limit: int | None = None,
     dry_run: bool = False,
-    on_chunk: Callable[[Replay], None] = lambda _: None,
 ) -> Replay:
     """Put the mended dead letters of a topic back on their way; each dead letter at most once, also over crashes.
 
@@ -99,7 +98,6 @@ def replay(
         spark: Makes a session, for routes with a ``where``.
         limit: At most so many; None for all.
         dry_run: Write nothing.
-        on_chunk: Called after each transaction with what was done so far.
 
     Raises:
         KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: what was
@@ -121,7 +119,6 @@ def replay(
         left -= len(chunk)
         for outcome in outcomes:
             done.add(outcome)
-        on_chunk(done)
     return done
 
 
