@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.deadletters import dlq
-from towline.bridge.deadletters.dlq import MARK, _marked, _Record, _Settled, _to_the_ends, shelves
+from towline.bridge.deadletters.dlq import MARK, DeadLetterTopic, _marked, _Record, _Settled, shelves
 from towline.bridge.deadletters.replay import _marks
 from towline.bridge.lines.identity import Identity
 from towline.errors import KafkaError
@@ -71,35 +71,62 @@ class Growing:
     """A topic that gets a record for each that is read, as where a line gives up again what it was given back."""
 
     def __init__(self) -> None:
-        self.read = -1
+        self.read, self.closed = -1, False
+
+    def assign(self, places: list[Any]) -> None:
+        assert {place.topic for place in places} == {"dead"}
 
     def poll(self, _: float) -> Any:
         self.read += 1
         assert self.read < 20, "it is read for ever"
-        return SimpleNamespace(partition=lambda: self.read % 2, offset=lambda at=self.read // 2: at, error=lambda: None)
+        return self.message(self.read % 2, self.read // 2)
+
+    def message(self, partition: int, offset: int) -> Any:
+        said = {"partition": partition, "offset": offset, "timestamp": (1, 0), "key": None, "value": None}
+        said |= {"headers": None, "error": None}
+        return SimpleNamespace(**{name: lambda value=value: value for name, value in said.items()})
+
+    def close(self) -> None:
+        self.closed = True
 
 
-def test_reading_stops_at_the_ends_that_were_there_first() -> None:
+@pytest.fixture
+def grown(monkeypatch: pytest.MonkeyPatch) -> Growing:
+    consumer = Growing()
+    monkeypatch.setattr(DeadLetterTopic, "_consumer", lambda *_: consumer)
+    return consumer
+
+
+DEAD = DeadLetterTopic({"bootstrap.servers": "k"}, "dead", {})
+
+
+def test_reading_stops_at_the_ends_that_were_there_first(grown: Growing) -> None:
     """They lie in the middle of a transaction's records, or above one that was aborted."""
-    found = [(one.partition(), one.offset()) for one in _to_the_ends(Growing(), {0: 2, 1: 5}, "k")]
+    found = [(one.partition, one.offset) for one in DEAD._records({0: 2, 1: 5})]
     assert found == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (1, 3), (1, 4)]
+    assert grown.closed
 
 
-def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(
+    grown: Growing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dlq, "_SILENCE_S", 0.0)
-    grown = Growing()
-    monkeypatch.setattr(
-        grown, "poll", lambda _: SimpleNamespace(partition=lambda: 0, offset=lambda: 7, error=lambda: None)
-    )
+    monkeypatch.setattr(grown, "poll", lambda _: grown.message(0, 7))
     with pytest.raises(KafkaError, match="can't be read to its end"):
-        list(_to_the_ends(grown, {0: 2, 1: 5}, "k"))
+        list(DEAD._records({0: 2, 1: 5}))
+    stuck = KafkaError("TL-B31", "k", "a transaction is open", "Wait.")
+    monkeypatch.setattr(dlq, "_OTHERS_S", 0.0)
+    with pytest.raises(KafkaError, match="TL-B31"):
+        list(DEAD._records({0: 2, 1: 5}, None, stuck))
+    assert grown.closed
 
 
+@pytest.mark.usefixtures("grown")
 def test_whoever_takes_his_time_with_a_letter_is_not_told_of_a_silent_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dlq, "_SILENCE_S", 0.05)
     found = []
-    for one in _to_the_ends(Growing(), {0: 1, 1: 3}, "k"):
-        found.append(one.offset())
+    for one in DEAD._records({0: 1, 1: 3}):
+        found.append(one.offset)
         time.sleep(0.1)
     assert found == [0, 0, 1, 2]
 

@@ -174,10 +174,10 @@ class DeadLetterTopic:
         """
         if remade(self._ids, ids_of(self.client, [self.topic])):
             what = f'the topic "{self.topic}" was deleted and made again while it was replayed'
-            raise KafkaError("TL-B30", _servers(self.client), what, "Run it again: it begins with the new one.")
+            raise KafkaError("TL-B30", self._servers, what, "Run it again: it begins with the new one.")
         what = f'a transaction of another writer is open in "{self.topic}", and may hide what was replayed before'
         do = "Run it again when that has ended; Kafka ends it by itself after its time-out."
-        stuck = KafkaError("TL-B31", _servers(self.client), what, do)
+        stuck = KafkaError("TL-B31", self._servers, what, do)
         self._read_marks(self._ends("read_uncommitted"), stuck)
         return [entry for entry in entries if (entry.partition, entry.offset) not in self._replayed]
 
@@ -221,12 +221,10 @@ class DeadLetterTopic:
         consumer = self._consumer(isolation)
         try:
             found = consumer.list_topics(timeout=_SILENCE_S).topics.get(self.topic)
-            places = (
-                [] if found is None else [TopicPartition(self.topic, number) for number in sorted(found.partitions)]
-            )
+            places = [TopicPartition(self.topic, number) for number in sorted(found.partitions if found else ())]
             ends = {place.partition: watermarks(consumer, place, _SILENCE_S)[1] for place in places}
         except faults.FOREIGN as error:
-            raise faults.unreachable(_servers(self.client), _SILENCE_S, faults.reason(error)) from None
+            raise self._silent(faults.reason(error)) from None
         finally:
             consumer.close()
         self.absent = found is None and not self.former
@@ -235,47 +233,49 @@ class DeadLetterTopic:
     def _records(
         self, ends: Mapping[int, int], start: Mapping[int, int] | None = None, stuck: KafkaError | None = None
     ) -> Iterator[_Record]:
-        """Every committed record up to `ends`, at least; `stuck`, or TL-K01, when it goes no further."""
+        """Every committed record below the ends, and no more: a topic that is written to all the time has no other.
+
+        Raises `stuck`, or TL-K01, when it goes no further.
+        """
         if not ends:
             return
-        consumer = self._consumer()
+        left, first, consumer = dict(ends), start or {}, self._consumer()
+        patience = _SILENCE_S if stuck is None else _OTHERS_S
         try:
-            first = start or {}
             consumer.assign([TopicPartition(self.topic, n, first.get(n, OFFSET_BEGINNING)) for n in ends])
-            yield from map(_Record.of, _to_the_ends(consumer, ends, _servers(self.client), stuck))
+            deadline = time.monotonic() + patience
+            while left:
+                record = consumer.poll(1.0)
+                if record is None or (end := left.get(record.partition())) is None:
+                    if time.monotonic() > deadline:
+                        raise stuck or self._silent("the topic can't be read to its end")
+                    continue
+                if record.error() is None and record.offset() < end:
+                    yield _Record.of(record)
+                deadline = time.monotonic() + patience  # after it: whoever took it may have taken his time
+                last = end - 1 if record.error() is None else end
+                if (record.error() is None or record.error().name() == "_PARTITION_EOF") and record.offset() >= last:
+                    del left[record.partition()]
         finally:
             consumer.close()
+
+    def _silent(self, why: str) -> KafkaError:
+        return faults.unreachable(self._servers, _SILENCE_S, why)
+
+    @property
+    def _servers(self) -> str:
+        return self.client["bootstrap.servers"]
 
     def _consumer(self, isolation: str = "read_committed") -> Any:
         """Reads from the leader: a mark that is not read yet would have its dead letters replayed again."""
         settings: dict[str, Any] = {
             **client_config(self.client),
             **READER,
+            "fetch.wait.max.ms": 500,  # a transaction of another may be waited for, for a minute
             "group.id": f"towline.dlq.{self.topic}",  # the client demands one; nothing is ever committed to it
             "isolation.level": isolation,  # ListOffsets has it too: the end is the last stable offset, or the very end
         }
         return Consumer(settings, logger=QUIET)
-
-
-def _to_the_ends(
-    consumer: Any, ends: Mapping[int, int], servers: str, stuck: KafkaError | None = None
-) -> Iterator[Any]:
-    """What lies below the ends, and no more: a topic that is written to all the time has no other."""
-    left = dict(ends)
-    patience = _SILENCE_S if stuck is None else _OTHERS_S
-    deadline = time.monotonic() + patience
-    while left:
-        record = consumer.poll(1.0)
-        if record is None or (end := left.get(record.partition())) is None:
-            if time.monotonic() > deadline:
-                raise stuck or faults.unreachable(servers, _SILENCE_S, "the topic can't be read to its end")
-            continue
-        if record.error() is None and record.offset() < end:
-            yield record
-        deadline = time.monotonic() + patience  # after it: whoever took it may have taken his time
-        last = end - 1 if record.error() is None else end
-        if (record.error() is None or record.error().name() == "_PARTITION_EOF") and record.offset() >= last:
-            del left[record.partition()]
 
 
 def _mark_of(record: _Record) -> bytes | None:
@@ -298,10 +298,6 @@ def _marked(record: _Record) -> list[tuple[int, int]]:
     except (ValueError, TypeError, KeyError, RecursionError):
         return []
     return [(first, last) for first, last in ranges if type(first) is type(last) is int and first <= last]
-
-
-def _servers(client: Mapping[str, str]) -> str:
-    return client["bootstrap.servers"]
 
 
 def shelves(bridge: Bridge) -> list[DeadLetterTopic]:

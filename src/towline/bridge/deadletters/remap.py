@@ -105,7 +105,7 @@ class Mapper:
 
     def __init__(self, line: AnyLine, spark: Callable[[], SparkSession]) -> None:
         routes = line.routes if isinstance(line, Line) else ()
-        self._maps = bool(routes)
+        self._maps = isinstance(line, Line)
         self._statements = Statements(routes)
         self._routing = Routing(to_json(routes), self._statements.values)
         self._spark = spark
