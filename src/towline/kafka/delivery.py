@@ -20,7 +20,7 @@ from towline.sinks import Task
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from towline.kafka.columns import Columns, Rows
+    from towline.kafka.columns import Columns
     from towline.kafka.markers import MarkerStep
     from towline.kafka.options import SinkSettings
 
@@ -133,7 +133,9 @@ class AtLeastOnce(Delivery):
             client.require({self.columns.topic})
         try:
             for batch in batches:
-                converted = self._converted(screen, batch, lessons)
+                if self._screens(lessons):
+                    screen.look([batch])
+                converted = screen.rows(batch)
                 client.require(converted.topics)
                 rows += converted.size
                 size += converted.bytes
@@ -159,13 +161,6 @@ class AtLeastOnce(Delivery):
             lessons.conclude(())
         dead = screen.dead_letters
         return Delivered(rows - dead, size, dead_lettered=dead, seconds=time.perf_counter() - begun)
-
-    def _converted(self, screen: RecordCheck, batch: Any, lessons: Lessons) -> Rows:
-        """A batch to be sent; looked at first where something may be wrong, or a bad record has its place."""
-        if not self._screens(lessons):
-            return self.columns.rows(batch)
-        screen.look([batch])
-        return screen.rows(batch)
 
 
 class _Copies:

@@ -60,11 +60,7 @@ class KafkaProducer:
         self._topics: set[str] = set()
         #: Why the last connection failed, for when a call only says that it did.
         self._last = LastWord()
-        #: Failed records since the last `reset`, and the first of them; failures >= len(first).
-        self.failures = 0
-        self.first: list[tuple[str, Any]] = []
-        #: Of these, those that Kafka refused for what they are: the smallest of each kind.
-        self.refusals: dict[Any, Refusal] = {}
+        self.reset()
         #: When nothing is waited for any more.
         self.ends = float("inf")
         config: dict[str, Any] = {
@@ -196,9 +192,11 @@ class KafkaProducer:
 
     def reset(self) -> None:
         """Forget the reports of an earlier task."""
+        #: Failed records since then, and the first of them; failures >= len(first).
         self.failures = 0
-        self.first = []
-        self.refusals = {}
+        self.first: list[tuple[str, Any]] = []
+        #: Of these, those that Kafka refused for what they are: the smallest of each kind.
+        self.refusals: dict[Any, Refusal] = {}
 
     def close(self) -> None:
         """Drop what is queued and let go of the connection; waits at most a moment."""
