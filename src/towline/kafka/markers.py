@@ -371,19 +371,18 @@ MISMATCHES: Final[Mapping[Situation, Mismatch]] = MappingProxyType(
 
 def mismatch(found: Situation, marker: Marker | None, claim: Claim, place: MarkerPlace) -> KafkaError:
     """The error for one of the `MISMATCHES`."""
-    m = -1 if marker is None else marker.batch
-    refused = None if marker is None else marker.refused
+    marker = marker or Marker(BEFORE_FIRST, 1, writer="unknown")
     words = {
         "b": claim.batch,
-        "m": m,
+        "m": marker.batch,
         "p": claim.partition,
         "n": claim.parallelism,
-        "k": 1 if marker is None else marker.parallelism,
-        "rows": f"{0 if marker is None else marker.rows:,}",
-        "rp": "?" if refused is None else refused.partition,
-        "writer": "unknown" if marker is None else marker.writer,
+        "k": marker.parallelism,
+        "rows": f"{marker.rows:,}",
+        "rp": "?" if marker.refused is None else marker.refused.partition,
+        "writer": marker.writer,
         "me": claim.writer,
-        "after": m + 1,
+        "after": marker.batch + 1,
         "before": claim.batch - 1,
         "to": claim.batch - 1,
         "topic": place.topic,
