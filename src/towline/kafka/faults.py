@@ -174,7 +174,7 @@ def unfit(servers: str, topic: str | None, why: str, detail: str) -> KafkaError:
     large = why == "too_large"
     mend = _ADVICE["MSG_SIZE_TOO_LARGE"] if large else "Correct it."
     what = f'a record for topic "{topic}" can not be written: {detail}'
-    do = f"{mend} A deadLetterTopic keeps every byte of such records. {KEPT}"
+    do = f"{mend} A deadLetterTopic, which at_most_once does without, keeps every byte of such records. {KEPT}"
     return KafkaError("TL-K05" if large else "TL-K06", servers, what, do)
 
 
