@@ -1,15 +1,16 @@
-"""How long things take, counted in fixed buckets of which each costs one bisection; and how old things are."""
+"""How long things take, counted in fixed buckets of one bisection each; how many come a second; how old they are."""
 
 from __future__ import annotations
 
 import functools
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-__all__ = ["BATCHES", "SYNCS", "Histogram", "Stamp"]
+__all__ = ["BATCHES", "SYNCS", "Histogram", "Pace", "Stamp"]
 
 #: Bounds in seconds: of a sync of a file, from a disk with a cache that survives a power failure to one that is dying.
 SYNCS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -56,6 +57,48 @@ class Histogram:
         made = cls(values["bounds"])
         made.counts, made.seconds = [int(count) for count in values["counts"]], float(values["seconds"])
         return made
+
+
+class Pace:
+    """Messages, and what goes with them, a second: the rates of two counters over the last seconds.
+
+    Args:
+        window_s: Seconds that the rates are taken over, at least.
+    """
+
+    #: Two looks nearer than this, in seconds, are one.
+    APART_S: Final = 1.0
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        #: Seconds, and the counters then.
+        self._looks: deque[tuple[float, int, int]] = deque()
+
+    def look(self, at: float, messages: int, other: int) -> None:
+        """Note where the counters are; after a restart they begin anew.
+
+        Args:
+            at: Seconds, of any clock that does not go back.
+            messages: Counted so far.
+            other: The other counter, of their bytes for instance.
+        """
+        looks = self._looks
+        if looks and (messages < looks[-1][1] or other < looks[-1][2]):
+            looks.clear()
+        if looks and at - looks[-1][0] < self.APART_S:
+            return
+        looks.append((at, messages, other))
+        while len(looks) > 2 and at - looks[1][0] >= self._window_s:
+            looks.popleft()
+
+    @property
+    def rates(self) -> tuple[float, float] | None:
+        """How much each counter grew a second; None before the second look."""
+        if len(self._looks) < 2:
+            return None
+        first, last = self._looks[0], self._looks[-1]
+        seconds = last[0] - first[0]
+        return (last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds
 
 
 #: When this process began: what another boot has stored is older.

@@ -1,28 +1,36 @@
-"""A bridge's endpoint: what its supervisor knows, as facts, samples and verdicts."""
+"""A bridge's endpoint: what its supervisor knows, as samples and verdicts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from towline.bridge.lines.elsewhere import AWAY
 from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED
-from towline.errors import codes_in
+from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
 from towline.monitor import health
-from towline.monitor.facts import BridgeFacts, GatewayFacts, LineFacts, Pace
-from towline.monitor.samples import of_bridge
+from towline.monitor.gateway import WINDOW_S, GatewayFacts, of_gateway
+from towline.monitor.samples import Sample
+from towline.timing import Pace
 
-if TYPE_CHECKING:
-    from towline.bridge.runtime.state import BridgeState, LineView
-    from towline.monitor.samples import Sample
-
-__all__ = ["BridgeMonitor"]
+__all__ = ["BridgeMonitor", "of_bridge"]
 
 #: Whether the file is what runs, by what became of its last reload.
 _RELOADED: Final = {APPLIED: True, UNCHANGED: True, REFUSED: False}
 _STARTING: Final = health.Problem("the bridge is starting")
+#: Counter of a line → part of its account.
+_PARTS: Final = {
+    "towline_messages_dead_lettered_total": "dead_lettered",
+    "towline_messages_filtered_total": "filtered",
+    "towline_messages_undecided_total": "undecided",
+    "towline_messages_unrouted_total": "unrouted",
+    "towline_messages_deduplicated_total": "deduplicated",
+    "towline_messages_given_up_total": "skipped",
+    "towline_messages_lost_total": "lost",
+    "towline_kafka_behind_records": "behind",
+    "towline_kafka_hidden_records": "hidden",
+}
 
 
 class BridgeMonitor:
@@ -31,7 +39,7 @@ class BridgeMonitor:
     Args:
         name: Of the bridge.
         names: Names of the gateways of lines that have one of their own, by line.
-        queue: As in `towline.monitor.samples.of_gateway`.
+        queue: As in `towline.monitor.gateway.of_gateway`.
     """
 
     def __init__(self, name: str, names: Mapping[str, str], queue: int | None = None) -> None:
@@ -44,68 +52,81 @@ class BridgeMonitor:
         """Show a bridge that has begun."""
         self.state = state
 
-    def facts(self) -> BridgeFacts | None:
-        """What is known now; None before it has begun."""
-        state = self.state
-        if state is None:
-            return None
-        now = time.monotonic()
-        with state.lock:
-            lines = [self._line(view) for view in state.lines.values()]
-            return BridgeFacts(
-                state.name,
-                state.spark,
-                state.kafka,
-                now - state.beat,
-                lines,
-                spark_restarts=state.spark_restarts,
-                reloaded=_RELOADED.get(state.reload.get("outcome", "")),
-            )
-
     def samples(self) -> Iterator[Sample]:
-        """All of it."""
-        facts = self.facts()
-        return iter(()) if facts is None else of_bridge(facts, time.time(), self._queue)
+        """All of it, as it is at one moment."""
+        if (state := self.state) is None:
+            return iter(())
+        with state.lock:
+            return iter([*of_bridge(state, self._gateways, time.time(), self._queue)])
 
     def alive(self) -> tuple[bool, dict[str, Any]]:
         """What ``/healthz`` says."""
-        facts = self.facts()
-        return health.verdict("alive", iter(()) if facts is None else health.bridge_alive(facts))
+        state = self.state
+        return health.verdict("alive", () if state is None else health.bridge_alive(time.monotonic() - state.beat))
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
         """What ``/readyz`` says."""
-        facts = self.facts()
-        return health.verdict("ready", iter([_STARTING]) if facts is None else health.bridge_ready(facts))
+        if (state := self.state) is None:
+            return health.verdict("ready", [_STARTING])
+        with state.lock:
+            return health.verdict("ready", health.bridge_ready(state, self._gateways))
 
-    def _line(self, view: LineView) -> LineFacts:
-        errors = f"{view.gateway_error or ''}{view.query_error or ''}"
-        return LineFacts(
-            self._name,
-            view.name,
-            view.direction,
-            view.query,
-            [self._gateway(view, name, status) for name, status in _statuses(view, self._names).items()],
-            view.account,
-            codes=tuple(dict.fromkeys(codes_in(errors))),
-            query_restarts=view.restarts,
-            gateway_restarts=view.gateway_restarts,
-            batches=view.batches,
-            transactions=view.notes.totals.histogram if view.notes and view.notes.totals else None,
-            batch_at=view.batch_at,
-            lag_s=view.lag_s(),
-        )
-
-    def _gateway(self, view: LineView, name: str, status: Mapping[str, Any]) -> GatewayFacts:
-        facts = GatewayFacts(self._name, view.name, name, view.direction, status)
-        pace = self._paces.setdefault((view.name, name), Pace())  # under the state's lock, as the view is
-        pace.note(facts, time.monotonic())
-        return replace(facts, rates=pace.rates)
+    def _gateways(self, view: LineView) -> Iterator[GatewayFacts]:
+        """What each gateway of a line says; nothing of one that does not answer. Called under the state's lock."""
+        statuses = view.status.get("gateways") if view.gateways else None
+        if statuses is None:
+            statuses = {self._names.get(view.name, view.name): view.status}
+        for name, status in statuses.items():
+            known = {} if AWAY in status or view.silent else status
+            facts = GatewayFacts(self._name, view.name, name, view.direction, known)
+            pace = self._paces.setdefault((view.name, name), Pace(WINDOW_S))
+            yield facts.at_pace(pace, time.monotonic())
 
 
-def _statuses(view: LineView, names: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
-    """What each gateway of a line says; nothing of one that does not answer."""
-    parts = view.status.get("gateways")
-    if view.gateways and parts is not None:
-        return {name: {} if AWAY in part or view.silent else part for name, part in parts.items()}
-    silent = not view.status or view.silent
-    return {names.get(view.name, view.name): {} if silent else view.status}
+def of_bridge(
+    state: BridgeState, gateways: Callable[[LineView], Iterable[GatewayFacts]], now: float, queue: int | None = None
+) -> Iterator[Sample]:
+    """What is known of a bridge and its lines.
+
+    Args:
+        state: Of the bridge.
+        gateways: Those of a line, asked once.
+        now: Seconds since 1970.
+        queue: As in `towline.monitor.gateway.of_gateway`.
+    """
+    labels = (state.name,)
+    yield Sample("towline_spark_running", labels, int(state.spark == "running"))
+    yield Sample("towline_spark_restarts_total", labels, state.spark_restarts)
+    if (reloaded := _RELOADED.get(state.reload.get("outcome", ""))) is not None:
+        yield Sample("towline_config_last_reload_successful", labels, int(reloaded))
+    if state.kafka != "unknown":
+        yield Sample("towline_kafka_reachable", labels, int(state.kafka == "reachable"))
+    for view in state.lines.values():
+        for gateway in gateways(view):
+            yield from of_gateway(gateway, now, queue)
+        yield from _of_line((state.name, view.name, view.direction), view)
+
+
+def _of_line(labels: tuple[str, ...], view: LineView) -> Iterator[Sample]:
+    yield Sample("towline_query_running", labels, int(view.query == "running"))
+    yield Sample("towline_line_paused", labels, int(view.query == PAUSED))
+    yield Sample("towline_query_restarts_total", labels, view.restarts)
+    yield Sample("towline_gateway_restarts_total", labels, view.gateway_restarts)
+    yield Sample("towline_batch_seconds", labels, view.batches)
+    if view.notes is not None and view.notes.totals is not None:
+        yield Sample("towline_kafka_transaction_seconds", labels, view.notes.totals.histogram)
+    if view.batch_at is not None:
+        yield Sample("towline_last_batch_timestamp_seconds", labels, view.batch_at)
+    if (account := view.account) is None:
+        return
+    verdict = account.adds_up
+    yield from () if verdict is None else (Sample("towline_account_adds_up", labels, int(verdict)),)
+    yield Sample("towline_guarantee_kept", labels, int(not account.broken))
+    whole = {account.words.received: account.received, account.words.carried_key: account.carried}
+    parts = {**whole, "waiting": account.waiting, **account.parts}
+    for part, count in parts.items():
+        yield Sample("towline_account_messages", (*labels, part), count)
+    said = {**parts, **account.more}
+    for name, part in _PARTS.items():
+        if (value := said.get(part)) is not None:
+            yield Sample(name, labels, value)

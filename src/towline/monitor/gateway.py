@@ -1,34 +1,109 @@
-"""The endpoint of a gateway that runs alone: it asks the gateway beside it, as `towline status` does.
+"""What a gateway says of itself: its samples, and the endpoint of one that runs alone.
 
-Asking through its socket shows more than looking into it: a gateway that answers nobody is not up.
+That endpoint asks the gateway beside it, as `towline status` does: through its socket it sees more than by looking into
+it, since a gateway that answers nobody is not up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Self
 
 from towline.errors import GatewayError
+from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
+from towline.guarantee import AckAfter
 from towline.monitor import health
-from towline.monitor.facts import GatewayFacts, Pace
-from towline.monitor.samples import of_gateway
+from towline.monitor.samples import Sample
+from towline.timing import Histogram, Pace
 
-if TYPE_CHECKING:
-    from towline.gateway.client import GatewayClient
-    from towline.monitor.samples import Sample
-
-__all__ = ["GatewayMonitor"]
+__all__ = ["WINDOW_S", "GatewayFacts", "GatewayMonitor", "budget", "of_gateway"]
 
 #: Patience with a status, in seconds; less than Prometheus has with us.
 _ASK_S: Final = 3.0
 #: An answer is good for so long, in seconds: whoever asks more often learns nothing.
 _FRESH_S: Final = 0.5
+#: The present rate is that of so many seconds: long enough to see past one burst.
+WINDOW_S: Final = 300.0
+#: Counter → key in a gateway's status, on the way up.
+_UP: Final = {
+    "towline_messages_received_total": "received",
+    "towline_messages_journaled_total": "journaled",
+    "towline_messages_committed_total": "committed",
+    "towline_messages_repeated_total": "deduplicated",
+    "towline_messages_lower_qos_total": "lower_qos",
+    "towline_messages_acknowledged_total": "acknowledged",
+    "towline_messages_redelivered_total": "redelivered",
+}
+#: The same in the ``outbox`` of its status, on the way down.
+_DOWN: Final = {
+    "towline_messages_journaled_total": "accepted",
+    "towline_messages_acknowledged_total": "delivered",
+    "towline_messages_expired_total": "expired",
+    "towline_messages_degraded_total": "degraded",
+    "towline_messages_resent_total": "resent_after_lost_session",
+}
+#: Of either.
+_BOTH: Final = {
+    "towline_sessions_lost_total": "sessions_lost",
+    "towline_window_overruns_total": "window_overruns",
+}
+#: Reason of holding back → what a gateway says.
+_HELD: Final = {"journal": "journal full", "window": "window full"}
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFacts:
+    """A gateway.
+
+    Attributes:
+        bridge: Whose.
+        line: Whose.
+        name: Of the gateway.
+        direction: ``up`` or ``down``.
+        status: Its answer to the action ``status``; empty while it does not answer.
+        rates: Messages and bytes a second that came lately; None before that is known.
+    """
+
+    bridge: str
+    line: str
+    name: str
+    direction: str
+    status: Mapping[str, Any] = field(default_factory=dict)
+    rates: tuple[float, float] | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Values of `towline.monitor.table.GATEWAY`."""
+        return (self.bridge, self.line, self.name, self.direction)
+
+    @property
+    def up(self) -> bool:
+        """It answers."""
+        return bool(self.status)
+
+    @property
+    def online(self) -> bool:
+        """Its session with the broker is."""
+        return self.status.get("state") == "online"
+
+    def at_pace(self, pace: Pace, at: float) -> Self:
+        """The same with its present rates, once its counters are noted, if it answers.
+
+        Args:
+            pace: Of this gateway.
+            at: Seconds, of any clock that does not go back.
+        """
+        measured = (self.status.get("measured") or {}).get("inbox" if self.direction == "up" else "outbox")
+        if measured is not None:
+            pace.look(at, int(self.status.get("received") or 0), int(measured["bytes_written"]))
+        return replace(self, rates=pace.rates)
 
 
 class GatewayMonitor:
@@ -37,7 +112,7 @@ class GatewayMonitor:
     Args:
         facts: Whose it is, without a status.
         state_dir: Where it is found.
-        queue: As in `towline.monitor.samples.of_gateway`.
+        queue: As in `of_gateway`.
     """
 
     def __init__(self, facts: GatewayFacts, state_dir: Path, queue: int | None = None) -> None:
@@ -48,7 +123,7 @@ class GatewayMonitor:
         self._asked_at = float("-inf")
         #: When it answered last; None before the first answer.
         self._heard_at: float | None = None
-        self._pace = Pace()
+        self._pace = Pace(WINDOW_S)
 
     def facts(self) -> GatewayFacts:
         """What is known now."""
@@ -58,8 +133,7 @@ class GatewayMonitor:
                 self._asked_at = time.monotonic()
                 if self._status:
                     self._heard_at = self._asked_at
-                self._pace.note(replace(self._facts, status=self._status), self._asked_at)
-            return replace(self._facts, status=self._status, rates=self._pace.rates)
+            return replace(self._facts, status=self._status).at_pace(self._pace, self._asked_at)
 
     def _ask(self) -> dict[str, Any]:
         if self._client is None:
@@ -87,3 +161,90 @@ class GatewayMonitor:
     def ready(self) -> tuple[bool, dict[str, Any]]:
         """What ``/readyz`` says."""
         return health.verdict("ready", health.gateway_ready(self.facts()))
+
+
+def of_gateway(facts: GatewayFacts, now: float, queue: int | None = None) -> Iterator[Sample]:
+    """What a gateway says of itself.
+
+    Args:
+        facts: Of the gateway.
+        now: Seconds since 1970.
+        queue: Messages that the broker keeps for this client while it is away; None where that is not known.
+    """
+    labels, status = facts.labels, facts.status
+    yield Sample("towline_gateway_up", labels, int(facts.up))
+    if not facts.up:
+        return
+    down: Mapping[str, Any] | None = (status.get("outbox") or {}) if facts.direction == "down" else None
+    yield Sample("towline_broker_connected", labels, int(facts.online))
+    yield from _counters(labels, status, _BOTH)
+    yield Sample("towline_reconnects_total", labels, max(0, int(status.get("connects") or 0) - 1))
+    yield Sample("towline_loop_age_seconds", labels, float(status.get("turned_s") or 0))
+    yield from _of_journals(labels, status)
+    oldest = status.get("oldest")
+    if down is None:
+        yield from _counters(labels, status, _UP)
+        stubs = int(status.get("packets_too_large") or 0) + int(status.get("too_many_properties") or 0)
+        yield Sample("towline_messages_not_whole_total", labels, stubs, str(status.get("journal")))
+        waiting = int(status.get("waiting") or 0)
+        yield from _window(labels, status.get("unacknowledged"), status.get("receive_maximum"))
+        held = str(status.get("held_back") or "")
+        for reason, text in _HELD.items():
+            yield Sample("towline_intake_held_back", (*labels, reason), int(held == text))
+    else:
+        yield from _counters(labels, down, _DOWN, str(status.get("journal")))
+        refused = int(down.get("refused", 0)) + int(down.get("replayed", 0))  # a replay takes none of them back
+        yield Sample("towline_messages_refused_total", labels, refused, str(status.get("journal")))
+        waiting = int(down.get("queued", 0)) + int(down.get("in_flight", 0))
+        yield from _window(labels, down.get("window_open"), down.get("window"))
+    yield Sample("towline_messages_waiting", labels, waiting)
+    age = max(0.0, now - float(oldest)) if oldest is not None and waiting else 0.0
+    yield Sample("towline_oldest_waiting_seconds", labels, age)
+    yield from _budgets(facts, queue)
+
+
+def _counters(
+    labels: tuple[str, ...], told: Mapping[str, Any], names: Mapping[str, str], journal: str = ""
+) -> Iterator[Sample]:
+    source = journal or str(told.get("journal", ""))
+    for name, key in names.items():
+        if told.get(key) is not None:
+            yield Sample(name, labels, int(told[key]), source)
+
+
+def _of_journals(labels: tuple[str, ...], status: Mapping[str, Any]) -> Iterator[Sample]:
+    measured: Mapping[str, Mapping[str, Any]] = status.get("measured") or {}
+    waiting = measured.get("outbox", measured.get("inbox"))
+    if waiting is not None:
+        yield Sample("towline_waiting_bytes", labels, int(waiting["bytes_waiting"]))
+    for journal, told in measured.items():
+        yield Sample("towline_journal_written_bytes_total", (*labels, journal), int(told["bytes_written"]))
+        yield Sample("towline_journal_size_bytes", (*labels, journal), int(told["bytes_on_disk"]))
+        yield Sample("towline_fdatasync_seconds", (*labels, journal), Histogram.from_json(told["syncs"]))
+
+
+def _window(labels: tuple[str, ...], used: Any, limit: Any) -> Iterator[Sample]:
+    if used is None or not limit:
+        return
+    yield Sample("towline_window_in_flight", labels, int(used))
+    yield Sample("towline_window_limit", labels, int(limit))
+    yield Sample("towline_window_use_ratio", labels, int(used) / int(limit))
+
+
+def _budgets(facts: GatewayFacts, queue: int | None) -> Iterator[Sample]:
+    if facts.rates is None:
+        return
+    messages, size = facts.rates
+    journal = "inbox" if facts.direction == "up" else "outbox"
+    room = ((facts.status.get("measured") or {}).get(journal) or {}).get("room_left")
+    if room is not None and facts.status.get("ack_after") != AckAfter.KAFKA:  # else the window ends it
+        yield Sample("towline_outage_budget_intake_seconds", facts.labels, budget(room, size))
+    if queue is not None and facts.direction == "up":
+        yield Sample("towline_outage_budget_broker_seconds", facts.labels, budget(queue, messages))
+
+
+def budget(room: float, rate: float) -> float:
+    """Seconds until `room` is used up at `rate`; 0 without room, infinite while nothing comes."""
+    if room <= 0:
+        return 0.0
+    return room / rate if rate > 0 else math.inf

@@ -1,4 +1,4 @@
-"""Alive and ready: two verdicts from the facts, with what is wrong. Pure.
+"""Alive and ready: two verdicts, with what is wrong. Pure.
 
 Alive says no only where a restart helps: a loop stands still. Ready says no while something that was promised is not
 done; a restart mends none of that. A text of a broker or device is in neither, only codes that docs/errors.md explains.
@@ -6,11 +6,14 @@ done; a restart mends none of that. A text of a broker or device is in neither, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from towline.bridge.runtime.state import PAUSED
-from towline.monitor.facts import BridgeFacts, GatewayFacts, LineFacts
+from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
+from towline.errors import codes_in
+
+if TYPE_CHECKING:
+    from towline.monitor.gateway import GatewayFacts
 
 __all__ = ["LOOP_S", "Problem", "bridge_alive", "bridge_ready", "gateway_alive", "gateway_ready", "verdict"]
 
@@ -42,39 +45,45 @@ class Problem(NamedTuple):
         return {key: value for key, value in self._asdict().items() if value}
 
 
-def verdict(key: str, problems: Iterator[Problem]) -> tuple[bool, dict[str, Any]]:
+def verdict(key: str, problems: Iterable[Problem]) -> tuple[bool, dict[str, Any]]:
     """Whether there is nothing wrong, and the answer as JSON."""
     found = [problem.as_json() for problem in problems]
     return not found, {key: not found, "problems": found}
 
 
-def bridge_alive(facts: BridgeFacts) -> Iterator[Problem]:
-    """What a restart of the bridge may mend. A gateway is started again by the bridge itself."""
-    if facts.beat_s > _BEAT_S:
+def bridge_alive(beat_s: float) -> Iterator[Problem]:
+    """What a restart of the bridge may mend. A gateway is started again by the bridge itself.
+
+    Args:
+        beat_s: Seconds since its loop looked around.
+    """
+    if beat_s > _BEAT_S:
         yield Problem("the bridge's loop stands still")
 
 
-def bridge_ready(facts: BridgeFacts) -> Iterator[Problem]:
+def bridge_ready(state: BridgeState, gateways: Callable[[LineView], Iterable[GatewayFacts]]) -> Iterator[Problem]:
     """What of a bridge does not do what it was started for."""
-    if facts.spark != "running":
-        yield Problem(f"spark is {facts.spark}")
-    if facts.kafka != "reachable":
-        yield Problem(f"kafka is {facts.kafka}")
-    for line in facts.lines:
-        yield from _line(line)
+    if state.spark != "running":
+        yield Problem(f"spark is {state.spark}")
+    if state.kafka != "reachable":
+        yield Problem(f"kafka is {state.kafka}")
+    for view in state.lines.values():
+        codes = tuple(dict.fromkeys(codes_in(f"{view.gateway_error or ''}{view.query_error or ''}")))
+        for gateway in gateways(view):
+            yield from gateway_ready(gateway, codes)
+        yield from _line(view, codes)
 
 
-def _line(line: LineFacts) -> Iterator[Problem]:
-    for gateway in line.gateways:
-        yield from gateway_ready(gateway, tuple(line.codes))
-    if line.query not in ("running", PAUSED):  # that somebody paused it is as it was promised
-        yield Problem(f"the query is {line.query}", line.name, codes=tuple(line.codes))
-    elif line.lag_s > _STALLED_S and line.query != PAUSED:
-        yield Problem("the query carries nothing: the oldest message waits too long", line.name)
-    if line.account is not None and line.account.disagreements:
-        yield Problem("the account does not add up", line.name)
-    if line.account is not None and line.account.broken:
-        yield Problem("the guarantee was not kept", line.name)
+def _line(view: LineView, codes: tuple[str, ...]) -> Iterator[Problem]:
+    if view.query not in ("running", PAUSED):  # that somebody paused it is as it was promised
+        yield Problem(f"the query is {view.query}", view.name, codes=codes)
+    elif view.lag_s() > _STALLED_S and view.query != PAUSED:
+        yield Problem("the query carries nothing: the oldest message waits too long", view.name)
+    account = view.account
+    if account is not None and account.disagreements:
+        yield Problem("the account does not add up", view.name)
+    if account is not None and account.broken:
+        yield Problem("the guarantee was not kept", view.name)
 
 
 def gateway_alive(facts: GatewayFacts, *, silent_s: float) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,15 +15,13 @@ from starlette.routing import Route
 
 from towline import files
 from towline.bridge.config.file import load
+from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import line_requests
 from towline.bridge.runtime.status import collect_bridge
 from towline.errors import ConfigError, GatewayError, TowlineError, did_you_mean
 from towline.gateway.listen import TokenFile
+from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.server import as_json
-
-if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
-    from towline.monitor.bridge import BridgeMonitor
 
 __all__ = ["BridgeLines"]
 

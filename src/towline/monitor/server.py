@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from h11 import IDLE
 from prometheus_client import PlatformCollector, ProcessCollector
@@ -35,12 +35,10 @@ from uvicorn.server import ServerState
 from towline import files
 from towline.bridge.config.services import read_address
 from towline.errors import ConfigError
+from towline.monitor.bridge import BridgeMonitor
+from towline.monitor.gateway import GatewayMonitor
 from towline.monitor.samples import TableCollector, build
 from towline.threads import guarded_thread
-
-if TYPE_CHECKING:
-    from towline.monitor.bridge import BridgeMonitor
-    from towline.monitor.gateway import GatewayMonitor
 
 __all__ = ["as_json", "serve"]
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
-    from towline.bridge.runtime.state import BridgeState
-    from towline.gateway.settings import GatewaySettings
+from towline.bridge.config.model import Bridge
+from towline.bridge.runtime.state import BridgeState
+from towline.gateway.settings import GatewaySettings
 
 __all__ = ["bridge_endpoint", "gateway_endpoint"]
 
@@ -52,8 +50,7 @@ def gateway_endpoint(bridge: Bridge, settings: GatewaySettings, option: str | No
     if option is None:
         yield
         return
-    from towline.monitor.facts import GatewayFacts  # noqa: PLC0415 - loaded when it is wanted
-    from towline.monitor.gateway import GatewayMonitor  # noqa: PLC0415
+    from towline.monitor.gateway import GatewayFacts, GatewayMonitor  # noqa: PLC0415 - loaded when it is wanted
     from towline.monitor.server import serve  # noqa: PLC0415
 
     line = next(line for line in bridge.lines if settings in (line.gateway, *line.each_gateway))

@@ -6,13 +6,11 @@ the bridge file or from this code, never from a device [I12, I13].
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Final
 
 __all__ = ["GATEWAY", "LINE", "METRICS", "PUBLISHER", "Metric", "MetricKind"]
 

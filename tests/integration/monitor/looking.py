@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway
-from towline.monitor.facts import GatewayFacts
-from towline.monitor.gateway import GatewayMonitor
+from towline.monitor.gateway import GatewayFacts, GatewayMonitor
 from towline.monitor.server import serve
 
 __all__ = ["Scraped", "fetch", "looked_at"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import getpass
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.monitor.knowing import UP_STATUS, a_bridge
 from towline import files
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.line_requests import (
@@ -26,9 +26,6 @@ from towline.bridge.runtime.line_requests import (
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect, render
 from towline.errors import ConfigError, GatewayError
-from towline.monitor.facts import BridgeFacts, LineFacts
-from towline.monitor.health import Problem, bridge_ready
-from towline.monitor.samples import of_line
 
 
 def test_a_pause_stays_until_it_is_ended(tmp_path: Path) -> None:
@@ -107,15 +104,11 @@ def test_a_line_that_is_paused_is_well_and_named(tmp_path: Path) -> None:
     assert (line["query"], line["paused"]["by"]) == ("paused", "maria")
     assert "  ! paused by maria " in render(status)
     assert ": what comes waits until towline resume." in render(status)
-    facts = LineFacts("plant", name, "up", "paused", (), None, lag_s=1000.0)
-    assert bridge_problems(facts) == []
-    assert bridge_problems(replace(facts, query="running")) != []
-    samples = {one.name: one.value for one in of_line(facts, 0.0)}
-    assert (samples["towline_query_running"], samples["towline_line_paused"]) == (0, 1)
-
-
-def bridge_problems(line: LineFacts) -> list[Problem]:
-    return [*bridge_ready(BridgeFacts("plant", "running", "reachable", 0.0, [line]))]
+    waiting: dict[str, Any] = {"query": "paused", "account": None, "lag_s": 1000.0, "status": UP_STATUS}
+    assert [*a_bridge(**waiting).problems()] == []
+    assert [*a_bridge(**{**waiting, "query": "running"}).problems()] != []
+    samples = {(one.name, one.labels[1]): one.value for one in a_bridge(**waiting).samples(0.0) if len(one.labels) > 1}
+    assert (samples["towline_query_running", "line"], samples["towline_line_paused", "line"]) == (0, 1)
 
 
 def test_a_restart_is_asked_for_once(tmp_path: Path) -> None:

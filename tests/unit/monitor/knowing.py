@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from towline.bridge.lines.account import AccountWords, LineAccount
-from towline.monitor.facts import BridgeFacts, GatewayFacts, LineFacts
+from towline.bridge.runtime.reloading import APPLIED
+from towline.bridge.runtime.state import LineView
+from towline.monitor.bridge import of_bridge
+from towline.monitor.gateway import GatewayFacts
+from towline.monitor.health import Problem, bridge_ready
+from towline.monitor.samples import Sample
 from towline.timing import BATCHES, Histogram
 
 
@@ -77,10 +84,33 @@ _MORE = {"behind": 7, "hidden": 3}
 SOUND = LineAccount(AccountWords("received", "in_kafka", "in Kafka", {}), 100, 80, 8, _PARTS, more=_MORE)
 
 
+@dataclass(frozen=True)
+class Known:
+    """A bridge, and what its gateways say."""
+
+    state: Any
+    gateways: Mapping[str, Sequence[GatewayFacts]]
+
+    def samples(self, now: float, queue: int | None = None) -> Iterator[Sample]:
+        return of_bridge(self.state, lambda view: self.gateways[view.name], now, queue)
+
+    def problems(self) -> Iterator[Problem]:
+        return bridge_ready(self.state, lambda view: self.gateways[view.name])
+
+
 def a_gateway(
     direction: str = "up", status: Mapping[str, Any] = UP_STATUS, rates: tuple[float, float] | None = (10.0, 100.0)
 ) -> GatewayFacts:
     return GatewayFacts("b", "line", "gw", direction, status, rates)
+
+
+def a_line(name: str, direction: str, account: LineAccount | None, **more: Any) -> Any:
+    """As a `LineView` shows itself; its account is what it is said to be."""
+    batches = LineView(name, direction, batch_at=1_700_000_050.0)
+    told = {"query": "running", "lag_s": lambda: 0.0, "notes": None, **more}
+    names = ("batches", "batch_at", "restarts", "gateway_restarts", "gateway_error", "query_error")
+    known = {one: getattr(batches, one) for one in names}
+    return SimpleNamespace(name=name, direction=direction, account=account, **known | told)
 
 
 def a_bridge(
@@ -92,31 +122,18 @@ def a_bridge(
     query: str = "running",
     kafka: str = "reachable",
     spark: str = "running",
-    beat_s: float = 0.1,
     lag_s: float = 0.0,
-    codes: tuple[str, ...] = (),
+    error: str | None = None,
     direction: str = "up",
-) -> BridgeFacts:
+    spark_restarts: int = 0,
+) -> Known:
     """One line; with another direction the second line of a bridge that has both."""
-    known = gateways or (a_gateway(status=status if up else {}, rates=rates),)
-    line = LineFacts(
-        "b",
-        "line",
-        direction,
-        query,
-        known,
-        account,
-        codes=codes,
-        batches=Histogram(BATCHES),
-        transactions=Histogram(BATCHES),
-        batch_at=1_700_000_050.0,
-        lag_s=lag_s,
-    )
-    lines = [line]
+    known = {"line": gateways or (a_gateway(status=status if up else {}, rates=rates),)}
+    notes = SimpleNamespace(totals=SimpleNamespace(histogram=Histogram(BATCHES)))
+    more = {"query": query, "lag_s": lambda: lag_s, "query_error": error, "notes": notes}
+    lines = {"line": a_line("line", direction, account, **more)}
     if not gateways and up and status is UP_STATUS:
-        lines.append(LineFacts("b", "back", "down", "running", [_back()], SOUND))
-    return BridgeFacts("b", spark, kafka, beat_s, lines, reloaded=True)
-
-
-def _back() -> GatewayFacts:
-    return GatewayFacts("b", "back", "back", "down", DOWN_STATUS, (10.0, 100.0))
+        lines["back"] = a_line("back", "down", SOUND)
+        known["back"] = (GatewayFacts("b", "back", "back", "down", DOWN_STATUS, (10.0, 100.0)),)
+    told = {"spark": spark, "kafka": kafka, "spark_restarts": spark_restarts, "reload": {"outcome": APPLIED}}
+    return Known(SimpleNamespace(name="b", lines=lines, **told), known)

@@ -12,22 +12,20 @@ import pytest
 from prometheus_client import generate_latest
 
 from tests.engines.alert_rules import RULES, firing
-from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, a_bridge, a_gateway
+from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, Known, a_bridge, a_gateway
 from tests.unit.monitor.test_metrics import NOW, PUBLISHER, exported
-from towline.monitor.facts import BridgeFacts
 from towline.monitor.publisher import of_status
-from towline.monitor.samples import of_bridge
 
 WELL = {**UP_STATUS, "waiting": 0, "measured": {"inbox": {**UP_STATUS["measured"]["inbox"], "room_left": 10**12}}}
 DOWN = {**DOWN_STATUS, "outbox": {**DOWN_STATUS["outbox"], "queued": 0, "in_flight": 0}}
 DOWN["measured"] = {"outbox": {**UP_STATUS["measured"]["inbox"], "room_left": 10**12}}
 
 
-def bridge(facts: BridgeFacts) -> str:
-    return generate_latest(exported(of_bridge(facts, NOW))).decode()
+def bridge(known: Known) -> str:
+    return generate_latest(exported(known.samples(NOW))).decode()
 
 
-def a_sound(**changes: object) -> BridgeFacts:
+def a_sound(**changes: object) -> Known:
     return a_bridge(**{"status": WELL, "rates": (1.0, 1.0), **changes})  # type: ignore[arg-type]
 
 
@@ -57,7 +55,7 @@ FAULTS = {
     "dead letter": (UP, bridge(a_sound(account=MORE)), {"TowlineDeadLetters"}),
     "overrun": (UP, bridge(a_sound(status={**WELL, "window_overruns": 1})), {"TowlineWindowOverrun"}),
     "loop": (UP, bridge(a_sound(status={**WELL, "turned_s": 130})), {"TowlineLoopStands"}),
-    "restarts": (UP, bridge(replace(a_sound(), spark_restarts=5)), {"TowlineRestarts"}),
+    "restarts": (UP, bridge(a_sound(spark_restarts=5)), {"TowlineRestarts"}),
     "sound way down": (down(), down(), set()),
     "refused": (down(), down(refused=2), {"TowlineRefused"}),
     "nothing goes down": (down(), down(queued=1), {"TowlineNothingCarried"}),

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, a_bridge, a_gateway
-from towline.monitor.facts import BridgeFacts, GatewayFacts
+from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, Known, a_bridge, a_gateway
+from towline.monitor.gateway import GatewayFacts
 from towline.monitor.health import (
     Problem,
     bridge_alive,
-    bridge_ready,
     gateway_alive,
     gateway_ready,
     verdict,
@@ -27,18 +26,18 @@ def told(problems: Iterator[Problem]) -> list[str]:
 
 
 def test_a_sound_bridge_is_alive_and_ready() -> None:
-    assert verdict("ready", bridge_ready(a_bridge())) == (True, {"ready": True, "problems": []})
-    assert verdict("alive", bridge_alive(a_bridge())) == (True, {"alive": True, "problems": []})
+    assert verdict("ready", a_bridge().problems()) == (True, {"ready": True, "problems": []})
+    assert verdict("alive", bridge_alive(0.1)) == (True, {"alive": True, "problems": []})
 
 
 def test_only_a_loop_that_stands_still_is_a_reason_to_start_again() -> None:
-    hurt = a_bridge(up=False, account=None, kafka="unreachable", spark="starting", query="stopped")
-    assert told(bridge_alive(hurt)) == []
-    assert told(bridge_alive(a_bridge(beat_s=61))) == ["the bridge's loop stands still"]
+    """Whatever else is hurt: a restart mends none of that."""
+    assert told(bridge_alive(59)) == []
+    assert told(bridge_alive(61)) == ["the bridge's loop stands still"]
 
 
 @pytest.mark.parametrize(
-    ("facts", "what"),
+    ("known", "what"),
     [
         (a_bridge(spark="starting again"), "spark is starting again"),
         (a_bridge(kafka="unreachable"), "kafka is unreachable"),
@@ -53,8 +52,8 @@ def test_only_a_loop_that_stands_still_is_a_reason_to_start_again() -> None:
         (a_bridge(account=replace(SOUND, broken="not kept")), "the guarantee was not kept"),
     ],
 )
-def test_one_thing_that_is_wrong_is_one_problem(facts: BridgeFacts, what: str) -> None:
-    assert told(bridge_ready(facts)) == [what]
+def test_one_thing_that_is_wrong_is_one_problem(known: Known, what: str) -> None:
+    assert told(known.problems()) == [what]
 
 
 def test_a_full_window_is_how_a_broker_is_held_to_its_pace() -> None:
@@ -65,7 +64,7 @@ def test_codes_are_told_and_texts_are_not() -> None:
     """What a broker or a device wrote is in the text."""
     trouble = {"code": "TL-M05", "text": "mqtt://secret@host: evil\x1b[31m topic", "at": 0}
     status = {**UP_STATUS, "state": "connecting", "last_error": trouble}
-    _, answer = verdict("ready", bridge_ready(a_bridge(status=status, codes=("TL-B22",))))
+    _, answer = verdict("ready", a_bridge(status=status, error="its text   [TL-B22]").problems())
     assert answer["problems"] == [
         {"what": "no session with the broker", "line": "line", "gateway": "gw", "codes": ("TL-B22", "TL-M05")}
     ]

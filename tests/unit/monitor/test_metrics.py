@@ -18,11 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers import lacking
 from tests.unit.monitor.knowing import DOWN_STATUS, UP_STATUS, a_bridge, a_gateway
-from towline.monitor.facts import Pace
+from towline.monitor.gateway import budget
 from towline.monitor.publisher import of_status
-from towline.monitor.samples import Sample, TableCollector, budget, build, of_bridge
+from towline.monitor.samples import Sample, TableCollector, build
 from towline.monitor.table import METRICS, MetricKind
-from towline.timing import Histogram
+from towline.timing import Histogram, Pace
 
 NOW = 1_700_000_100.0
 PUBLISHER = {
@@ -42,7 +42,7 @@ def exported(samples: Iterable[Sample]) -> CollectorRegistry:
 
 
 def everything() -> list[Sample]:
-    return [build(), *of_bridge(a_bridge(), NOW, 1000), *of_status(PUBLISHER, "app", "j")]
+    return [build(), *a_bridge().samples(NOW, 1000), *of_status(PUBLISHER, "app", "j")]
 
 
 def values(samples: Iterable[Sample]) -> dict[tuple[str, tuple[str, ...]], Any]:
@@ -87,7 +87,7 @@ def test_names_follow_the_conventions(name: str) -> None:
 
 
 def test_what_is_not_known_has_no_sample() -> None:
-    silent = values(of_bridge(a_bridge(up=False, account=None, kafka="unknown"), NOW))
+    silent = values(a_bridge(up=False, account=None, kafka="unknown").samples(NOW))
     assert silent["towline_gateway_up", ("b", "line", "gw", "up")] == 0
     names = {name for name, _ in silent}
     assert "towline_broker_connected" not in names
@@ -98,12 +98,12 @@ def test_what_is_not_known_has_no_sample() -> None:
 
 def test_the_budgets_are_room_and_queue_over_the_rates() -> None:
     place = ("b", "line", "gw", "up")
-    known = values(of_bridge(a_bridge(rates=(50.0, 1000.0)), NOW, 1000))
+    known = values(a_bridge(rates=(50.0, 1000.0)).samples(NOW, 1000))
     assert known["towline_outage_budget_intake_seconds", place] == UP_STATUS["measured"]["inbox"]["room_left"] / 1000
     assert known["towline_outage_budget_broker_seconds", place] == 20.0
-    assert ("towline_outage_budget_broker_seconds", place) not in values(of_bridge(a_bridge(rates=(50.0, 1.0)), NOW))
+    assert ("towline_outage_budget_broker_seconds", place) not in values(a_bridge(rates=(50.0, 1.0)).samples(NOW))
     at_broker = a_bridge(status={**UP_STATUS, "ack_after": "kafka"}, rates=(50.0, 1000.0))
-    assert {name for name, _ in values(of_bridge(at_broker, NOW, 1000)) if "budget" in name} == {
+    assert {name for name, _ in values(at_broker.samples(NOW, 1000)) if "budget" in name} == {
         "towline_outage_budget_broker_seconds"
     }, "its window is full long before its disk"
 
@@ -132,7 +132,7 @@ def test_buckets_are_cumulative_and_end_with_the_count(durations: list[float]) -
     for seconds in durations:
         histogram.observe(seconds)
     status["measured"]["inbox"]["syncs"] = histogram.as_json()
-    text = generate_latest(exported(of_bridge(a_bridge(status=status), NOW))).decode()
+    text = generate_latest(exported(a_bridge(status=status).samples(NOW))).decode()
     (family,) = [one for one in text_string_to_metric_families(text) if one.name == "towline_fdatasync_seconds"]
     buckets = [one.value for one in family.samples if one.name.endswith("_bucket")]
     assert buckets == sorted(buckets)
@@ -141,7 +141,7 @@ def test_buckets_are_cumulative_and_end_with_the_count(durations: list[float]) -
 
 @given(st.lists(st.tuples(st.floats(2, 60), st.integers(1, 500), st.integers(1, 10_000)), min_size=2, max_size=40))
 def test_a_rate_is_what_came_over_the_time_it_took(steps: list[tuple[float, int, int]]) -> None:
-    pace, at, messages, size = Pace(), 0.0, 0, 0
+    pace, at, messages, size = Pace(300), 0.0, 0, 0
     looks = []
     for seconds, more, bytes_more in steps:
         at, messages, size = at + seconds, messages + more, size + bytes_more
@@ -166,7 +166,7 @@ def test_a_budget(room: float, rate: float, seconds: float) -> None:
 
 
 def test_a_downlink_counts_what_the_broker_took() -> None:
-    known = values(of_bridge(a_bridge(a_gateway("down", DOWN_STATUS), direction="down"), NOW))
+    known = values(a_bridge(a_gateway("down", DOWN_STATUS), direction="down").samples(NOW))
     place = ("b", "line", "gw", "down")
     assert known["towline_messages_acknowledged_total", place] == 7
     assert known["towline_messages_refused_total", place] == 1 + 1  # one was sent once more, and refused all the same

@@ -21,7 +21,7 @@ from towline.bridge.lines.notes import LineNotes
 from towline.bridge.uplink.account import uplink_account
 from towline.gateway.endpoint import text_of
 from towline.processes import ProcessMark
-from towline.timing import BATCHES, Histogram
+from towline.timing import BATCHES, Histogram, Pace
 from towline.version import revision, version
 
 __all__ = [
@@ -43,8 +43,6 @@ PAUSED: Final = "paused"
 WINDOW_S = 5.0
 #: An answer of a gateway, or a word of the bridge, is as old as this at most, in seconds, to say how things are now.
 SILENT_S = 10.0
-#: Samples kept for the rates, one a second.
-SAMPLES = 10
 
 #: By direction: the key of a gateway's status without which there is no account, and what makes it.
 _ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]], LineAccount]]]] = {
@@ -109,7 +107,7 @@ class LineView:
         restarts: How often the query failed since the bridge began.
         gateway_restarts: How often the gateway was started again.
         restarted: What became of its last `towline restart` (`towline.bridge.runtime.reloading`).
-        samples: (monotonic seconds, received, committed).
+        pace: Of what was received, and of what is done.
         before: The gateway's last answer to the bridge that ran before this one.
         gateways: State directories and locations of gateways elsewhere that the line reads; none for one of its own.
         access: The files that let the bridge in to those, as plain values.
@@ -135,7 +133,7 @@ class LineView:
     gateway_restarts: int = 0
     restarted: Mapping[str, Any] = field(default_factory=dict)
     batch_ms: int = 0
-    samples: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    pace: Pace = field(default_factory=lambda: Pace(WINDOW_S))
     before: Mapping[str, Any] = field(default_factory=dict)
     gateways: Sequence[str] = ()
     access: Mapping[str, str] = field(default_factory=dict)
@@ -192,16 +190,11 @@ class LineView:
     def sample(self, now: float) -> None:
         """Note where the line is, for the rates."""
         if account := self.account:
-            self.samples.append((now, account.received, account.received - account.pending))
+            self.pace.look(now, account.received, account.received - account.pending)
 
     def rates(self) -> tuple[float, float]:
         """Messages a second in and out over the last `WINDOW_S` seconds."""
-        if len(self.samples) < 2:
-            return 0.0, 0.0
-        last = self.samples[-1]
-        first = next(s for s in self.samples if last[0] - s[0] <= WINDOW_S or s is last)
-        seconds = last[0] - first[0]
-        return ((last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds) if seconds > 0 else (0.0, 0.0)
+        return self.pace.rates or (0.0, 0.0)
 
     def lag_s(self) -> float:
         """How many seconds ago the oldest waiting message came, as its gateway says; 0 when none waits."""
