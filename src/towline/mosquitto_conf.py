@@ -1,4 +1,4 @@
-"""A Mosquitto configuration as data: what was set, where, and what holds where nothing was.
+"""A Mosquitto configuration as data: what was set, where, and what holds where nothing was; and what that promises.
 
 Reads as ``config__read_file_core`` of Mosquitto 2.0 (src/conf.c) does. The name of a setting says what it belongs to:
 the broker, the listener begun last, or the bridge connection begun last; the two go on side by side, and each file
@@ -7,32 +7,35 @@ begins with neither. Settings that nobody knows are kept, so that files of other
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from towline import files
 from towline.errors import ConfigError
 
 __all__ = ["DEFAULTS", "BridgeTopic", "Connection", "Listener", "MosquittoConf", "Setting", "Settings", "read"]
 
-#: What holds where a file says nothing [mosquitto.conf(5), Mosquitto 2.0], of what somebody here asks for.
-DEFAULTS: Final[Mapping[str, bool | int]] = {
+#: Numbers that hold where a file says nothing [mosquitto.conf(5), Mosquitto 2.0], if they are not 0.
+DEFAULTS: Final[Mapping[str, int]] = {
     "autosave_interval": 1800,
-    "autosave_on_changes": False,
-    "max_queued_bytes": 0,
+    "keepalive_interval": 60,
+    "max_inflight_messages": 20,
+    "max_qos": 2,
     "max_queued_messages": 1000,
-    "memory_limit": 0,
-    "message_size_limit": 0,
-    "persistence": False,
 }
+#: Units of persistent_client_expiration [mosquitto.conf(5)] in seconds; a month is Mosquitto's 30 days.
+_UNITS: Final = {"h": 3600, "d": 86400, "w": 7 * 86400, "m": 30 * 86400, "y": 365 * 86400}
 
-#: Settings of a connection by their present names.
+#: Settings by their present names.
 _RENAMED: Final[Mapping[str, str]] = {
     "addresses": "address",
     "clientid": "remote_clientid",
+    "maximum_qos": "max_qos",
     "password": "remote_password",
     "username": "remote_username",
 }
@@ -91,56 +94,23 @@ class Setting:
         """File and line, as errors name them."""
         return f"{self.file}:{self.line}"
 
-    def flag(self) -> bool:
-        """The value as true or false, as ``conf__parse_bool`` reads it.
 
-        Raises:
-            ConfigError: TL-C156, if it is neither.
-        """
-        if (word := self.value.lower()) in _TRUE_FALSE:
-            return _TRUE_FALSE[word]
-        raise _damaged(self.where, f'"{self.name}" must be true or false')
-
-    def number(self) -> int:
-        """The value as a whole number.
-
-        Raises:
-            ConfigError: TL-C156, if it is none.
-        """
-        if re.fullmatch(r"-?[0-9]{1,18}", self.value):
-            return int(self.value)
-        raise _damaged(self.where, f'"{self.name}" must be a whole number')
-
-
-@dataclass(frozen=True, slots=True)
-class BridgeTopic:
+class BridgeTopic(NamedTuple):
     """A ``topic`` line of a connection: ``topic PATTERN [out|in|both [QOS [LOCAL REMOTE]]]``.
 
     Attributes:
-        pattern: A topic filter; empty if the prefixes are the whole topics.
         direction: ``out`` goes to the remote broker, ``in`` comes from it, ``both`` goes either way.
         qos: 0, 1 or 2.
-        local_prefix: Before the pattern at the broker whose configuration this is.
-        remote_prefix: Before the pattern at the remote broker.
+        local: The topic filter at the broker whose configuration this is.
+        remote: The topic filter at the remote broker.
         setting: The line.
     """
 
-    pattern: str
     direction: str
     qos: int
-    local_prefix: str
-    remote_prefix: str
+    local: str
+    remote: str
     setting: Setting
-
-    @property
-    def local(self) -> str:
-        """The topic filter at the broker whose configuration this is."""
-        return self.local_prefix + self.pattern
-
-    @property
-    def remote(self) -> str:
-        """The topic filter at the remote broker."""
-        return self.remote_prefix + self.pattern
 
 
 @dataclass(slots=True)
@@ -167,15 +137,29 @@ class Settings:
         found = self.get(name)
         return otherwise if found is None else found.value
 
-    def flag(self, name: str, *, otherwise: bool) -> bool:
-        """The value that holds, as true or false; TL-C156 if it is neither."""
-        found = self.get(name)
-        return otherwise if found is None else found.flag()
+    def flag(self, name: str) -> bool:
+        """The value that holds, as ``conf__parse_bool`` reads it; false where nothing is said.
 
-    def number(self, name: str, otherwise: int) -> int:
-        """The value that holds, as a whole number; TL-C156 if it is none."""
-        found = self.get(name)
-        return otherwise if found is None else found.number()
+        Raises:
+            ConfigError: TL-C156, if it is neither true nor false.
+        """
+        if (found := self.get(name)) is None:
+            return False
+        if (word := found.value.lower()) in _TRUE_FALSE:
+            return _TRUE_FALSE[word]
+        raise _damaged(found.where, f'"{name}" must be true or false')
+
+    def number(self, name: str) -> int:
+        """The value that holds, as a whole number; as `DEFAULTS` has it where nothing is said.
+
+        Raises:
+            ConfigError: TL-C156, if it is none.
+        """
+        if (found := self.get(name)) is None:
+            return DEFAULTS.get(name, 0)
+        if re.fullmatch(r"-?[0-9]{1,18}", found.value):
+            return int(found.value)
+        raise _damaged(found.where, f'"{name}" must be a whole number')
 
 
 @dataclass(slots=True)
@@ -253,16 +237,48 @@ class MosquittoConf(Settings):
         """Whether it listens on loopback only, since no listener is configured [mosquitto.conf(5)]."""
         return not self.named and self.get("port") is None and self.get("bind_address") is None
 
-    def value(self, name: str) -> bool | int:
-        """What holds for a setting of the broker, one of `DEFAULTS`: what was set, else the default.
+    @property
+    def session_expiry_s(self) -> float | None:
+        """Seconds after which a session that is away is forgotten; None for never."""
+        found = re.fullmatch(r"([0-9]{1,9})([hdwmy])", self.text("persistent_client_expiration").strip())
+        return None if found is None else float(int(found[1]) * _UNITS[found[2]])
 
-        Raises:
-            ConfigError: TL-C156, if the value can't be read.
+    def access(self, port: int) -> str:
+        """What decides who may read and write at a port: ``acl_file /etc/acl``; empty for nothing, and so everybody."""
+        names = ("plugin", "auth_plugin", "acl_file")
+        found = [one for home in self._at(port) for name in names if (one := home.get(name)) is not None]
+        return f"{found[-1].name} {found[-1].value}" if found else ""
+
+    def one_session(self, port: int) -> bool:
+        """Whether all clients of a user have one session (``use_username_as_clientid``)."""
+        return any(home.flag("use_username_as_clientid") for home in self._at(port))
+
+    def _at(self, port: int) -> list[Settings]:
+        return [self, *(one for one in self.listeners if one.port == port)]
+
+    def unwritable(self) -> str:
+        """Why the broker can't save where its file says, as far as it is seen from here; empty for nothing.
+
+        Mosquitto makes no directory, and goes on with an error in its log. It runs as the owner of a store that it has
+        written, else as ``user`` of its file, which is ``mosquitto`` for a broker that root starts.
         """
-        default, found = DEFAULTS[name], self.get(name)
-        if found is None:
-            return default
-        return found.flag() if isinstance(default, bool) else found.number()
+        location = self.text("persistence_location")
+        place, store = Path(location), Path(location, self.text("persistence_file", "mosquitto.db"))
+        if not location:
+            return ""  # its working directory, which is not known
+        try:
+            if not place.is_dir():
+                return "is no directory" if place.exists() else "does not exist"
+            directory, user = place.stat(), self.text("user", "mosquitto" if place.stat().st_uid == 0 else "")
+            if os.statvfs(place).f_flag & os.ST_RDONLY:
+                return "is on a file system that can only be read"
+            owner = pwd.getpwuid(store.stat().st_uid) if store.exists() else pwd.getpwnam(user)
+        except (OSError, KeyError):
+            return ""  # not seen from here
+        mine, group = directory.st_uid == owner.pw_uid, directory.st_gid in os.getgrouplist(owner.pw_name, owner.pw_gid)
+        needed = 0o300 if mine else 0o030 if group else 0o003
+        may = owner.pw_uid == 0 or directory.st_mode & needed == needed
+        return "" if may else f"may not be written by the broker's user {owner.pw_name}"
 
 
 def read(file: Path) -> MosquittoConf:
@@ -308,7 +324,7 @@ def _home(conf: MosquittoConf, setting: Setting, listener: Listener, connection:
         return connection
     if setting.name in _OF_LISTENER:
         return listener
-    per_listener = setting.name in _OF_EITHER and conf.flag("per_listener_settings", otherwise=False)
+    per_listener = setting.name in _OF_EITHER and conf.flag("per_listener_settings")
     return listener if per_listener else conf
 
 
@@ -354,14 +370,16 @@ def _lines(file: Path) -> Iterator[Setting]:
 
 #: What a setting is called, with ``plugin_opt_ANY``.
 _NAME: Final = re.compile(r"[a-z][A-Za-z0-9_.-]*")
-#: Settings of a broker that nothing here asks for, as far as they are common.
-_OTHERS: Final = _names(
-    "bind_address connection include_dir listener log_dest log_type pid_file port sys_interval user"
+#: Settings of a broker, as far as they are common.
+_OF_BROKER: Final = _names(
+    """autosave_interval autosave_on_changes bind_address connection include_dir listener log_dest log_type
+    max_inflight_messages max_queued_bytes max_queued_messages memory_limit message_size_limit persistence pid_file
+    port sys_interval user"""
 )
 
 
 def _is_known(name: str) -> bool:
-    return name in DEFAULTS or name in _OF_LISTENER or name in _OF_EITHER or name in _OTHERS
+    return name in _OF_BROKER or name in _OF_LISTENER or name in _OF_EITHER
 
 
 def _included(setting: Setting) -> list[Path]:
@@ -411,7 +429,7 @@ def _topic(setting: Setting) -> BridgeTopic:
     local, remote = (_prefix(words[at]) if len(words) > at else "" for at in (3, 4))
     if not pattern and not (local and remote):
         raise _damaged(setting.where, 'a "topic" needs a pattern, or both prefixes')
-    return BridgeTopic(pattern, direction, int(qos), local, remote, setting)
+    return BridgeTopic(direction, int(qos), local + pattern, remote + pattern, setting)
 
 
 def _prefix(word: str) -> str:

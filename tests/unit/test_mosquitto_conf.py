@@ -49,11 +49,8 @@ def parsed(path: Path, text: str) -> MosquittoConf:
 def test_settings_go_to_the_broker_the_listener_and_the_connection_that_they_belong_to(tmp_path: Path) -> None:
     """The name decides: a connection goes on behind a later listener."""
     conf = parsed(tmp_path, BRIDGE)
-    assert (conf.value("persistence"), conf.value("autosave_interval"), conf.value("max_queued_messages")) == (
-        True,
-        60,
-        5000,
-    )
+    assert conf.flag("persistence")
+    assert (conf.number("autosave_interval"), conf.number("max_queued_messages")) == (60, 5000)
     assert [(one.port, one.address, one.secure, one.protocol) for one in conf.listeners] == [
         (8883, "0.0.0.0", True, "mqtt"),  # noqa: S104 - what the file says
         (9001, "", False, "websockets"),
@@ -91,7 +88,8 @@ def test_no_password_in_repr(tmp_path: Path) -> None:
 def test_defaults_hold_where_nothing_is_said(tmp_path: Path) -> None:
     """Without a listener Mosquitto listens on loopback and lets everybody in."""
     conf = parsed(tmp_path, "")
-    assert {name: conf.value(name) for name in DEFAULTS} == dict(DEFAULTS)
+    assert {name: conf.number(name) for name in DEFAULTS} == dict(DEFAULTS)
+    assert (conf.flag("persistence"), conf.number("memory_limit"), conf.session_expiry_s) == (False, 0, None)
     assert conf.local_only
     assert [one.port for one in conf.listeners] == [1883]
     assert not parsed(tmp_path, "listener 1884").local_only
@@ -101,7 +99,7 @@ def test_defaults_hold_where_nothing_is_said(tmp_path: Path) -> None:
 def test_settings_of_listeners_where_each_has_its_own(tmp_path: Path) -> None:
     """``per_listener_settings`` moves what concerns access from the broker to the listener."""
     conf = parsed(tmp_path, "per_listener_settings true\nlistener 1\nallow_anonymous true\nlistener 2\n")
-    assert [one.flag("allow_anonymous", otherwise=False) for one in conf.listeners] == [True, False]
+    assert [one.flag("allow_anonymous") for one in conf.listeners] == [True, False]
     assert conf.get("allow_anonymous") is None
 
 
@@ -197,7 +195,8 @@ def test_no_bytes_do_more_than_fail_in_one_line(tmp_path_factory: pytest.TempPat
 def everything(conf: MosquittoConf) -> None:
     """Ask for all that is computed late."""
     for name in DEFAULTS:
-        conf.value(name)
+        conf.number(name)
+    conf.flag("persistence")
     for one in conf.connections:
         assert len(one.topics) == len(one.all("topic"))
         assert one.addresses is not None

@@ -5,19 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from towline.bridge.config.model import DownLine
 from towline.doctor.case import LineLoad, within
-from towline.doctor.mosquitto import access, expiration_s, number, unwritable
 from towline.doctor.probes import WINDOW, Broker, KeptQueue
 from towline.doctor.table import Answer, Check, Standing, span
 from towline.errors import BrokerError, ConfigError
 from towline.journal.recovery import session_in
+from towline.mosquitto_conf import MosquittoConf
 from towline.mqtt.versions import NAMES
-
-if TYPE_CHECKING:
-    from towline.mosquitto_conf import MosquittoConf
 
 __all__ = ["CHECKS"]
 
@@ -87,7 +84,7 @@ def _expiry_of(line: str, wanted: int, one: Broker) -> Answer:
         limits.append((wanted, f"session_expiry_s of the line is {wanted:,}"))
     if given is not None and given < wanted:
         limits.append((given, f"the broker sets Session Expiry Interval {given:,} s"))
-    if conf is not None and (seconds := expiration_s(conf)) is not None:
+    if conf is not None and (seconds := conf.session_expiry_s) is not None:
         limits.append((seconds, f"persistent_client_expiration is {span(seconds)}"))
     if limits:
         seconds, because = min(limits)
@@ -109,7 +106,7 @@ def _queue(one: Broker) -> Iterator[Answer]:
 
 
 def _queue_of(line: str, queue: KeptQueue, conf: MosquittoConf | None, load: LineLoad | None) -> Answer:
-    said = number(conf, "max_queued_messages")
+    said = _number(conf, "max_queued_messages")
     probed = _probed_limit(queue, conf)
     limit = min(filter(None, (said, probed)), default=0)
     size, name = _bytes_limit(conf)
@@ -137,14 +134,19 @@ def _probed_limit(queue: KeptQueue, conf: MosquittoConf | None) -> int | None:
     """How many messages were kept, where it was not all, and no limit in bytes is the reason."""
     if not queue.present or not 0 < queue.kept < queue.accepted:
         return None
-    limit_bytes = number(conf, "max_queued_bytes")
+    limit_bytes = _number(conf, "max_queued_bytes")
     return None if 0 < limit_bytes < queue.accepted * len(str(queue.accepted)) else queue.kept
 
 
 def _bytes_limit(conf: MosquittoConf | None) -> tuple[int, str]:
     """The least limit in bytes, and its name; 0 for none."""
-    limits = ((number(conf, name), name) for name in ("max_queued_bytes", "memory_limit"))
+    limits = ((_number(conf, name), name) for name in ("max_queued_bytes", "memory_limit"))
     return min((one for one in limits if one[0]), default=(0, ""))
+
+
+def _number(conf: MosquittoConf | None, name: str) -> int:
+    """A setting of the broker, as set or by default; 0 where there is no limit, or no file."""
+    return 0 if conf is None else conf.number(name)
 
 
 def _ends_by_bytes(line: str, size: int, name: str, load: LineLoad | None) -> Answer:
@@ -167,17 +169,17 @@ def _restart(one: Broker) -> Iterator[Answer]:
         yield Answer(LIMITED, because, "the broker ends, unless it saves what it keeps", mend)
         return
     location = conf.text("persistence_location")
-    if not conf.value("persistence"):
+    if not conf.flag("persistence"):
         mend = "Set persistence true, autosave_on_changes true and autosave_interval 1 in mosquitto.conf."
         yield Answer(BROKEN, "persistence is false: every session and queue is in memory only", ends, mend)
-    elif why := unwritable(conf):
+    elif why := conf.unwritable():
         because = f"persistence is true, and persistence_location {location} {why}: nothing is saved"
         mend = "Make the directory, and give it to the broker's user; its log says whether it saves."
         yield Answer(BROKEN, because, ends, mend)
     else:
         verdict, until = _loss(conf, one.case.load_of(one.receiving))
-        because = f"persistence is true, autosave_interval is {number(conf, 'autosave_interval'):,}"
-        because += " with autosave_on_changes true" if conf.value("autosave_on_changes") else ""
+        because = f"persistence is true, autosave_interval is {conf.number('autosave_interval'):,}"
+        because += " with autosave_on_changes true" if conf.flag("autosave_on_changes") else ""
         because += ": what came since the last saving is lost"
         if any(line.exactly for line in one.kept.values()):
             because += "; so is the phase of QoS 2 messages in flight, which are lost or doubled then"
@@ -189,10 +191,10 @@ def _restart(one: Broker) -> Iterator[Answer]:
 
 def _loss(conf: MosquittoConf, load: LineLoad | None) -> tuple[Standing, str]:
     """How bad it is when the broker is killed, and what is lost."""
-    interval = number(conf, "autosave_interval")
+    interval = conf.number("autosave_interval")
     if not interval:
         return WARNS, "all since it was started"
-    if conf.value("autosave_on_changes"):
+    if conf.flag("autosave_on_changes"):
         small = interval <= (_FEW if load is None else max(_FEW, load.messages_s * _SHORT_S))
         return (LIMITED if small else WARNS), f"up to {within(interval, load)}"
     came = "" if load is None else f": {load.messages_s * interval:,.0f} messages {load}"
@@ -219,7 +221,7 @@ def _qos_2(one: Broker) -> Iterator[Answer]:
 def _rights(one: Broker) -> Iterator[Answer]:
     """TL-D10: who may read and write the topics of a line, as far as it is seen without a message on them."""
     for line, gateway in one.target.lines.items():
-        rule = "an access rule" if one.conf is None else access(one.conf, one.target.endpoint.port)
+        rule = "an access rule" if one.conf is None else one.conf.access(one.target.endpoint.port)
         if isinstance(gateway.line, DownLine):
             because = "without publishing on the line's own topics it is not seen who may"
             until = "a message is refused; it is set aside then, and counted"
@@ -244,9 +246,7 @@ def _rights(one: Broker) -> Iterator[Answer]:
 def _window(one: Broker) -> Iterator[Answer]:
     """TL-D12: Receive Maximum, which bounds what is in flight; with QoS 2 packet ids are used twice beyond it."""
     if one.level < 5:
-        most = (
-            "" if one.conf is None else f"; max_inflight_messages is {one.conf.number('max_inflight_messages', 20):,}"
-        )
+        most = "" if one.conf is None else f"; max_inflight_messages is {one.conf.number('max_inflight_messages'):,}"
         yield Answer(LIMITED, f"MQTT 3.x announces none{most}", "a publisher has more in flight than the broker takes")
         return
     before, after = one.window
@@ -278,7 +278,7 @@ def _order(one: Broker) -> Iterator[Answer]:
 
 def _size(one: Broker) -> Iterator[Answer]:
     """TL-D17: how large a message may be, as the broker announces it, or as its file says."""
-    most, said = one.connack.max_packet_size, number(one.conf, "message_size_limit")
+    most, said = one.connack.max_packet_size, _number(one.conf, "message_size_limit")
     down = [gateway.line for gateway in one.target.gateways if isinstance(gateway.line, DownLine)]
     if said:
         because = f"message_size_limit is {said:,}: of a publisher of MQTT 3.x more is acknowledged and dropped"

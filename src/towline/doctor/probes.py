@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.model import Line
 from towline.doctor.case import PROBE, Case, LineGateway, Target, filters_of
-from towline.doctor.mosquitto import one_session
 from towline.doctor.table import NotAsked, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
 from towline.gateway.sessions import connection_options
@@ -322,7 +321,7 @@ class Broker(contextlib.ExitStack):
 
     def _proving(self) -> Client:
         """A client that harms no session, should it be given one; raises NotAsked where it was."""
-        if self.conf is not None and one_session(self.conf, self.target.endpoint.port):
+        if self.conf is not None and self.conf.one_session(self.target.endpoint.port):
             raise self._shared()
         settings = self.target.settings
         names = (settings.username, settings.tls.cert_file, settings.authenticator, settings.websocket_headers_file)

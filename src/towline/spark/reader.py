@@ -170,7 +170,7 @@ SETTLE_S = 0.25
 
 _LOG = logging.getLogger("towline.spark")
 #: Messages that a Mosquitto keeps for a client that is away, unless its file says something else.
-_QUEUE: Final = int(DEFAULTS["max_queued_messages"])
+_QUEUE: Final = DEFAULTS["max_queued_messages"]
 
 
 class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -34,7 +34,6 @@ __all__ = [
     "Judge",
     "answered",
     "default_name",
-    "draft",
     "draft_of",
     "legal_name",
     "mistake_in",
@@ -94,24 +93,30 @@ class Draft:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def draft(
+def draft_of(
+    answers: Answers,
     file: Path,
     head: Mapping[str, str],
-    answers: Answers,
-    lines: Sequence[DraftLine],
+    broker: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
+    lines: Sequence[DraftLine] = (),
     secrets: Mapping[str, str] | None = None,
 ) -> Draft:
     """Fill the template.
 
     Args:
+        answers: To every question.
         file: Name of the file, for the commands at its head.
         head: The file's own keys.
-        answers: Of Kafka's side, and the guarantee of every line.
-        lines: At least one.
+        broker: Keys of ``[mqtt]`` in place of what was answered.
         notes: As in `Draft`.
+        lines: In place of the one that broker and answers make.
         secrets: As in `Draft`.
     """
+    if not lines:
+        name = legal_name(re.sub(r"[.\-_]?\{[^{}]*\}", "", answers["topic"]), "telemetry")
+        own_broker = broker or {"brokers": _listed(answers["broker"])}
+        lines = [DraftLine(name, _listed(answers["topics"]), own_broker)]
     first, mqtt, kafka, uplink, route = re.split(r"\n(?=\[)", _TEMPLATE.read_text(encoding="utf-8"))
     rows = [
         row
@@ -168,27 +173,6 @@ def legal_name(text: str, otherwise: str) -> str:
 def default_name() -> str:
     """Of the bridge: this machine's, since two bridges with one name would end each other's sessions at a broker."""
     return legal_name(socket.gethostname().partition(".")[0], "bridge")
-
-
-def draft_of(
-    answers: Answers,
-    file: Path,
-    head: Mapping[str, str],
-    broker: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
-) -> Draft:
-    """The file that these answers make: one line.
-
-    Args:
-        answers: To every question.
-        file: As for `draft`.
-        head: As for `draft`.
-        broker: Keys of ``[mqtt]`` in place of what was answered.
-        notes: As in `Draft`.
-    """
-    name = legal_name(re.sub(r"[.\-_]?\{[^{}]*\}", "", answers["topic"]), "telemetry")
-    brokers = {"brokers": _listed(answers["broker"])}
-    return draft(file, head, answers, [DraftLine(name, _listed(answers["topics"]), broker or brokers)], notes)
 
 
 def _listed(text: str) -> list[str]:

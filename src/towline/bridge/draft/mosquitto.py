@@ -12,7 +12,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
-from towline.bridge.draft.answers import Draft, DraftLine, draft, draft_of, legal_name
+from towline.bridge.draft.answers import Draft, DraftLine, draft_of, legal_name
 from towline.errors import ConfigError
 from towline.mosquitto_conf import BridgeTopic, Connection, Listener, MosquittoConf, Settings
 
@@ -81,9 +81,7 @@ def draft_from(conf: MosquittoConf, answers: Mapping[str, str], file: Path, head
                 secrets[broker["password_file"]] = connection.text("remote_password")
             lines.append(DraftLine(name, came, broker))
             notes += [f"line {name}: {note}" for note in said]
-    if not lines:
-        return draft_of(answers, file, head, here, [*notes, *of_here])
-    return draft(file, head, answers, lines, notes, secrets)
+    return draft_of(answers, file, head, here, notes if lines else [*notes, *of_here], lines, secrets)
 
 
 def bridges(conf: MosquittoConf) -> list[Connection]:
@@ -93,7 +91,7 @@ def bridges(conf: MosquittoConf) -> list[Connection]:
 
 def _asks(one: Listener) -> tuple[bool, ...]:
     """How much a listener asks of a client on this machine."""
-    certificate = one.flag("require_certificate", otherwise=False)
+    certificate = one.flag("require_certificate")
     return one.get("psk_hint") is not None, certificate, one.protocol == "websockets", one.secure
 
 
@@ -119,11 +117,11 @@ def _remote(connection: Connection) -> tuple[dict[str, Any], list[str]]:
     tls, notes = _tls_files(connection, names)
     if alpn := connection.text("bridge_alpn"):
         tls["alpn"] = _literal(alpn)
-    if connection.flag("bridge_insecure", otherwise=False):
+    if connection.flag("bridge_insecure"):
         tls["insecure"] = True
         notes.append("The broker's certificate is not verified, as before: anyone in between can read and change.")
     secure = any(connection.get(name) for name in ("bridge_cafile", "bridge_capath", "bridge_psk"))
-    secure = secure or connection.flag("bridge_tls_use_os_certs", otherwise=False)
+    secure = secure or connection.flag("bridge_tls_use_os_certs")
     scheme = "mqtts" if secure else "mqtt"
     places = [_literal(f"{scheme}://{_host(host)}:{port}") for host, port in connection.addresses]
     if not places:
@@ -138,7 +136,7 @@ def _remote(connection: Connection) -> tuple[dict[str, Any], list[str]]:
     if (version := _PROTOCOLS.get(connection.text("bridge_protocol_version"), "auto")) != "5":
         made["protocol"] = version
     if connection.get("keepalive_interval"):
-        made["keep_alive_s"] = max(5, connection.number("keepalive_interval", 60))
+        made["keep_alive_s"] = max(5, connection.number("keepalive_interval"))
     return made, notes if secure else []
 
 
@@ -166,7 +164,7 @@ def _left(connection: Connection) -> Iterator[str]:
     said = [(one.name, one, _LEFT.get(one.name, "Towline has no such setting")) for one in connection.settings]
     left = [one for one in said if one[0] not in _CARRIED and one[1].value.lower() not in _SAME.get(one[0], ())]
     topics: tuple[tuple[str, Callable[[BridgeTopic], object], str], ...] = (
-        ("the prefixes", lambda one: one.local_prefix or one.remote_prefix, _PREFIXES),
+        ("the prefixes", lambda one: one.local != one.remote, _PREFIXES),
         ("both ways", lambda one: one.direction == "both", _BOTH),
         ("QoS 0", lambda one: one.qos == 0, _QOS_0),
         ("delivery to clients here", lambda one: one.direction == "in", _IN),
@@ -193,16 +191,15 @@ def _of_listener(conf: MosquittoConf, listener: Listener) -> tuple[dict[str, Any
         tls, missing = _tls_files(listener, {"ca_file": "cafile"})
         made |= {"tls": tls} if tls else {}
         notes += [*missing, "The host has to be the one in the broker's certificate, or set tls.server_name to that."]
-    if listener.flag("require_certificate", otherwise=False):
+    if listener.flag("require_certificate"):
         notes.append("The listener asks for a certificate of ours: set tls.cert_file and tls.key_file.")
     known = next((one for one in (listener, conf) if one.get("allow_anonymous")), None)
-    if not (conf.local_only if known is None else known.flag("allow_anonymous", otherwise=False)):
+    if not (conf.local_only if known is None else known.flag("allow_anonymous")):
         notes.append("The listener lets nobody in without a password: set username and password_file.")
     if point := listener.text("mount_point"):
         notes.append(f'The listener puts "{point}" before all topics of its clients; Towline sees them without it.')
-    if listener.flag("use_username_as_clientid", otherwise=False):
+    if listener.flag("use_username_as_clientid"):
         notes.append("The listener takes the user name as client id: give each line a user of its own.")
-    most = next((listener.number(name, 2) for name in ("max_qos", "maximum_qos") if listener.get(name)), 2)
-    if most < 2:
+    if (most := listener.number("max_qos")) < 2:
         notes.append(f"The listener grants QoS {most} at most: exactly_once needs 2, at_least_once 1.")
     return made, tuple(notes)
