@@ -24,7 +24,7 @@ from tests.integration.gateway.test_outbox import Ear
 from towline.bridge.config.file import parse
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.lines.recovery import begin_again
-from towline.bridge.runtime.runner import LineRunner
+from towline.bridge.runtime.driver import LineRunner
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.gateway.launch import ensure
 from towline.kafka.admin import reachable
@@ -69,7 +69,8 @@ class Downlink:
         with ensure(self.line.gateway, owner_pid=os.getpid()):
             pass
         self.host.said.clear()
-        self.runner = LineRunner(self.host, DownlinkQuery(bridge, self.line))
+        host: Any = self.host
+        self.runner = LineRunner(host, DownlinkQuery(bridge, self.line))
 
     def stop(self) -> None:
         self.runner.finish(time.monotonic() + 30)

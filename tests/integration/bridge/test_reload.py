@@ -25,8 +25,8 @@ from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publis
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.gateway.serving import served
 from towline.bridge.config.model import CONSUMER
+from towline.bridge.runtime.driver import LineRunner
 from towline.bridge.runtime.reloading import APPLIED
-from towline.bridge.runtime.runner import LineRunner
 from towline.bridge.runtime.state import read_state
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint

@@ -16,8 +16,7 @@ from tests.unit.bridge.spark_texts import TOPICS_GONE
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.sql import EACH_ONCE
-from towline.bridge.runtime.driver import Reports, step_all
-from towline.bridge.runtime.runner import LineRunner
+from towline.bridge.runtime.driver import LineRunner, Reports, step_all
 from towline.bridge.runtime.session import settings_of
 from towline.bridge.uplink.query import UplinkQuery
 from towline.errors import KafkaError
@@ -166,7 +165,7 @@ def test_a_line_that_lacks_a_topic_looks_again_each_minute(
             raise answer
         return str(answer)
 
-    monkeypatch.setattr("towline.bridge.runtime.runner.see_to", see_to)
+    monkeypatch.setattr("towline.bridge.runtime.driver.see_to", see_to)
     monkeypatch.setattr(uplink, "start", lambda _: SimpleNamespace(isActive=True))
     runner = LineRunner(host, uplink)
     for _ in range(3):
@@ -233,10 +232,10 @@ def test_a_query_begins_until_its_first_batch_or_for_a_while(
     uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host: Any = SimpleNamespace(say=Reports(io.StringIO()).say, spark=None, ending=lambda: False)
-    monkeypatch.setattr("towline.bridge.runtime.runner.see_to", lambda *_: "")
+    monkeypatch.setattr("towline.bridge.runtime.driver.see_to", lambda *_: "")
     monkeypatch.setattr(uplink, "start", lambda _: SimpleNamespace(isActive=True))
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("towline.bridge.runtime.runner.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("towline.bridge.runtime.driver.time.monotonic", lambda: clock.now)
     runner = LineRunner(host, uplink)
 
     def seen() -> tuple[bool, bool]:
