@@ -7,30 +7,28 @@ by its file, and what came from the environment by its variable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from towline.bridge.config.model import AnyLine, Line
+from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.places import Document, KeyPath
 from towline.bridge.config.written import WrittenValues
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
 from towline.gateway.sessions import connection_options
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import policy
 from towline.kafka.clientconfig import file_property
 from towline.kafka.markerstore import READER
+from towline.kafka.options import SinkSettings
 from towline.kafka.producers import OWN
+from towline.mqtt.events import Filter, SessionConfig
 from towline.mqtt.handshake import connect_packet
 from towline.mqtt.versions import NAMES
-
-if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge, DownLine
-    from towline.gateway.settings import GatewaySettings
-    from towline.kafka.options import SinkSettings
-    from towline.mqtt.events import Filter
-    from towline.net.transport import Tls
+from towline.net.options import ConnectionOptions
+from towline.net.transport import Tls
 
 __all__ = ["EffectiveSetting", "effective", "render_effective"]
 
@@ -104,7 +102,7 @@ def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterato
     table = origins.table(line)
     for gateway in line.each_gateway:
         name = f" of {gateway.name}" if gateway.share else ""
-        yield f"MQTT{name}", list(_Connection(line, gateway, origins, table).settings())
+        yield f"MQTT{name}", list(_connection(line, gateway, origins, table))
     if isinstance(line, Line):
         settings = UplinkQuery(bridge, line).sink_settings()
         yield "Kafka producer", _producer(bridge, settings, origins)
@@ -129,90 +127,83 @@ def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterato
         yield "Kafka producer of dead letters", _producer(bridge, dead, origins)
 
 
-class _Connection:
+def _connection(
+    line: AnyLine, gateway: GatewaySettings, origins: Origins, table: tuple[str, int]
+) -> Iterator[EffectiveSetting]:
     """The settings of one gateway's connection; `table` is the kind and number of the line's."""
+    options = connection_options(gateway)
+    config = options.session_at(options.levels[0])
 
-    def __init__(self, line: AnyLine, gateway: GatewaySettings, origins: Origins, table: tuple[str, int]) -> None:
-        self._line, self._gateway, self._origins, self._table = line, gateway, origins, table
-        self._options = connection_options(gateway)
-        self._config = self._options.session_at(self._options.levels[0])
-        self._promised = f"guarantee = {line.guarantee}"
+    def settings(rows: Iterable[tuple[str, object, str]]) -> Iterator[EffectiveSetting]:
+        names = origins.at(("mqtt", "client_id_prefix"), ("name",)), origins.at((*table, "name"))
+        for name, value, key in rows:
+            keys = key.split(".") if key else ()
+            own = DEFAULT if key != "client_id" else " and ".join(filter(None, names))
+            source = (origins.at((*table, "mqtt", *keys), ("mqtt", *keys)) or own) if key else ALWAYS
+            if value is not None:
+                yield EffectiveSetting(name, _text(origins.written.shown(value, key)), source)
 
-    def settings(self) -> Iterator[EffectiveSetting]:
-        """All of them."""
-        yield from self._who()
-        yield from self._session()
-        yield from self._filters()
-        yield from self._way()
+    yield from settings(_session(gateway, options, config, origins))
+    promised = f"guarantee = {line.guarantee}"
+    for one in config.filters:
+        shown = origins.written.shown(one.pattern, "filter")
+        yield EffectiveSetting(f"filter {shown}", _filter(one), _source_of(one, line, origins, table, promised))
+    if config.filters:
+        place = origins.at((*table, "ack_after")) or promised
+        yield EffectiveSetting("acknowledged after", gateway.acks.value, place)
+    yield from settings(_way(gateway, options, config))
 
-    def _setting(self, name: str, value: object, key: str = "", otherwise: str = DEFAULT) -> EffectiveSetting:
-        keys = key.split(".") if key else ()
-        place = self._origins.at((*self._table, "mqtt", *keys), ("mqtt", *keys)) if key else None
-        return EffectiveSetting(
-            name, _text(self._origins.written.shown(value, key)), place or (otherwise if key else ALWAYS)
-        )
 
-    def _optional(self, name: str, value: object, key: str) -> Iterator[EffectiveSetting]:
-        if value is not None:
-            yield self._setting(name, value, key)
+def _session(
+    gateway: GatewaySettings, options: ConnectionOptions, config: SessionConfig, origins: Origins
+) -> Iterator[tuple[str, object, str]]:
+    """Name, value and key of who connects, and what the CONNECT says; nothing where the value is None."""
+    packet = connect_packet(config, None, discarding=False)
+    announced = packet.max_packet_size
+    yield "brokers", ", ".join(map(str, options.brokers)), "brokers"
+    yield "protocol", ", then ".join(NAMES[level] for level in options.levels), "protocol"
+    yield "client id", config.client_id, "client_id"
+    yield "user name", config.username, "username"
+    yield "password", _file(gateway.password_file), "password_file"
+    yield "password", gateway.token_provider, "token_provider"
+    yield "authentication", gateway.authenticator, "authenticator"
+    yield "Clean Start", packet.clean_start, ""
+    yield "Session Expiry Interval", _seconds(packet.session_expiry_interval), "session_expiry_s"
+    yield "Receive Maximum", _text(packet.receive_max), "receive_maximum"
+    yield "Keep Alive", _seconds(packet.keep_alive), "keep_alive_s"
+    yield "Topic Alias Maximum", _text(packet.topic_alias_max), "topic_alias_maximum"
+    yield "Maximum Packet Size", "not announced" if announced is None else f"{announced:,} B", ""
+    yield "taken in whole", f"up to {options.max_packet_bytes:,} B", "max_packet_bytes"
+    if (will := packet.will) is not None:
+        retained = ", retained" if will.retain else ""
+        yield "will", f"{origins.written.shown(will.topic, 'topic')}, QoS {int(will.qos)}{retained}", "will"
 
-    def _who(self) -> Iterator[EffectiveSetting]:
-        gateway, options = self._gateway, self._options
-        yield self._setting("brokers", ", ".join(map(str, options.brokers)), "brokers")
-        yield self._setting("protocol", ", then ".join(NAMES[level] for level in options.levels), "protocol")
-        names = self._origins.at(("mqtt", "client_id_prefix"), ("name",)), self._origins.at((*self._table, "name"))
-        yield self._setting("client id", self._config.client_id, "client_id", " and ".join(filter(None, names)))
-        yield from self._optional("user name", self._config.username, "username")
-        yield from self._optional("password", _file(gateway.password_file), "password_file")
-        yield from self._optional("password", gateway.token_provider, "token_provider")
-        yield from self._optional("authentication", gateway.authenticator, "authenticator")
 
-    def _session(self) -> Iterator[EffectiveSetting]:
-        packet = connect_packet(self._config, None, discarding=False)
-        yield self._setting("Clean Start", packet.clean_start)
-        yield self._setting("Session Expiry Interval", _seconds(packet.session_expiry_interval), "session_expiry_s")
-        yield self._setting("Receive Maximum", packet.receive_max, "receive_maximum")
-        yield self._setting("Keep Alive", _seconds(packet.keep_alive), "keep_alive_s")
-        yield self._setting("Topic Alias Maximum", packet.topic_alias_max, "topic_alias_maximum")
-        announced = packet.max_packet_size
-        yield self._setting("Maximum Packet Size", "not announced" if announced is None else f"{announced:,} B")
-        yield self._setting("taken in whole", f"up to {self._options.max_packet_bytes:,} B", "max_packet_bytes")
-        if (will := packet.will) is not None:
-            retained = ", retained" if will.retain else ""
-            topic = self._origins.written.shown(will.topic, "topic")
-            yield self._setting("will", f"{topic}, QoS {int(will.qos)}{retained}", "will")
+def _way(
+    gateway: GatewaySettings, options: ConnectionOptions, config: SessionConfig
+) -> Iterator[tuple[str, object, str]]:
+    """The same of the way to the broker."""
+    if any(broker.tls for broker in options.brokers):
+        yield from _tls(options.tls or gateway.tls)
+    yield "proxy", options.proxy, "proxy"
+    yield "WebSocket headers", _file(gateway.websocket_headers_file), "websocket_headers_file"
+    yield "WebSocket query", _file(gateway.websocket_query_file), "websocket_query_file"
+    yield "connect time-out", _seconds(config.connect_timeout_s), "connect_timeout_s"
+    yield "first pause", _seconds(options.reconnect_delay_s), "reconnect_delay_s"
+    yield "longest pause", _seconds(options.reconnect_max_delay_s), "reconnect_max_delay_s"
+    yield "linger", f"{options.linger_s * 1000:g} ms", "linger_ms"
+    yield "unknown session", config.unknown_session, "unknown_session"
+    yield "follows redirects", options.follow_redirects, "follow_redirects"
+    yield "brokers share sessions", options.brokers_share_sessions, "brokers_share_sessions"
 
-    def _filters(self) -> Iterator[EffectiveSetting]:
-        for one in self._config.filters:
-            shown = self._origins.written.shown(one.pattern, "filter")
-            yield EffectiveSetting(f"filter {shown}", _filter(one), self._source_of(one))
-        if self._config.filters:
-            place = self._origins.at((*self._table, "ack_after")) or self._promised
-            yield EffectiveSetting("acknowledged after", self._gateway.acks.value, place)
 
-    def _source_of(self, one: Filter) -> str:
-        """Where a filter's QoS comes from: a route that says it, or the guarantee."""
-        for number, route in enumerate(self._line.routes if isinstance(self._line, Line) else ()):
-            if route.pattern.filter == one.pattern:
-                table = (*self._table, "route", number)
-                places = (self._promised, self._origins.at((*table, "from")))
-                return self._origins.at((*table, "qos")) or ", ".join(filter(None, places))
-        return self._promised
-
-    def _way(self) -> Iterator[EffectiveSetting]:
-        gateway, options = self._gateway, self._options
-        if any(broker.tls for broker in options.brokers):
-            yield from (self._setting(name, value, key) for name, value, key in _tls(options.tls or gateway.tls))
-        yield from self._optional("proxy", options.proxy, "proxy")
-        yield from self._optional("WebSocket headers", _file(gateway.websocket_headers_file), "websocket_headers_file")
-        yield from self._optional("WebSocket query", _file(gateway.websocket_query_file), "websocket_query_file")
-        yield self._setting("connect time-out", _seconds(self._config.connect_timeout_s), "connect_timeout_s")
-        yield self._setting("first pause", _seconds(options.reconnect_delay_s), "reconnect_delay_s")
-        yield self._setting("longest pause", _seconds(options.reconnect_max_delay_s), "reconnect_max_delay_s")
-        yield self._setting("linger", f"{options.linger_s * 1000:g} ms", "linger_ms")
-        yield self._setting("unknown session", self._config.unknown_session, "unknown_session")
-        yield self._setting("follows redirects", options.follow_redirects, "follow_redirects")
-        yield self._setting("brokers share sessions", options.brokers_share_sessions, "brokers_share_sessions")
+def _source_of(one: Filter, line: AnyLine, origins: Origins, table: tuple[str, int], promised: str) -> str:
+    """Where a filter's QoS comes from: a route that says it, or the guarantee."""
+    for number, route in enumerate(line.routes if isinstance(line, Line) else ()):
+        if route.pattern.filter == one.pattern:
+            own = (*table, "route", number)
+            return origins.at((*own, "qos")) or ", ".join(filter(None, (promised, origins.at((*own, "from")))))
+    return promised
 
 
 def _filter(one: Filter) -> str:
