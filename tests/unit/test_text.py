@@ -207,11 +207,11 @@ def test_the_screens_of_run(tmp_path: Path) -> None:
 
     stream = io.StringIO()
     screen = LiveScreen()
-    screen._console = screen._live.console = Console(file=stream, width=2000, color_system=None)
-    screen._live.auto_refresh = False
+    screen._console = screen.live.console = Console(file=stream, width=2000, color_system=None)
+    screen.live.auto_refresh = False
     screen.say(HOSTILE.replace("\n", ""))
     screen.show(state)
-    screen._console.print(screen._live.renderable)
+    screen._console.print(screen.live.renderable)
     assert "[red]b[/red]" in stream.getvalue()
     assert_harmless(stream.getvalue())
 

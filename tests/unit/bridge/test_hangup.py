@@ -9,12 +9,12 @@ import sys
 from types import SimpleNamespace
 
 from tests.helpers import wait_until
-from towline.bridge.runtime.hangup import Terminal
+from towline.bridge.runtime.supervisor import Terminal
 
 #: A process with a terminal of its own that tells what each SIGHUP means, and looks for it as a bridge does.
 _PROGRAM = """
 import os, signal, sys, time
-from towline.bridge.runtime.hangup import Terminal
+from towline.bridge.runtime.supervisor import Terminal
 
 terminal = Terminal()
 told = int(sys.argv[1])

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.runtime.screen import _table
+from towline.bridge.runtime.screen import PlainScreen, _table
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect
 from towline.bridge.runtime.status import render as render_status
@@ -50,19 +50,16 @@ def test_every_status_tells(tmp_path: Path, loose: bool) -> None:
 
 
 def test_the_start_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Heard:
+    class Heard(PlainScreen):
         said: list[str]
 
         def say(self, text: str) -> None:
             self.said.append(text)
 
-        def show(self, _: BridgeState) -> None:
-            pass
-
     def ended(*_: object) -> None:
         raise KeyboardInterrupt
 
-    heard = Heard()
+    heard = Heard(io.StringIO())
     heard.said = []
     monkeypatch.setattr("towline.bridge.runtime.supervisor.KafkaSupervisor", ended)  # the first thing after the words
     with pytest.raises(KeyboardInterrupt):

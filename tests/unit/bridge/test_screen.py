@@ -69,6 +69,8 @@ def test_what_is_below_the_level_is_not_logged(tmp_path: Path) -> None:
 
 def test_the_environment_chooses_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOWLINE_LOG_FORMAT", "json")
-    assert isinstance(make_screen(live=True), JsonScreen)
+    with make_screen(live=True) as screen:
+        assert isinstance(screen, JsonScreen)
     monkeypatch.setenv("TOWLINE_LOG_FORMAT", "text")
-    assert isinstance(make_screen(live=True), PlainScreen)
+    with make_screen(live=True) as screen:
+        assert isinstance(screen, PlainScreen)

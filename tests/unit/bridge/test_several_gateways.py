@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.notes import LineNotes
 from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor
-from towline.bridge.runtime.screen import line_state, summary
+from towline.bridge.runtime.screen import PlainScreen, line_state, summary
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, code_of, collect
 from towline.bridge.runtime.status import render as render_status
@@ -364,16 +365,10 @@ def test_a_new_line_begins_where_each_account_stands(tmp_path: Path, two: tuple[
 # -- supervision and status ------------------------------------------------------------------------------------------
 
 
-class Silent:
-    def say(self, text: str) -> None: ...
-
-    def show(self, state: BridgeState) -> None: ...
-
-
 def test_status_asks_each_gateway_and_names_one_that_is_away(tmp_path: Path) -> None:
     bridge = read(SEVERAL, tmp_path)
     bridge.state_dir.mkdir()
-    supervisor = Supervisor(bridge, Silent())
+    supervisor = Supervisor(bridge, PlainScreen(io.StringIO()))
     supervisor._state = BridgeState("plant-7", bridge.state_dir, {"telemetry": "up"})
     child = supervisor._gateway_of(bridge.uplinks[0])
     assert isinstance(child, GatewaysSupervisor)

@@ -76,8 +76,10 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
     error: Exception,
     code: str,
 ) -> None:
-    line: Any = SimpleNamespace(name="line", gateway=SimpleNamespace(state_dir=tmp_path))
-    child = GatewaySupervisor(line, tmp_path / "bridge.toml", state, tmp_path / "log", stopping)
+    gateway = SimpleNamespace(state_dir=tmp_path)
+    line: Any = SimpleNamespace(name="line", gateway=gateway, checkpoint=tmp_path / "checkpoint")
+    bridge: Any = SimpleNamespace(file=tmp_path / "bridge.toml", logs=tmp_path)
+    child = GatewaySupervisor(line, bridge, state, stopping)
 
     def ended() -> Closing:
         stopping.set()
@@ -96,7 +98,8 @@ def test_a_gateway_that_was_drained_is_not_started_again(
     stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """It would take part; one that was killed in its drain does."""
-    (line,) = read(GOOD, tmp_path).uplinks
+    bridge = read(GOOD, tmp_path)
+    (line,) = bridge.uplinks
     directory, client_id = line.gateway.state_dir, line.gateway.mqtt_client_id
     directory.mkdir(parents=True)
     note_client(directory, client_id, "mqtt://b:1883")
@@ -121,7 +124,7 @@ def test_a_gateway_that_was_drained_is_not_started_again(
         return Leaving()
 
     state = BridgeState("plant", tmp_path, {line.name: "up"})
-    child = GatewaySupervisor(line, tmp_path / "bridge.toml", state, tmp_path / "log", stopping)
+    child = GatewaySupervisor(line, bridge, state, stopping)
     monkeypatch.setattr(gateway_supervisor, "ensure", ensure)
     monkeypatch.setattr(gateway_supervisor, "ASK_S", 0.01)
     child.start()
@@ -135,8 +138,9 @@ def test_the_bridge_ends_its_gateway_and_no_process_that_has_its_pid_here(
     state: BridgeState, stopping: threading.Event, tmp_path: Path, elsewhere: bool
 ) -> None:
     """In a container that was made anew the bridge has the pid it had, and what it left behind tells of pids there."""
-    line = read(GOOD, tmp_path).lines[0]
-    supervisor = GatewaySupervisor(line, "towline.toml", state, tmp_path / "log", stopping)
+    bridge = read(GOOD, tmp_path)
+    line = bridge.lines[0]
+    supervisor = GatewaySupervisor(line, bridge, state, stopping)
     directory = line.gateway.state_dir
     directory.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(["sleep", "60"]) as other:
@@ -197,8 +201,7 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
             line.gateway.state_dir.mkdir(parents=True)
             there = GatewayEndpoint("grpc+unix:///none", mark.pid, mark.started, mark.host, line.name, "j", 1, "now")
             replace(there, owner_pid=os.getpid()).write(line.gateway.state_dir)
-            parts = state, tmp_path / "log", supervisor._ending
-            supervisor._gateways[line.name] = GatewaySupervisor(line, "towline.toml", *parts)
+            supervisor._gateways[line.name] = GatewaySupervisor(line, bridge, state, supervisor._ending)
         supervisor._finish()
         assert [one.wait(20) for one in ends] == [-signal.SIGKILL] * 3
         assert "its batch comes again with the next start" in screen.getvalue()

@@ -60,8 +60,7 @@ class Watched:
         self.screen = PlainScreen(self.out)
         self.ending = Hurried()
         self.state = BridgeState("plant-7", self.bridge.state_dir, {self.line.name: direction})
-        log = self.bridge.logs / f"gateway-{self.line.name}.log"
-        self.gateway = GatewaySupervisor(self.line, self.bridge.file, self.state, log, self.ending)
+        self.gateway = GatewaySupervisor(self.line, self.bridge, self.state, self.ending)
         self.kafka = KafkaSupervisor(self.bridge, self.state, self.ending)
         self.spark = DriverSupervisor(self.bridge, self.state, self.kafka, self.ending)
         self.counts = Counter[str]()

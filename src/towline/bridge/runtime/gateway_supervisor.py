@@ -7,22 +7,24 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from towline.bridge.config.model import AnyLine, Bridge, Line
 from towline.bridge.lines.elsewhere import AWAY, away_text, away_trouble, combined, each, is_refused, places_of
 from towline.bridge.lines.evidence import status_of
+from towline.bridge.lines.notes import LineNotes
 from towline.bridge.lines.recovery import refused
 from towline.bridge.runtime.members import is_drained, wanted_clients
-from towline.bridge.runtime.state import notes_of
+from towline.bridge.runtime.state import BridgeState, LineView, notes_of
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import (
     ConfigError,
     GatewayError,
     JournalDamaged,
     JournalLocked,
+    KafkaError,
     Refused,
     SessionUnknown,
     TowlineError,
@@ -34,11 +36,6 @@ from towline.gateway.launch import ensure
 from towline.guarantee import AckAfter
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted
-
-if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine, Bridge, Line
-    from towline.bridge.lines.notes import LineNotes
-    from towline.bridge.runtime.state import BridgeState, LineView
 
 __all__ = ["GatewaySupervisor", "GatewaysSupervisor", "LineSupervisor"]
 
@@ -56,15 +53,15 @@ class LineSupervisor(ChildSupervisor):
     """Knows the account of a line, by what its gateway or its gateways say.
 
     Args:
-        name: Of the thread.
         line: Whose.
+        bridge: The file, for messages, and for what a gateway needs of it.
         state: Where their status goes.
         stopping: Set when the bridge ends.
     """
 
-    def __init__(self, name: str, line: AnyLine, state: BridgeState, stopping: threading.Event) -> None:
-        super().__init__(name, state, stopping, 15.0)
-        self.line = line
+    def __init__(self, line: AnyLine, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
+        super().__init__(f"gateway {line.name}", state, stopping, 15.0)
+        self.line, self._bridge = line, bridge
         self.where = f'line "{line.name}"'
         #: Set once the gateway has answered.
         self.up = threading.Event()
@@ -108,41 +105,27 @@ class LineSupervisor(ChildSupervisor):
 
 
 class GatewaySupervisor(LineSupervisor):
-    """Keeps one line's gateway running and knows its account.
-
-    Args:
-        line: Whose gateway.
-        file: The bridge file as a command names it, for messages.
-        state: Where its status goes.
-        log: File for its standard error.
-        stopping: Set when the bridge ends.
-        judge: Raises what has to be mended before anything is taken in.
-    """
+    """Keeps one line's gateway running and knows its account; as `LineSupervisor`."""
 
     what = "the gateway"
-
-    def __init__(
-        self,
-        line: AnyLine,
-        file: Path | str,
-        state: BridgeState,
-        log: Path,
-        stopping: threading.Event,
-        judge: Callable[[AnyLine], None] = lambda _line: None,
-    ) -> None:
-        super().__init__(f"gateway {line.name}", line, state, stopping)
-        self._file = file
-        self._log = log
-        self._judge = judge
-        #: What the gateway said last was wrong with it; None before its first answer.
-        self._trouble: str | None = None
+    #: What the gateway said last was wrong with it; None before its first answer.
+    _trouble: str | None = None
 
     def _round(self) -> None:
         if not self.up.is_set():
-            self._judge(self.line)
-        with ensure(self.line.gateway, owner_pid=os.getpid(), log=self._log) as client:
+            self._see_that_its_sink_is_free()
+        log = self._bridge.logs / f"gateway-{self.line.name}.log"
+        with ensure(self.line.gateway, owner_pid=os.getpid(), log=log) as client:
             self._online()
             self._ask(client)
+
+    def _see_that_its_sink_is_free(self) -> None:
+        """Of a line that begins, while nothing was taken in; Kafka may be away [I7]."""
+        from towline.bridge.runtime.reconciling import foreign_marker  # noqa: PLC0415 - loads librdkafka
+
+        with contextlib.suppress(KafkaError):
+            if (error := foreign_marker(self._bridge, self.line)) is not None:
+                raise error
 
     def end(self, deadline: float) -> None:
         """End a gateway that is ours: it acknowledges what is safe and leaves its session alive.
@@ -214,7 +197,7 @@ class GatewaySupervisor(LineSupervisor):
     def _failed(self, error: TowlineError) -> None:
         if not self.wanted:
             return
-        error = refused(self.line, self._file, error) or error
+        error = refused(self.line, self._bridge.file, error) or error
         fatal = isinstance(error, _FATAL) and not self.up.is_set()
         if stays(error.code) or fatal:
             self.fatal = error
@@ -224,19 +207,12 @@ class GatewaySupervisor(LineSupervisor):
 
 
 class GatewaysSupervisor(LineSupervisor):
-    """Asks the gateways of a line that run elsewhere how they are; it starts and ends none, and waits for each.
-
-    Args:
-        line: Whose gateways.
-        bridge: The file, for what lets the bridge in.
-        state: Where their status goes.
-        stopping: Set when the bridge ends.
-    """
+    """Asks the gateways of a line that run elsewhere how they are; it starts and ends none; as `LineSupervisor`."""
 
     what = "the gateways"
 
     def __init__(self, line: Line, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
-        super().__init__(f"gateways {line.name}", line, state, stopping)
+        super().__init__(line, bridge, state, stopping)
         access = bridge.gateway.access()
         self._places = places_of(line.gateways, access)
         #: What was wrong at each gateway when it was said last, and when that was.

@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from towline.bridge.config.model import DownLine
+from towline.bridge.config.model import AnyLine, Bridge, DownLine
 from towline.bridge.lines.leftovers import JOURNALS, known_line
 from towline.bridge.runtime.members import left_sessions, wanted_clients
+from towline.bridge.runtime.screen import Screen
 from towline.bridge.runtime.state import BRIDGE_FILE
-from towline.bridge.runtime.supervisor import Display, Supervisor, alone
+from towline.bridge.runtime.supervisor import Supervisor, alone
 from towline.bridge.runtime.surroundings import SCRATCH
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.clients import end_client, read_clients
@@ -30,16 +31,13 @@ from towline.gateway.sessions import connection_options
 from towline.journal.outbox import waiting_in
 from towline.text import counted
 
-if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine, Bridge
-
 __all__ = ["retire"]
 
 #: A downlink subscribes to nothing: seconds until its session counts as empty.
 _DOWN_IDLE_S: Final = 1.0
 
 
-def retire(bridge: Bridge, name: str, screen: Display, *, idle_s: float = 30.0, discard: bool = False) -> str:
+def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, discard: bool = False) -> str:
     """Carry on what a line holds, end its session and remove its directory; no bridge may run meanwhile.
 
     Args:
@@ -88,7 +86,7 @@ def _check(line: AnyLine) -> None:
         raise ConfigError("TL-B38", where, f"the session {left} of a former client id is not ended", do)
 
 
-def _carry(bridge: Bridge, line: AnyLine, screen: Display) -> None:
+def _carry(bridge: Bridge, line: AnyLine, screen: Screen) -> None:
     place, where, drained = line.gateway.state_dir, f'line "{line.name}"', False
     end_running(place)
     if isinstance(line, DownLine):

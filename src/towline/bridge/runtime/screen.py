@@ -7,11 +7,12 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from towline.bridge.runtime.state import PAUSED
+from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
 from towline.errors import codes_in
 from towline.logfile import log_settings
 from towline.text import fitted, printable, printable_lines, wrapped
@@ -19,9 +20,7 @@ from towline.text import fitted, printable, printable_lines, wrapped
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from towline.bridge.runtime.state import BridgeState, LineView
-
-__all__ = ["JsonScreen", "LiveScreen", "PlainScreen", "lag_text", "line_state", "make_screen", "summary"]
+__all__ = ["JsonScreen", "LiveScreen", "PlainScreen", "Screen", "lag_text", "line_state", "make_screen", "summary"]
 
 #: Seconds between two plain lines of a line that moves; one that stands still says nothing.
 PLAIN_S = 10.0
@@ -80,12 +79,6 @@ class PlainScreen:
         self._stream = stream
         self._last: dict[str, tuple[float, tuple[object, ...]]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to put away."""
-
     def say(self, text: str) -> None:
         """Write an event with its time."""
         self.write(fitted(_timed(text, local=self._stream.isatty()), self._stream))
@@ -124,12 +117,6 @@ class JsonScreen:
         self._out, self._level = PlainScreen(stream), level
         self._states: dict[str, str] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to put away."""
-
     def say(self, text: str) -> None:
         """Write an event; one with a code is a warning."""
         codes = codes_in(text)
@@ -152,23 +139,18 @@ class JsonScreen:
 
 
 class LiveScreen:
-    """A table that is redrawn, events above it."""
+    """A table that is redrawn, events above it.
+
+    Attributes:
+        live: What redraws it, as long as its context is open.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415 - loaded when there is a terminal
         from rich.live import Live  # noqa: PLC0415
 
         self._console = Console()
-        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, value, trace)
+        self.live = Live(console=self._console, refresh_per_second=4, transient=True)
 
     def say(self, text: str) -> None:
         """Print an event above the table."""
@@ -177,7 +159,7 @@ class LiveScreen:
 
     def show(self, state: BridgeState) -> None:
         """Redraw."""
-        self._live.update(_table(state, self._console.width))
+        self.live.update(_table(state, self._console.width))
 
 
 #: received = delivered + left out + dead + waiting
@@ -237,7 +219,11 @@ def lag_text(seconds: float) -> str:
     return f"{seconds:,.{1 if seconds < 100 else 0}f} s"
 
 
-def make_screen(*, live: bool) -> LiveScreen | PlainScreen | JsonScreen:
+Screen: TypeAlias = LiveScreen | PlainScreen | JsonScreen
+
+
+@contextmanager
+def make_screen(*, live: bool) -> Iterator[Screen]:
     """The screen that fits standard output; what its encoding does not have is escaped, a device may have named it.
 
     Raises:
@@ -247,5 +233,10 @@ def make_screen(*, live: bool) -> LiveScreen | PlainScreen | JsonScreen:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     if chosen.form == "json":
-        return JsonScreen(sys.stdout, chosen.level)
-    return LiveScreen() if live and chosen.form == "auto" else PlainScreen(sys.stdout)
+        yield JsonScreen(sys.stdout, chosen.level)
+    elif live and chosen.form == "auto":
+        screen = LiveScreen()
+        with screen.live:
+            yield screen
+    else:
+        yield PlainScreen(sys.stdout)

@@ -13,26 +13,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Final
 
 from towline import files
 from towline.bridge.config.file import load
 from towline.bridge.config.kafka_source import equipped, source_text
-from towline.bridge.config.model import Line
+from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.lines.evidence import gateway_status
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.leftovers import left_texts, remember
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
-from towline.bridge.runtime.hangup import Terminal
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.line_requests import take_restart
 from towline.bridge.runtime.reloading import Reloading
-from towline.bridge.runtime.screen import line_state
+from towline.bridge.runtime.screen import Screen, line_state
 from towline.bridge.runtime.state import BridgeState, notes_of
 from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java, check_python
-from towline.errors import ConfigError, KafkaError, TowlineError
+from towline.errors import ConfigError, TowlineError
 from towline.gateway.launch import state_lock
 from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
@@ -43,14 +42,13 @@ from towline.text import counted, printable, span
 from towline.threads import later
 from towline.version import release
 
-if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine, Bridge, DownLine
-
-__all__ = ["EXIT_INTERRUPTED", "Display", "Supervisor", "alone", "kept_by_broker"]
+__all__ = ["EXIT_INTERRUPTED", "Supervisor", "Terminal", "alone", "kept_by_broker"]
 
 EXIT_INTERRUPTED = 130
 #: Seconds between two looks at the children.
 TICK_S = 0.25
+#: A SIGHUP so many seconds after the terminal was last there is about its end; shells wait for nothing.
+_JUST_GONE_S: Final = 3.0
 #: Longest wait for a reload to be given up, in seconds.
 GIVE_UP_S = 2.0
 #: Longest wait for the driver to finish its batches, in seconds; then it is killed, and the batch comes again.
@@ -61,14 +59,44 @@ END_S = 8.0
 END_AT_ONCE_S = 2.0
 
 
-class Display(Protocol):
-    """Where the account goes."""
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
-    def show(self, state: BridgeState) -> None:
-        """The state of things, a few times a second."""
 
-    def say(self, text: str) -> None:
-        """An event."""
+class Terminal:
+    """The controlling terminal of this process, if it has one: it tells which of its two meanings a SIGHUP has.
+
+    A process whose terminal goes away is told so with SIGHUP, by the kernel or by its shell, and from then on it has no
+    controlling terminal any more: ``/dev/tty`` can't be opened. A bridge that was started on a terminal ends with it,
+    as any other program; with ``nohup``, which asks for that, it goes on. Any other SIGHUP is meant as a reload: a
+    service has no terminal, and one that lost its terminal a while ago is told nothing by the kernel.
+
+    Args:
+        there: Whether it has one now.
+        clock: Seconds on a clock that never goes back.
+    """
+
+    def __init__(self, there: Callable[[], bool] = _has_terminal, clock: Callable[[], float] = time.monotonic) -> None:
+        self._there = there
+        self._clock = clock
+        #: When it was there last; None for a process that had none.
+        self._seen: float | None = None
+        self.look()
+
+    def look(self) -> None:
+        """Note whether it is there; call it every second or so."""
+        if self._there():
+            self._seen = self._clock()
+
+    def just_gone(self) -> bool:
+        """Whether it went away a moment ago, so that a SIGHUP tells that."""
+        if self._seen is None or self._clock() - self._seen > _JUST_GONE_S:
+            return False
+        return not self._there()
 
 
 class Supervisor:
@@ -84,7 +112,7 @@ class Supervisor:
     def __init__(
         self,
         bridge: Bridge,
-        screen: Display,
+        screen: Screen,
         observe: Callable[[BridgeState], None] = lambda _: None,
         read: Callable[[], Bridge] | None = None,
     ) -> None:
@@ -175,17 +203,7 @@ class Supervisor:
         """Who looks after what a line reads from: its own gateway, or several elsewhere."""
         if isinstance(line, Line) and line.gateways:
             return GatewaysSupervisor(line, self._bridge, self._state, self._ending)
-        log = self._bridge.logs / f"gateway-{line.name}.log"
-        parts = self._state, log, self._ending, self._judge
-        return GatewaySupervisor(line, str(self._bridge.file), *parts)
-
-    def _judge(self, line: AnyLine) -> None:
-        """See that the sink of a line that begins is free, while nothing was taken in; Kafka may be away [I7]."""
-        from towline.bridge.runtime.reconciling import foreign_marker  # noqa: PLC0415 - loads librdkafka
-
-        with contextlib.suppress(KafkaError):
-            if (error := foreign_marker(self._bridge, line)) is not None:
-                raise error
+        return GatewaySupervisor(line, self._bridge, self._state, self._ending)
 
     def _watch(self) -> TowlineError | None:
         """Show the account until the end is asked for, or nothing can go on."""
