@@ -1,6 +1,7 @@
 """The command line: ``towline COMMAND``; one thin module a command, loaded when it is called.
 
-A command's module has ``app``, a typer application, or a function of the command's name. The table of commands is
+A command's module has a function of the command's name, whose docstring is its help and ends with an example; or, for a
+command of several, ``app``, a typer application. It imports at its top what every call needs. The table of commands is
 here, so that ``towline --help`` loads none of them and answers at once.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from typing import Any
@@ -54,7 +56,7 @@ COMMANDS = {
 #: Commands that are not of this package: they come with the proof harness, which the product never imports.
 _ELSEWHERE = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
 #: Commands that share a module.
-_SHARED = dict.fromkeys(("reload", "pause", "resume", "restart"), "towline.cli.lines")
+_SHARED = dict.fromkeys(("reload", "pause", "resume", "restart", "begin-again", "retire"), "towline.cli.lines")
 
 _USAGE = "towline COMMAND [OPTIONS]   messages between MQTT and Kafka, each accounted for"
 _EXAMPLE = """Example:  towline check bridge.toml && towline run bridge.toml
@@ -129,8 +131,9 @@ def _app(name: str) -> Any:
     if made is None:
         from towline.cli.screen import command_app  # noqa: PLC0415 - typer is loaded when it is needed
 
-        made = command_app()
-        made.command()(getattr(module, name))
+        made, command = command_app(), getattr(module, name.replace("-", "_"))
+        text, example, what = (inspect.getdoc(command) or "").partition("Example:")
+        made.command(help=text, epilog=f"{example}{what}")(command)
     return made
 
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, command_app, json_text, plain
+from towline.bridge.config import sqlcheck
+from towline.bridge.config.file import load
+from towline.bridge.config.mistakes import ConfigMistakes
+from towline.bridge.config.model import Bridge
+from towline.bridge.config.plan import plan_of, render
+from towline.bridge.runtime.surroundings import check_java
+from towline.cli.screen import BridgeFile, json_text, plain
 from towline.errors import SetupError
 from towline.spark.versions import check_pyspark
 from towline.text import printable
 
-if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
-
-__all__ = ["app", "check"]
-
-app = command_app()
+__all__ = ["check"]
 
 
-@app.command(epilog="Example:  towline check bridge.toml && echo fine")
 def check(
     file: BridgeFile = Path("bridge.toml"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
@@ -37,23 +37,21 @@ def check(
 
     No network, and without --spark no Spark: then a mistake in SQL is told when towline run starts the line. Exit code
     2 and a line for each mistake.
-    """
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.config.plan import plan_of, render  # noqa: PLC0415
-    from towline.bridge.config.sqlcheck import says_sql  # noqa: PLC0415
 
+    Example:  towline check bridge.toml && echo fine
+    """
     bridge = load(file)
     plan = plan_of(bridge)
     try:
         check_pyspark()
     except SetupError as error:  # no mistake in the file: it may be checked elsewhere than it runs
         plan["warnings"].append(str(error))
-    if says_sql(bridge):
+    if sqlcheck.says_sql(bridge):
         plan["sql"] = "judged by Spark" if spark else "judged by Spark when the line starts, or now with --spark"
     if spark:
         _judge(bridge, file)
     if verbose:
-        from towline.bridge.runtime.effective import effective, render_effective  # noqa: PLC0415
+        from towline.bridge.runtime.effective import effective, render_effective  # noqa: PLC0415 - loads PySpark
 
         plan["effective"] = effective(bridge)
         if not as_json:
@@ -65,20 +63,16 @@ def check(
 
 def _judge(bridge: Bridge, file: Path) -> None:
     """Have a local Spark judge what is said in SQL: TL-C74; TL-S20, TL-S21."""
-    from towline.bridge.config.mistakes import ConfigMistakes  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.config.sqlcheck import judge  # noqa: PLC0415
-    from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415
-
     check_pyspark()
     check_java(version=True)
-    from towline.bridge.runtime.session import session  # noqa: PLC0415
+    from towline.bridge.runtime.session import session  # noqa: PLC0415 - loads PySpark
 
     local = bridge.spark.model_copy(update={"master": "local[1]", "ui": False})
     own = os.dup(2)
     try:  # of Spark's JVM, and of PySpark, which logs each mistake with its Java trace
         with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
-        wrong = judge(bridge, session(bridge.model_copy(update={"spark": local})), file)
+        wrong = sqlcheck.judge(bridge, session(bridge.model_copy(update={"spark": local})), file)
     finally:
         os.dup2(own, 2)
         os.close(own)

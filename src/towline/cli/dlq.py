@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli.screen import AsJson, BridgeFile, command_app, json_text, lines_text, local_time
+from towline.bridge.config.file import load
+from towline.bridge.config.model import Bridge
+from towline.bridge.deadletters import dlq
+from towline.bridge.deadletters import replay as replaying
+from towline.cli.screen import AsJson, BridgeFile, command_app, local_time, print_result
+from towline.errors import ConfigError, did_you_mean
+from towline.kafka.deadletters import Reason as KnownReason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from towline.bridge.config.model import Bridge
-    from towline.bridge.deadletters.dlq import DeadLetterTopic, Entry, Wanted
-    from towline.bridge.deadletters.replay import Replay
 
 __all__ = ["app"]
 
@@ -44,13 +45,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Count the dead letters that wait, by line and reason, and list the first ones. No payload is shown."""
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.deadletters.dlq import shelves  # noqa: PLC0415
-
     bridge = load(file)
     counts: Counter[tuple[str, str, str]] = Counter()
     first: list[dict[str, Any]] = []
-    ledgers = shelves(bridge)
+    ledgers = dlq.shelves(bridge)
     for shelf in ledgers:
         for entry in shelf.entries(_wanted(bridge, line, reason)):
             owner = shelf.line_of(entry.dead_letter)
@@ -59,7 +57,7 @@ def show(
                 first.append(_facts(shelf.topic, owner.name if owner else "", entry))
     waiting = [{"topic": t, "line": n, "reason": r, "letters": c} for (t, n, r), c in sorted(counts.items())]
     found = {"waiting": waiting, "first": first, **_besides(ledgers)}
-    sys.stdout.write(json_text(found, indent=2) if as_json else lines_text(_shown(found)))
+    print_result(found, _shown(found), as_json=as_json)
 
 
 @app.command(epilog="Example:  towline dlq replay bridge.toml --line telemetry --dry-run")
@@ -76,30 +74,23 @@ def replay(
     Each letter is replayed at most once: records and the mark that says so are one transaction. Those that still can't
     be mapped stay. Exit code 1 when some stayed.
     """
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.deadletters import replay as replaying  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.deadletters.dlq import shelves  # noqa: PLC0415 - loaded when it is called
-
     bridge = load(file)
     wanted, total = _wanted(bridge, line, reason), replaying.Replay()
-    ledgers = shelves(bridge)
+    ledgers = dlq.shelves(bridge)
     for shelf in ledgers:
         left = None if limit is None else limit - total.letters
         total.include(replaying.replay(shelf, wanted, _session(bridge), limit=left, dry_run=dry_run))
     found = {**_facts_of(total, dry_run=dry_run), **_besides(ledgers)}
-    sys.stdout.write(json_text(found) if as_json else lines_text(_told(total, found, dry_run=dry_run)))
+    print_result(found, _told(total, found, dry_run=dry_run), as_json=as_json)
     if total.dead:
         raise typer.Exit(1)
 
 
-def _wanted(bridge: Bridge, line: str | None, reason: str | None) -> Wanted:
-    from towline.bridge.deadletters.dlq import Wanted  # noqa: PLC0415 - loaded when it is called
-    from towline.errors import ConfigError, did_you_mean  # noqa: PLC0415
-    from towline.kafka.deadletters import Reason as Known  # noqa: PLC0415
-
-    if reason is not None and reason not in set(Known):
-        raise ConfigError("TL-C21", "--reason", f'there is no reason "{reason}"', did_you_mean(reason, set(Known)))
-    return Wanted(bridge.line(line).name if line else None, reason)
+def _wanted(bridge: Bridge, line: str | None, reason: str | None) -> dlq.Wanted:
+    known = set(KnownReason)
+    if reason is not None and reason not in known:
+        raise ConfigError("TL-C21", "--reason", f'there is no reason "{reason}"', did_you_mean(reason, known))
+    return dlq.Wanted(bridge.line(line).name if line else None, reason)
 
 
 def _session(bridge: Bridge) -> Callable[[], SparkSession]:
@@ -113,7 +104,7 @@ def _session(bridge: Bridge) -> Callable[[], SparkSession]:
     return make
 
 
-def _facts(topic: str, line: str, entry: Entry) -> dict[str, Any]:
+def _facts(topic: str, line: str, entry: dlq.Entry) -> dict[str, Any]:
     dead_letter = entry.dead_letter
     origin = next((value for name, value in dead_letter.headers if name == "mqtt.topic"), None)
     return {
@@ -130,7 +121,7 @@ def _facts(topic: str, line: str, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _besides(ledgers: list[DeadLetterTopic]) -> dict[str, Any]:
+def _besides(ledgers: list[dlq.DeadLetterTopic]) -> dict[str, Any]:
     """What is no letter of a line: topics that are not there, letters that no line here has signed, and the rest."""
     nobodys = [
         {"topic": ledger.topic, "signed": name, "letters": count}
@@ -169,7 +160,7 @@ def _shown(found: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _told(done: Replay, found: dict[str, Any], *, dry_run: bool) -> Iterator[str]:
+def _told(done: replaying.Replay, found: dict[str, Any], *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
     if not (done.mended or done.filtered or done.dead):
         yield from _none(found)
@@ -182,5 +173,5 @@ def _told(done: Replay, found: dict[str, Any], *, dry_run: bool) -> Iterator[str
     yield from _of_nobody(found)
 
 
-def _facts_of(done: Replay, *, dry_run: bool) -> dict[str, Any]:
+def _facts_of(done: replaying.Replay, *, dry_run: bool) -> dict[str, Any]:
     return {"dry_run": dry_run, "mended": dict(done.mended), "filtered": done.filtered, "dead": dict(done.dead)}

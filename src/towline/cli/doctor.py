@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from towline.cli.screen import AsJson, BridgeFile, command_app, json_text, lines_text, plain
+from towline import mosquitto_conf as mosquitto
+from towline.bridge.config.file import load
+from towline.cli.screen import AsJson, BridgeFile, plain, print_result
+from towline.doctor import table
+from towline.doctor.case import Case
+from towline.doctor.examination import examine
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from towline.doctor.case import Case
-
-__all__ = ["app", "doctor"]
-
-app = command_app()
+__all__ = ["doctor"]
 
 #: Said before anything is touched.
 _MANNERS: Final = """\
@@ -27,7 +26,6 @@ receives, and removes them again. Kafka keeps the transactional ids that it
 tries (towline.BRIDGE.LINE.towline-doctor) until they expire."""
 
 
-@app.command(epilog="Example:  towline doctor bridge.toml --mosquitto-conf /etc/mosquitto/mosquitto.conf")
 def doctor(
     file: BridgeFile = Path("bridge.toml"),
     mosquitto_conf: Annotated[
@@ -47,13 +45,9 @@ def doctor(
     """Ask what the broker, Kafka and this machine can keep of what a bridge file promises.
 
     Exit codes: 0 all holds, 1 a promise does not hold, 3 one holds up to a near limit or is not known.
+
+    Example:  towline doctor bridge.toml --mosquitto-conf /etc/mosquitto/mosquitto.conf
     """
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.doctor.case import Case  # noqa: PLC0415
-    from towline.doctor.examination import examine  # noqa: PLC0415
-    from towline.doctor.table import as_json as json_of  # noqa: PLC0415
-    from towline.doctor.table import exit_code, screen  # noqa: PLC0415
-    from towline.mosquitto_conf import read  # noqa: PLC0415
 
     def say(text: str) -> None:
         if not as_json:
@@ -61,19 +55,17 @@ def doctor(
             sys.stderr.flush()
 
     if mosquitto_conf is not None:
-        read(mosquitto_conf)  # a mistake in the command is told at once
+        mosquitto.read(mosquitto_conf)  # a mistake in the command is told at once
     case = Case(load(file), rate, seconds, mosquitto_conf, probe_messages=probe_messages)
     say(_MANNERS)
     case, found = examine(case, lambda what: say(f"▸ {what}"))
-    if as_json:
-        loads = {
-            name: {"messages_s": round(one.messages_s, 3), "bytes_s": round(one.bytes_s, 1), "how": one.how}
-            for name, one in case.loads.items()
-        }
-        sys.stdout.write(json_text({"load": loads, **json_of(found)}, indent=2))
-    else:
-        sys.stdout.write(lines_text(screen(found, _loads(case), verbose=verbose)))
-    if code := exit_code(found):
+    loads = {
+        name: {"messages_s": round(one.messages_s, 3), "bytes_s": round(one.bytes_s, 1), "how": one.how}
+        for name, one in case.loads.items()
+    }
+    rows = table.screen(found, _loads(case), verbose=verbose)
+    print_result({"load": loads, **table.as_json(found)}, rows, as_json=as_json)
+    if code := table.exit_code(found):
         raise typer.Exit(code)
 
 

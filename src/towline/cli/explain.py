@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Annotated
 
 import typer
 
-from towline.cli.screen import AsJson, command_app, json_text, lines_text
+from towline.cli.screen import AsJson, print_result
 from towline.errors import ConfigError, did_you_mean, explanations
 
-__all__ = ["app", "explain"]
-
-app = command_app()
+__all__ = ["explain"]
 
 #: ``TL-C12``, ``c12`` or ``[TL-C12]``.
 _CODE = re.compile(r"\[?(?:TL-?)?([A-Z])0*(\d+)\]?", re.IGNORECASE)
@@ -21,12 +18,14 @@ _CODE = re.compile(r"\[?(?:TL-?)?([A-Z])0*(\d+)\]?", re.IGNORECASE)
 _LINK, _PAGE = re.compile(r"\[([^\]]+)\]\(([^)]+)\)"), r"\1: docs/\2"
 
 
-@app.command(epilog="Example:  towline explain TL-C12")
 def explain(
     code: Annotated[str, typer.Argument(metavar="CODE", help="At the end of an error or a warning; C12 will do.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say what happened, what is at stake and what to do. No network, no bridge file."""
+    """Say what happened, what is at stake and what to do. No network, no bridge file.
+
+    Example:  towline explain TL-C12
+    """
     rows = explanations()
     written = _CODE.fullmatch(code.strip())
     name = f"TL-{written[1].upper()}{written[2]:0>2}" if written else code
@@ -36,5 +35,5 @@ def explain(
         raise ConfigError("TL-C21", "towline explain", f'there is no code "{code}"', do)
     titles = {"happened": "what happened", "stake": "at stake", "do": "what to do"}
     texts = {part: rows[name][part] for part in titles}
-    shown = [name, *(f"  {title:<15}{_LINK.sub(_PAGE, texts[part])}" for part, title in titles.items())]
-    sys.stdout.write(json_text({"code": name, **texts}, indent=2) if as_json else lines_text(shown))
+    lines = [name, *(f"  {title:<15}{_LINK.sub(_PAGE, texts[part])}" for part, title in titles.items())]
+    print_result({"code": name, **texts}, lines, as_json=as_json)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, MetricsAddress, command_app, plain
+from towline.bridge.config.file import load
+from towline.bridge.config.model import Bridge, DownLine
+from towline.cli.screen import BridgeFile, MetricsAddress, plain
+from towline.errors import ConfigError
+from towline.gateway.draining import drainable
+from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.launch import discover, end_running
+from towline.gateway.process import configure_logging, run
+from towline.gateway.settings import GatewaySettings
+from towline.monitor.serving import gateway_endpoint
 
-if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
-    from towline.gateway.settings import GatewaySettings
-
-__all__ = ["app", "gateway"]
-
-app = command_app()
+__all__ = ["gateway"]
 
 
-@app.command(epilog="Example:  towline gateway bridge.toml --line telemetry --member g1")
 def gateway(
     file: BridgeFile = Path("bridge.toml"),
     line: Annotated[str | None, typer.Option(help="Name of the line; needed when there are several.")] = None,
@@ -43,19 +45,14 @@ def gateway(
     where [gateway] says listen. With --drain it takes no new message, lets what it has be carried on, and ends its
     session; exit code 0 when it has left. A gateway that runs is ended for it. Started without --drain, it takes part
     again.
+
+    Example:  towline gateway bridge.toml --line telemetry --member g1
     """
     if stop is not None:
         sys.stdout.write(plain(_stopped(stop)))
         return
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-
     bridge = load(file)
     settings = _chosen(bridge, file, line, member)
-    from towline.gateway.draining import drainable  # noqa: PLC0415 - loaded when it is called
-    from towline.gateway.launch import end_running  # noqa: PLC0415
-    from towline.gateway.process import configure_logging, run  # noqa: PLC0415
-    from towline.monitor.serving import gateway_endpoint  # noqa: PLC0415
-
     configure_logging()
     if drain:
         drainable(settings)
@@ -70,10 +67,6 @@ def gateway(
 
 def _stopped(state_dir: Path) -> str:
     """End a gateway that a source or sink started with ``gatewayLife = "detached"``; the broker keeps its session."""
-    from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
-    from towline.gateway.endpoint import GatewayEndpoint  # noqa: PLC0415
-    from towline.gateway.launch import discover, end_running  # noqa: PLC0415
-
     running, endpoint = discover(state_dir), GatewayEndpoint.read(state_dir)
     if endpoint is None or endpoint.process.gone():
         raise ConfigError("TL-G63", str(state_dir), "no gateway runs in this directory", "Is it the right stateDir?")
@@ -88,9 +81,6 @@ def _stopped(state_dir: Path) -> str:
 
 
 def _chosen(bridge: Bridge, file: Path, line: str | None, member: str | None) -> GatewaySettings:
-    from towline.bridge.config.model import DownLine  # noqa: PLC0415 - loaded when it is called
-    from towline.errors import ConfigError  # noqa: PLC0415
-
     if line is None and len(bridge.lines) > 1:
         names = ", ".join(each.name for each in bridge.lines)
         raise ConfigError("TL-C73", str(file), f"there are several lines: {names}", "Name one with --line.")

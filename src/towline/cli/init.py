@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from towline.cli.screen import command_app, plain
+from towline.bridge.draft.answers import (
+    Draft,
+    Judge,
+    answered,
+    default_name,
+    draft_of,
+    refuse_present,
+    write,
+    write_examples,
+)
+from towline.bridge.draft.mosquitto import bridges, draft_from
+from towline.cli.screen import plain
+from towline.mosquitto_conf import read
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from towline.bridge.draft.answers import Draft, Judge
-
-__all__ = ["app", "init"]
-
-app = command_app()
+__all__ = ["init"]
 
 
-@app.command(epilog="Example:  towline init      or:  towline init --from /etc/mosquitto/mosquitto.conf")
 def init(
     file: Annotated[Path, typer.Argument(help="The bridge file to write.", show_default=True)] = Path("bridge.toml"),
     broker: Annotated[str | None, typer.Option(help="MQTT broker, as mqtt://HOST:PORT.", show_default=False)] = None,
@@ -45,18 +50,9 @@ def init(
     """Ask five questions and write a commented bridge file, which runs as it is.
 
     Without a terminal nothing is asked: what no option says is the default. No password is written into the file.
-    """
-    from towline.bridge.draft.answers import (  # noqa: PLC0415 - loaded when it is called
-        answered,
-        default_name,
-        draft_of,
-        refuse_present,
-        write,
-        write_examples,
-    )
-    from towline.bridge.draft.mosquitto import bridges, draft_from  # noqa: PLC0415
-    from towline.mosquitto_conf import read  # noqa: PLC0415
 
+    Example:  towline init      or:  towline init --from /etc/mosquitto/mosquitto.conf
+    """
     if examples is not None:
         sys.stdout.write(plain("".join(f"wrote {path}\n" for path in write_examples(examples, force=force))))
         return

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from towline.cli.screen import AsJson, command_app, json_text, plain
-from towline.text import printable
-
-if TYPE_CHECKING:
-    from towline.kafka.markers import Marker
-    from towline.kafka.options import SinkSettings
+from towline.cli.screen import AsJson, command_app, plain, print_result
+from towline.errors import ConfigError
+from towline.kafka.markers import Marker
+from towline.kafka.markerstore import MarkerStore, set_markers
+from towline.kafka.options import SinkSettings
 
 __all__ = ["app"]
 
@@ -38,8 +37,6 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the last batch each partition of a sink has in Kafka. Exit code 1 if there is no marker."""
-    from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loads librdkafka
-
     store = MarkerStore(_settings(servers, prefix, marker_topic, more), sink)
     markers = {p: marker for p, marker in store.read_all().items() if marker is not None}
     _print(store.topic, markers, as_json=as_json)
@@ -70,9 +67,6 @@ def reset(
     The query then goes on with the batch after --to-batch, whatever is in Kafka: rows that are there already are
     doubled, rows that are not there and lie before it are lost.
     """
-    from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
-    from towline.kafka.markerstore import MarkerStore, set_markers  # noqa: PLC0415 - loads librdkafka
-
     if (to_batch is None) == (not remove):
         raise ConfigError("TL-C47", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
     looking = _settings(servers, prefix, marker_topic, more)
@@ -88,8 +82,6 @@ def reset(
 def _settings(
     servers: str, prefix: str, marker_topic: str | None, more: list[str] | None, parallelism: int = 1
 ) -> SinkSettings:
-    from towline.kafka.options import SinkSettings  # noqa: PLC0415 - loads librdkafka
-
     options = {f"kafka.{name}": value for name, _, value in (pair.partition("=") for pair in more or ())}
     options |= {"kafka.bootstrap.servers": servers, "transactionalIdPrefix": prefix, "deliveryTimeout": "15"}
     options["parallelism"] = str(parallelism)
@@ -98,7 +90,7 @@ def _settings(
     return SinkSettings.parse(options)
 
 
-def _partitions(store: Any) -> int:
+def _partitions(store: MarkerStore) -> int:
     """How many partitions the sink wrote last."""
     return max((marker.parallelism for marker in store.read_all().values() if marker is not None), default=1)
 
@@ -118,19 +110,13 @@ def _meaning(sink: str, count: int, to_batch: int | None) -> str:
 
 
 def _print(topic: str, markers: dict[int, Marker], *, as_json: bool) -> None:
-    if as_json:
-        found = {"topic": topic, "markers": {str(p): json.loads(m.to_json()) for p, m in markers.items()}}
-        sys.stdout.write(json_text(found, indent=2))
-        return
-    if not markers:
-        sys.stdout.write(plain(f"no marker in {topic}\n"))
-        return
-    lines = [f"{topic}", _ROW.format("partition", "of", "batch", "rows", "dead", "rows so far", "query")]
+    lines = [topic, _ROW.format("partition", "of", "batch", "rows", "dead", "rows so far", "query")]
     for p, m in markers.items():
         writer = m.writer or "any (set by hand)"
         cells = (p, m.parallelism, m.batch, f"{m.rows:,}", f"{m.dead_lettered:,}", f"{m.total_rows:,}", writer)
         lines.append(_ROW.format(*map(str, cells)))
-    sys.stdout.write(plain("\n".join(map(printable, lines)) + "\n"))
+    found = {"topic": topic, "markers": {str(p): json.loads(m.to_json()) for p, m in markers.items()}}
+    print_result(found, lines if markers else [f"no marker in {topic}"], as_json=as_json)
 
 
 _ROW = "{:>9} {:>3} {:>8} {:>10} {:>6} {:>14}  {}"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.mark import NAME
+from towline.errors import ConfigError
 
 __all__ = ["key"]
 
@@ -16,14 +21,8 @@ def key(
 ) -> None:
     """Print the key of one publisher, made of the line's: with it the publisher can speak for itself alone.
 
-    Example: towline key receipts.key 3fa9c2d41e77 > publisher.key
+    Example:  towline key receipts.key 3fa9c2d41e77 > publisher.key
     """
-    import re  # noqa: PLC0415 - loaded when it is called
-
-    from towline.delivery.receipts.keys import ReceiptKeys  # noqa: PLC0415
-    from towline.delivery.receipts.mark import NAME  # noqa: PLC0415
-    from towline.errors import ConfigError  # noqa: PLC0415
-
     if not re.match(NAME, publisher):
         raise typer.BadParameter("not the id of a publisher", param_hint="PUBLISHER")
     made = ReceiptKeys.read(file).derived(publisher)

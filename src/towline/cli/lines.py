@@ -1,15 +1,25 @@
-"""``towline reload``, ``pause``, ``resume``, ``restart``: what a bridge that runs is asked for, line by line."""
+"""``towline reload``, ``pause``, ``resume``, ``restart``, ``begin-again``, ``retire``: what is asked of a line."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, LineName, lines_text
+from towline.bridge.config.file import load
+from towline.bridge.lines import recovery
+from towline.bridge.lines.leftovers import known_line
+from towline.bridge.runtime import retiring
+from towline.bridge.runtime.line_requests import carried_out
+from towline.bridge.runtime.reloading import REFUSED, reload_from_outside
+from towline.bridge.runtime.screen import make_screen
+from towline.bridge.runtime.supervisor import alone
+from towline.cli.screen import BridgeFile, LineName, is_live, lines_text
+from towline.gateway.process import configure_logging
 
-__all__ = ["pause", "reload", "restart", "resume"]
+__all__ = ["begin_again", "pause", "reload", "restart", "resume", "retire"]
 
 
 def reload(file: BridgeFile = Path("bridge.toml")) -> None:
@@ -53,10 +63,44 @@ def resume(file: BridgeFile, line: LineName) -> None:
     _pause(file, line, pausing=False)
 
 
-def _reload(file: Path, line: str = "") -> None:
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.reloading import REFUSED, reload_from_outside  # noqa: PLC0415
+def begin_again(file: BridgeFile, line: LineName) -> None:
+    """Keep a line's checkpoint aside and give it a new name in Kafka; at its next start it begins behind what is done.
 
+    One of the two ways out where a line refuses to start because its state was changed: the error says what it may
+    cost. No bridge of the file may run meanwhile.
+
+    Example:  towline begin-again bridge.toml telemetry && towline run bridge.toml
+    """
+    bridge = load(file)
+    with alone(bridge):
+        told = recovery.begin_again(known_line(bridge, line))
+    typer.echo(lines_text([told]), nl=False)
+
+
+def retire(
+    file: BridgeFile,
+    line: LineName,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Give up what waits here and in its session, instead.")
+    ] = False,
+    idle: Annotated[float, typer.Option(min=0, help="Seconds without a message that end the session.")] = 30.0,
+) -> None:
+    """End a line: carry on all that it holds, end its session at the broker, remove its state.
+
+    An uplink's messages go to Kafka, a downlink's to its broker, by what the line was when it was started last. No
+    bridge of the file may run meanwhile. What can't be carried on is refused, and nothing removed; the same command
+    goes on after a kill. Exit code 0 when the line is gone.
+
+    Example:  towline retire bridge.toml telemetry
+    """
+    configure_logging()
+    bridge = load(file)
+    with make_screen(live=is_live()) as screen:
+        told = retiring.retire(bridge, line, screen, idle_s=idle, discard=discard)
+    typer.echo(lines_text([told]), nl=False)
+
+
+def _reload(file: Path, line: str = "") -> None:
     told = reload_from_outside(load(file), line)
     refused = told["outcome"] == REFUSED
     typer.echo(lines_text(told["texts"], sys.stderr if refused else sys.stdout), nl=False, err=refused)
@@ -64,7 +108,4 @@ def _reload(file: Path, line: str = "") -> None:
 
 
 def _pause(file: Path, line: str, *, pausing: bool) -> None:
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.line_requests import carried_out  # noqa: PLC0415
-
     typer.echo(lines_text([carried_out(load(file), line, pausing=pausing)]), nl=False)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from towline.errors import ConfigError, Refused, Unreachable
+from towline.mqtt.reasons import reason_words
+from towline.mqtt.rules import message_problem
+from towline.net.client import Client
+from towline.net.messages import PublishResult
+from towline.net.options import ClientSettings
+from towline.net.transport import Endpoint, Tls
 from towline.text import counted
-
-if TYPE_CHECKING:
-    from towline.net.client import Client
-    from towline.net.messages import PublishResult
-    from towline.net.options import ClientSettings
 
 __all__ = ["pub"]
 
@@ -57,48 +60,61 @@ def pub(
     With --durable no message is lost by an end before that: the next start on the same directory sends what waits.
     With --receipts it ends when all of them are in Kafka, and what a broker loses on the way is sent again.
 
-    Example: towline pub mqtt://127.0.0.1:1883 'telemetry/d{n}' '21.5' --count 1000
+    Example:  towline pub mqtt://127.0.0.1:1883 'telemetry/d{n}' '21.5' --count 1000
     """
-    from towline.net.options import ClientSettings  # noqa: PLC0415  # heavy modules load when they are needed
-    from towline.net.transport import Endpoint, Tls  # noqa: PLC0415
-
     try:
-        place = Endpoint.parse(broker)
+        place = str(Endpoint.parse(broker))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="BROKER") from None
     properties = [_pair(text) for text in user_property or []]
     tls = Tls(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if ca_file or cert_file or key_file else None
     settings = ClientSettings(username=username, password_file=password_file, tls=tls)
+    more = {"qos": qos, "retain": retain, "user_properties": properties}
+    messages = _messages(topic, message, count, rate)
     if durable is not None:
+        more["wait"] = bool(rate)
         _pub_durably(
-            broker, topic, message, count, rate, qos, properties, retain, durable, timeout, settings,
-            receipts=receipts, receipt_key_file=receipt_key_file,
+            broker, messages, more, durable, timeout, settings=settings, receipts=receipts,
+            receipt_key_file=receipt_key_file,
         )  # fmt: skip
         return
     if receipts:
         raise typer.BadParameter("it needs --durable", param_hint="--receipts")
-    _check(topic, message, qos, properties)  # what can't be said is said before a connection is made
+    name, payload = next(_messages(topic, message, 1, 0))
+    if problem := message_problem(name, payload, qos, user_properties=properties):  # before a connection is made
+        raise ConfigError("TL-C51", f"message to {name[:80]!r}", problem, "Change it.")
     started = time.monotonic()
     screen = Console(stderr=True)
     plain = not screen.is_terminal or screen.is_dumb_terminal  # where a bar could not be taken away again
     with _open(broker, settings) as client, Progress(console=screen, transient=True, disable=plain) as progress:
         task = progress.add_task("publishing", total=count)
-        answers = _Answers(client, str(place))
-        for number in range(count):
-            _pace(started, number, rate)
-            name = topic.replace("{n}", str(number))
-            answers.publish(name, _payload(message, number), qos=qos, retain=retain, user_properties=properties)
-            progress.update(task, completed=number + 1)
+        answers = _Answers(client, place)
+        for name, payload in messages:
+            answers.publish(name, payload, **more)
+            progress.advance(task)
         answers.drain()
         client.close(_PATIENCE)
-    _account(count, answers.refused, time.monotonic() - started, place=str(place), qos=qos)
+    word = "acknowledged by" if qos else "sent to"
+    taken = count - len(answers.refused)
+    typer.echo(f"{taken:,} of {counted(count)} {word} {place} in {time.monotonic() - started:.1f} s")
+    if answers.refused:
+        reason = answers.refused[0]
+        typer.echo(f"{len(answers.refused):,} refused: {reason_words(reason)} (0x{reason:02X})", err=True)
+        raise typer.Exit(1)
+
+
+def _messages(topic: str, message: str, count: int, rate: float) -> Iterator[tuple[str, bytes]]:
+    """Topic and payload of each message, in its time; the bytes as they were given, which need not be text."""
+    started = time.monotonic()
+    for number in range(count):
+        if rate:
+            time.sleep(max(0.0, started + number / rate - time.monotonic()))
+        name, payload = (text.replace("{n}", str(number)) for text in (topic, message))
+        yield name, os.fsencode(payload)
 
 
 def _open(broker: str, settings: ClientSettings) -> Client:
     """A client that is online; where the broker keeps no sessions, which is no reason not to publish, without one."""
-    from towline.errors import Refused  # noqa: PLC0415
-    from towline.net.client import Client  # noqa: PLC0415
-
     client_id = f"towline-pub-{os.getpid()}"
     try:
         return Client(broker, client_id=client_id, settings=settings)
@@ -125,8 +141,6 @@ class _Answers:
         Raises:
             BrokerError: Nothing has moved for `_PATIENCE` seconds: why there is no connection, or TL-M33.
         """
-        from towline.errors import Unreachable  # noqa: PLC0415
-
         while self._results and self._results[0].done:
             self._take()
         try:
@@ -140,8 +154,6 @@ class _Answers:
             self._take()
 
     def _take(self) -> None:
-        from towline.errors import Refused, Unreachable  # noqa: PLC0415
-
         result = self._results[0]
         try:
             result.wait(_PATIENCE)
@@ -154,8 +166,6 @@ class _Answers:
         self._results.popleft()
 
     def _give_up(self, error: Exception) -> None:
-        from towline.errors import Unreachable  # noqa: PLC0415
-
         if getattr(error, "code", "") != "TL-M33":
             raise error
         what = f"no acknowledgement for {_PATIENCE:g} s, {counted(len(self._results))} without an answer"
@@ -165,40 +175,24 @@ class _Answers:
 
 def _pub_durably(
     broker: str,
-    topic: str,
-    message: str,
-    count: int,
-    rate: float,
-    qos: int,
-    properties: list[tuple[str, str]],
-    retain: bool,
+    messages: Iterator[tuple[str, bytes]],
+    more: dict[str, Any],
     state_dir: Path,
     timeout: float,
-    settings: ClientSettings,
     *,
     receipts: bool,
-    receipt_key_file: Path | None,
+    **options: Any,
 ) -> None:
-    from towline.publisher import Publisher  # noqa: PLC0415
+    from towline.publisher import Publisher  # noqa: PLC0415 - loads pyarrow
 
-    outcomes: Counter[str] = Counter()
+    outcomes, last = Counter[str](), None
     publisher = Publisher(
-        broker,
-        state_dir=state_dir,
-        settings=settings,
-        on_outcome=lambda _n, end: outcomes.update([end]),
-        receipts=receipts,
-        receipt_key_file=receipt_key_file,
+        broker, state_dir=state_dir, on_outcome=lambda _n, end: outcomes.update([end]), receipts=receipts, **options
     )
-    started = time.monotonic()
-    waited = publisher.waiting
-    last = None
+    started, waited, count = time.monotonic(), publisher.waiting, 0
     try:
-        for number in range(count):
-            _pace(started, number, rate)
-            text = str(number)
-            name, payload = topic.replace("{n}", text), _payload(message, number)
-            last = publisher.publish(name, payload, qos=qos, retain=retain, user_properties=properties, wait=bool(rate))
+        for count, (name, payload) in enumerate(messages, 1):  # noqa: B007 - how many there were
+            last = publisher.publish(name, payload, **more)
         if last is not None:
             last.on_disk.result()
         typer.echo(f"{counted(count)} on disk in {state_dir} in {time.monotonic() - started:.1f} s", err=True)
@@ -207,42 +201,13 @@ def _pub_durably(
         raise
     left = publisher.close(timeout)  # what is left is told by the publisher
     before = f", {waited:,} of them from before" if waited else ""
-    typer.echo(f"{counted(outcomes['delivered'])} {'acknowledged by' if qos else 'sent to'} {broker}{before}")
+    typer.echo(f"{counted(outcomes['delivered'])} {'acknowledged by' if more['qos'] else 'sent to'} {broker}{before}")
     if receipts:
         typer.echo(f"{counted(outcomes['arrived'])} in Kafka")
     if outcomes["refused"] or outcomes["expired"]:
         typer.echo(f"{outcomes['refused']:,} refused, {outcomes['expired']:,} expired", err=True)
     if left or outcomes["refused"]:
         raise typer.Exit(1)
-
-
-def _account(count: int, refused: list[int], seconds: float, *, place: str, qos: int) -> None:
-    word = "acknowledged by" if qos else "sent to"
-    typer.echo(f"{count - len(refused):,} of {counted(count)} {word} {place} in {seconds:.1f} s")
-    if refused:
-        from towline.mqtt.reasons import reason_words  # noqa: PLC0415
-
-        typer.echo(f"{len(refused):,} refused: {reason_words(refused[0])} (0x{refused[0]:02X})", err=True)
-        raise typer.Exit(1)
-
-
-def _check(topic: str, message: str, qos: int, properties: list[tuple[str, str]]) -> None:
-    from towline.errors import ConfigError  # noqa: PLC0415
-    from towline.mqtt.rules import message_problem  # noqa: PLC0415
-
-    name = topic.replace("{n}", "0")
-    if problem := message_problem(name, _payload(message, 0), qos, user_properties=properties):
-        raise ConfigError("TL-C51", f"message to {name[:80]!r}", problem, "Change it.")
-
-
-def _payload(message: str, number: int) -> bytes:
-    """The bytes as they were given to the command, which need not be text."""
-    return os.fsencode(message.replace("{n}", str(number)))
-
-
-def _pace(started: float, number: int, rate: float) -> None:
-    if rate:
-        time.sleep(max(0.0, started + number / rate - time.monotonic()))
 
 
 def _pair(text: str) -> tuple[str, str]:

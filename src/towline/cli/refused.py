@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.cli.screen import AsJson, command_app, json_text, lines_text, local_time
+from towline.bridge.config.file import load
+from towline.cli.screen import AsJson, command_app, local_time, print_result
+from towline.delivery.refused import RefusedMessages
+from towline.errors import ConfigError
+from towline.gateway.endpoint import text_of
+from towline.gateway.launch import discover
+from towline.journal import Limits, Outbox
+from towline.schema import OUTBOX_SCHEMA
 from towline.text import printable
 
 __all__ = ["app"]
@@ -52,8 +58,7 @@ def show(
                 if len(first) < limit:
                     first.append({"line": name, **row})
     kept = [{"line": n, "reason": r, "words": w, "messages": c} for (n, r, w), c in sorted(counts.items())]
-    found = {"kept": kept, "first": first}
-    sys.stdout.write(json_text(found, indent=2) if as_json else lines_text(_shown(kept, first)))
+    print_result({"kept": kept, "first": first}, _shown(kept, first), as_json=as_json)
 
 
 @app.command(epilog="Example:  towline refused replay bridge.toml --line commands")
@@ -93,7 +98,7 @@ def _move(what: str, places: Iterator[tuple[str, Path]], limit: int | None, *, a
                 moved[name] = moved.get(name, 0) + count
     word = "back in the outbox" if what == "replay" else "dropped"
     lines = [f"{count:>10,}  {word}   {name}" for name, count in moved.items() if count]
-    sys.stdout.write(json_text({what: moved}) if as_json else lines_text(lines or ["no refused messages"]))
+    print_result({what: moved}, lines or ["no refused messages"], as_json=as_json)
 
 
 def _steps(ask: _Ask, what: str, limit: int | None) -> Iterator[int]:
@@ -124,9 +129,6 @@ def _rows(ask: _Ask) -> Iterator[dict[str, Any]]:
 
 def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
     """Name and state directory of what is meant."""
-    from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
-    from towline.gateway.endpoint import text_of  # noqa: PLC0415
-
     text_of(place)
     if place.is_dir():
         if line is not None:
@@ -138,8 +140,6 @@ def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
             raise ConfigError("TL-C93", str(place), what, do)
         yield place.resolve().name, place
         return
-    from towline.bridge.config.file import load  # noqa: PLC0415
-
     bridge = load(place)
     for found in (bridge.line(line),) if line is not None else bridge.downlinks:
         yield found.name, found.gateway.state_dir
@@ -148,11 +148,6 @@ def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
 @contextlib.contextmanager
 def _reached(directory: Path) -> Iterator[_Ask]:
     """The refused messages of a state directory: through the gateway that runs there, or from the disk."""
-    from towline.delivery.refused import RefusedMessages  # noqa: PLC0415
-    from towline.gateway.launch import discover  # noqa: PLC0415 - loaded when it is called
-    from towline.journal import Limits, Outbox  # noqa: PLC0415
-    from towline.schema import OUTBOX_SCHEMA  # noqa: PLC0415
-
     if client := discover(directory):
         with client:
             yield client.refused

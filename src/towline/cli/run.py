@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, MetricsAddress, command_app, is_live
+from towline.bridge.config.file import load
+from towline.bridge.config.model import Bridge
+from towline.bridge.runtime.screen import make_screen
+from towline.bridge.runtime.supervisor import Supervisor
+from towline.cli.screen import BridgeFile, MetricsAddress, is_live
+from towline.monitor.serving import bridge_endpoint
 
-if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
-
-__all__ = ["app", "run"]
-
-app = command_app()
+__all__ = ["run"]
 
 
-@app.command(
-    epilog="Example:  towline run bridge.toml      and from another terminal:  towline status bridge.toml --watch"
-)
 def run(
     file: BridgeFile = Path("bridge.toml"),
     master: Annotated[
@@ -36,11 +33,9 @@ def run(
 
     Ctrl-C ends it within 25 s: the batch in work may finish, the broker keeps the session, what waits stays on disk. A
     second Ctrl-C ends at once and loses nothing either. SIGHUP, or towline reload, takes up the changed file.
+
+    Example:  towline run bridge.toml      and from another terminal:  towline status bridge.toml --watch
     """
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
-    from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
-    from towline.monitor.serving import bridge_endpoint  # noqa: PLC0415
 
     def read() -> Bridge:
         return load(file, master=master)

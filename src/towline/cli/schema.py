@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from towline.cli.screen import command_app, json_text
+from towline.bridge.config.schema import bridge_schema
+from towline.cli.screen import json_text
 
-__all__ = ["app", "schema"]
-
-app = command_app()
+__all__ = ["schema"]
 
 
-@app.command(epilog="Example:  towline schema > bridge.schema.json")
 def schema() -> None:
     """Print the JSON Schema (2020-12) of the bridge file.
 
     An editor with Taplo (Even Better TOML) reads it where the file begins with the line
 
         #:schema ./bridge.schema.json
-    """
-    from towline.bridge.config.schema import bridge_schema  # noqa: PLC0415 - loaded when it is called
 
+    Example:  towline schema > bridge.schema.json
+    """
     sys.stdout.write(json_text(bridge_schema(), indent=2))

@@ -25,6 +25,7 @@ __all__ = [
     "lines_text",
     "local_time",
     "plain",
+    "print_result",
 ]
 
 #: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
@@ -85,6 +86,11 @@ def json_text(values: Any, *, indent: int | None = None) -> str:
 def lines_text(lines: Iterable[str], stream: TextIO | None = None) -> str:
     """Each of ``lines`` in one line, for a terminal, whatever a device or a topic put into it."""
     return "".join(plain(printable(line), stream) + "\n" for line in lines)
+
+
+def print_result(values: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what a command found: its values as JSON, or the same in lines for a person."""
+    sys.stdout.write(json_text(values, indent=2) if as_json else lines_text(lines))
 
 
 def local_time(seconds: float) -> str:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from towline.cli.screen import AsJson, command_app, json_text, plain
+from towline.cli.screen import AsJson, print_result
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
+from towline.sizing import Load, Need, caution, needs
 
-if TYPE_CHECKING:
-    from towline.sizing import Need
-
-__all__ = ["app", "size"]
-
-app = command_app()
+__all__ = ["size"]
 
 _RATE: Final = typer.Option(min=0.001, max=1e9, show_default=False, help="Messages a second, in the busiest minutes.")
 #: A second without ``--every``, so that it is known whether it was said.
@@ -28,7 +23,6 @@ _EVERY: Final = typer.Option(
 _PACKET: Final = 268_435_455
 
 
-@app.command(epilog="Example:  towline size --rate 20000 --bytes 200 --outage 120 --guarantee exactly_once")
 def size(
     rate: Annotated[float | None, _RATE] = None,
     devices: Annotated[
@@ -45,9 +39,10 @@ def size(
     sql: Annotated[bool, typer.Option("--sql", help="A where, fields, a dedupe key, or several writers.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a load needs, from figures measured on two cores (docs/sizing.md): no network, nothing is changed."""
-    from towline.sizing import Load, caution, needs  # noqa: PLC0415 - loaded when it is called
+    """Say what a load needs, from figures measured on two cores (docs/sizing.md): no network, nothing is changed.
 
+    Example:  towline size --rate 20000 --bytes 200 --outage 120 --guarantee exactly_once
+    """
     load = Load(
         rate=_rate(rate, devices, every),
         payload_bytes=payload,
@@ -58,11 +53,7 @@ def size(
         sql=sql,
     )
     found = needs(load)
-    if as_json:
-        sys.stdout.write(json_text([asdict(need) for need in found], indent=1))
-    else:
-        sys.stdout.write("".join(plain(_line(need)) + "\n" for need in found))
-        sys.stdout.write(f"{said}\n" if (said := caution(load)) else "")
+    print_result([asdict(need) for need in found], filter(None, [*map(_line, found), caution(load)]), as_json=as_json)
 
 
 def _rate(rate: float | None, devices: int | None, every: float | None) -> float:

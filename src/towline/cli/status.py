@@ -8,24 +8,30 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from towline.cli.screen import command_app, is_live, json_text, plain
+from towline.bridge.config.file import load
+from towline.bridge.config.model import Bridge
+from towline.bridge.runtime.status import (
+    NOT_KNOWN,
+    WRONG,
+    code_of,
+    collect,
+    collect_bridge,
+    collect_from,
+    render,
+)
+from towline.cli.screen import is_live, json_text, plain
+from towline.errors import ConfigError, GatewayError, KafkaError, NotAllowed
 
-if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
-
-__all__ = ["app", "status"]
-
-app = command_app()
+__all__ = ["status"]
 
 #: Seconds between two looks with --watch.
 WATCH_S = 1.0
 
 
-@app.command(epilog="Example:  towline status bridge.toml --watch")
 def status(
     file: Annotated[
         Path | None, typer.Argument(help="The bridge file; default bridge.toml.", show_default=False, readable=False)
@@ -46,9 +52,9 @@ def status(
     the bridge's monitor. Exit codes: 0 each line runs or is paused, and adds up, 1 an account does not, or Kafka
     says otherwise, 3 a line does not run, its account is not known, or Kafka or the monitor does not answer, 4 this
     user may not look.
-    """
-    from towline.bridge.runtime.status import code_of, render  # noqa: PLC0415 - loaded when it is called
 
+    Example:  towline status bridge.toml --watch
+    """
     bridge = None if url else _bridge(file, state_dir)
     look = partial(_collected, bridge, state_dir, url)
     if reconcile:
@@ -69,8 +75,6 @@ def status(
 def _reconcile(look: Callable[[], dict[str, Any]], bridge: Bridge | None, *, as_json: bool) -> NoReturn:
     """Look once, at Kafka too."""
     from towline.bridge.runtime.reconciling import reconcile, render_comparisons  # noqa: PLC0415 - loads librdkafka
-    from towline.bridge.runtime.status import NOT_KNOWN, WRONG, code_of, render  # noqa: PLC0415
-    from towline.errors import ConfigError, KafkaError  # noqa: PLC0415
 
     if bridge is None:
         do = "Name the bridge file: it says where Kafka is."
@@ -90,17 +94,12 @@ def _reconcile(look: Callable[[], dict[str, Any]], bridge: Bridge | None, *, as_
 
 def _bridge(file: Path | None, state_dir: Path | None) -> Bridge | None:
     """The file, with ``--state-dir`` in place of its own; None where that alone is given."""
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-
     if state_dir is None:
         return load(file or Path("bridge.toml"))
     return load(file).model_copy(update={"state_dir": state_dir}) if file is not None else None
 
 
 def _collected(bridge: Bridge | None, state_dir: Path | None, url: str | None) -> dict[str, Any]:
-    from towline.bridge.runtime.status import NOT_KNOWN, collect, collect_bridge, collect_from  # noqa: PLC0415
-    from towline.errors import GatewayError, NotAllowed  # noqa: PLC0415
-
     try:
         if bridge is None:
             return collect_from(url) if url else collect(state_dir or Path())
