@@ -89,11 +89,25 @@ class Need:
 
 def needs(load: Load) -> list[Need]:
     """What a load needs, in the order in which one would set it up."""
-    mosquittos, writers = _mosquittos(load), _writers(load)
-    gateways = _gateways(load, int(mosquittos.amount))
-    spark = _spark(load, sql=load.sql or writers.amount > 1)
-    of_one = _of_one_gateway(load, int(gateways.amount))
-    return [mosquittos, gateways, *of_one, spark, writers, *_kafka(load, writers)]
+    rate, qos, size = load.rate, policy(load.guarantee).qos, _content_bytes(load)
+    taken, delivered = _TAKEN_IN_US[qos], _DELIVERED_US[qos]
+    mosquittos = max(1, math.ceil(rate * (taken + delivered) / 1e6 / _USED))
+    drained, written = _DRAINED_PER_S[qos] * _USED, 1e6 / _WRITER_US * _USED
+    gateways, writers = max(mosquittos, math.ceil(rate / drained)), max(1, math.ceil(rate / written))
+    sql = load.sql or writers > 1
+    cores = max(1, math.ceil(rate * _SPARK_US[sql] / 1e6 / _USED))
+    how = f"{rate:,.0f} msg/s at {_SPARK_US[sql]:g} us{' with SQL' if sql else ''}, half of each core free"
+    served = f"{rate:,.0f} msg/s at {taken:g} + {delivered:g} us in and out of its one thread, half of that free"
+    shared = f"one for each Mosquitto; {drained:,.0f} msg/s are half of what one drains with QoS {qos}"
+    return [
+        Need("Mosquittos", mosquittos, "", served),
+        Need("gateways", gateways, "", shared),
+        *_of_one_gateway(load, gateways),
+        Need("Spark cores", cores, "", how),
+        Need("parallelism", writers, "", f"writers of a batch; {written:,.0f} msg/s each, half of their time free"),
+        Need("Kafka partitions", 6 * math.ceil(writers / 6), "", "a multiple of 6, at least one for each writer"),
+        Need("writes into Kafka", rate * size / 1e6, "MB/s", f"{rate:,.0f} msg/s with {size:,} B, uncompressed"),
+    ]
 
 
 def caution(load: Load) -> str:
@@ -106,22 +120,6 @@ def caution(load: Load) -> str:
 
 def _content_bytes(load: Load) -> int:
     return load.payload_bytes + load.topic_bytes + load.property_bytes
-
-
-def _qos(load: Load) -> int:
-    return policy(load.guarantee).qos
-
-
-def _mosquittos(load: Load) -> Need:
-    taken, delivered = _TAKEN_IN_US[_qos(load)], _DELIVERED_US[_qos(load)]
-    because = f"{load.rate:,.0f} msg/s at {taken:g} + {delivered:g} us in and out of its one thread, half of that free"
-    return Need("Mosquittos", max(1, math.ceil(load.rate * (taken + delivered) / 1e6 / _USED)), "", because)
-
-
-def _gateways(load: Load, mosquittos: int) -> Need:
-    one = _DRAINED_PER_S[_qos(load)] * _USED
-    because = f"one for each Mosquitto; {one:,.0f} msg/s are half of what one drains with QoS {_qos(load)}"
-    return Need("gateways", max(mosquittos, math.ceil(load.rate / one)), "", because)
 
 
 def journal_bytes_s(rate: float, content_bytes_s: float) -> float:
@@ -139,7 +137,7 @@ def _chunks(rate: float) -> float:
 
 
 def _of_one_gateway(load: Load, gateways: int) -> list[Need]:
-    rate, qos = load.rate / gateways, _qos(load)
+    rate, qos = load.rate / gateways, policy(load.guarantee).qos
     chunks = _chunks(rate)
     cpu = (rate * _GATEWAY_US[qos] + chunks * _CHUNK_US[qos]) / 1e6
     row = _content_bytes(load) + _ROW_BYTES
@@ -154,28 +152,4 @@ def _of_one_gateway(load: Load, gateways: int) -> list[Need]:
             f"{load.outage_min:g} min of {rate:,.0f} msg/s with {row:,} B; 0.7 GB for segments and reserve",
         ),
         Need("writes of a gateway", written / 1e6, "MB/s", f"and {chunks:,.0f} fdatasync a second"),
-    ]
-
-
-def _spark(load: Load, *, sql: bool) -> Need:
-    cost = _SPARK_US[sql]
-    cores = load.rate * cost / 1e6 / _USED
-    because = f"{load.rate:,.0f} msg/s at {cost:g} us{' with SQL' if sql else ''}, half of each core free"
-    return Need("Spark cores", max(1, math.ceil(cores)), "", because)
-
-
-def _writers(load: Load) -> Need:
-    one = 1e6 / _WRITER_US * _USED
-    because = f"writers of a batch; {one:,.0f} msg/s each, half of their time free"
-    return Need("parallelism", max(1, math.ceil(load.rate / one)), "", because)
-
-
-def _kafka(load: Load, writers: Need) -> list[Need]:
-    row = _content_bytes(load)
-    partitions = 6 * math.ceil(writers.amount / 6)
-    return [
-        Need("Kafka partitions", partitions, "", "a multiple of 6, at least one for each writer"),
-        Need(
-            "writes into Kafka", load.rate * row / 1e6, "MB/s", f"{load.rate:,.0f} msg/s with {row:,} B, uncompressed"
-        ),
     ]
