@@ -24,17 +24,15 @@ import json
 import os
 import re
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from towline import files
 from towline.errors import JournalDamaged, JournalError
 from towline.ownership import check_owner
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 __all__ = ["SINK_NOTE", "Checkpoint", "kafka_offsets_in"]
 
@@ -126,21 +124,15 @@ class Checkpoint:
         Spark writes an entry once and reads it back for a replay, so the same batch of the same checkpoint always has
         the same hash, and the same number in a restored older checkpoint another one.
         """
-        path = self._path
-        if path is None:
-            return None
-        try:
-            return hashlib.sha256((path / _OFFSETS / str(batch)).read_bytes()).hexdigest()
-        except OSError:
-            return None
+        content = self._file(_OFFSETS, str(batch))
+        return None if content is None else hashlib.sha256(content).hexdigest()
 
     @property
     def query(self) -> str:
         """Id of the query that it belongs to; "" where there is none."""
-        path = self._path
         try:
-            return "" if path is None else str(json.loads(_content(path / _METADATA))["id"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(self._file(_METADATA) or b"")["id"])
+        except (ValueError, KeyError, TypeError):
             return ""
 
     @property
@@ -163,24 +155,16 @@ class Checkpoint:
 
     def first_offsets(self) -> Any:
         """Where a query of Spark's Kafka source began, a JSON value; None where that can't be read."""
-        path = self._path
-        try:
-            content = "" if path is None else (path / _SOURCES / "0" / "0").read_text()
+        content = self._file(_SOURCES, "0", "0") or b""
+        with contextlib.suppress(ValueError):
             # A zero byte, the version and the offsets (KafkaSourceInitialOffsetWriter).
-            return json.loads(content.lstrip("\0").partition("\n")[2])
-        except (OSError, ValueError):
-            return None
+            return json.loads(content.lstrip(b"\0").partition(b"\n")[2])
+        return None
 
     def _entry(self, batch: int | None) -> list[str]:
-        """The lines of an entry of the offset log: version, metadata, then one for each source; none if unreadable."""
-        path = self._path
-        if path is None or batch is None:
-            return []
-        try:
-            # Not `splitlines`: a JSON string may hold other separators of lines.
-            return _content(path / _OFFSETS / str(batch)).decode(errors="replace").split("\n")
-        except OSError:
-            return []
+        """The lines of an entry of the offset log: version, metadata, then one for each source; "" if unreadable."""
+        # Not `splitlines`: a JSON string may hold other separators of lines.
+        return (self._file(_OFFSETS, str(batch)) or b"").decode(errors="replace").split("\n")
 
     def ends_at(self, offset: object, *, done: bool) -> bool:
         """Whether this checkpoint's newest batch ends at a source offset; False where that can't be read.
@@ -274,7 +258,9 @@ class Checkpoint:
     def stateful(self) -> bool:
         """Whether it holds the state of a stateful query; False where the checkpoint is not local."""
         path = self._path
-        return path is not None and _has_entries(path / _STATE)
+        with contextlib.suppress(OSError):
+            return path is not None and any((path / _STATE).iterdir())
+        return False
 
     def sync_state(self) -> None:
         """Make the state of a stateful query durable; nothing to do for others.
@@ -318,6 +304,13 @@ class Checkpoint:
         return [f"{path}: removed, a power failure had torn it" for path in torn]
 
     # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _file(self, *names: str) -> bytes | None:
+        """Of a file; None where there is none, it can't be read, or the checkpoint is not local."""
+        path = self._path
+        with contextlib.suppress(OSError):
+            return None if path is None else path.joinpath(*names).read_bytes()
+        return None
 
     def _batches(self, log: str) -> list[int]:
         path = self._path
@@ -484,13 +477,6 @@ def _sync_file(path: Path) -> None:
     """Make a file's content durable; one that Spark has removed meanwhile needs it no more."""
     with contextlib.suppress(FileNotFoundError):
         files.sync_file(path)
-
-
-def _has_entries(path: Path) -> bool:
-    try:
-        return next(path.iterdir(), None) is not None
-    except OSError:
-        return False
 
 
 def _sync_file_system(path: Path) -> None:
