@@ -11,14 +11,12 @@ from __future__ import annotations
 import importlib
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from towline import files
 from towline.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["check_provider", "credential", "secret_of"]
 

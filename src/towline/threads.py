@@ -11,12 +11,10 @@ import operator
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import TypeVar
 
 __all__ = ["Condition", "guarded_thread", "later"]
 

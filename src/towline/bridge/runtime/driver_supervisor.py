@@ -15,22 +15,19 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from towline.bridge.config.model import AnyLine, Bridge
 from towline.bridge.runtime.failures import MAX_TEXT, NO_JVM
+from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.line_requests import PAUSED_FILE
-from towline.bridge.runtime.state import PAUSED
+from towline.bridge.runtime.state import PAUSED, BridgeState
 from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import ConfigError, SetupError, TowlineError
 from towline.spark.masters import is_cluster
 from towline.text import printable
 from towline.threads import guarded_thread
-
-if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine, Bridge
-    from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
-    from towline.bridge.runtime.state import BridgeState
 
 __all__ = ["DriverSupervisor"]
 

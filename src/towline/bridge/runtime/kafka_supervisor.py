@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
+from towline.bridge.config.model import Bridge
 from towline.bridge.lines.evidence import kafka_offsets, read_checkpoint
+from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import GatewayError, KafkaError, TowlineError
 from towline.guarantee import AckAfter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from towline.bridge.config.model import Bridge
-    from towline.bridge.runtime.state import BridgeState
 
 __all__ = ["KafkaSupervisor", "see_to"]
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from towline import files
+from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.state import PAUSED, is_there, read_state
 from towline.errors import GatewayError
 from towline.gateway.endpoint import not_allowed
@@ -25,11 +27,6 @@ from towline.gateway.launch import usable
 from towline.guarantee import AckAfter
 from towline.ownership import user_name
 from towline.text import span
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from towline.bridge.config.model import Bridge
 
 __all__ = ["PAUSED_FILE", "carried_out", "pause", "paused", "request_restart", "resume", "take_restart"]
 

@@ -6,25 +6,21 @@ they are equal to what the sink has noted, or one batch ahead of it where a kill
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from towline.bridge.config.model import CONSUMER, Line
+from towline.bridge.config.model import CONSUMER, AnyLine, Bridge, Line
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import refusal
 from towline.checkpoint import Checkpoint
+from towline.errors import TowlineError
 from towline.kafka.markers import ANYONE, Marker, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline.spark.offsets import places_at
 from towline.spark.tally import SinkNote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from towline.bridge.config.model import AnyLine, Bridge
-    from towline.errors import TowlineError
-    from towline.spark.totals import BatchTotals
+from towline.spark.totals import BatchTotals
 
 __all__ = ["Comparison", "foreign_marker", "of_journal", "of_markers", "reconcile", "render_comparisons"]
 

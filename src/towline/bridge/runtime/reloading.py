@@ -26,28 +26,25 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from towline.bridge.config.mistakes import ConfigMistakes
+from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.reload import LineChange, changes
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.leftovers import left_lines, remember
+from towline.bridge.runtime.driver_supervisor import DriverSupervisor
+from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
 from towline.bridge.runtime.kafka_supervisor import see_to
 from towline.bridge.runtime.line_requests import request_restart
-from towline.bridge.runtime.state import digest_of, is_there, read_state
+from towline.bridge.runtime.state import BridgeState, digest_of, is_there, read_state
 from towline.bridge.runtime.supervision import unforeseen
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.filters import ChangeState
 from towline.gateway.launch import discover
 from towline.guarantee import Guarantee
+from towline.mqtt.events import Filter
 from towline.threads import guarded_thread
-
-if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
-    from towline.bridge.runtime.driver_supervisor import DriverSupervisor
-    from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
-    from towline.bridge.runtime.state import BridgeState
-    from towline.mqtt.events import Filter
 
 __all__ = ["APPLIED", "REFUSED", "UNCHANGED", "UNDER_WAY", "Reloading", "reload_from_outside"]
 

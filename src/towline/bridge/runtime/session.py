@@ -7,13 +7,16 @@ import os
 import pwd
 import re
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from towline import files, providers
 from towline.bridge.config.kafka_source import java_client
+from towline.bridge.config.model import Bridge, SparkSection
 from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.surroundings import quoted, short_sockets
 from towline.bridge.uplink.sink import FORMATS
@@ -24,12 +27,6 @@ from towline.spark.executors import check_executors
 from towline.spark.masters import addresses, brings_a_secret, is_cluster, stays_here
 from towline.spark.registration import register
 from towline.spark.session import spark_conf
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from towline.bridge.config.model import Bridge, SparkSection
 
 __all__ = ["files_of", "look_at_executors", "look_at_master", "secret_of", "session", "settings_of", "shared_of"]
 

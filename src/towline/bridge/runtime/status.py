@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 from towline import files
+from towline.bridge.config.model import Bridge
 from towline.bridge.lines.account import remark
 from towline.bridge.lines.elsewhere import AWAY, away_trouble, combined, each, places_of, stale
 from towline.bridge.lines.evidence import gateway_status, status_of
@@ -26,9 +27,6 @@ from towline.gateway.access import Access
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted, printable
 from towline.version import release
-
-if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
 
 __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "collect_bridge", "collect_from", "render"]
 

@@ -6,14 +6,11 @@ import os
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 from towline.backoff import Backoff
+from towline.bridge.runtime.state import BridgeState
 from towline.errors import GatewayError, TowlineError
 from towline.text import cause
-
-if TYPE_CHECKING:
-    from towline.bridge.runtime.state import BridgeState
 
 __all__ = ["ChildSupervisor", "no_start", "unforeseen"]
 

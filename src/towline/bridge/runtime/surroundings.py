@@ -15,9 +15,10 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from towline import files
+from towline.bridge.config.model import Bridge
 from towline.errors import SetupError
 from towline.gateway.endpoint import short_place
 from towline.spark import localfs
@@ -25,9 +26,6 @@ from towline.spark.java import OLDEST_JAVA, java_version
 from towline.spark.masters import is_cluster
 from towline.spark.quickstart import archive_of, jvm_options, light_home, sharing
 from towline.spark.versions import pyspark_version
-
-if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
 
 __all__ = ["SCRATCH", "check_java", "check_python", "environment", "quoted", "scratch", "short_sockets"]
 
