@@ -67,6 +67,14 @@ _OF_EITHER: Final = _names(
     password_file plugin psk_file"""
 )
 
+#: Settings of a broker, as far as they are common.
+_OF_BROKER: Final = _names(
+    """autosave_interval autosave_on_changes bind_address connection include_dir listener log_dest log_type
+    max_inflight_messages max_queued_bytes max_queued_messages memory_limit message_size_limit persistence pid_file
+    port sys_interval user"""
+)
+_KNOWN: Final = _OF_BROKER | _OF_LISTENER | _OF_EITHER
+
 _TRUE_FALSE: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
 
 #: Bytes of one file at most; a configuration is text that somebody wrote.
@@ -290,7 +298,7 @@ def read(file: Path) -> MosquittoConf:
     conf = MosquittoConf(file=file)
     _read_file(conf, file, main=True)
     elsewhere = conf.named or conf.connections or conf.unnamed.settings
-    if conf.settings and not elsewhere and not any(_is_known(one.name) for one in conf.settings):
+    if conf.settings and not elsewhere and not any(one.name in _KNOWN for one in conf.settings):
         raise _damaged(str(file), f'it is no mosquitto.conf: Mosquitto has no setting "{conf.settings[0].name}"')
     return conf
 
@@ -310,10 +318,12 @@ def _read_file(conf: MosquittoConf, file: Path, *, main: bool) -> None:
         elif name == "connection":
             connection = Connection(name=setting.value, begun=setting)
             conf.connections.append(connection)
-        elif name in ("port", "bind_address"):
-            _of_unnamed(conf, setting)
         else:
             _home(conf, setting, listener, connection).settings.append(setting)
+        if name == "port":
+            conf.unnamed.port = _port(setting.value, setting)
+        elif name == "bind_address":
+            conf.unnamed.address = setting.value
 
 
 def _home(conf: MosquittoConf, setting: Setting, listener: Listener, connection: Connection | None) -> Settings:
@@ -322,22 +332,12 @@ def _home(conf: MosquittoConf, setting: Setting, listener: Listener, connection:
         if connection is None:
             raise _damaged(setting.where, f'"{setting.name}" stands before the first connection')
         return connection
-    if setting.name in _OF_LISTENER:
-        return listener
-    per_listener = setting.name in _OF_EITHER and conf.flag("per_listener_settings")
-    return listener if per_listener else conf
+    either = setting.name in _OF_EITHER and conf.flag("per_listener_settings")
+    return listener if either or setting.name in _OF_LISTENER else conf
 
 
 def _of_connection(name: str) -> bool:
     return name.startswith("bridge_") or name in _OF_CONNECTION
-
-
-def _of_unnamed(conf: MosquittoConf, setting: Setting) -> None:
-    conf.settings.append(setting)
-    if setting.name == "port":
-        conf.unnamed.port = _port(setting.value, setting)
-    else:
-        conf.unnamed.address = setting.value
 
 
 def _lines(file: Path) -> Iterator[Setting]:
@@ -359,7 +359,7 @@ def _lines(file: Path) -> Iterator[Setting]:
         name, _, value = line.partition(" ") if " " in line else line.partition("\t")
         name = name.strip()
         value = value.strip()
-        known = _is_known(name) or _of_connection(name)
+        known = name in _KNOWN or _of_connection(name)
         if not _NAME.fullmatch(name) or value.startswith("= ") or (value[:1] in ("=", "{") and not known):
             what = f'it is no mosquitto.conf: "{name}" is no name of a setting, as Mosquitto writes NAME VALUE'
             raise _damaged(f"{file}:{number}", what)
@@ -370,16 +370,6 @@ def _lines(file: Path) -> Iterator[Setting]:
 
 #: What a setting is called, with ``plugin_opt_ANY``.
 _NAME: Final = re.compile(r"[a-z][A-Za-z0-9_.-]*")
-#: Settings of a broker, as far as they are common.
-_OF_BROKER: Final = _names(
-    """autosave_interval autosave_on_changes bind_address connection include_dir listener log_dest log_type
-    max_inflight_messages max_queued_bytes max_queued_messages memory_limit message_size_limit persistence pid_file
-    port sys_interval user"""
-)
-
-
-def _is_known(name: str) -> bool:
-    return name in _OF_BROKER or name in _OF_LISTENER or name in _OF_EITHER
 
 
 def _included(setting: Setting) -> list[Path]:
