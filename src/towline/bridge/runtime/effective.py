@@ -8,9 +8,8 @@ by its file, and what came from the environment by its variable.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.places import Document, KeyPath
@@ -30,7 +29,7 @@ from towline.mqtt.versions import NAMES
 from towline.net.options import ConnectionOptions
 from towline.net.transport import Tls
 
-__all__ = ["EffectiveSetting", "effective", "render_effective"]
+__all__ = ["effective", "render_effective"]
 
 DEFAULT: Final = "default"
 #: What no key of the file changes.
@@ -49,19 +48,13 @@ _NAMED: Final = {
 _WIDEST: Final = 24
 
 
-@dataclass(frozen=True, slots=True)
-class EffectiveSetting:
-    """One setting.
+#: A setting as its protocol or client calls it (``name``), its ``value`` in text, never a secret, and its ``source``:
+#: ``FILE:LINE``, ``guarantee = …``, ``default`` or ``always``.
+Setting: TypeAlias = dict[str, str]
 
-    Attributes:
-        name: As its protocol or client calls it.
-        value: In text; never a secret.
-        source: ``FILE:LINE``, ``guarantee = …``, ``default`` or ``always``.
-    """
 
-    name: str
-    value: str
-    source: str
+def _setting(name: str, value: str, source: str) -> Setting:
+    return {"name": name, "value": value or '""', "source": source}
 
 
 class Origins:
@@ -85,20 +78,13 @@ class Origins:
         return None if found is None else self._document.where(found)
 
 
-def effective(bridge: Bridge) -> dict[str, dict[str, list[dict[str, str]]]]:
+def effective(bridge: Bridge) -> dict[str, dict[str, list[Setting]]]:
     """Every setting of every line: line → what it is about → settings, as JSON values."""
     origins = Origins(bridge)
-
-    def shown(one: EffectiveSetting) -> dict[str, str]:
-        return asdict(replace(one, value=one.value or '""'))
-
-    return {
-        line.name: {head: [shown(one) for one in settings] for head, settings in _of_line(bridge, line, origins)}
-        for line in bridge.lines
-    }
+    return {line.name: dict(_of_line(bridge, line, origins)) for line in bridge.lines}
 
 
-def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterator[tuple[str, list[EffectiveSetting]]]:
+def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterator[tuple[str, list[Setting]]]:
     table = origins.table(line)
     for gateway in line.each_gateway:
         name = f" of {gateway.name}" if gateway.share else ""
@@ -114,7 +100,7 @@ def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterato
     yield (
         "Kafka consumer (Spark's source)",
         [
-            EffectiveSetting(
+            _setting(
                 name,
                 # A login has the user's name in it, whoever gave that.
                 value.partition(" ")[0] if name == "sasl.jaas.config" else origins.written.shown(value, name),
@@ -127,30 +113,28 @@ def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterato
         yield "Kafka producer of dead letters", _producer(bridge, dead, origins)
 
 
-def _connection(
-    line: AnyLine, gateway: GatewaySettings, origins: Origins, table: tuple[str, int]
-) -> Iterator[EffectiveSetting]:
+def _connection(line: AnyLine, gateway: GatewaySettings, origins: Origins, table: tuple[str, int]) -> Iterator[Setting]:
     """The settings of one gateway's connection; `table` is the kind and number of the line's."""
     options = connection_options(gateway)
     config = options.session_at(options.levels[0])
 
-    def settings(rows: Iterable[tuple[str, object, str]]) -> Iterator[EffectiveSetting]:
+    def settings(rows: Iterable[tuple[str, object, str]]) -> Iterator[Setting]:
         names = origins.at(("mqtt", "client_id_prefix"), ("name",)), origins.at((*table, "name"))
         for name, value, key in rows:
             keys = key.split(".") if key else ()
             own = DEFAULT if key != "client_id" else " and ".join(filter(None, names))
             source = (origins.at((*table, "mqtt", *keys), ("mqtt", *keys)) or own) if key else ALWAYS
             if value is not None:
-                yield EffectiveSetting(name, _text(origins.written.shown(value, key)), source)
+                yield _setting(name, _text(origins.written.shown(value, key)), source)
 
     yield from settings(_session(gateway, options, config, origins))
     promised = f"guarantee = {line.guarantee}"
     for one in config.filters:
         shown = origins.written.shown(one.pattern, "filter")
-        yield EffectiveSetting(f"filter {shown}", _filter(one), _source_of(one, line, origins, table, promised))
+        yield _setting(f"filter {shown}", _filter(one), _source_of(one, line, origins, table, promised))
     if config.filters:
         place = origins.at((*table, "ack_after")) or promised
-        yield EffectiveSetting("acknowledged after", gateway.acks.value, place)
+        yield _setting("acknowledged after", gateway.acks.value, place)
     yield from settings(_way(gateway, options, config))
 
 
@@ -229,7 +213,7 @@ def _tls(tls: Tls) -> Iterator[tuple[str, object, str]]:
         yield "ALPN", ", ".join(tls.alpn), "tls.alpn"
 
 
-def _producer(bridge: Bridge, settings: SinkSettings, origins: Origins) -> list[EffectiveSetting]:
+def _producer(bridge: Bridge, settings: SinkSettings, origins: Origins) -> list[Setting]:
     more: dict[str, Any] = {}
     if policy(settings.guarantee).transactions and settings.sink_id is not None:
         parts = sorted({0, settings.parallelism - 1})
@@ -237,9 +221,7 @@ def _producer(bridge: Bridge, settings: SinkSettings, origins: Origins) -> list[
     return _client(bridge, settings, origins, {**settings.client, **more, **OWN})
 
 
-def _client(
-    bridge: Bridge, settings: SinkSettings, origins: Origins, given: Mapping[str, Any]
-) -> list[EffectiveSetting]:
+def _client(bridge: Bridge, settings: SinkSettings, origins: Origins, given: Mapping[str, Any]) -> list[Setting]:
     """The settings that a client of librdkafka is given, and whose word each is."""
     promise, found = policy(settings.guarantee), []
     for name in sorted(given):
@@ -249,7 +231,7 @@ def _client(
         source = _of_client(bridge, name, origins) if settings.client.get(name) == given[name] else None
         shown = _text(origins.written.shown(given[name], name))
         value = f"in {shown}" if file_property(name) is not None else shown
-        found.append(EffectiveSetting(name, value, source or own))
+        found.append(_setting(name, value, source or own))
     return found
 
 
@@ -273,7 +255,7 @@ def _text(value: object) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def render_effective(settings: Mapping[str, Mapping[str, list[dict[str, str]]]]) -> list[str]:
+def render_effective(settings: Mapping[str, Mapping[str, list[Setting]]]) -> list[str]:
     """The settings as lines of text, each still to be escaped."""
     out = []
     for line, parts in settings.items():
