@@ -9,16 +9,20 @@ from typing import Any, Final
 from towline.bridge.lines.elsewhere import AWAY
 from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED
 from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
-from towline.monitor import health
-from towline.monitor.gateway import WINDOW_S, GatewayFacts, of_gateway
+from towline.errors import codes_in
+from towline.monitor.gateway import WINDOW_S, GatewayFacts, Problem, gateway_ready, of_gateway, problem, verdict
 from towline.monitor.samples import Sample
 from towline.timing import Pace
 
-__all__ = ["BridgeMonitor", "of_bridge"]
+__all__ = ["BridgeMonitor", "bridge_alive", "bridge_ready", "of_bridge"]
 
 #: Whether the file is what runs, by what became of its last reload.
 _RELOADED: Final = {APPLIED: True, UNCHANGED: True, REFUSED: False}
-_STARTING: Final = health.Problem("the bridge is starting")
+#: A bridge's loop looks around four times a second.
+_BEAT_S: Final = 60.0
+#: A message that waits longer while its query runs is not carried.
+_STALLED_S: Final = 120.0
+_STARTING: Final = problem("the bridge is starting")
 #: Counter of a line → part of its account.
 _PARTS: Final = {
     "towline_messages_dead_lettered_total": "dead_lettered",
@@ -62,14 +66,14 @@ class BridgeMonitor:
     def alive(self) -> tuple[bool, dict[str, Any]]:
         """What ``/healthz`` says."""
         state = self.state
-        return health.verdict("alive", () if state is None else health.bridge_alive(time.monotonic() - state.beat))
+        return verdict("alive", () if state is None else bridge_alive(time.monotonic() - state.beat))
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
         """What ``/readyz`` says."""
         if (state := self.state) is None:
-            return health.verdict("ready", [_STARTING])
+            return verdict("ready", [_STARTING])
         with state.lock:
-            return health.verdict("ready", health.bridge_ready(state, self._gateways))
+            return verdict("ready", bridge_ready(state, self._gateways))
 
     def _gateways(self, view: LineView) -> Iterator[GatewayFacts]:
         """What each gateway of a line says; nothing of one that does not answer. Called under the state's lock."""
@@ -130,3 +134,38 @@ def _of_line(labels: tuple[str, ...], view: LineView) -> Iterator[Sample]:
     for name, part in _PARTS.items():
         if (value := said.get(part)) is not None:
             yield Sample(name, labels, value)
+
+
+def bridge_alive(beat_s: float) -> Iterator[Problem]:
+    """What a restart of the bridge may mend. A gateway is started again by the bridge itself.
+
+    Args:
+        beat_s: Seconds since its loop looked around.
+    """
+    if beat_s > _BEAT_S:
+        yield problem("the bridge's loop stands still")
+
+
+def bridge_ready(state: BridgeState, gateways: Callable[[LineView], Iterable[GatewayFacts]]) -> Iterator[Problem]:
+    """What of a bridge does not do what it was started for."""
+    if state.spark != "running":
+        yield problem(f"spark is {state.spark}")
+    if state.kafka != "reachable":
+        yield problem(f"kafka is {state.kafka}")
+    for view in state.lines.values():
+        codes = tuple(dict.fromkeys(codes_in(f"{view.gateway_error or ''}{view.query_error or ''}")))
+        for gateway in gateways(view):
+            yield from gateway_ready(gateway, codes)
+        yield from _line(view, codes)
+
+
+def _line(view: LineView, codes: tuple[str, ...]) -> Iterator[Problem]:
+    if view.query not in ("running", PAUSED):  # that somebody paused it is as it was promised
+        yield problem(f"the query is {view.query}", view.name, codes=codes)
+    elif view.lag_s() > _STALLED_S and view.query != PAUSED:
+        yield problem("the query carries nothing: the oldest message waits too long", view.name)
+    account = view.account
+    if account is not None and account.disagreements:
+        yield problem("the account does not add up", view.name)
+    if account is not None and account.broken:
+        yield problem("the guarantee was not kept", view.name)

@@ -1,6 +1,9 @@
-"""What a gateway says of itself: its samples, and the endpoint of one that runs alone.
+"""What a gateway says of itself: its samples, its verdicts, and the endpoint of one that runs alone.
 
-That endpoint asks the gateway beside it, as `towline status` does: through its socket it sees more than by looking into
+Alive says no only where a restart helps: a loop stands still. Ready says no while something that was promised is not
+done; a restart mends none of that. A text of a broker or device is in neither, only codes that docs/errors.md explains.
+
+The endpoint asks the gateway beside it, as `towline status` does: through its socket it sees more than by looking into
 it, since a gateway that answers nobody is not up.
 """
 
@@ -10,20 +13,30 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from towline.errors import GatewayError
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
 from towline.guarantee import AckAfter
-from towline.monitor import health
 from towline.monitor.samples import Sample
 from towline.timing import Histogram, Pace
 
-__all__ = ["WINDOW_S", "GatewayFacts", "GatewayMonitor", "budget", "of_gateway"]
+__all__ = [
+    "WINDOW_S",
+    "GatewayFacts",
+    "GatewayMonitor",
+    "Problem",
+    "budget",
+    "gateway_alive",
+    "gateway_ready",
+    "of_gateway",
+    "problem",
+    "verdict",
+]
 
 #: Patience with a status, in seconds; less than Prometheus has with us.
 _ASK_S: Final = 3.0
@@ -56,6 +69,23 @@ _BOTH: Final = {
 }
 #: Reason of holding back → what a gateway says.
 _HELD: Final = {"journal": "journal full", "window": "window full"}
+#: A gateway's loop looks around once a minute, and may wait for a connection or a sync in between.
+LOOP_S: Final = 120.0
+#: What is wrong, as JSON values: ``what``, in words of ours; ``line`` and ``gateway``, where it is one; ``codes`` of
+#: the errors.
+Problem: TypeAlias = dict[str, Any]
+
+
+def problem(what: str, line: str = "", gateway: str = "", codes: tuple[str, ...] = ()) -> Problem:
+    """A problem, without what is empty."""
+    values = {"what": what, "line": line, "gateway": gateway, "codes": codes}
+    return {key: value for key, value in values.items() if value}
+
+
+def verdict(key: str, problems: Iterable[Problem]) -> tuple[bool, dict[str, Any]]:
+    """Whether there is nothing wrong, and the answer as JSON."""
+    found = [*problems]
+    return not found, {key: not found, "problems": found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +186,11 @@ class GatewayMonitor:
         """What ``/healthz`` says."""
         facts = self.facts()
         silent = 0.0 if self._heard_at is None else time.monotonic() - self._heard_at
-        return health.verdict("alive", health.gateway_alive(facts, silent_s=silent))
+        return verdict("alive", gateway_alive(facts, silent_s=silent))
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
         """What ``/readyz`` says."""
-        return health.verdict("ready", health.gateway_ready(self.facts()))
+        return verdict("ready", gateway_ready(self.facts()))
 
 
 def of_gateway(facts: GatewayFacts, now: float, queue: int | None = None) -> Iterator[Sample]:
@@ -248,3 +278,31 @@ def budget(room: float, rate: float) -> float:
     if room <= 0:
         return 0.0
     return room / rate if rate > 0 else math.inf
+
+
+def gateway_alive(facts: GatewayFacts, *, silent_s: float) -> Iterator[Problem]:
+    """What a restart of a gateway may mend.
+
+    Args:
+        facts: Of the gateway.
+        silent_s: Seconds since it answered last; 0 before the first answer: it may be recovering, or stand by.
+    """
+    age = float(facts.status.get("turned_s") or 0)
+    if age > LOOP_S:
+        yield problem("the gateway's loop stands still", facts.line, facts.name)
+    elif not facts.up and silent_s > LOOP_S:
+        yield problem("the gateway does not answer", facts.line, facts.name)
+
+
+def gateway_ready(facts: GatewayFacts, codes: tuple[str, ...] = ()) -> Iterator[Problem]:
+    """What keeps a gateway from receiving, or sending."""
+    code = (facts.status.get("last_error") or {}).get("code")
+    codes = tuple(dict.fromkeys((*codes, *((code,) if code else ()))))
+    if not facts.up:
+        yield problem("the gateway does not answer", facts.line, facts.name, codes)
+    elif not facts.online:
+        yield problem("no session with the broker", facts.line, facts.name, codes)
+    elif (held := facts.status.get("held_back")) and held != "window full":
+        yield problem(f"nothing is read from the broker: {held}", facts.line, facts.name, codes)
+    elif (facts.status.get("outbox") or {}).get("held_back"):
+        yield problem("nothing is sent: there is no room, or the promise can't hold", facts.line, facts.name, codes)

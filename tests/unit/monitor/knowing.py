@@ -10,9 +10,8 @@ from typing import Any
 from towline.bridge.lines.account import AccountWords, LineAccount
 from towline.bridge.runtime.reloading import APPLIED
 from towline.bridge.runtime.state import LineView
-from towline.monitor.bridge import of_bridge
-from towline.monitor.gateway import GatewayFacts
-from towline.monitor.health import Problem, bridge_ready
+from towline.monitor.bridge import bridge_ready, of_bridge
+from towline.monitor.gateway import GatewayFacts, Problem
 from towline.monitor.samples import Sample
 from towline.timing import BATCHES, Histogram
 

@@ -9,20 +9,14 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, Known, a_bridge, a_gateway
-from towline.monitor.gateway import GatewayFacts
-from towline.monitor.health import (
-    Problem,
-    bridge_alive,
-    gateway_alive,
-    gateway_ready,
-    verdict,
-)
+from towline.monitor.bridge import bridge_alive
+from towline.monitor.gateway import GatewayFacts, Problem, gateway_alive, gateway_ready, verdict
 
 BROKEN_DOWN = {**DOWN_STATUS, "outbox": {**DOWN_STATUS["outbox"], "held_back": "full"}}
 
 
 def told(problems: Iterator[Problem]) -> list[str]:
-    return [problem.what for problem in problems]
+    return [problem["what"] for problem in problems]
 
 
 def test_a_sound_bridge_is_alive_and_ready() -> None:
