@@ -18,8 +18,6 @@ from towline.errors import ConfigError, NotAllowed, SetupError, TowlineError, di
 from towline.text import cause, fitted, printable
 from towline.version import release
 
-__all__ = ["COMMANDS", "EXIT_CONFIG", "EXIT_FAILED", "EXIT_NOT_ALLOWED", "main"]
-
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 #: This user may not look at what the command is about.

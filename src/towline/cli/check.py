@@ -20,8 +20,6 @@ from towline.errors import SetupError
 from towline.spark.versions import check_pyspark
 from towline.text import printable
 
-__all__ = ["check"]
-
 
 def check(
     file: BridgeFile = Path("bridge.toml"),

@@ -20,8 +20,6 @@ from towline.kafka.deadletters import Reason as KnownReason
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["app"]
-
 #: Signs of other bridges that are listed, for each topic.
 _MOST_NAMES = 10
 

@@ -16,8 +16,6 @@ from towline.doctor import table
 from towline.doctor.case import Case
 from towline.doctor.examination import examine
 
-__all__ = ["doctor"]
-
 #: Said before anything is touched.
 _MANNERS: Final = """\
 doctor asks the broker, Kafka and the disk. It makes nothing but MQTT sessions,

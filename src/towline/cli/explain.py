@@ -10,8 +10,6 @@ import typer
 from towline.cli.screen import AsJson, print_result
 from towline.errors import ConfigError, did_you_mean, explanations
 
-__all__ = ["explain"]
-
 #: ``TL-C12``, ``c12`` or ``[TL-C12]``.
 _CODE = re.compile(r"\[?(?:TL-?)?([A-Z])0*(\d+)\]?", re.IGNORECASE)
 #: A link of Markdown, and how it is shown.

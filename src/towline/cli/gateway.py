@@ -19,8 +19,6 @@ from towline.gateway.process import configure_logging, run
 from towline.gateway.settings import GatewaySettings
 from towline.monitor.serving import gateway_endpoint
 
-__all__ = ["gateway"]
-
 
 def gateway(
     file: BridgeFile = Path("bridge.toml"),

@@ -23,8 +23,6 @@ from towline.bridge.draft.mosquitto import bridges, draft_from
 from towline.cli.screen import plain
 from towline.mosquitto_conf import read
 
-__all__ = ["init"]
-
 
 def init(
     file: Annotated[Path, typer.Argument(help="The bridge file to write.", show_default=True)] = Path("bridge.toml"),

@@ -14,8 +14,6 @@ from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.kafka.options import SinkSettings
 
-__all__ = ["app"]
-
 app = command_app(no_args_is_help=True, help="Look-ups and repairs in Kafka.")
 marker_app = command_app(no_args_is_help=True, help='The markers of format("kafka_transactional"), one per partition.')
 app.add_typer(marker_app, name="marker")

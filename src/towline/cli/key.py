@@ -12,8 +12,6 @@ from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.mark import NAME
 from towline.errors import ConfigError
 
-__all__ = ["key"]
-
 
 def key(
     file: Annotated[Path, typer.Argument(help="The line's keys, as its gateway has them.")],

@@ -19,8 +19,6 @@ from towline.bridge.runtime.supervisor import alone
 from towline.cli.screen import BridgeFile, LineName, is_live, lines_text
 from towline.gateway.process import configure_logging
 
-__all__ = ["begin_again", "pause", "reload", "restart", "resume", "retire"]
-
 
 def reload(file: BridgeFile = Path("bridge.toml")) -> None:
     """Have the bridge that runs take up its changed file: lines that changed, and new ones; the others go on.

@@ -23,8 +23,6 @@ from towline.net.options import ClientSettings
 from towline.net.transport import Endpoint, Tls
 from towline.text import counted
 
-__all__ = ["pub"]
-
 #: Seconds without any answer of the broker after which we give up.
 _PATIENCE: Final = 30.0
 

@@ -20,8 +20,6 @@ from towline.journal import Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA
 from towline.text import printable
 
-__all__ = ["app"]
-
 app = command_app(
     name="refused",
     help="Messages the broker would not take: show them, send them again, or drop them.",

@@ -14,8 +14,6 @@ from towline.bridge.runtime.supervisor import Supervisor
 from towline.cli.screen import BridgeFile, MetricsAddress, is_live
 from towline.monitor.serving import bridge_endpoint
 
-__all__ = ["run"]
-
 
 def run(
     file: BridgeFile = Path("bridge.toml"),

@@ -7,8 +7,6 @@ import sys
 from towline.bridge.config.schema import bridge_schema
 from towline.cli.screen import json_text
 
-__all__ = ["schema"]
-
 
 def schema() -> None:
     """Print the JSON Schema (2020-12) of the bridge file.

@@ -14,20 +14,6 @@ import typer
 
 from towline.text import fitted, printable, printable_lines
 
-__all__ = [
-    "AsJson",
-    "BridgeFile",
-    "LineName",
-    "MetricsAddress",
-    "command_app",
-    "is_live",
-    "json_text",
-    "lines_text",
-    "local_time",
-    "plain",
-    "print_result",
-]
-
 #: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
 BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True, readable=False)]
 LineName = Annotated[str, typer.Argument(metavar="LINE", help="Name of the line.")]

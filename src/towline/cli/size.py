@@ -12,8 +12,6 @@ from towline.errors import ConfigError
 from towline.guarantee import Guarantee
 from towline.sizing import Load, Need, caution, needs
 
-__all__ = ["size"]
-
 _RATE: Final = typer.Option(min=0.001, max=1e9, show_default=False, help="Messages a second, in the busiest minutes.")
 #: A second without ``--every``, so that it is known whether it was said.
 _EVERY: Final = typer.Option(

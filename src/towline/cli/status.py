@@ -26,8 +26,6 @@ from towline.bridge.runtime.status import (
 from towline.cli.screen import is_live, json_text, plain
 from towline.errors import ConfigError, GatewayError, KafkaError, NotAllowed
 
-__all__ = ["status"]
-
 #: Seconds between two looks with --watch.
 WATCH_S = 1.0
 

@@ -16,8 +16,6 @@ from towline.journal.recovery import session_in
 from towline.mosquitto_conf import MosquittoConf
 from towline.mqtt.versions import NAMES
 
-__all__ = ["CHECKS"]
-
 BROKEN, HOLDS, LIMITED, WARNS = Standing.BROKEN, Standing.HOLDS, Standing.LIMITED, Standing.WARNS
 #: Outages that are shorter may well be over before anybody has looked: a limit below is near.
 _NEAR_S, _DAY_S = 3600.0, 86400

@@ -19,8 +19,6 @@ from towline.journal.recovery import session_in
 from towline.mqtt.filters import unshared
 from towline.net.transport import Endpoint
 
-__all__ = ["PROBE", "Case", "LineGateway", "LineLoad", "Target", "filters_of", "targets_of", "within"]
-
 #: How everything begins or ends that doctor makes: client ids, topics, transactional ids.
 PROBE: Final = "towline-doctor"
 _FURTHER: Final = ("websocket_headers_file", "websocket_query_file", "authenticator", "token_provider")

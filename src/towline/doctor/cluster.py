@@ -29,8 +29,6 @@ from towline.kafka import admin, faults
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.options import SinkSettings
 
-__all__ = ["TRANSACTIONS", "Cluster", "TopicRole", "TopicSeen", "TopicUse", "Writer", "wanted"]
-
 #: Kafka's topic of transactions.
 TRANSACTIONS: Final = "__transaction_state"
 #: Seconds that the way to one broker may take.

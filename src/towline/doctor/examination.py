@@ -15,8 +15,6 @@ from towline.doctor.machine import ThisMachine
 from towline.doctor.probes import Broker
 from towline.doctor.table import Finding, answers
 
-__all__ = ["ask_brokers", "examine"]
-
 #: Bytes of a message where only the number of messages is told.
 _TYPICAL_BYTES: Final = 256
 

@@ -14,8 +14,6 @@ from towline.errors import ConfigError, KafkaError
 from towline.guarantee import policy
 from towline.kafka.admin import DENIED
 
-__all__ = ["CHECKS"]
-
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = [Standing(one) for one in ("broken", "holds", "limited", "unknown", "warns")]
 #: librdkafka's name of a broker that it was told of, which has the broker's number; a bootstrap server has none.
 _TOLD: Final = re.compile(r"(?P<address>\S+:\d+)/(?P<id>\d+): (?P<why>.+)")

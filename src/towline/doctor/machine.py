@@ -27,8 +27,6 @@ from towline.guarantee import AckAfter
 from towline.sizing import journal_bytes_s
 from towline.spark.versions import check_pyspark
 
-__all__ = ["CHECKS", "FileSystem", "Spot", "ThisMachine", "file_system", "host_memory", "syncs"]
-
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = [Standing(one) for one in ("broken", "holds", "limited", "unknown", "warns")]
 #: File systems in memory: gone with the machine. Of a container: removed with it.
 _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})

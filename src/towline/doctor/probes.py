@@ -33,8 +33,6 @@ from towline.net.options import ClientSettings, ProtocolName
 if TYPE_CHECKING:
     from mqtt5 import ConnAckPacket
 
-__all__ = ["WINDOW", "Broker", "Heard", "KeptQueue", "probe_topic"]
-
 _PROTOCOLS: Final[Mapping[int, ProtocolName]] = {5: "5", 4: "3.1.1", 3: "3.1"}
 #: A client that has lost its connection does not come back: it would be in somebody's way, and its loss is a fact.
 _NEVER_S: Final = 3600.0

@@ -10,22 +10,6 @@ from typing import Any, Final, Generic, TypeVar
 from towline.errors import TowlineError
 from towline.text import printable
 
-__all__ = [
-    "Answer",
-    "Check",
-    "Finding",
-    "NotAsked",
-    "Standing",
-    "answers",
-    "as_json",
-    "exit_code",
-    "fact",
-    "named",
-    "screen",
-    "sized",
-    "span",
-]
-
 _F = TypeVar("_F")
 _T = TypeVar("_T")
 

@@ -14,8 +14,6 @@ from towline.monitor.gateway import WINDOW_S, GatewayFacts, Problem, gateway_rea
 from towline.monitor.samples import Sample
 from towline.timing import Pace
 
-__all__ = ["BridgeMonitor", "bridge_alive", "bridge_ready", "of_bridge"]
-
 #: Whether the file is what runs, by what became of its last reload.
 _RELOADED: Final = {APPLIED: True, UNCHANGED: True, REFUSED: False}
 #: A bridge's loop looks around four times a second.

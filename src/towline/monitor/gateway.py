@@ -25,19 +25,6 @@ from towline.guarantee import AckAfter
 from towline.monitor.samples import Sample
 from towline.timing import Histogram, Pace
 
-__all__ = [
-    "WINDOW_S",
-    "GatewayFacts",
-    "GatewayMonitor",
-    "Problem",
-    "budget",
-    "gateway_alive",
-    "gateway_ready",
-    "of_gateway",
-    "problem",
-    "verdict",
-]
-
 #: Patience with a status, in seconds; less than Prometheus has with us.
 _ASK_S: Final = 3.0
 #: An answer is good for so long, in seconds: whoever asks more often learns nothing.

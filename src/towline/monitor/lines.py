@@ -23,8 +23,6 @@ from towline.gateway.listen import TokenFile
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.server import as_json
 
-__all__ = ["BridgeLines"]
-
 #: What may be asked for of a line, by the last part of the path.
 _REQUESTS: Final[dict[str, Callable[[Path], object]]] = {
     "pause": partial(line_requests.pause, by="[monitor]"),

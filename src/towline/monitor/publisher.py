@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from towline.publisher import Publisher
 
-__all__ = ["publisher_metrics"]
-
 _COUNTERS: Final = {f"towline_publisher_messages_{name}_total": name for name in ("accepted", "delivered", "expired")}
 
 

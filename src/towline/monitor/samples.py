@@ -18,8 +18,6 @@ from towline.monitor.table import METRICS, MetricKind
 from towline.timing import Histogram
 from towline.version import revision, version
 
-__all__ = ["Sample", "TableCollector", "build"]
-
 _Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 

@@ -40,8 +40,6 @@ from towline.monitor.gateway import GatewayMonitor
 from towline.monitor.samples import TableCollector, build
 from towline.threads import guarded_thread
 
-__all__ = ["as_json", "serve"]
-
 #: Answers at once.
 _MOST_CLIENTS: Final = 4
 #: Seconds between two clients: ten times as many as Prometheus and two probes need.

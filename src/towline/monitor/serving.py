@@ -9,8 +9,6 @@ from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.state import BridgeState
 from towline.gateway.settings import GatewaySettings
 
-__all__ = ["bridge_endpoint", "gateway_endpoint"]
-
 
 @contextlib.contextmanager
 def bridge_endpoint(bridge: Bridge, option: str | None) -> Iterator[Callable[[BridgeState], None]]:

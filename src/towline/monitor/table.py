@@ -12,8 +12,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["GATEWAY", "LINE", "METRICS", "PUBLISHER", "Metric", "MetricKind"]
-
 #: Labels of what a gateway says of itself, and of what is known of a line. ``direction`` is ``up`` (MQTT to Kafka) or
 #: ``down``.
 GATEWAY: Final = ("bridge", "line", "gateway", "direction")

@@ -26,22 +26,6 @@ from towline.errors import ConfigError, SetupError
 from towline.guarantee import Guarantee
 from towline.version import ROOT
 
-__all__ = [
-    "DEFAULTS",
-    "QUESTIONS",
-    "Draft",
-    "DraftLine",
-    "Judge",
-    "answered",
-    "default_name",
-    "draft_of",
-    "legal_name",
-    "mistake_in",
-    "refuse_present",
-    "write",
-    "write_examples",
-]
-
 _TEMPLATE: Final = Path(__file__).with_name("template.toml")
 _EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 _WIDTH: Final = 110

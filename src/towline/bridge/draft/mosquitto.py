@@ -16,8 +16,6 @@ from towline.bridge.draft.answers import Draft, DraftLine, draft_of, legal_name
 from towline.errors import ConfigError
 from towline.mosquitto_conf import BridgeTopic, Connection, Listener, MosquittoConf, Settings
 
-__all__ = ["bridges", "draft_from"]
-
 #: Protocols of a connection; without a word Mosquitto takes 3.1.1, which says nothing of what the broker can.
 _PROTOCOLS: Final = {"mqttv31": "3.1", "mqttv311": "3.1.1", "mqttv50": "5"}
 #: Settings of a connection that are carried over.

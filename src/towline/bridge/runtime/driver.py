@@ -44,8 +44,6 @@ from towline.threads import guarded_thread
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Driver", "LineRunner", "Reports", "main", "query_of", "step_all"]
-
 #: Longest wait for a batch to end after ``stop``, in seconds; what it wrote comes again after the next start.
 STOP_S: Final = 10.0
 #: The same after ``hold``: with Kafka away a batch does not end, and is finished after the next start of its query.

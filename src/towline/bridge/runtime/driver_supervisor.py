@@ -29,8 +29,6 @@ from towline.spark.masters import is_cluster
 from towline.text import printable
 from towline.threads import guarded_thread
 
-__all__ = ["DriverSupervisor"]
-
 #: Seconds after which a command that was not carried out is given once more.
 _AGAIN_S: Final = 1.0
 #: Seconds between two looks whether queries have stopped.

@@ -29,8 +29,6 @@ from towline.mqtt.versions import NAMES
 from towline.net.options import ConnectionOptions
 from towline.net.transport import Tls
 
-__all__ = ["effective", "render_effective"]
-
 DEFAULT: Final = "default"
 #: What no key of the file changes.
 ALWAYS: Final = "always"

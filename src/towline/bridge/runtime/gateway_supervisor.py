@@ -37,8 +37,6 @@ from towline.guarantee import AckAfter
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted
 
-__all__ = ["GatewaySupervisor", "GatewaysSupervisor", "LineSupervisor"]
-
 #: Seconds between two questions to a gateway.
 ASK_S: Final = 0.5
 #: A gateway that leaves questions unanswered this often is looked for again.

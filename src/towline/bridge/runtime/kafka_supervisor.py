@@ -15,8 +15,6 @@ from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import GatewayError, KafkaError, TowlineError
 from towline.guarantee import AckAfter
 
-__all__ = ["KafkaSupervisor", "see_to"]
-
 #: Seconds between two looks at Kafka, for what is measured in one, and for its answer, which a busy one takes time for:
 #: one that is gone, or stands still, shows within 10 s.
 _LOOK_S, _ANSWER_S = 2.0, 5.0

@@ -28,8 +28,6 @@ from towline.guarantee import AckAfter
 from towline.ownership import user_name
 from towline.text import span
 
-__all__ = ["PAUSED_FILE", "carried_out", "pause", "paused", "request_restart", "resume", "take_restart"]
-
 PAUSED_FILE: Final = "paused"
 RESTART_FILE: Final = "restart"
 

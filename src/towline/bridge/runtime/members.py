@@ -14,8 +14,6 @@ from towline.bridge.config.model import AnyLine
 from towline.bridge.lines.evidence import gateway_status
 from towline.gateway.clients import MEMBERS, read_clients
 
-__all__ = ["is_drained", "left_sessions", "members_status", "render_member", "told_of_sharing", "wanted_clients"]
-
 
 def wanted_clients(line: AnyLine) -> dict[str, str]:
     """Member → client id, as the file says; "" is the member of a line with one gateway."""

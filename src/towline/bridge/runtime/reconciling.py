@@ -22,8 +22,6 @@ from towline.spark.offsets import places_at
 from towline.spark.tally import SinkNote
 from towline.spark.totals import BatchTotals
 
-__all__ = ["Comparison", "foreign_marker", "of_journal", "of_markers", "reconcile", "render_comparisons"]
-
 #: A batch may end between two looks: so often both are read again.
 _LOOKS: Final = 5
 #: Seconds Kafka has for each answer.

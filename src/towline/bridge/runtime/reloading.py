@@ -46,8 +46,6 @@ from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter
 from towline.threads import guarded_thread
 
-__all__ = ["APPLIED", "REFUSED", "UNCHANGED", "UNDER_WAY", "Reloading", "reload_from_outside"]
-
 #: What becomes of a reload.
 APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
 

@@ -31,8 +31,6 @@ from towline.gateway.sessions import connection_options
 from towline.journal.outbox import waiting_in
 from towline.text import counted
 
-__all__ = ["retire"]
-
 #: A downlink subscribes to nothing: seconds until its session counts as empty.
 _DOWN_IDLE_S: Final = 1.0
 

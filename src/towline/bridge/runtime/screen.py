@@ -20,8 +20,6 @@ from towline.text import fitted, printable, printable_lines, wrapped
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["JsonScreen", "LiveScreen", "PlainScreen", "Screen", "lag_text", "line_state", "make_screen", "summary"]
-
 #: Seconds between two plain lines of a line that moves; one that stands still says nothing.
 PLAIN_S = 10.0
 

@@ -28,8 +28,6 @@ from towline.spark.masters import addresses, brings_a_secret, is_cluster, stays_
 from towline.spark.registration import register
 from towline.spark.session import spark_conf
 
-__all__ = ["files_of", "look_at_executors", "look_at_master", "secret_of", "session", "settings_of", "shared_of"]
-
 #: For a line that drops repeats. One partition, because rows of a device must not be spread over several and come back
 #: in another order; and no batch of its own to clear old keys, which the next batch clears as well.
 _STATEFUL: Final = {

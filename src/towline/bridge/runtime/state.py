@@ -24,18 +24,6 @@ from towline.processes import ProcessMark
 from towline.timing import BATCHES, Histogram, Pace
 from towline.version import revision, version
 
-__all__ = [
-    "BRIDGE_FILE",
-    "PAUSED",
-    "BridgeState",
-    "LineView",
-    "account_of",
-    "digest_of",
-    "is_there",
-    "notes_of",
-    "read_state",
-]
-
 BRIDGE_FILE = "bridge.json"
 #: What the query of a paused line is.
 PAUSED: Final = "paused"

@@ -28,8 +28,6 @@ from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted, printable
 from towline.version import release
 
-__all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "collect_bridge", "collect_from", "render"]
-
 #: Exit codes of `towline status`: an account does not add up, or its guarantee was not kept; a line does not run, or
 #: its account is not known.
 WRONG, NOT_KNOWN = 1, 3

@@ -12,8 +12,6 @@ from towline.bridge.runtime.state import BridgeState
 from towline.errors import GatewayError, TowlineError
 from towline.text import cause
 
-__all__ = ["ChildSupervisor", "no_start", "unforeseen"]
-
 
 class ChildSupervisor(threading.Thread, ABC):
     """A thread that goes on whatever happens in it: what it supervises would end with it, and nobody would know.

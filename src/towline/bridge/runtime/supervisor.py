@@ -42,8 +42,6 @@ from towline.text import counted, printable, span
 from towline.threads import later
 from towline.version import release
 
-__all__ = ["EXIT_INTERRUPTED", "Supervisor", "Terminal", "alone", "kept_by_broker"]
-
 EXIT_INTERRUPTED = 130
 #: Seconds between two looks at the children.
 TICK_S = 0.25

@@ -27,8 +27,6 @@ from towline.spark.masters import is_cluster
 from towline.spark.quickstart import archive_of, jvm_options, light_home, sharing
 from towline.spark.versions import pyspark_version
 
-__all__ = ["SCRATCH", "check_java", "check_python", "environment", "quoted", "scratch", "short_sockets"]
-
 #: In the bridge's state directory; no line can have this name.
 SCRATCH: Final = ".tmp"
 
