@@ -7,10 +7,11 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-__all__ = ["BATCHES", "SYNCS", "Histogram", "Pace", "Stamp"]
+__all__ = ["BATCHES", "SYNCS", "Histogram", "Pace", "Stamp", "local_time"]
 
 #: Bounds in seconds: of a sync of a file, from a disk with a cache that survives a power failure to one that is dying.
 SYNCS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -139,3 +140,15 @@ class Stamp(NamedTuple):
         if self.boot and self.boot == now.boot:
             return max(0, now.boottime_us - self.boottime_us)
         return max(0, now.wall_us - self.wall_us, now.boottime_us - _BEGAN_US)
+
+
+def local_time(seconds: float) -> str:
+    """``2026-11-24 20:30:00`` on this machine's clock; a record, a row or a note may hold times that no calendar has.
+
+    Args:
+        seconds: Since 1970 UTC.
+    """
+    try:
+        return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError, TypeError):
+        return "at an unknown time"

@@ -13,9 +13,10 @@ from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
 from towline.bridge.deadletters import dlq
 from towline.bridge.deadletters import replay as replaying
-from towline.cli.screen import AsJson, BridgeFile, command_app, local_time, print_result
+from towline.cli.screen import AsJson, BridgeFile, command_app, print_result
 from towline.errors import ConfigError, did_you_mean
 from towline.kafka.deadletters import Reason as KnownReason
+from towline.timing import local_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

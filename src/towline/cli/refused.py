@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from towline.bridge.config.file import load
-from towline.cli.screen import AsJson, command_app, local_time, print_result
+from towline.cli.screen import AsJson, command_app, print_result
 from towline.delivery.refused import RefusedMessages
 from towline.errors import ConfigError
 from towline.gateway.endpoint import text_of
@@ -19,6 +19,7 @@ from towline.gateway.launch import discover
 from towline.journal import Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA
 from towline.text import printable
+from towline.timing import local_time
 
 app = command_app(
     name="refused",

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -77,15 +76,3 @@ def lines_text(lines: Iterable[str], stream: TextIO | None = None) -> str:
 def print_result(values: Any, lines: Iterable[str], *, as_json: bool) -> None:
     """Print what a command found: its values as JSON, or the same in lines for a person."""
     sys.stdout.write(json_text(values, indent=2) if as_json else lines_text(lines))
-
-
-def local_time(seconds: float) -> str:
-    """``2026-11-24 20:30:00`` on this machine's clock; a record or a row may hold times that no calendar has.
-
-    Args:
-        seconds: Since 1970 UTC.
-    """
-    try:
-        return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        return "at an unknown time"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def test_a_journal_ahead_of_its_checkpoint_is_told() -> None:
 def test_the_table_has_a_part_for_each_line() -> None:
     one = Comparison("rows in the markers", 1_012, 1_012, agrees=True)
     two = Comparison("dead letters in the markers", 1, 2, agrees=False, why="the markers say 1")
-    text = render_comparisons({"l": [one.as_json(), two.as_json()], "m": []})
+    text = render_comparisons({"l": [asdict(one), asdict(two)], "m": []})
     assert text.splitlines() == [
         '▸ line "l"                                           Kafka         line',
         "  rows in the markers                     1,012        1,012  ✓",

@@ -48,10 +48,6 @@ class Comparison:
     agrees: bool | None
     why: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """What Kafka says of each line, and the line.
@@ -68,7 +64,7 @@ def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> dict[str, list[dict[
     for line in bridge.lines:
         known = status["lines"].get(line.name) or {}
         journal = _journal(line, known.get("gateway") or {}) if isinstance(line, Line) else ()
-        found[line.name] = [one.as_json() for one in (*journal, *_markers(bridge, line))]
+        found[line.name] = [asdict(one) for one in (*journal, *_markers(bridge, line))]
     return found
 
 

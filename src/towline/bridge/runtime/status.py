@@ -26,6 +26,7 @@ from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted, printable
+from towline.timing import local_time
 from towline.version import release
 
 #: Exit codes of `towline status`: an account does not add up, or its guarantee was not kept; a line does not run, or
@@ -321,14 +322,8 @@ def _render_reload(reload: Mapping[str, Any]) -> list[str]:
 
 
 def _moment(at: float | None) -> str:
-    """A time of day, with the date if that is another one; bridge.json may hold what is no time."""
-    if not at:
-        return "never"
-    try:
-        moment, now = datetime.fromtimestamp(at).astimezone(), datetime.now().astimezone()
-    except (ValueError, OverflowError, OSError, TypeError):
-        return "at an unknown time"
-    return f"{moment:%H:%M:%S}" if moment.date() == now.date() else f"{moment:%Y-%m-%d %H:%M:%S}"
+    """A time of day, with the date if that is another one."""
+    return local_time(at).removeprefix(f"{datetime.now().astimezone():%Y-%m-%d} ") if at else "never"
 
 
 def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]:
