@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -86,18 +86,13 @@ def pub(
     plain = not screen.is_terminal or screen.is_dumb_terminal  # where a bar could not be taken away again
     with _open(broker, settings) as client, Progress(console=screen, transient=True, disable=plain) as progress:
         task = progress.add_task("publishing", total=count)
-        answers = _Answers(client, place)
-        for name, payload in messages:
-            answers.publish(name, payload, **more)
-            progress.advance(task)
-        answers.drain()
+        refused = _published(client, messages, more, place, lambda: progress.advance(task))
         client.close(_PATIENCE)
     word = "acknowledged by" if qos else "sent to"
-    taken = count - len(answers.refused)
-    typer.echo(f"{taken:,} of {counted(count)} {word} {place} in {time.monotonic() - started:.1f} s")
-    if answers.refused:
-        reason = answers.refused[0]
-        typer.echo(f"{len(answers.refused):,} refused: {reason_words(reason)} (0x{reason:02X})", err=True)
+    took = f"in {time.monotonic() - started:.1f} s"
+    typer.echo(f"{count - len(refused):,} of {counted(count)} {word} {place} {took}")
+    if refused:
+        typer.echo(f"{len(refused):,} refused: {reason_words(refused[0])} (0x{refused[0]:02X})", err=True)
         raise typer.Exit(1)
 
 
@@ -122,53 +117,38 @@ def _open(broker: str, settings: ClientSettings) -> Client:
         return Client(broker, client_id=client_id, settings=replace(settings, session_expiry_s=0))
 
 
-class _Answers:
-    """Publishes, and collects the answers of a broker, which errors call `where`."""
-
-    def __init__(self, client: Client, where: str) -> None:
-        self._client = client
-        self._where = where
-        #: Of the messages without an answer, in order.
-        self._results: deque[PublishResult] = deque()
-        #: Reason codes of the messages that the broker has dropped.
-        self.refused: list[int] = []
-
-    def publish(self, topic: str, payload: bytes, **more: Any) -> None:
-        """Hand over a message.
-
-        Raises:
-            BrokerError: Nothing has moved for `_PATIENCE` seconds: why there is no connection, or TL-M33.
-        """
-        while self._results and self._results[0].done:
-            self._take()
-        try:
-            self._results.append(self._client.publish(topic, payload, timeout_s=_PATIENCE, **more))
-        except Unreachable as error:
-            self._give_up(error)
-
-    def drain(self) -> None:
-        """Wait until the broker has answered everything; raises as `publish` does."""
-        while self._results:
-            self._take()
-
-    def _take(self) -> None:
-        result = self._results[0]
-        try:
-            result.wait(_PATIENCE)
-        except Refused:
-            if result.reason is None:  # it is the client that was refused
-                raise
-            self.refused.append(result.reason)
-        except Unreachable as error:
-            self._give_up(error)
-        self._results.popleft()
-
-    def _give_up(self, error: Exception) -> None:
-        if getattr(error, "code", "") != "TL-M33":
-            raise error
-        what = f"no acknowledgement for {_PATIENCE:g} s, {counted(len(self._results))} without an answer"
+def _published(
+    client: Client, messages: Iterator[tuple[str, bytes]], more: dict[str, Any], where: str, on_each: Callable[[], None]
+) -> list[int]:
+    """The reason codes of the messages that the broker has dropped, once it has answered all of them."""
+    waiting, refused = deque[PublishResult](), list[int]()
+    try:
+        for name, payload in messages:
+            while waiting and waiting[0].done:
+                refused += _reason(waiting.popleft())
+            waiting.append(client.publish(name, payload, timeout_s=_PATIENCE, **more))
+            on_each()
+        while waiting:
+            refused += _reason(waiting[0])
+            waiting.popleft()
+    except Unreachable as error:
+        if error.code != "TL-M33":
+            raise
+        what = f"no acknowledgement for {_PATIENCE:g} s, {counted(len(waiting))} without an answer"
         advice = "Is the broker alive? Publish again what was not confirmed."
-        raise self._client.last_error or Unreachable("TL-M33", self._where, what, advice) from None
+        raise client.last_error or Unreachable("TL-M33", where, what, advice) from None
+    return refused
+
+
+def _reason(result: PublishResult) -> list[int]:
+    """The reason code of a message that the broker has dropped; none of one that it took."""
+    try:
+        result.wait(_PATIENCE)
+    except Refused:
+        if result.reason is None:  # it is the client that was refused
+            raise
+        return [result.reason]
+    return []
 
 
 def _pub_durably(

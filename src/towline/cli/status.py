@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -54,40 +52,36 @@ def status(
     Example:  towline status bridge.toml --watch
     """
     bridge = None if url else _bridge(file, state_dir)
-    look = partial(_collected, bridge, state_dir, url)
-    if reconcile:
-        _reconcile(look, bridge, as_json=as_json)
-    clear = watch and is_live()
+    if reconcile and bridge is None:
+        do = "Name the bridge file: it says where Kafka is."
+        raise ConfigError("TL-C149", "towline status", "--reconcile asks Kafka, and only a file names it", do)
+    clear = watch and is_live() and not reconcile
     while True:
-        current = look()
-        text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current))
+        current, more, error = _collected(bridge, state_dir, url), "", ""
+        code = code_of(current)
+        if bridge is not None and reconcile:
+            code, more, error = _reconciled(bridge, current)
+        text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current) + more)
         sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
         sys.stdout.flush()
-        if not watch:
+        sys.stderr.write(plain(error, sys.stderr))
+        if not watch or reconcile:
             break
         time.sleep(WATCH_S)
-    if code := code_of(current):
+    if code:
         raise typer.Exit(code)
 
 
-def _reconcile(look: Callable[[], dict[str, Any]], bridge: Bridge | None, *, as_json: bool) -> NoReturn:
-    """Look once, at Kafka too."""
+def _reconciled(bridge: Bridge, current: dict[str, Any]) -> tuple[int, str, str]:
+    """Exit code, table and error of what Kafka says of lines; its JSON is put into the status."""
     from towline.bridge.runtime.reconciling import reconcile, render_comparisons  # noqa: PLC0415 - loads librdkafka
 
-    if bridge is None:
-        do = "Name the bridge file: it says where Kafka is."
-        raise ConfigError("TL-C149", "towline status", "--reconcile asks Kafka, and only a file names it", do)
-    current = look()
     try:
         found = current["reconciled"] = reconcile(bridge, current)
     except KafkaError as error:
-        sys.stdout.write(json_text(current, indent=2) if as_json else plain(render(current)))
-        sys.stderr.write(plain(f"{error}\n", sys.stderr))
-        raise typer.Exit(NOT_KNOWN) from None
-    text = json_text(current, indent=2) if as_json else plain(render(current) + render_comparisons(found))
-    sys.stdout.write(text)
+        return NOT_KNOWN, "", f"{error}\n"
     disagree = any(one["agrees"] is False for comparisons in found.values() for one in comparisons)
-    raise typer.Exit(WRONG if disagree else code_of(current))
+    return WRONG if disagree else code_of(current), render_comparisons(found), ""
 
 
 def _bridge(file: Path | None, state_dir: Path | None) -> Bridge | None:
