@@ -27,7 +27,6 @@ THREADS = {
     "flight-shutdown": "told; its process ends anyway",
     "gateway *": "to the reader",
     "gateway-call": "to the caller",
-    "go": "again",
     "heartbeat": "again",
     "keep-gateway": "again",
     "jvm": "the driver ends, and is started again",

@@ -458,3 +458,41 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(stopping: thre
         stopping.set()
         child.kill()
         child.join(20)
+
+
+#: A driver that says what it is told.
+ECHO = """
+import json, sys
+sys.stdin.readline()
+for line in sys.stdin:
+    print(json.dumps({"kind": "noted", "text": line.strip()}), flush=True)
+"""
+
+
+def test_queries_begin_when_kafka_has_answered(stopping: threading.Event, tmp_path: Path) -> None:
+    """A driver that is started later is told at its start."""
+    bridge = read(GOOD, tmp_path)
+    bridge.state_dir.mkdir()
+    state = BridgeState("plant", tmp_path, {"telemetry": "up"})
+    kafka = KafkaSupervisor(bridge, state, stopping)
+    child = DriverSupervisor(bridge, state, kafka, stopping)
+    child.command = (sys.executable, "-c", ECHO)
+    child.start()
+    try:
+        first = wait_until(lambda: child._process, what="a driver")
+        child._command("before")
+        wait_until(lambda: "before" in state.heard(), what="a word")
+        kafka._answers()
+        wait_until(lambda: "go" in state.heard(), what="the first go")
+        child._pauses = Backoff(first=0.0, most=0.0)
+        child.kill()
+        wait_until(lambda: "go" in state.heard(), what="the go of the next driver")
+        assert child._process is not first
+        kafka._answers()
+        child._command("after")
+        said = wait_until(lambda: [text for text in state.heard() if text in ("go", "after")], what="a word")
+        assert said == ["after"], "it is told once"
+    finally:
+        stopping.set()
+        child.kill()
+        child.join(20)

@@ -27,7 +27,6 @@ from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import ConfigError, SetupError, TowlineError
 from towline.spark.masters import is_cluster
 from towline.text import printable
-from towline.threads import guarded_thread
 
 #: Seconds after which a command that was not carried out is given once more.
 _AGAIN_S: Final = 1.0
@@ -57,6 +56,7 @@ class DriverSupervisor(ChildSupervisor):
         self.given_up: dict[str, str] = {}
         self._bridge = bridge
         self._kafka = kafka
+        kafka.on_ready = lambda: self._command("go")
         self._process: subprocess.Popen[str] | None = None
         #: Held by whoever starts a process, or writes to it: each command is a line, and none is for the one before.
         self._writing = threading.RLock()
@@ -80,7 +80,6 @@ class DriverSupervisor(ChildSupervisor):
             started, place = self._start()
             self._process = started
         with started as process:
-            guarded_thread(self._go, "go", process, again_s=1.0).start()
             assert process.stdout is not None
             for line in process.stdout:
                 self._take(line)
@@ -199,13 +198,11 @@ class DriverSupervisor(ChildSupervisor):
         self._bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._state.lock:
             self._state.spark = "starting"
-        handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
+        with contextlib.ExitStack() as opened:
+            handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            opened.callback(os.close, handle)
             place, lock = scratch(self._bridge.state_dir)
-        except BaseException:
-            os.close(handle)
-            raise
-        try:
+            opened.callback(os.close, lock)
             process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.PIPE,
@@ -219,9 +216,6 @@ class DriverSupervisor(ChildSupervisor):
                 pass_fds=(lock,),
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
             )
-        finally:
-            os.close(handle)
-            os.close(lock)
         lines = [line for line in self._bridge.lines if line.name not in self.given_up]
         going = self._bridge.model_copy(update={"lines": tuple(lines)})
         assert process.stdin is not None
@@ -229,15 +223,10 @@ class DriverSupervisor(ChildSupervisor):
             # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
             bridge = json.dumps(going.model_dump(mode="json", by_alias=True))
             held = [json.dumps({"hold": name}) for name in self._holding]
-            process.stdin.write("\n".join((bridge, *held, "")))
+            go = ["go"] if self._kafka.ready.is_set() else []  # else it is told when Kafka has answered
+            process.stdin.write("\n".join((bridge, *held, *go, "")))
             process.stdin.flush()
         return process, place
-
-    def _go(self, process: subprocess.Popen[str]) -> None:
-        while process.poll() is None and not self._stopping.is_set():
-            if self._kafka.ready.wait(0.2):
-                self._command("go")
-                return
 
     def _command(self, word: str) -> None:
         with self._writing, contextlib.suppress(BrokenPipeError, ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from towline.bridge.config.model import Bridge
@@ -36,6 +36,8 @@ class KafkaSupervisor(ChildSupervisor):
         super().__init__("kafka", state, stopping, 5.0)
         #: Set once Kafka has answered.
         self.ready = threading.Event()
+        #: Called once then.
+        self.on_ready: Callable[[], object] = lambda: None
         self.bridge = bridge
 
     def _round(self) -> None:
@@ -59,7 +61,9 @@ class KafkaSupervisor(ChildSupervisor):
             self._state.kafka, self._state.kafka_error = "reachable", None
         if waited:
             self._state.say(f"kafka: {self.bridge.kafka.bootstrap_servers} answers")
-        self.ready.set()
+        if not self.ready.is_set():
+            self.ready.set()
+            self.on_ready()
 
     def _measure(self, admin: Any) -> None:
         """Measure how far each downlink is behind, by its checkpoint.
