@@ -1,8 +1,8 @@
 """The command line: ``towline COMMAND``; one thin module a command, loaded when it is called.
 
-A command's module has a function of the command's name, whose docstring is its help and ends with an example; or, for a
-command of several, ``app``, a typer application. It imports at its top what every call needs. The table of commands is
-here, so that ``towline --help`` loads none of them and answers at once.
+A command's module has a function of the command's name, whose docstring is its help and ends with an example; or, for
+a command of several, ``app``, a typer application. The table of commands is here, so that ``towline --help`` loads none
+of them and answers at once; what a command needs is loaded when it is called, so that its own help does too.
 """
 
 from __future__ import annotations

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.bridge.config import sqlcheck
-from towline.bridge.config.file import load
-from towline.bridge.config.mistakes import ConfigMistakes
-from towline.bridge.config.model import Bridge
-from towline.bridge.config.plan import plan_of, render
-from towline.bridge.runtime.surroundings import check_java
 from towline.cli.screen import BridgeFile, json_text, plain
 from towline.errors import SetupError
-from towline.spark.versions import check_pyspark
 from towline.text import printable
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
 
 
 def check(
@@ -38,6 +34,11 @@ def check(
 
     Example:  towline check bridge.toml && echo fine
     """
+    from towline.bridge.config import sqlcheck  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.config.file import load  # noqa: PLC0415
+    from towline.bridge.config.plan import plan_of, render  # noqa: PLC0415
+    from towline.spark.versions import check_pyspark  # noqa: PLC0415
+
     bridge = load(file)
     plan = plan_of(bridge)
     try:
@@ -61,6 +62,11 @@ def check(
 
 def _judge(bridge: Bridge, file: Path) -> None:
     """Have a local Spark judge what is said in SQL: TL-C74; TL-S20, TL-S21."""
+    from towline.bridge.config import sqlcheck  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.config.mistakes import ConfigMistakes  # noqa: PLC0415
+    from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415
+    from towline.spark.versions import check_pyspark  # noqa: PLC0415
+
     check_pyspark()
     check_java(version=True)
     from towline.bridge.runtime.session import session  # noqa: PLC0415 - loads PySpark

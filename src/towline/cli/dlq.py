@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.bridge.config.file import load
-from towline.bridge.config.model import Bridge
-from towline.bridge.deadletters import dlq
-from towline.bridge.deadletters import replay as replaying
 from towline.cli.screen import AsJson, BridgeFile, command_app, print_result
 from towline.errors import ConfigError, did_you_mean
-from towline.kafka.deadletters import Reason as KnownReason
 from towline.timing import local_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from towline.bridge.config.model import Bridge
+    from towline.bridge.deadletters import dlq
+    from towline.bridge.deadletters import replay as replaying
 
 #: Signs of other bridges that are listed, for each topic.
 _MOST_NAMES = 10
@@ -44,6 +43,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Count the dead letters that wait, by line and reason, and list the first ones. No payload is shown."""
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.deadletters import dlq  # noqa: PLC0415
+
     bridge = load(file)
     counts: Counter[tuple[str, str, str]] = Counter()
     first: list[dict[str, Any]] = []
@@ -73,6 +75,10 @@ def replay(
     Each letter is replayed at most once: records and the mark that says so are one transaction. Those that still can't
     be mapped stay. Exit code 1 when some stayed.
     """
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.deadletters import dlq  # noqa: PLC0415
+    from towline.bridge.deadletters import replay as replaying  # noqa: PLC0415
+
     bridge = load(file)
     wanted, total = _wanted(bridge, line, reason), replaying.Replay()
     ledgers = dlq.shelves(bridge)
@@ -86,6 +92,9 @@ def replay(
 
 
 def _wanted(bridge: Bridge, line: str | None, reason: str | None) -> dlq.Wanted:
+    from towline.bridge.deadletters import dlq  # noqa: PLC0415 - loaded when it is called
+    from towline.kafka.deadletters import Reason as KnownReason  # noqa: PLC0415
+
     known = set(KnownReason)
     if reason is not None and reason not in known:
         raise ConfigError("TL-C21", "--reason", f'there is no reason "{reason}"', did_you_mean(reason, known))

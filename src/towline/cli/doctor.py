@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from towline import mosquitto_conf as mosquitto
-from towline.bridge.config.file import load
 from towline.cli.screen import AsJson, BridgeFile, plain, print_result
-from towline.doctor import table
-from towline.doctor.case import Case
-from towline.doctor.examination import examine
+
+if TYPE_CHECKING:
+    from towline.doctor.case import Case
 
 #: Said before anything is touched.
 _MANNERS: Final = """\
@@ -46,6 +44,11 @@ def doctor(
 
     Example:  towline doctor bridge.toml --mosquitto-conf /etc/mosquitto/mosquitto.conf
     """
+    from towline import mosquitto_conf as mosquitto  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.config.file import load  # noqa: PLC0415
+    from towline.doctor import table  # noqa: PLC0415
+    from towline.doctor.case import Case  # noqa: PLC0415
+    from towline.doctor.examination import examine  # noqa: PLC0415
 
     def say(text: str) -> None:
         if not as_json:

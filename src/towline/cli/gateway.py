@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.bridge.config.file import load
-from towline.bridge.config.model import Bridge, DownLine
 from towline.cli.screen import BridgeFile, MetricsAddress, plain
 from towline.errors import ConfigError
-from towline.gateway.draining import drainable
-from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.launch import discover, end_running
-from towline.gateway.process import configure_logging, run
-from towline.gateway.settings import GatewaySettings
-from towline.monitor.serving import gateway_endpoint
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
+    from towline.gateway.settings import GatewaySettings
 
 
 def gateway(
@@ -46,6 +42,12 @@ def gateway(
 
     Example:  towline gateway bridge.toml --line telemetry --member g1
     """
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.gateway.draining import drainable  # noqa: PLC0415
+    from towline.gateway.launch import end_running  # noqa: PLC0415
+    from towline.gateway.process import configure_logging, run  # noqa: PLC0415
+    from towline.monitor.serving import gateway_endpoint  # noqa: PLC0415
+
     if stop is not None:
         sys.stdout.write(plain(_stopped(stop)))
         return
@@ -65,6 +67,9 @@ def gateway(
 
 def _stopped(state_dir: Path) -> str:
     """End a gateway that a source or sink started with ``gatewayLife = "detached"``; the broker keeps its session."""
+    from towline.gateway.endpoint import GatewayEndpoint  # noqa: PLC0415 - loaded when it is called
+    from towline.gateway.launch import discover, end_running  # noqa: PLC0415
+
     running, endpoint = discover(state_dir), GatewayEndpoint.read(state_dir)
     if endpoint is None or endpoint.process.gone():
         raise ConfigError("TL-G63", str(state_dir), "no gateway runs in this directory", "Is it the right stateDir?")
@@ -79,6 +84,8 @@ def _stopped(state_dir: Path) -> str:
 
 
 def _chosen(bridge: Bridge, file: Path, line: str | None, member: str | None) -> GatewaySettings:
+    from towline.bridge.config.model import DownLine  # noqa: PLC0415 - loaded when it is called
+
     if line is None and len(bridge.lines) > 1:
         names = ", ".join(each.name for each in bridge.lines)
         raise ConfigError("TL-C73", str(file), f"there are several lines: {names}", "Name one with --line.")

@@ -5,23 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.bridge.draft.answers import (
-    Draft,
-    Judge,
-    answered,
-    default_name,
-    draft_of,
-    refuse_present,
-    write,
-    write_examples,
-)
-from towline.bridge.draft.mosquitto import bridges, draft_from
 from towline.cli.screen import plain
-from towline.mosquitto_conf import read
+
+if TYPE_CHECKING:
+    from towline.bridge.draft.answers import Draft, Judge
 
 
 def init(
@@ -51,6 +42,10 @@ def init(
 
     Example:  towline init      or:  towline init --from /etc/mosquitto/mosquitto.conf
     """
+    from towline.bridge.draft.answers import answered, default_name, draft_of, refuse_present, write, write_examples  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.draft.mosquitto import bridges, draft_from  # noqa: PLC0415
+    from towline.mosquitto_conf import read  # noqa: PLC0415
+
     if examples is not None:
         sys.stdout.write(plain("".join(f"wrote {path}\n" for path in write_examples(examples, force=force))))
         return

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from towline.cli.screen import AsJson, command_app, plain, print_result
 from towline.errors import ConfigError
-from towline.kafka.markers import Marker
-from towline.kafka.markerstore import MarkerStore, set_markers
-from towline.kafka.options import SinkSettings
+
+if TYPE_CHECKING:
+    from towline.kafka.markers import Marker
+    from towline.kafka.markerstore import MarkerStore
+    from towline.kafka.options import SinkSettings
 
 app = command_app(no_args_is_help=True, help="Look-ups and repairs in Kafka.")
 marker_app = command_app(no_args_is_help=True, help='The markers of format("kafka_transactional"), one per partition.')
@@ -35,6 +37,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the last batch each partition of a sink has in Kafka. Exit code 1 if there is no marker."""
+    from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loaded when it is called
+
     store = MarkerStore(_settings(servers, prefix, marker_topic, more), sink)
     markers = {p: marker for p, marker in store.read_all().items() if marker is not None}
     _print(store.topic, markers, as_json=as_json)
@@ -65,6 +69,8 @@ def reset(
     The query then goes on with the batch after --to-batch, whatever is in Kafka: rows that are there already are
     doubled, rows that are not there and lie before it are lost.
     """
+    from towline.kafka.markerstore import MarkerStore, set_markers  # noqa: PLC0415 - loaded when it is called
+
     if (to_batch is None) == (not remove):
         raise ConfigError("TL-C47", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
     looking = _settings(servers, prefix, marker_topic, more)
@@ -80,6 +86,8 @@ def reset(
 def _settings(
     servers: str, prefix: str, marker_topic: str | None, more: list[str] | None, parallelism: int = 1
 ) -> SinkSettings:
+    from towline.kafka.options import SinkSettings  # noqa: PLC0415 - loaded when it is called
+
     options = {f"kafka.{name}": value for name, _, value in (pair.partition("=") for pair in more or ())}
     options |= {"kafka.bootstrap.servers": servers, "transactionalIdPrefix": prefix, "deliveryTimeout": "15"}
     options["parallelism"] = str(parallelism)

@@ -8,16 +8,7 @@ from typing import Annotated
 
 import typer
 
-from towline.bridge.config.file import load
-from towline.bridge.lines import recovery
-from towline.bridge.lines.leftovers import known_line
-from towline.bridge.runtime import retiring
-from towline.bridge.runtime.line_requests import carried_out
-from towline.bridge.runtime.reloading import REFUSED, reload_from_outside
-from towline.bridge.runtime.screen import make_screen
-from towline.bridge.runtime.supervisor import alone
 from towline.cli.screen import BridgeFile, LineName, is_live, lines_text
-from towline.gateway.process import configure_logging
 
 
 def reload(file: BridgeFile = Path("bridge.toml")) -> None:
@@ -69,6 +60,11 @@ def begin_again(file: BridgeFile, line: LineName) -> None:
 
     Example:  towline begin-again bridge.toml telemetry && towline run bridge.toml
     """
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.lines import recovery  # noqa: PLC0415
+    from towline.bridge.lines.leftovers import known_line  # noqa: PLC0415
+    from towline.bridge.runtime.supervisor import alone  # noqa: PLC0415
+
     bridge = load(file)
     with alone(bridge):
         told = recovery.begin_again(known_line(bridge, line))
@@ -91,6 +87,11 @@ def retire(
 
     Example:  towline retire bridge.toml telemetry
     """
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime import retiring  # noqa: PLC0415
+    from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
+    from towline.gateway.process import configure_logging  # noqa: PLC0415
+
     configure_logging()
     bridge = load(file)
     with make_screen(live=is_live()) as screen:
@@ -99,6 +100,9 @@ def retire(
 
 
 def _reload(file: Path, line: str = "") -> None:
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.reloading import REFUSED, reload_from_outside  # noqa: PLC0415
+
     told = reload_from_outside(load(file), line)
     refused = told["outcome"] == REFUSED
     typer.echo(lines_text(told["texts"], sys.stderr if refused else sys.stdout), nl=False, err=refused)
@@ -106,4 +110,7 @@ def _reload(file: Path, line: str = "") -> None:
 
 
 def _pause(file: Path, line: str, *, pausing: bool) -> None:
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.line_requests import carried_out  # noqa: PLC0415
+
     typer.echo(lines_text([carried_out(load(file), line, pausing=pausing)]), nl=False)

@@ -10,14 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.bridge.config.file import load
 from towline.cli.screen import AsJson, command_app, print_result
-from towline.delivery.refused import RefusedMessages
 from towline.errors import ConfigError
-from towline.gateway.endpoint import text_of
-from towline.gateway.launch import discover
-from towline.journal import Limits, Outbox
-from towline.schema import OUTBOX_SCHEMA
 from towline.text import printable
 from towline.timing import local_time
 
@@ -128,6 +122,9 @@ def _rows(ask: _Ask) -> Iterator[dict[str, Any]]:
 
 def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
     """Name and state directory of what is meant."""
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.gateway.endpoint import text_of  # noqa: PLC0415
+
     text_of(place)
     if place.is_dir():
         if line is not None:
@@ -147,6 +144,11 @@ def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
 @contextlib.contextmanager
 def _reached(directory: Path) -> Iterator[_Ask]:
     """The refused messages of a state directory: through the gateway that runs there, or from the disk."""
+    from towline.delivery.refused import RefusedMessages  # noqa: PLC0415 - loaded when it is called
+    from towline.gateway.launch import discover  # noqa: PLC0415
+    from towline.journal import Limits, Outbox  # noqa: PLC0415
+    from towline.schema import OUTBOX_SCHEMA  # noqa: PLC0415
+
     if client := discover(directory):
         with client:
             yield client.refused

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.bridge.config.file import load
-from towline.bridge.config.model import Bridge
-from towline.bridge.runtime.screen import make_screen
-from towline.bridge.runtime.supervisor import Supervisor
 from towline.cli.screen import BridgeFile, MetricsAddress, is_live
-from towline.monitor.serving import bridge_endpoint
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
 
 
 def run(
@@ -34,6 +32,10 @@ def run(
 
     Example:  towline run bridge.toml      and from another terminal:  towline status bridge.toml --watch
     """
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
+    from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
+    from towline.monitor.serving import bridge_endpoint  # noqa: PLC0415
 
     def read() -> Bridge:
         return load(file, master=master)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from towline.bridge.config.schema import bridge_schema
 from towline.cli.screen import json_text
 
 
@@ -17,4 +16,6 @@ def schema() -> None:
 
     Example:  towline schema > bridge.schema.json
     """
+    from towline.bridge.config.schema import bridge_schema  # noqa: PLC0415 - loaded when it is called
+
     sys.stdout.write(json_text(bridge_schema(), indent=2))

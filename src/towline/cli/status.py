@@ -6,23 +6,15 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.bridge.config.file import load
-from towline.bridge.config.model import Bridge
-from towline.bridge.runtime.status import (
-    NOT_KNOWN,
-    WRONG,
-    code_of,
-    collect,
-    collect_bridge,
-    collect_from,
-    render,
-)
 from towline.cli.screen import is_live, json_text, plain
 from towline.errors import ConfigError, GatewayError, KafkaError, NotAllowed
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
 
 #: Seconds between two looks with --watch.
 WATCH_S = 1.0
@@ -51,6 +43,8 @@ def status(
 
     Example:  towline status bridge.toml --watch
     """
+    from towline.bridge.runtime.status import code_of, render  # noqa: PLC0415 - loaded when it is called
+
     bridge = None if url else _bridge(file, state_dir)
     if reconcile and bridge is None:
         do = "Name the bridge file: it says where Kafka is."
@@ -75,6 +69,7 @@ def status(
 def _reconciled(bridge: Bridge, current: dict[str, Any]) -> tuple[int, str, str]:
     """Exit code, table and error of what Kafka says of lines; its JSON is put into the status."""
     from towline.bridge.runtime.reconciling import reconcile, render_comparisons  # noqa: PLC0415 - loads librdkafka
+    from towline.bridge.runtime.status import NOT_KNOWN, WRONG, code_of  # noqa: PLC0415 - loaded when it is called
 
     try:
         found = current["reconciled"] = reconcile(bridge, current)
@@ -86,12 +81,16 @@ def _reconciled(bridge: Bridge, current: dict[str, Any]) -> tuple[int, str, str]
 
 def _bridge(file: Path | None, state_dir: Path | None) -> Bridge | None:
     """The file, with ``--state-dir`` in place of its own; None where that alone is given."""
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+
     if state_dir is None:
         return load(file or Path("bridge.toml"))
     return load(file).model_copy(update={"state_dir": state_dir}) if file is not None else None
 
 
 def _collected(bridge: Bridge | None, state_dir: Path | None, url: str | None) -> dict[str, Any]:
+    from towline.bridge.runtime.status import NOT_KNOWN, collect, collect_bridge, collect_from  # noqa: PLC0415 - loaded when it is called
+
     try:
         if bridge is None:
             return collect_from(url) if url else collect(state_dir or Path())
