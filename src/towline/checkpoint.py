@@ -371,7 +371,6 @@ class Checkpoint:
 
 
 def _tail(directory: Path, batches: list[int]) -> Iterator[Path]:
-    """The torn entries at the end of a log."""
     for batch in reversed(batches):
         if _whole(directory / str(batch)):
             return

@@ -327,7 +327,6 @@ def _read_file(conf: MosquittoConf, file: Path, *, main: bool) -> None:
 
 
 def _home(conf: MosquittoConf, setting: Setting, listener: Listener, connection: Connection | None) -> Settings:
-    """What a setting belongs to."""
     if _of_connection(setting.name):
         if connection is None:
             raise _damaged(setting.where, f'"{setting.name}" stands before the first connection')

@@ -32,7 +32,6 @@ _GRANTED_LESS: Final = "TL-M11"
 
 
 def _connection(one: Broker) -> Iterator[Answer]:
-    """TL-D02."""
     endpoint = one.target.endpoint
     try:
         level = one.level
@@ -50,12 +49,10 @@ def _connection(one: Broker) -> Iterator[Answer]:
 
 
 def _probes(one: Broker) -> Iterator[Answer]:
-    """TL-D11."""
     yield Answer(HOLDS, f"two clients live side by side, and a message on {one.topic} comes back")
 
 
 def _session(one: Broker) -> Iterator[Answer]:
-    """TL-D03."""
     if not one.kept:
         return
     queue = one.queue
@@ -70,7 +67,6 @@ def _session(one: Broker) -> Iterator[Answer]:
 
 
 def _expiry(one: Broker) -> Iterator[Answer]:
-    """TL-D04."""
     for line, gateway in one.receiving.items():
         yield _expiry_of(line, gateway.settings.session_expiry_s, one)
 

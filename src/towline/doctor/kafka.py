@@ -54,7 +54,6 @@ def _of(kafka: Cluster, *roles: TopicRole) -> list[TopicSeen]:
 
 
 def _answers(kafka: Cluster) -> Iterator[Answer]:
-    """TL-D25."""
     try:
         listed = kafka.listed
     except (KafkaError, ConfigError) as error:

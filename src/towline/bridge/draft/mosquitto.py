@@ -158,7 +158,6 @@ def _tls_files(settings: Settings, names: Mapping[str, str]) -> tuple[dict[str, 
 
 
 def _left(connection: Connection) -> Iterator[str]:
-    """What of a connection is not carried over."""
     said = [(one.name, one, _LEFT.get(one.name, "Towline has no such setting")) for one in connection.settings]
     left = [one for one in said if one[0] not in _CARRIED and one[1].value.lower() not in _SAME.get(one[0], ())]
     topics: tuple[tuple[str, Callable[[BridgeTopic], object], str], ...] = (

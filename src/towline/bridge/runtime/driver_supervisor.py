@@ -316,5 +316,4 @@ class DriverSupervisor(ChildSupervisor):
 
 
 def _how(code: int) -> str:
-    """How a process ended."""
     return f"its driver was ended by signal {-code}" if code < 0 else f"its driver ended with code {code}"
