@@ -21,6 +21,7 @@ _BEAT_S: Final = 60.0
 #: A message that waits longer while its query runs is not carried.
 _STALLED_S: Final = 120.0
 _STARTING: Final = problem("the bridge is starting")
+_STANDS_STILL: Final = problem("the bridge's loop stands still")
 #: Counter of a line → part of its account.
 _PARTS: Final = {
     "towline_messages_dead_lettered_total": "dead_lettered",
@@ -62,9 +63,9 @@ class BridgeMonitor:
             return iter([*of_bridge(state, self._gateways, time.time(), self._queue)])
 
     def alive(self) -> tuple[bool, dict[str, Any]]:
-        """What ``/healthz`` says."""
-        state = self.state
-        return verdict("alive", () if state is None else bridge_alive(time.monotonic() - state.beat))
+        """What ``/healthz`` says; a gateway is started again by the bridge itself."""
+        stands = self.state is not None and time.monotonic() - self.state.beat > _BEAT_S
+        return verdict("alive", [_STANDS_STILL] if stands else [])
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
         """What ``/readyz`` says."""
@@ -132,16 +133,6 @@ def _of_line(labels: tuple[str, ...], view: LineView) -> Iterator[Sample]:
     for name, part in _PARTS.items():
         if (value := said.get(part)) is not None:
             yield Sample(name, labels, value)
-
-
-def bridge_alive(beat_s: float) -> Iterator[Problem]:
-    """What a restart of the bridge may mend. A gateway is started again by the bridge itself.
-
-    Args:
-        beat_s: Seconds since its loop looked around.
-    """
-    if beat_s > _BEAT_S:
-        yield problem("the bridge's loop stands still")
 
 
 def bridge_ready(state: BridgeState, gateways: Callable[[LineView], Iterable[GatewayFacts]]) -> Iterator[Problem]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, Known, a_bridge, a_gateway
-from towline.monitor.bridge import bridge_alive
+from towline.bridge.runtime.state import BridgeState
+from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.gateway import GatewayFacts, Problem, gateway_alive, gateway_ready, verdict
 
 BROKEN_DOWN = {**DOWN_STATUS, "outbox": {**DOWN_STATUS["outbox"], "held_back": "full"}}
@@ -19,15 +21,20 @@ def told(problems: Iterator[Problem]) -> list[str]:
     return [problem["what"] for problem in problems]
 
 
-def test_a_sound_bridge_is_alive_and_ready() -> None:
+def test_a_sound_bridge_is_ready() -> None:
     assert verdict("ready", a_bridge().problems()) == (True, {"ready": True, "problems": []})
-    assert verdict("alive", bridge_alive(0.1)) == (True, {"alive": True, "problems": []})
 
 
-def test_only_a_loop_that_stands_still_is_a_reason_to_start_again() -> None:
+def test_only_a_loop_that_stands_still_is_a_reason_to_start_again(tmp_path: Path) -> None:
     """Whatever else is hurt: a restart mends none of that."""
-    assert told(bridge_alive(59)) == []
-    assert told(bridge_alive(61)) == ["the bridge's loop stands still"]
+    monitor, state = BridgeMonitor("b", {}), BridgeState("b", tmp_path, {"line": "up"})
+    assert monitor.alive() == (True, {"alive": True, "problems": []}), "it is starting"
+    monitor.show(state)
+    state.spark, state.kafka, state.lines["line"].query = "starting", "unreachable", "stopped"
+    assert monitor.alive() == (True, {"alive": True, "problems": []})
+    assert len(monitor.ready()[1]["problems"]) == 4
+    state.beat -= 61
+    assert monitor.alive() == (False, {"alive": False, "problems": [{"what": "the bridge's loop stands still"}]})
 
 
 @pytest.mark.parametrize(
