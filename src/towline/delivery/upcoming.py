@@ -14,7 +14,7 @@ from towline.delivery.outrows import Outgoing, outgoing
 from towline.delivery.receipts.mark import Content
 from towline.errors import JournalError
 from towline.journal import Outbox
-from towline.journal.batches import joined
+from towline.journal.ranges import joined
 
 __all__ = ["Marking", "Upcoming"]
 

@@ -18,7 +18,7 @@ from towline.gateway.belonging import OutboxPosition, position
 from towline.gateway.endpoint import END_OF_ROWS
 from towline.gateway.longpoll import LongPoll
 from towline.journal import Batch, Outbox, largest_frame
-from towline.journal.batches import Appended
+from towline.journal.outbox import Appended
 from towline.journal.reading import RowSlice, combined
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 from towline.timing import Stamp

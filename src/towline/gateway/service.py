@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from towline.gateway.outbox_handler import OutboxHandler
     from towline.journal import Journal
-    from towline.journal.batches import Appended
+    from towline.journal.outbox import Appended
 
 __all__ = ["MAX_WAIT_S", "InboxService"]
 

@@ -100,22 +100,9 @@ class Encoded(NamedTuple):
     size: int
 
 
-def _padded(size: int) -> int:
-    return (size + 7) & ~7
-
-
 def frame_bytes(section: int, payload: int) -> int:
     """Return the bytes on disk of a frame with so many bytes of section and payload."""
-    return HEADER_BYTES + _padded(section) + _padded(payload)
-
-
-def _parts(*contents: Bytes) -> Iterator[Bytes]:
-    for content in contents:
-        size = len(content)
-        if size:
-            yield content
-        if size % 8:
-            yield bytes(-size % 8)
+    return HEADER_BYTES + (section + 7 & ~7) + (payload + 7 & ~7)
 
 
 def encode(
@@ -141,12 +128,15 @@ def encode(
         )
     fields = (MAGIC, VERSION, kind, 0, epoch, rows, first, durable, len(section), len(payload), 0)
     header = bytearray(_STRUCT.pack(*fields, 0))
-    body = list(_parts(section, payload))
-    crc = crc32c(header[:_CRC_AT])
-    for part in body:
-        crc = crc32c(part, crc)
+    buffers: list[Bytes] = [header]
+    crc, size = crc32c(header[:_CRC_AT]), HEADER_BYTES
+    for content in (section, payload):
+        if content:
+            buffers += (content, bytes(-len(content) % 8)) if len(content) % 8 else (content,)
+    for part in buffers[1:]:
+        crc, size = crc32c(part, crc), size + len(part)
     _CRC.pack_into(header, _CRC_AT, crc)
-    return Encoded([header, *body], frame_bytes(len(section), len(payload)))
+    return Encoded(buffers, size)
 
 
 def header_at(memory: memoryview, position: int, limit: int) -> Header | None:
@@ -202,4 +192,4 @@ def section_at(memory: memoryview, position: int, header: Header) -> bytes:
 
 def payload_at(position: int, header: Header) -> int:
     """Return where in the file the payload of the frame at `position` starts."""
-    return position + HEADER_BYTES + _padded(header.section)
+    return position + frame_bytes(header.section, 0)

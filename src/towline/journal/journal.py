@@ -4,24 +4,24 @@
     any thread      commit, forget                may wait for one sync of the writer
     any thread      read, locate, count, status   never wait for the disk to sync
 
-Frames are in `frames`, what they mean in `state`, the segments in `store`, the file that is written to in `writer`,
-opening in `recovery`, ranges in `reading`.
+Frames go into the newest segment, full ones are sealed, committed ones are removed. Frames are in `frames`, what they
+mean in `state`, a segment's file in `segment`, opening in `recovery`, ranges in `reading`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from functools import wraps
+from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
-from towline.errors import JournalError, JournalFailed, TowlineError
-from towline.journal.directory import prepare
-from towline.journal.disk import Disk
-from towline.journal.frames import Kind
-from towline.journal.lock import Lock
+from towline.errors import JournalError, JournalFailed, JournalFull, TowlineError
+from towline.journal.disk import Disk, Limits, Lock, Room, failing, prepare
+from towline.journal.frames import Kind, encode, frame_bytes
 from towline.journal.reading import (
     BATCH_BYTES,
     bytes_between,
@@ -31,19 +31,49 @@ from towline.journal.reading import (
     pieces,
 )
 from towline.journal.recovery import recover
-from towline.journal.room import Limits, Room
-from towline.journal.state import Changes, decode_json, encode_json
-from towline.journal.store import SegmentStore
-from towline.journal.writer import failing
+from towline.journal.segment import new_segment, removable
+from towline.journal.state import Changes, Snapshot, decode_json, encode_json, section_of
+from towline.timing import Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from towline.journal.recovery import Recovery
+    from towline.journal.frames import Bytes
+    from towline.journal.recovery import RecoveredJournal
     from towline.journal.segment import Segment
 
 __all__ = ["Journal", "Limits"]
+
+_NO_CHANGES: Final = Changes()
+_SIZE: Final = attrgetter("size")
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+
+
+def _changes(
+    change: Callable[Concatenate[Journal, _Params], _Result],
+) -> Callable[Concatenate[Journal, _Params], _Result]:
+    """Let one thread change files; whatever goes wrong half way ends the journal [I6]."""
+
+    @wraps(change)
+    def changing(self: Journal, /, *args: _Params.args, **given: _Params.kwargs) -> _Result:
+        with self._writing:
+            if self._dead:
+                raise self._dead
+            try:
+                self._lock.check()
+                return change(self, *args, **given)
+            except JournalFailed as error:
+                self._dead = error
+                raise
+            except JournalError:
+                raise  # raised before anything changed, or after it was undone
+            except BaseException as error:
+                self._dead = JournalFailed("TL-J04", self.where, f"a change stopped half way ({error!r})")
+                raise
+
+    return changing
 
 
 class Journal:
@@ -57,14 +87,34 @@ class Journal:
         incarnation: 8 hex digits of this opening's own: one that went on from a copy has others [I14].
         recovery: What opening found.
         where: The directory it lies in, for people.
+        end: The next offset; every row below it is durable.
+        no_rows: A batch of this journal's schema without rows: for frames that bring only packet ids or notes.
     """
 
-    def __init__(self, where: str, store: SegmentStore, lock: Lock, recovery: Recovery) -> None:
-        self.journal_id = store.state.journal_id
-        self.epoch, self.incarnation = store.state.epoch, store.state.incarnation
-        self.recovery = recovery
-        self.where, self._store, self._lock = where, store, lock
-        self._empty = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in store.schema], schema=store.schema)
+    def __init__(
+        self, directory: Path, schema: Any, room: Room, disk: Disk, lock: Lock, opened: RecoveredJournal
+    ) -> None:
+        #: what a snapshot would hold now; its dicts but `held` are replaced, never changed: readers need no lock
+        self._state = opened.state
+        self.journal_id, self.epoch, self.incarnation = (
+            self._state.journal_id,
+            self._state.epoch,
+            self._state.incarnation,
+        )
+        self.recovery, self.where = opened.recovery, str(directory)
+        self._directory, self._schema, self._room, self._disk, self._lock = directory, schema, room, disk, lock
+        self.no_rows = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
+        self._syncs, self._bytes_written = Histogram(), 0
+        #: guards the ledger alone; never held during a system call
+        self._counting = threading.Lock()
+        #: counters whose totals are not on the disk yet
+        self._uncounted: set[str] = set()
+        self._sequence = opened.sequence
+        self._active = new_segment(disk, directory, self._snapshot(opened.previous_bytes), self._syncs)
+        #: all of them, oldest first; the last is written to. Replaced, never changed
+        self._segments: tuple[Segment, ...] = (*opened.segments, self._active.segment)
+        #: set last, so that whoever sees it finds the rows
+        self.end = self._state.end
         #: held by whoever changes a file
         self._writing = threading.Lock()
         #: why nothing works any more
@@ -100,10 +150,9 @@ class Journal:
         try:
             with failing(directory, "opening the journal"):
                 room.prepare()
-                recovered = recover(directory, schema, disk)
-            recovered.state.begin()
-            store = SegmentStore(directory, schema, room, disk, lock, recovered)
-            journal = cls(str(directory), store, lock, recovered.recovery)
+                opened = recover(directory, schema, disk)
+            opened.state.begin()
+            journal = cls(directory, schema, room, disk, lock, opened)
             room.reserve()
         except BaseException:
             lock.release()
@@ -115,67 +164,58 @@ class Journal:
     @property
     def first(self) -> int:
         """The oldest offset that can be read."""
-        return self._store.segments[0].first
-
-    @property
-    def end(self) -> int:
-        """The next offset; every row below it is durable."""
-        return self._store.end
+        return self._segments[0].first
 
     def incarnation_of(self, offset: int) -> str:
         """The incarnation that wrote the row below `offset`; "" where there is none, or its row was removed."""
-        end, segments = self._store.end, self._store.segments
+        end, segments = self.end, self._segments
         return origin_below(segments, offset) if max(segments[0].first, 1) <= offset <= end else ""
 
     @property
     def openings(self) -> list[tuple[int, str]]:
         """Of each segment its first offset and the incarnation that wrote its rows [I14], in order."""
-        return [(segment.first, segment.origin.rows) for segment in self._store.segments]
+        return [(segment.first, segment.origin.rows) for segment in self._segments]
 
     @property
     def committed(self) -> int:
         """The smallest watermark of all consumers; `first` when there is none."""
-        return self._store.committed
+        return min(self._state.consumers.values(), default=self.first)
 
     @property
     def consumers(self) -> Mapping[str, int]:
         """The watermark of each consumer."""
-        return MappingProxyType(self._store.state.consumers)
+        return MappingProxyType(self._state.consumers)
 
     @property
     def session(self) -> Mapping[str, object]:
         """What `set_session` was given last; empty when never."""
-        return MappingProxyType(self._store.state.session)
+        return MappingProxyType(self._state.session)
 
     @property
     def ledger(self) -> Mapping[str, int]:
         """The counters' totals, those not yet on disk included [I11]."""
-        return MappingProxyType(self._store.state.ledger)
+        return MappingProxyType(self._state.ledger)
 
     @property
     def held(self) -> Mapping[int, tuple[int, int]]:
         """Packet id → number of its row, and a digest (inbox [I3]) or a phase (outbox [I10]); for the writer."""
-        return MappingProxyType(self._store.state.held)
+        return MappingProxyType(self._state.held)
 
     @property
     def notes(self) -> Mapping[str, Any]:
         """What `append` and `note` were given last, by name; for the owner's own use."""
-        return MappingProxyType(self._store.state.notes)
+        return MappingProxyType(self._state.notes)
 
     @property
     def limits(self) -> Limits:
         """How much disk it may take."""
-        return self._store.room.limits
-
-    @property
-    def no_rows(self) -> Any:
-        """A batch of this journal's schema without rows: for frames that bring only packet ids or notes."""
-        return self._empty
+        return self._room.limits
 
     @property
     def bytes_on_disk(self) -> int:
         """Bytes of all segments."""
-        return self._store.bytes_on_disk
+        sealed: int = sum(map(_SIZE, self._segments[:-1]))
+        return sealed + self._active.size
 
     def measured(self) -> dict[str, Any]:
         """What it took so far and what may still come, as plain values; never waits for the disk to sync.
@@ -185,14 +225,18 @@ class Journal:
             ``bytes_waiting`` of rows that are not committed (about), and ``room_left`` until there is none (None for
             no limit, or one that can't be told).
         """
-        store, left = self._store, None
+        left, committed, waiting = None, self.committed, 0
         with contextlib.suppress(OSError):
-            left = store.room.left(store.bytes_on_disk)
+            left = self._room.left(self.bytes_on_disk)
+        for segment in self._segments:
+            rows = segment.end - max(segment.first, committed)
+            if rows > 0:  # of a segment that is committed in part as many bytes as of its rows
+                waiting += segment.size * rows // (segment.end - segment.first)
         return {
-            "syncs": store.syncs.as_json(),
-            "bytes_written": store.bytes_written,
-            "bytes_on_disk": store.bytes_on_disk,
-            "bytes_waiting": store.bytes_waiting,
+            "syncs": self._syncs.as_json(),
+            "bytes_written": self._bytes_written,
+            "bytes_on_disk": self.bytes_on_disk,
+            "bytes_waiting": waiting,
             "room_left": left,
         }
 
@@ -222,25 +266,21 @@ class Journal:
             JournalFailed: TL-J04, nothing of this batch is promised; the object is dead [I6].
             JournalError: TL-J06 another schema, TL-J08 larger than 2 GiB, TL-J10 closed.
         """
-        if not batch.schema.equals(self._store.schema):
+        if not batch.schema.equals(self._schema):
             what = "a batch has another schema than this journal"
             raise JournalError("TL-J06", self.where, what, "This is a mistake in the program, not in the data.")
-        changes = Changes(held or {}, released, notes or {})
-        with self._changing():
-            if batch.num_rows:
-                self._store.append(batch, changes)
-            elif held or released or notes:
-                self._store.write(Kind.RELEASED, b"", changes, durable=durable)
-        return self._store.end
+        changes = Changes(held or {}, released, notes or {}) if held or released or notes else _NO_CHANGES
+        self._append(batch, changes, durable=durable)
+        return self.end
 
+    @_changes
     def sync(self) -> None:
         """Make durable what was written without a sync of its own.
 
         Raises:
             JournalFailed: TL-J04, the object is dead [I6].
         """
-        with self._changing():
-            self._store.sync()
+        self._active.sync()
 
     def set_session(self, session: Mapping[str, object]) -> None:
         """Make the MQTT session, any JSON object, durable. The size limits don't hold it up.
@@ -249,15 +289,18 @@ class Journal:
             JournalFull: TL-J02, the disk took no more; the older session stands.
             JournalFailed: TL-J04, the object is dead [I6].
         """
-        payload = encode_json(session)
-        with self._changing():
-            self._store.write(Kind.SESSION, payload, durable=True)
-            self._store.state.session = decode_json(self.where, payload)
+        self._write_session(encode_json(session))
 
     def count(self, **increments: int) -> None:
         """Add to counters of the ledger [I11]; their totals reach the disk with the next frame or `close`."""
-        self._store.count(increments)
+        with self._counting:
+            ledger = dict(self._state.ledger)
+            for name, more in increments.items():
+                ledger[name] = ledger.get(name, 0) + more
+            self._state.ledger = ledger
+            self._uncounted.update(increments)
 
+    @_changes
     def commit(self, consumer: str, upto: int) -> None:
         """Note that a consumer is done with all rows below `upto`; a smaller one than before changes nothing [I1].
 
@@ -268,27 +311,26 @@ class Journal:
             JournalFailed: TL-J04, the object is dead [I6].
             JournalError: TL-J08, `upto` is beyond the end.
         """
-        with self._changing():
-            self._check_commit(consumer, upto)
-            upto = max(upto, self.first)
-            consumers = self._store.state.consumers
-            if upto > consumers.get(consumer, -1):
-                self._store.set_consumers({**consumers, consumer: upto})
+        self._check_commit(consumer, upto)
+        upto = max(upto, self.first)
+        if upto > self._state.consumers.get(consumer, -1):
+            self._set_consumers({**self._state.consumers, consumer: upto})
 
+    @_changes
     def tidy(self) -> None:
         """Remove what every consumer has committed, as far as it is not to be kept; opening removes nothing."""
-        with self._changing():
-            self._store.remove_committed()
+        self._remove_committed()
 
     def _check_commit(self, consumer: str, upto: int) -> None:
-        if upto > self._store.end:
+        if upto > self.end:
             raise JournalError(
                 "TL-J08",
                 self.where,
-                f"{consumer} committed up to row {upto:,}, but there are only {self._store.end:,}",
+                f"{consumer} committed up to row {upto:,}, but there are only {self.end:,}",
                 "Its checkpoint belongs to another journal: start it with a new checkpoint.",
             )
 
+    @_changes
     def note(self, consumer: str, upto: int, *, released: Sequence[int] = (), notes: Mapping[str, Any]) -> bool:
         """Commit as `commit` does, with packet ids and notes in the same frame; not synced by itself either.
 
@@ -299,25 +341,24 @@ class Journal:
             JournalFailed: TL-J04, the object is dead [I6].
             JournalError: TL-J08, `upto` is beyond the end.
         """
-        with self._changing():
-            self._check_commit(consumer, upto)
-            state = self._store.state
-            upto = max(upto, self.first, state.consumers.get(consumer, 0))
-            state.consumers = {**state.consumers, consumer: upto}
-            written = self._store.write_watermarks(Changes(released=released, notes=notes))
-            self._store.remove_committed()
+        self._check_commit(consumer, upto)
+        state = self._state
+        upto = max(upto, self.first, state.consumers.get(consumer, 0))
+        state.consumers = {**state.consumers, consumer: upto}
+        written = self._write_watermarks(Changes(released=released, notes=notes))
+        self._remove_committed()
         return written
 
+    @_changes
     def forget(self, consumer: str) -> None:
         """Drop a consumer, so that rows no longer wait for it. One that is unknown is nothing to forget.
 
         Raises:
             JournalFailed: TL-J04, the object is dead [I6].
         """
-        with self._changing():
-            consumers = self._store.state.consumers
-            if consumer in consumers:
-                self._store.set_consumers({name: upto for name, upto in consumers.items() if name != consumer})
+        consumers = self._state.consumers
+        if consumer in consumers:
+            self._set_consumers({name: upto for name, upto in consumers.items() if name != consumer})
 
     def close(self) -> None:
         """Write what is only in memory, and release the lock. A second call does nothing.
@@ -327,12 +368,17 @@ class Journal:
         """
         try:
             if self._dead is None:
-                with self._changing():
-                    self._store.finish()
+                self._finish()
         finally:
             self._dead = self._dead or JournalError("TL-J10", self.where, "the journal is closed")
-            self._store.close()
+            self._active.close()
             self._lock.release()
+
+    @_changes
+    def _finish(self) -> None:
+        if self._uncounted:
+            self._write_watermarks()
+        self._active.sync()
 
     def __enter__(self) -> Self:
         return self
@@ -351,7 +397,7 @@ class Journal:
             JournalError: TL-J07, some of these rows are not, or no longer, there. TL-J10, closed.
             JournalDamaged: TL-J05 (while iterating), rows no longer read as they were written; none of them is served.
         """
-        return combined(pieces(self._holding(start, end), self._store.schema, start, end), batch_rows, batch_bytes)
+        return combined(pieces(self._holding(start, end), self._schema, start, end), batch_rows, batch_bytes)
 
     def locate(self, start: int, *, max_rows: int | None = None, max_bytes: int | None = None) -> int:
         """Return the end of a range from `start` within both bounds; at least one row, if there is one.
@@ -390,8 +436,8 @@ class Journal:
     def _readable(self, start: int) -> tuple[int, tuple[Segment, ...]]:
         if self._dead:
             raise self._dead
-        end = self._store.end  # before the segments: they hold at least what it promises
-        segments = self._store.segments
+        end = self.end  # before the segments: they hold at least what it promises
+        segments = self._segments
         if not segments[0].first <= start <= end:
             raise self._out_of_range(start, start)
         return end, segments
@@ -404,20 +450,141 @@ class Journal:
             "What is below was committed and removed; what is above never came: is the checkpoint of this journal?",
         )
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Let one thread change files; whatever goes wrong half way ends this object [I6]."""
-        with self._writing:
-            if self._dead:
-                raise self._dead
+    # Frames and segments; one thread at a time, and whatever goes wrong half way ends this object [I6] ---------------
+
+    @_changes
+    def _append(self, batch: Any, changes: Changes, *, durable: bool) -> None:
+        rows = batch.num_rows
+        if not rows:
+            if changes is not _NO_CHANGES:
+                self._write(Kind.RELEASED, b"", changes, durable=durable)
+            return
+        payload = batch.serialize()
+        self._make_room(frame_bytes(0, len(payload)))
+        start = self._state.end
+        position = self._write(Kind.RECORDS, payload, changes, rows=rows, durable=True)
+        self._state.end, self._state.newest = start + rows, self._state.incarnation
+        self._active.segment.grow(position, self._active.synced, start + rows)
+        self.end = start + rows
+
+    @_changes
+    def _write_session(self, payload: bytes) -> None:
+        self._write(Kind.SESSION, payload, durable=True)
+        self._state.session = decode_json(self.where, payload)
+
+    def _write(
+        self, kind: Kind, payload: Bytes, changes: Changes = _NO_CHANGES, *, rows: int = 0, durable: bool
+    ) -> int:
+        """Write one frame, into a new segment if need be, and return its position; `JournalFull` writes nothing."""
+        with self._counting:
+            counted = {name: self._state.ledger[name] for name in self._uncounted} if self._uncounted else {}
+        section = section_of(counted, changes) if counted or changes is not _NO_CHANGES else b""
+        self._roll_if_full(frame_bytes(len(section), len(payload)))
+        if durable and self._active.synced < self._active.size:
+            self._active.sync()  # watermarks before it: rows are only written behind what is durable
+        position = self._active.size
+        self._active.write(
+            encode(
+                kind,
+                epoch=self.epoch,
+                first=self._state.end,
+                durable=self._active.synced,
+                rows=rows,
+                section=section,
+                payload=payload,
+            )
+        )
+        self._bytes_written += self._active.size - position
+        if durable:
+            self._active.sync()
+            self._lock.check()  # no other owner has begun without what is durable now, or nothing of it is promised
+        if counted:
+            with self._counting:  # those that were counted on meanwhile stay
+                self._uncounted -= {name for name, total in counted.items() if self._state.ledger[name] == total}
+        if changes is not _NO_CHANGES:
+            changes.apply(self._state)
+        return position
+
+    def _write_watermarks(self, changes: Changes = _NO_CHANGES) -> bool:
+        """Write the watermarks, on a full disk into the room that was kept for it; return whether it worked."""
+        for last_try in (False, True):
             try:
-                self._lock.check()
-                yield
-            except JournalFailed as error:
-                self._dead = error
+                content = {"consumers": self._state.consumers, "floor": self._state.floor}
+                self._write(Kind.COMMITTED, encode_json(content), changes, durable=False)
+            except JournalFull:
+                if last_try:
+                    return False  # the watermark stays in memory; the next commit writes it
+                self._room.use_reserve()
+            else:
+                return True
+        return False
+
+    def _set_consumers(self, consumers: dict[str, int]) -> None:
+        """Replace the watermarks, in a frame of their own or in the one that lets segments go."""
+        self._state.consumers = consumers
+        if not self._remove_committed():
+            self._write_watermarks()
+
+    def _remove_committed(self, retain: int | None = None) -> bool:
+        """Remove what no consumer waits for, oldest first; return whether there was anything."""
+        retain = self._room.limits.retain_bytes if retain is None else retain
+        count = removable(self._segments[:-1], self.committed, retain) if self._state.consumers else 0
+        if not count:
+            return False
+        floor, self._state.floor = self._state.floor, self._segments[count].first
+        if not self._write_watermarks():
+            self._state.floor = floor
+            return False
+        self._active.sync()  # nothing is removed before it is durable that it may be missing
+        for segment in self._segments[:count]:
+            try:
+                self._disk.remove(segment.path)
+            except OSError:
+                break  # its bytes still count, and the next commit tries again
+            self._segments = self._segments[1:]
+        self._room.reserve()
+        return True
+
+    def _snapshot(self, previous_bytes: int) -> Snapshot:
+        with self._counting:
+            return Snapshot(self._state, self._schema, self._sequence, previous_bytes)
+
+    def _roll_if_full(self, more: int) -> None:
+        used = self._active.size
+        if used + more > self._room.segment_bytes and (self._has_rows() or used > self._room.limits.segment_bytes):
+            self._roll()
+
+    def _has_rows(self) -> bool:
+        return self._state.end > self._active.segment.first
+
+    def _roll(self) -> None:
+        """Go on in a new segment. The old one is whole and durable before the new one has a name."""
+        self._active.sync()
+        self._active.segment.size = self._active.synced
+        self._sequence += 1
+        try:
+            active = new_segment(self._disk, self._directory, self._snapshot(self._active.size), self._syncs)
+        except JournalFull:
+            self._sequence -= 1
+            raise
+        self._active.close()
+        self._active = active
+        self._segments = (*self._segments, active.segment)
+
+    def _make_room(self, more: int) -> None:
+        """Refuse rows for which there is no room, before anything is written [I7]."""
+        try:
+            self._room.check(self.bytes_on_disk, more)
+        except JournalFull:
+            removed = self._remove_retained()
+            # Where no row waits, nothing will ever make more room: a limit below one frame must not stop the line.
+            alone = self._room.limits.max_bytes is not None and self._state.end == self.committed
+            if not (removed or alone):
                 raise
-            except JournalError:
-                raise  # raised before anything changed, or after it was undone
-            except BaseException as error:
-                self._dead = JournalFailed("TL-J04", self.where, f"a change stopped half way ({error!r})")
-                raise
+            self._room.check(self.bytes_on_disk, more, limited=not alone)
+
+    def _remove_retained(self) -> bool:
+        """Remove every committed row, also those that `retain_bytes` keeps; return whether that freed anything."""
+        if self._has_rows() and self._state.consumers and self.committed == self._state.end:
+            self._roll()  # only the file that is written to keeps them
+        return self._remove_committed(retain=0)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Ranges"]
+__all__ = ["Range", "Ranges", "joined"]
+
+Range = tuple[int, int]
 
 
 class Ranges:
@@ -103,3 +105,14 @@ class Ranges:
     def count_above(self) -> int:
         """How many numbers above the watermark are in the set."""
         return sum(self._ends) - sum(self._starts)
+
+
+def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Ranges in order; those that touch are joined."""
+    result: list[Range] = []
+    for start, end in sorted(ranges):
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        elif start < end:
+            result.append((start, end))
+    return tuple(result)

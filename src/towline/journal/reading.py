@@ -118,21 +118,21 @@ def combined(pieces: Iterable[RowSlice], batch_rows: int, batch_bytes: int = BAT
         yield waiting.joined()
 
 
-def cut(rows: Any, batch_rows: int, batch_bytes: int) -> Iterator[Any]:
-    """Yield the rows of one record batch in slices within both bounds, at least one row each, without a copy."""
+def cut(rows: Any, batch_rows: int, batch_bytes: int) -> list[Any]:
+    """Return the rows of one record batch in slices within both bounds, at least one row each, without a copy."""
     # To ask each column for its share, as `nbytes` does, takes 25 us. Columns of nulls may share what is counted once.
     shared = _MOST_A_NULL * rows.num_columns * (rows.num_rows + 1)
     if rows.num_rows <= batch_rows and rows.get_total_buffer_size() + shared <= batch_bytes:
-        yield rows
-        return
-    at = 0
+        return [rows]
+    parts, at = [], 0
     while at < rows.num_rows:
         most = min(batch_rows, rows.num_rows - at)
         if rows.slice(at, most).nbytes > batch_bytes:
             sizes = range(1, most)
             most = max(1, bisect_right(sizes, batch_bytes, key=lambda count: rows.slice(at, count).nbytes))
-        yield rows.slice(at, most)
+        parts.append(rows.slice(at, most))
         at += most
+    return parts
 
 
 class _Small:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from towline.errors import JournalError, JournalFull
-from towline.journal.directory import UNFINISHED, Name, segment_names
+from towline.journal.disk import UNFINISHED, Name, full, new_file, segment_names
 from towline.journal.frames import (
     HEADER_BYTES,
     MAGIC,
@@ -28,7 +28,6 @@ from towline.journal.frames import (
 )
 from towline.journal.segment import Segment, View, damaged
 from towline.journal.state import JournalState, Provenance, Snapshot, apply, foreign
-from towline.journal.writer import full, new_file
 from towline.version import version
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
-"""One segment file as readers see it: mapped for the time of a read, found by a sparse index.
+"""One segment file: written to at its end, mapped by readers for the time of a read, found by a sparse index.
 
 The index holds one entry for each `STRIDE` bytes, so that 10 M rows in frames of their own (15 GB) cost 4 MB of
 memory; the way from an entry to a row goes over the headers in the mapped file. Maps are not kept: what a reader no
-longer holds is unmapped, and a removed file stays readable for the one that still holds its map.
+longer holds is unmapped, and a removed file stays readable for the one that still holds its map. What is written is
+durable when the file says so, and the file dead after a failed sync [I6].
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import time
 from array import array
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
@@ -17,16 +19,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from towline.errors import JournalDamaged, JournalError
-from towline.journal.frames import HEADER_BYTES, Header, Kind, header_at
+from towline.journal.disk import NO_ROOM, Name, failed, failing, full, new_file, write_all
+from towline.journal.frames import HEADER_BYTES, Header, Kind, encode, header_at
 from towline.journal.state import Provenance, foreign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from towline.journal.directory import Name
+    from towline.journal.disk import Disk
+    from towline.journal.frames import Encoded
+    from towline.journal.state import Snapshot
+    from towline.timing import Histogram
 
-__all__ = ["Index", "Segment", "View", "damaged", "removable"]
+__all__ = ["Active", "Index", "Segment", "View", "damaged", "new_segment", "removable"]
+
 
 STRIDE = 1 << 16
 
@@ -187,10 +194,11 @@ class Segment:
             frame = position, header
         return frame
 
-    def add(self, offset: int, position: int) -> None:
-        """Note a frame that was just written, so that `find` is quick."""
+    def grow(self, position: int, size: int, end: int) -> None:
+        """Let readers see the frame with rows at `position`, durable now; `end` is the offset after its last row."""
         if self._index is not None:
-            self._index.add(offset, position)
+            self._index.add(self.end, position)
+        self.size, self.end = size, end
 
 
 _WITHOUT_ROWS = frozenset({Kind.SNAPSHOT, Kind.SESSION, Kind.COMMITTED, Kind.RELEASED})
@@ -205,3 +213,81 @@ def removable(sealed: Sequence[Segment], committed: int, retain: int) -> int:
         kept += sealed[below - 1].size
         below -= 1
     return below
+
+
+class Active:
+    """The newest segment and how much of it is written and durable.
+
+    Args:
+        disk: The file system.
+        descriptor: Of the file.
+        segment: As below.
+        syncs: Takes how long each sync took.
+
+    Attributes:
+        segment: What readers see of it.
+        size: Bytes written, all of them whole frames.
+        synced: Bytes known to be durable; <= size. Between them lie only watermarks, never rows.
+    """
+
+    def __init__(self, disk: Disk, descriptor: int, segment: Segment, syncs: Histogram) -> None:
+        self._disk = disk
+        self._descriptor = descriptor
+        self._syncs = syncs
+        self.segment = segment
+        self.size = segment.size
+        self.synced = segment.size
+
+    def write(self, frame: Encoded) -> None:
+        """Put a frame behind the last one, not yet durable.
+
+        Raises:
+            JournalFull: TL-J02, no room on the disk; the file is as it was.
+            JournalFailed: TL-J04, anything else.
+        """
+        path = self.segment.path
+        try:
+            write_all(self._disk, self._descriptor, frame.buffers)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise failed(path, "writing a frame", error) from error
+            with failing(path, "writing a frame"):
+                self._disk.truncate(self._descriptor, self.size)
+            raise full(path.parent, f"the disk took no more ({error.strerror}); nothing was written") from error
+        self.size += frame.size
+
+    def sync(self) -> None:
+        """Make what was written durable.
+
+        Raises:
+            JournalFailed: TL-J04; this file must not be synced again [I6].
+        """
+        if self.synced < self.size:
+            begun = time.perf_counter()
+            try:
+                self._disk.sync_data(self._descriptor)
+            except OSError as error:
+                raise failed(self.segment.path, "fdatasync", error) from error
+            self._syncs.observe(time.perf_counter() - begun)
+            self.synced = self.size
+
+    def close(self) -> None:
+        """Give the descriptor back; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def new_segment(disk: Disk, directory: Path, snapshot: Snapshot, syncs: Histogram) -> Active:
+    """Make the next segment, durable with its name before this returns.
+
+    Raises:
+        JournalFull: TL-J02, no room; nothing changed.
+        JournalFailed: TL-J04, a system call failed.
+    """
+    state = snapshot.state
+    frame = encode(Kind.SNAPSHOT, epoch=state.epoch, first=state.end, durable=0, payload=snapshot.encode())
+    name = Name(snapshot.sequence, state.end)
+    descriptor = new_file(disk, name.path(directory), frame.buffers)
+    segment = Segment(directory, name, size=frame.size, end=state.end, origin=state.origin, index=Index())
+    return Active(disk, descriptor, segment, syncs)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from towline.journal.frames import Bytes
-    from towline.journal.store import SegmentStore
+    from towline.journal.segment import Segment
 
 SCHEMA = pa.schema([("offset", pa.int64()), ("payload", pa.binary()), ("tags", pa.list_(pa.string()))])
 SMALL = Limits(min_free_bytes=0, segment_bytes=4096)
@@ -42,7 +42,7 @@ def opened(directory: Path, limits: Limits = ROOMY, disk: Disk | None = None) ->
 
 def crash(journal: Journal) -> None:
     """Leave the files as a kill would: nothing is written, the kernel takes the lock back."""
-    journal._store.close()
+    journal._active.close()
     journal._lock.release()
 
 
@@ -64,9 +64,9 @@ def served(
     return seen
 
 
-def store_of(journal: Journal) -> SegmentStore:
-    """The files of a journal."""
-    return journal._store
+def segments_of(journal: Journal) -> tuple[Segment, ...]:
+    """The segments of an open journal."""
+    return journal._segments
 
 
 def segments(directory: Path) -> list[Path]:

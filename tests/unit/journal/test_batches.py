@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, Sending, Unsynced, crash, rows
 from towline.journal import Batch, Limits, Outbox
-from towline.journal.batches import LastBatch, Partial, joined
-from towline.journal.ranges import Ranges
+from towline.journal.outbox import LastBatch, Partial
+from towline.journal.ranges import Ranges, joined
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
 

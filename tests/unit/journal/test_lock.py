@@ -15,7 +15,7 @@ import pytest
 from tests.unit.journal.support import SMALL, fill, opened, rows, segments, served
 from towline.errors import JournalError, JournalFailed, JournalLocked
 from towline.journal import Disk
-from towline.journal.lock import Lock
+from towline.journal.disk import Lock
 
 CHILD = """
 import sys

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.unit.journal.support import SCHEMA, crash, opened, rows, segments, served, store_of
+from tests.unit.journal.support import SCHEMA, crash, opened, rows, segments, segments_of, served
 from towline.journal import Journal, Limits
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
@@ -153,8 +153,8 @@ class JournalLife(RuleBasedStateMachine):
         journal = self.journal
         files = segments(self.directory)
         assert journal.bytes_on_disk == sum(path.stat().st_size for path in files)
-        assert [segment.path for segment in store_of(journal).segments] == files
-        assert store_of(journal).schema.equals(SCHEMA)
+        assert [segment.path for segment in segments_of(journal)] == files
+        assert journal._schema.equals(SCHEMA)
 
     def teardown(self) -> None:
         try:

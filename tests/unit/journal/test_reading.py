@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.journal.support import ROOMY, SCHEMA, Unsynced, opened, store_of
+from tests.unit.journal.support import ROOMY, SCHEMA, Unsynced, opened, segments_of
 from towline.journal import Journal, Limits
 from towline.journal.reading import BATCH_BYTES, RowSlice, combined, cut, largest_frame
 from towline.journal.segment import STRIDE
@@ -132,7 +132,7 @@ def test_a_range_far_into_a_segment_of_an_earlier_run_is_found_from_near(tmp_pat
     with opened(tmp_path, disk=Unsynced()) as journal:
         plant(journal, 600, 1_000)
     with opened(tmp_path) as journal:
-        (segment, _) = store_of(journal).segments
+        (segment, _) = segments_of(journal)
         index, view = segment.index(segment.view()), segment.view()
         for offset in range(0, 600, 50):
             position, header = segment.find(view, offset)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, rows, segments, served, store_of
+from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, rows, segments, segments_of, served
 from towline.errors import JournalDamaged, JournalError
 from towline.journal import Journal, frames
 from towline.journal.frames import Encoded, Header, Kind, encode, intact_at
@@ -440,7 +440,7 @@ def test_a_segment_that_only_has_sessions_belongs_to_the_journal(tmp_path: Path)
     crash(journal)
     with opened(tmp_path, SMALL) as journal:
         assert journal.session == {"number": 99}
-        assert len(store_of(journal).segments) == len(segments(tmp_path))
+        assert len(segments_of(journal)) == len(segments(tmp_path))
         assert (journal.first, journal.end) == (0, 0)
 
 

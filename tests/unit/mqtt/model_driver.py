@@ -200,5 +200,5 @@ class ModelDriver:
 
     def die(self, keep: float) -> None:
         self.disk.power_loss(keep)
-        self.journal._store.close()
+        self.journal._active.close()
         self.journal._lock.release()
