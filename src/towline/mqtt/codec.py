@@ -2,8 +2,9 @@
 
 MQTT 5 is read by the `mqtt5` codec, which is fast and strict; what it lets pass or dies of is caught by
 `towline.mqtt.fence`, and a packet has a largest size before it has arrived; of a PUBLISH beyond it, or with too many
-properties, a `towline.mqtt.stubs.Stub` takes the place. MQTT 3.1.1 and 3.1 are read by `towline.mqtt.codec3` into the
-same packet classes.
+properties, a `towline.mqtt.stubs.Stub` takes the place: `_Skipping` reads past one too large as it arrives and holds no
+more of it than one property, `_crowded` looks at a whole one before the codec makes objects of it. MQTT 3.1.1 and 3.1
+are read by `towline.mqtt.codec3` into the same packet classes.
 
 Whatever the peer sends, `Decoder.feed` returns items or raises `MalformedPacket`, nothing else. PUBLISH packets that
 follow each other come as one `PublishRun`, because a chunk of thousands is the unit everything after this works in, or,
@@ -13,6 +14,7 @@ PUBRELs and PUBCOMPs, as one `AnswerRun`.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
@@ -31,9 +33,9 @@ from mqtt5 import (
 )
 
 from towline.mqtt import codec3, fence
-from towline.mqtt.fence import MAX_PROPERTIES, SHAPE_KEY, MalformedPacket
+from towline.mqtt.fence import MAX_PROPERTIES, SHAPE_KEY, SUBSCRIPTION_ID, USER_PROPERTY, MalformedPacket
 from towline.mqtt.plain import PlainReader, PlainRun, PlainRuns
-from towline.mqtt.stubs import Published, Skipping, crowded
+from towline.mqtt.stubs import COUNT, DIGEST, REASON, SIZE, TOO_LARGE, TOO_MANY, Published, Stub
 
 __all__ = [
     "LEVEL_5",
@@ -68,6 +70,16 @@ _TRUSTED_CHUNK_BYTES: Final = 16 << 10
 #: A PUBLISH may be crowded with properties, or larger than the limit, if the second byte of its remaining length, which
 #: counts 128s, is at least this: an identifier takes 2 bytes, so a shorter packet holds no more than is allowed.
 _CROWDED_128S: Final = 2 * MAX_PROPERTIES // 128
+#: A block of properties up to this many bytes can't hold more: an identifier takes 2.
+_SURELY_FEW: Final = 2 * MAX_PROPERTIES
+#: Begins the names of the facts of a stub, and of the marks of publishers that want receipts.
+_OURS: Final = b"towline-"
+_FACTS: Final = frozenset({REASON, SIZE, DIGEST, COUNT})
+#: So many of a stub's own properties that begin like that are kept: a mark has two or three.
+_MOST_KEPT: Final = 8
+#: Properties of PUBLISH beside the user property [MQTT 5 section 3.3.2.3].
+_TOPIC_ALIAS: Final = 0x23
+_OF_PUBLISH: Final = frozenset({0x01, 0x02, 0x03, 0x08, 0x09, SUBSCRIPTION_ID, _TOPIC_ALIAS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +96,6 @@ class PublishRun:
 
     def __len__(self) -> int:
         return len(self.packets)
-
-    @property
-    def qos(self) -> bytes:
-        """The QoS of each packet as one byte each."""
-        return self.headers.translate(codec3.QOS_OF)
 
     def only(self, kept: bytes) -> PublishRun:
         """The packets that have 1 in `kept`, which has 0 for the others; perhaps none."""
@@ -161,7 +168,7 @@ class Decoder:
         #: Bytes needed before decoding can succeed; 0 when not known.
         self._needed = 0
         #: The packet too large that is passing; nothing is held meanwhile.
-        self._skipping: Skipping | None = None
+        self._skipping: _Skipping | None = None
 
     def feed(self, data: bytes) -> list[Item]:
         """Take what the transport received and return all that is now whole.
@@ -198,7 +205,7 @@ class Decoder:
             self._chunks = []  # before it is read: a large packet need not be here a third time
             used = self._walk5(buffer, items) if self._version == LEVEL_5 else self._walk3(buffer, items)
             rest = buffer[used:]
-            self._needed, start = _size_of_next(rest, 0)
+            self._needed, start = _size_of_next(rest, 0) if rest else (0, 0)
             if self._needed <= self._max:
                 self._chunks = [rest] if rest else []
                 self._held = len(rest)
@@ -207,10 +214,10 @@ class Decoder:
             self._chunks, self._held, self._needed = [], 0, 0
             data = rest[start:]
 
-    def _past(self, header: int, size: int, left: int) -> Skipping:
+    def _past(self, header: int, size: int, left: int) -> _Skipping:
         if header >> 4 != _PUBLISH_NIBBLE:
             raise MalformedPacket(f"a packet of {size:,} bytes, more than max_packet_bytes = {self._max:,}", 0x95)
-        return Skipping(header, size, left, properties=self._version == LEVEL_5)
+        return _Skipping(header, size, left, properties=self._version == LEVEL_5)
 
     def _walk5(self, buffer: bytes, items: list[Item]) -> int:  # noqa: C901  # a call would cost a tenth
         view = memoryview(buffer)
@@ -243,7 +250,7 @@ class Decoder:
                 properties = buffer[position + at] if at else _UNKNOWN
                 if buffer[position + 1] > 127 and buffer[position + 2] >= large:
                     whole = self._whole(view, position)
-                    stub = crowded(whole) if properties >= _UNKNOWN else None
+                    stub = _crowded(whole) if properties >= _UNKNOWN else None
                     if stub is not None:
                         run.append(stub)
                         headers.append(header)
@@ -406,3 +413,179 @@ def _close_run(items: list[Item], run: list[Published], headers: bytearray) -> N
     if run:
         fence.check_run(run, bytes(headers))
         items.append(PublishRun(run, bytes(headers)))
+
+
+# What is not taken in whole -----------------------------------------------------------------------------------------
+
+
+class _Scan:
+    """Counts the properties of a PUBLISH as they arrive, and holds no more than one that is not whole."""
+
+    def __init__(self, length: int) -> None:
+        #: Bytes that `feed` has not been given.
+        self.left = length
+        self.users = 0
+        self.identifiers = 0
+        self.alias: int | None = None
+        #: Properties with a name like ours.
+        self.kept: list[tuple[str, str]] = []
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes, all of them properties.
+
+        Raises:
+            ValueError: They are none.
+        """
+        self.left -= len(data)
+        buffer = self._rest + data if self._rest else data
+        at = begin = users = 0
+        size, ours = len(buffer), _OURS in buffer
+        try:
+            while at < size:  # 13 million times in 64 MiB
+                begin = at
+                if buffer[at] == USER_PROPERTY:
+                    value = at + 3 + (buffer[at + 1] << 8 | buffer[at + 2])
+                    at = value + 2 + (buffer[value] << 8 | buffer[value + 1])
+                    if at > size:
+                        break
+                    users += 1
+                    if ours and buffer.startswith(_OURS, begin + 3):
+                        self._keep(buffer[begin + 3 : value], buffer[value + 2 : at])
+                else:
+                    at = self._other(buffer[at], buffer, at)
+        except IndexError:
+            at = size + 1
+        self.users += users
+        self._rest = buffer[begin:] if at > size else b""
+        if self._rest and not self.left:
+            raise ValueError("a property longer than the property length says [MQTT-2.2.2-1]")
+
+    def _other(self, kind: int, buffer: bytes, at: int) -> int:
+        """Step over a property that is no user property, and return where the next begins."""
+        if kind not in _OF_PUBLISH:
+            raise ValueError(f"property {kind:#x} in PUBLISH [MQTT 5 section 2.2.2.2]")
+        end = fence.end_of_value(kind, buffer, at + 1)
+        if kind == _TOPIC_ALIAS:
+            alias = buffer[at + 1] << 8 | buffer[at + 2]
+            if self.alias is not None:
+                raise ValueError("two topic aliases [MQTT 5 section 3.3.2.3.4]")
+            self.alias = alias
+        self.identifiers += kind == SUBSCRIPTION_ID
+        return end
+
+    def _keep(self, key: bytes, value: bytes) -> None:
+        name, text = str(key, "utf-8"), str(value, "utf-8")
+        if name not in _FACTS and len(self.kept) < _MOST_KEPT:
+            self.kept.append((name, text))
+
+
+class _Skipping:
+    """Reads past one PUBLISH that is too large.
+
+    Args:
+        header: Its first byte.
+        size: Bytes of the whole packet.
+        left: Bytes of it behind the fixed header.
+        properties: The protocol has properties: MQTT 5.
+
+    Raises:
+        ValueError: QoS 3, or DUP at QoS 0.
+    """
+
+    def __init__(self, header: int, size: int, left: int, *, properties: bool) -> None:
+        flags = codec3.PUBLISH_FLAGS[header]
+        if flags is None:
+            raise ValueError("PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]")
+        #: First byte of the packet.
+        self.header = header
+        self._flags = flags
+        self._size = size
+        self._left = left
+        self._properties = properties
+        #: What came before the head was whole.
+        self._start = bytearray()
+        self._head: fence.PublishHead | None = None
+        self._scan = _Scan(0)
+        self._digest = hashlib.sha256()
+
+    def feed(self, data: bytes) -> bytes:
+        """Take received bytes and return those behind the packet.
+
+        Raises:
+            ValueError: They can't be a PUBLISH.
+        """
+        behind = data[self._left :]
+        data = data[: self._left]
+        self._left -= len(data)
+        if self._head is None:
+            self._start += data
+            self._head = head = fence.publish_head(self._start, 0, self.header, properties=self._properties)
+            if head is None:
+                if not self._left:
+                    raise ValueError("PUBLISH is too short")
+                return b""
+            data = bytes(self._start[head.at :])
+            self._start.clear()
+            if head.length > len(data) + self._left:
+                raise ValueError("a property length beyond the end of the packet [MQTT-2.2.2-1]")
+            self._scan = _Scan(head.length)
+        if self._scan.left:
+            block = data[: self._scan.left]
+            data = data[len(block) :]
+            self._scan.feed(block)
+        self._digest.update(data)
+        return behind
+
+    @property
+    def done(self) -> bool:
+        """The packet has passed as a whole."""
+        return not self._left
+
+    @property
+    def crowded(self) -> bool:
+        """More than `MAX_PROPERTIES` of a kind have passed."""
+        return max(self._scan.users, self._scan.identifiers) > MAX_PROPERTIES
+
+    def stub(self, reason: str = TOO_LARGE, packet: bytes | None = None) -> Stub:
+        """What is left of it, once it is `done`.
+
+        Args:
+            reason: `TOO_LARGE` or `TOO_MANY`.
+            packet: The whole of it, to be kept.
+
+        Raises:
+            ValueError: Its topic is no UTF-8, or empty without an alias.
+        """
+        head, scan = self._head, self._scan
+        assert head is not None
+        if not head.topic and scan.alias is None:
+            raise ValueError("topic is empty [MQTT-4.7.3-1]")
+        qos, _, duplicate, retain = self._flags
+        digest = self._digest.hexdigest()
+        facts = [(REASON, reason), (SIZE, str(self._size)), (DIGEST, digest), (COUNT, str(scan.users))]
+        pairs = [*facts, *scan.kept]
+        return Stub(fence.text(head.topic), qos, retain, duplicate, head.packet_id, scan.alias, pairs, packet)
+
+
+def _crowded(packet: memoryview) -> Stub | None:
+    """A stub for a whole PUBLISH of MQTT 5 with more than `MAX_PROPERTIES`; None for one that may be decoded.
+
+    Args:
+        packet: From its first byte to its last.
+
+    Raises:
+        ValueError: Its properties can't be read. Whatever else is wrong is left to the codec.
+    """
+    header, (_, start) = packet[0], fence.variable_integer(packet, 1)
+    head = fence.publish_head(packet, start, header, properties=True)
+    if head is None or head.length <= _SURELY_FEW:
+        return None
+    payload_at = head.at + head.length
+    past = _Skipping(header, len(packet), len(packet) - start, properties=True)
+    past.feed(bytes(packet[start : head.at]))
+    past.feed(bytes(packet[head.at : payload_at]))
+    if not past.crowded:
+        return None
+    past.feed(bytes(packet[payload_at:]))
+    return past.stub(TOO_MANY, bytes(packet))

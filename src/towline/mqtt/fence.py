@@ -15,13 +15,12 @@ All functions raise `MalformedPacket`, with the statement that was broken and th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import mqtt5
 from mqtt5 import PublishPacket
 
-if TYPE_CHECKING:
-    from towline.mqtt.stubs import Published
+from towline.mqtt.stubs import Published
 
 __all__ = [
     "MAX_PROPERTIES",
@@ -433,22 +432,24 @@ def check_run(run: Sequence[Published], headers: bytes) -> None:
             character [MQTT-4.7.3-1] (0x90); a Payload Format Indicator beyond 1 (0x82); packet id 0, DUP at QoS 0 or
             U+0000.
     """
-    if any(header in headers for header in _DUP_AT_QOS_0):
+    if _DUP_AT_QOS_0[0] in headers or _DUP_AT_QOS_0[1] in headers:
         raise MalformedPacket(_DUP)
     if 0 in [packet.packet_id for packet in run]:
         raise MalformedPacket(_ID_ZERO)
     check_topics([packet.topic for packet in run])
     responses = [packet.response_topic for packet in run]
-    if "" in responses:
-        raise MalformedPacket("a response topic without a character [MQTT-4.7.3-1]", 0x90)
-    check_topics(filter(None, responses))
+    if responses.count(None) < len(responses):
+        if "" in responses:
+            raise MalformedPacket("a response topic without a character [MQTT-4.7.3-1]", 0x90)
+        check_topics(filter(None, responses))
     if max([packet.payload_format_indicator for packet in run]) > 1:
         raise MalformedPacket("a Payload Format Indicator other than 0 and 1 [MQTT 5 section 3.3.2.3.2]", 0x82)
     texts = list(filter(None, [packet.content_type for packet in run]))
     for pairs in filter(None, [packet.user_properties for packet in run]):
         for pair in pairs:
             texts += pair
-    check_null("".join(texts))
+    if texts:
+        check_null("".join(texts))
 
 
 def check_written(packet: mqtt5.Packet, data: bytes) -> None:
@@ -476,7 +477,8 @@ def check_written(packet: mqtt5.Packet, data: bytes) -> None:
 def check_topics(topics: Iterable[str]) -> None:
     """Refuse U+0000 and wildcards in topic names (0x90) with a `MalformedPacket`."""
     joined = "".join(topics)
-    check_null(joined)
+    if "\0" in joined:
+        raise MalformedPacket(_NULL)
     if "#" in joined or "+" in joined:
         raise MalformedPacket("a topic name with a wildcard [MQTT-3.3.2-2]", 0x90)
 

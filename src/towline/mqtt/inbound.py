@@ -228,7 +228,7 @@ class Inbound:
         Raises:
             AliasError: The connection must end with 0x94.
         """
-        qos = run.qos
+        qos = run.headers.translate(QOS_OF)
         topics: Sequence[str] = self._topics(run)
         left_out, tags = self.screen(run.packets, topics) if self.screen is not None else _UNSCREENED
         ids = [packet.packet_id or 0 for packet in run.packets]

@@ -20,6 +20,7 @@ from mqtt5 import (
 
 from tests.helpers import packets_in
 from towline.mqtt.codec import Acknowledgement, AnswerRun, Decoder, Item, MalformedPacket, PublishRun
+from towline.mqtt.codec3 import QOS_OF
 
 
 def publish(number: int, topic: str = "a/b", payload: bytes = b"x") -> PublishPacket:
@@ -57,8 +58,8 @@ def test_packets_come_in_order_and_publishes_as_runs() -> None:
     ]
     first, second = (item for item in items if isinstance(item, PublishRun))
     assert [p.packet_id for p in first.packets] == [1, 2]
-    assert first.qos == bytes([1, 1])
-    assert second.qos == bytes([0, 1])
+    assert first.headers.translate(QOS_OF) == bytes([1, 1])
+    assert second.headers.translate(QOS_OF) == bytes([0, 1])
     assert len(second) == 2
 
 
