@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -26,7 +26,7 @@ from towline.mqtt.inbound import Inbound
 from towline.mqtt.plain import PlainMessages
 from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
 
-__all__ = ["InboundConfig", "Uplink"]
+__all__ = ["COUNTERS", "InboundConfig", "Uplink"]
 
 #: How often a full journal is tried again, in seconds.
 _ROOM_RETRY: Final = 0.5
@@ -35,7 +35,7 @@ _REPORT_EVERY: Final = 60.0
 #: Characters of a topic in the log; a device chose them, so they are escaped there [I13].
 _SHOWN: Final = 200
 #: Why there is only a stub → the counter in the ledger.
-_COUNTERS: Final = {TOO_LARGE: "packets_too_large", TOO_MANY: "too_many_properties"}
+COUNTERS: Final = {TOO_LARGE: "packets_too_large", TOO_MANY: "too_many_properties"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,12 @@ class InboundConfig:
         name: The gateway's, as rows and log have it.
         acks: What drives the acknowledgements [I1].
         max_packet_bytes: Largest packet that is taken in whole, as the log names it.
-        journal_bytes: Limit of the inbox; None for no limit but the disk.
         least_qos: Messages with less are counted: a publisher's QoS may be lower than the subscription's.
     """
 
     name: str
     acks: AckAfter
     max_packet_bytes: int
-    journal_bytes: int | None = None
     least_qos: int = 0
 
 
@@ -82,7 +80,7 @@ class Uplink:
 
     Attributes:
         received: Messages received over the journal's life, those included that were not stored.
-        acknowledged: Of this process, acknowledgements that left.
+        acknowledged: Of this process, acknowledgements that left in sessions before the one in use.
         redelivered: Of this process, messages that the broker said to have sent before (DUP), stored all the same.
         room_at: When a full inbox is tried again, on `time.monotonic`.
     """
@@ -108,7 +106,7 @@ class Uplink:
         #: What is not stored yet, in order; longer than one only while there is no room.
         self._waiting: deque[_Unstored] = deque()
         #: A larger chunk is stored in several frames; one packet is never parted.
-        self._frame_bytes = largest_frame(config.journal_bytes)
+        self._frame_bytes = largest_frame(inbox.limits.max_bytes)
         self.room_at = 0.0
         #: Stubs that no line of the log has reported, by their counter, and when the next may.
         self._unreported: Counter[str] = Counter()
@@ -127,7 +125,6 @@ class Uplink:
 
     def deliver(self, action: Deliver, inbound: Inbound) -> None:
         """Store a delivery, or keep it until there is room."""
-        self.received += len(action.messages)
         if self._config.acks is AckAfter.RECEIVED:
             self.settle(inbound, action.first + len(action.messages))
         batch = to_rows(
@@ -137,6 +134,7 @@ class Uplink:
             self._config.name,
             strip_marks=self._ledger is not None,
         )
+        self.received += batch.num_rows
         self.redelivered += batch.column("duplicate").true_count
         if lower := below(action.messages, self._least_qos):
             self._inbox.count(lower_qos=lower)
@@ -147,7 +145,7 @@ class Uplink:
 
     def _count_stubs(self, messages: Messages | PlainMessages) -> None:
         """Count what was not taken in whole, and say so once in a while."""
-        stubs = Counter(_COUNTERS[p.reason] for p in messages.packets if isinstance(p, Stub))
+        stubs = Counter(COUNTERS[p.reason] for p in messages.packets if isinstance(p, Stub))
         self._inbox.count(**stubs)
         self._unreported += stubs
         now = time.monotonic()
@@ -211,13 +209,18 @@ class Uplink:
             self._log.warning(what, code="TL-M24", broker=where, count=reused)
 
 
-def _frames(rows: pa.RecordBatch, delivery: Deliver, most: int) -> Iterator[_Unstored]:
+def _frames(rows: pa.RecordBatch, delivery: Deliver, most: int) -> list[_Unstored]:
     """Part a delivery into frames of at most `most` bytes or one packet; each packet id stays with its row [I3]."""
-    at, count = 0, rows.num_rows
     marks: Sequence[Mark | None] = delivery.messages.tags
-    for part in cut(rows, max(1, count), most) if count else (rows,):
+    parts = cut(rows, rows.num_rows, most) if rows.num_rows else [rows]
+    if len(parts) == 1:
+        return [_Unstored(rows, delivery.held, delivery.released, delivery.ticket, tuple(filter(None, marks)))]
+    frames, at = list[_Unstored](), 0
+    for part in parts:
         start, at = at, at + part.num_rows
         first, last = delivery.first + start, delivery.first + at
         held = {packet_id: entry for packet_id, entry in delivery.held.items() if first <= entry.number < last}
-        ticket = delivery.ticket if at == count else 0
-        yield _Unstored(part, held, () if start else delivery.released, ticket, tuple(filter(None, marks[start:at])))
+        ticket = delivery.ticket if at == rows.num_rows else 0
+        released = () if start else delivery.released
+        frames.append(_Unstored(part, held, released, ticket, tuple(filter(None, marks[start:at]))))
+    return frames

@@ -17,21 +17,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from towline.delivery.dispatch import Dispatch, Fate
-from towline.delivery.outrows import Outgoing
-from towline.delivery.refused import RefusedMessages
-from towline.delivery.standing import ACKNOWLEDGED, LEFT, TAKEN_BACK, standing
-from towline.delivery.upcoming import Marking, Upcoming
+from towline.delivery.outrows import Outgoing, outgoing
+from towline.delivery.receipts.mark import Content
+from towline.delivery.refused import REPLAYED, RefusedMessages
 from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from towline.errors import Refused as BrokerRefused
 from towline.journal import Flight, Outbox
 from towline.journal.outbox import PUBLISHED, RELEASED, SENT
+from towline.journal.ranges import joined
 from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany, Token
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import Phase
@@ -40,7 +40,7 @@ from towline.mqtt.session import Session, SessionState
 from towline.mqtt.suspects import STRIKES, Culprits
 from towline.timing import Stamp
 
-__all__ = ["Downlink", "Outcome"]
+__all__ = ["ACKNOWLEDGED", "LEFT", "TAKEN_BACK", "Downlink", "Marking", "Outcome", "Upcoming", "standing"]
 
 _T = TypeVar("_T")
 
@@ -489,3 +489,142 @@ def _left(message: Outgoing, now: float, clock: Stamp) -> float | None:
 def _flights(tokens: Mapping[int, Token], phase: int) -> dict[int, Flight]:
     """What is written of messages of the outbox; what else the session sends has no row to go back to."""
     return {packet_id: Flight(token, phase) for packet_id, token in tokens.items() if isinstance(token, int)}
+
+
+#: Counters of the ledger: answers of the broker (PUBACK, PUBCOMP), messages of QoS 0 that left, and those of either
+#: that were refused all the same.
+ACKNOWLEDGED: Final = "acknowledged"
+LEFT: Final = "sent"
+TAKEN_BACK: Final = "taken_back"
+#: One that is asked for while a message is being done may have one half of it: looked at again, so often.
+_LOOKS: Final = 5
+
+
+def standing(outbox: Outbox) -> dict[str, int]:
+    """What became of an outbox's messages, told twice: ``delivered`` by numbers, ``acknowledged``, ``sent`` by answers.
+
+    The outbox knows a message as done by its number; answers of the broker are counters of its ledger. Both stand in
+    the same frames [I11], and neither is made of the other: their difference is a message that is done and that no
+    broker has taken. From any thread.
+    """
+    for _ in range(_LOOKS):
+        seen = _look(outbox)
+        if seen["delivered"] == seen["acknowledged"] + seen["sent"] - seen["taken_back"]:
+            break
+    return seen
+
+
+def _look(outbox: Outbox) -> dict[str, int]:
+    ledger = outbox.ledger
+    replayed = ledger.get(REPLAYED, 0)  # accepted a second time, and refused no more
+    expired, refused = ledger.get("expired", 0), ledger.get("refused", 0) - replayed
+    waiting, incomplete, dropped = outbox.waiting, outbox.incomplete, outbox.dropped
+    accepted = outbox.end - incomplete - dropped - replayed
+    return {
+        "accepted": accepted,
+        "waiting": waiting,
+        "delivered": accepted - waiting - expired - refused,
+        **{name: ledger.get(name, 0) for name in (ACKNOWLEDGED, LEFT, TAKEN_BACK)},
+        "expired": expired,
+        "refused": refused,
+        "replayed": replayed,
+        "incomplete": incomplete,
+        "dropped": dropped,
+    }
+
+
+#: Number and content of a message → user properties to be added to it.
+Marking: TypeAlias = Callable[[int, Content], Sequence[tuple[str, str]]]
+
+#: Rows decoded at a time, and their bytes, unless it is one row.
+_CHUNK: Final = 1000
+_CHUNK_BYTES: Final = 8 << 20
+
+
+class Upcoming:
+    """The messages of one outbox in the order in which they may leave; belongs to the thread that sends.
+
+    The cursor goes on with each message that is taken; `rewind` sets it back to the oldest that is not done. What is
+    done and goes once more (`repeat`) comes from a sequence of its own.
+
+    Args:
+        outbox: What is to be sent.
+        mark: Adds to each message; None for nothing.
+    """
+
+    def __init__(self, outbox: Outbox, mark: Marking | None) -> None:
+        self._outbox = outbox
+        self._mark = mark
+        #: Next row to be read; everything below is done, or was taken.
+        self._cursor = outbox.done.watermark
+        #: Reads on from the cursor.
+        self._batches: Iterator[Any] = iter(())
+        #: Decoded, and below the cursor.
+        self._messages: deque[Outgoing] = deque()
+        #: Messages that were done and go once more.
+        self._repeats: Iterator[Outgoing] = iter(())
+
+    def rewind(self) -> None:
+        """Begin anew with the oldest that is not done; no repeat is left."""
+        self._cursor = self._outbox.done.watermark
+        self._batches = iter(())
+        self._messages.clear()
+        self._repeats = iter(())
+
+    def following(self) -> Outgoing | None:
+        """Take the next message; None when there is none."""
+        while not self._messages:
+            if self._cursor < self._outbox.done.watermark:  # rows from there on may be gone
+                self._batches = iter(())
+            batch = next(self._batches, None)
+            if batch is not None:
+                self._messages.extend(outgoing(batch, self._cursor, self._mark))
+                self._cursor += batch.num_rows
+            elif rows := self._outbox.following(self._cursor):
+                self._cursor, end = rows
+                self._batches = self._outbox.read(self._cursor, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES)
+            else:
+                return None
+        return self._messages.popleft()
+
+    def following_repeat(self) -> Outgoing | None:
+        """Take the next message that goes once more; None when there is none."""
+        return next(self._repeats, None)
+
+    def repeat(self, ranges: Sequence[tuple[int, int]], wanted: Callable[[int], bool]) -> None:
+        """Let messages that are done go once more; instead of what was asked for before.
+
+        Args:
+            ranges: Of numbers.
+            wanted: Asked when the turn of each has come: its row has to stay as long as it is on its way.
+        """
+        self._repeats = (message for message in self._read_again(ranges) if wanted(message.number))
+
+    def _read_again(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Outgoing]:
+        for first, end in ranges:
+            start = first
+            while (start := max(start, self._outbox.journal.first)) < end:
+                try:
+                    for batch in self._outbox.read(start, min(start + _CHUNK, end), batch_bytes=_CHUNK_BYTES):
+                        yield from outgoing(batch, start, self._mark, again=True)
+                        start += batch.num_rows
+                except JournalError as error:
+                    if error.code != "TL-J07" or start >= self._outbox.journal.first:
+                        raise  # otherwise they were let go between two turns: nobody waits for them any more
+
+    def message(self, number: int) -> Outgoing:
+        """Read one message."""
+        (batch,) = self._outbox.read(number, number + 1)
+        (message,) = outgoing(batch, number, self._mark, again=number in self._outbox.done)
+        return message
+
+    def unfinished(self, numbers: Iterable[int]) -> dict[int, Outgoing]:
+        """Those among these that are not done, by number, read in as few pieces as there are."""
+        done, first = self._outbox.done, self._outbox.journal.first
+        messages: dict[int, Outgoing] = {}
+        for start, end in joined((n, n + 1) for n in numbers if n >= first and n not in done):
+            at = start
+            for batch in self._outbox.read(start, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES):
+                messages.update((message.number, message) for message in outgoing(batch, at, self._mark))
+                at += batch.num_rows
+        return messages

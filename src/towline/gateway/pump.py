@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 import structlog
 
 from towline.delivery.inbound import Uplink
+from towline.delivery.intake import plain_run
 from towline.delivery.outbound import Downlink
-from towline.delivery.plain import plain_run
 from towline.delivery.receipts.sender import ReceiptSender
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages

@@ -64,7 +64,6 @@ def inbound_config(settings: GatewaySettings) -> InboundConfig:
         settings.name,
         settings.acks,
         settings.max_packet_bytes,
-        settings.journal.max_bytes,
         min(policy(settings.guarantee).least_qos, subscribed),
     )
 

@@ -21,7 +21,6 @@ from tests.unit.delivery.test_outbound import Line
 from tests.unit.journal.support import FillingDisk
 from towline import timing
 from towline.delivery import outbound as module
-from towline.delivery import upcoming
 from towline.delivery.outbound import Outcome
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
@@ -341,11 +340,11 @@ def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for them any more."""
-    monkeypatch.setattr(upcoming, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 1)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0, segment_bytes=4096))
     for _ in range(12):
         outbox.append(arrived(rows_of([{"topic": "d", "payload": bytes(2000), "qos": 1}]), Stamp(0)))
-    messages = upcoming.Upcoming(outbox, None)
+    messages = module.Upcoming(outbox, None)
     messages.repeat([(0, 12)], lambda number: number != 10)
     first = messages.following_repeat()
     assert first is not None

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
-from towline.delivery.intake import to_rows
-from towline.delivery.plain import plain_run
+from towline.delivery.intake import plain_run, to_rows
 from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun, encode
 from towline.mqtt.events import Deliver
 from towline.mqtt.inbound import Inbound

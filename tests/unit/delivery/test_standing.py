@@ -13,8 +13,8 @@ from mqtt5 import PubAckReasonCode
 from tests.unit.delivery.test_outbound import Line
 from towline.bridge.downlink.account import downlink_account
 from towline.bridge.lines.notes import LineNotes
+from towline.delivery.outbound import standing
 from towline.delivery.outrows import arrived, rows_of
-from towline.delivery.standing import standing
 from towline.journal import Limits, Outbox
 from towline.mqtt.events import Lost
 from towline.schema import OUTBOX_SCHEMA
