@@ -112,10 +112,12 @@ class Breach(ValueError):
     """What the broker sent and the standard forbids; the connection must end.
 
     Attributes:
-        reason: Reason code for our DISCONNECT: 0x82 protocol error.
+        reason: Reason code for our DISCONNECT: 0x82 protocol error, 0x94 topic alias invalid.
     """
 
-    reason = 0x82
+    def __init__(self, what: str, reason: int = 0x82) -> None:
+        super().__init__(what)
+        self.reason = reason
 
 
 class Held(NamedTuple):

@@ -17,7 +17,6 @@ from towline.text import printable
 
 __all__ = [
     "Authentication",
-    "Unasked",
     "connect_packet",
     "connection_ended",
     "connection_refused",
@@ -34,10 +33,6 @@ _SHOWN: Final = 200
 _SMALLEST_ANSWER: Final = 4
 #: format("mqtt") has no such option.
 _FOLLOW: Final = "Name that server, or let a bridge or a Client go there by itself (follow_redirects)."
-
-
-class Unasked(Breach):
-    """An AUTH that breaks the protocol; its text says how."""
 
 
 class Authentication:
@@ -64,14 +59,14 @@ class Authentication:
         """The answer to the broker's challenge.
 
         Raises:
-            Unasked: There is no such method, or the reason is not 0x18.
+            Breach: There is no such method, or the reason is not 0x18.
             Refused: TL-M28.
         """
         method = self._method
         if method is None or packet.authentication_method != method.method:
-            raise Unasked("sent AUTH for a method we did not ask for [MQTT-4.12.0-5, -6]")
+            raise Breach("sent AUTH for a method we did not ask for [MQTT-4.12.0-5, -6]")
         if packet.reason_code != AuthReasonCode.CONTINUE_AUTHENTICATION:
-            raise Unasked("sent AUTH with a reason other than 0x18 [MQTT-4.12.0-2]")
+            raise Breach("sent AUTH with a reason other than 0x18 [MQTT-4.12.0-2]")
         challenge = packet.authentication_data or b""
         data = self._step(lambda: method.challenge(challenge))
         return AuthPacket(

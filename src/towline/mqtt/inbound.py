@@ -58,7 +58,7 @@ from towline.mqtt.events import Breach, Deliver, Held, Messages
 from towline.mqtt.plain import PlainMessages, PlainRun
 from towline.mqtt.stubs import Published
 
-__all__ = ["NOTHING", "AliasError", "Inbound", "Screen", "Screening"]
+__all__ = ["NOTHING", "Inbound", "Screen", "Screening"]
 
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
@@ -99,12 +99,6 @@ class Screening(NamedTuple):
 Screen = Callable[[Sequence[Published], Sequence[str]], Screening]
 #: Of an owner that says nothing.
 _UNSCREENED: Final = Screening(NOTHING, ())
-
-
-class AliasError(Breach):
-    """A topic alias that is 0, above our maximum, or not yet given a topic [MQTT-3.3.2-8, -9]."""
-
-    reason = 0x94
 
 
 @dataclass(slots=True)
@@ -161,12 +155,6 @@ class _Chunk:
         self.headers += run.headers
         self.topics += topics
         self.tags += tags
-
-    def messages(self) -> Messages | PlainMessages:
-        """What it holds."""
-        if self.plain:
-            return PlainMessages(self.plain)
-        return Messages(self.packets, bytes(self.headers), self.topics, self.tags)
 
 
 class Inbound:
@@ -226,10 +214,13 @@ class Inbound:
         """Take messages in.
 
         Raises:
-            AliasError: The connection must end with 0x94.
+            Breach: A topic alias that is 0, above our maximum, or not yet given a topic [MQTT-3.3.2-8, -9].
         """
         qos = run.headers.translate(QOS_OF)
-        topics: Sequence[str] = self._topics(run)
+        topics: Sequence[str] = [packet.topic for packet in run.packets]
+        aliases = [packet.topic_alias for packet in run.packets]
+        if aliases.count(None) < len(aliases):
+            topics = list(map(self._resolve, aliases, topics))
         left_out, tags = self.screen(run.packets, topics) if self.screen is not None else _UNSCREENED
         ids = [packet.packet_id or 0 for packet in run.packets]
         if (b"\x02" in qos and not self._all_new(qos, ids)) or self._owes_again(run.headers, ids):
@@ -238,7 +229,8 @@ class Inbound:
         if left_out:
             stored = _kept(left_out)
             run, topics, tags = run.only(stored), list(compress(topics, stored)), list(compress(tags, stored))
-        self._part_with_plain()
+        if self._chunk.plain:
+            self._part_with_plain()
         self._chunk.add(run, topics, tags)
         self._take(qos, ids, _Contents(self.next_number, partial(_digests, run, topics), _MOST_KEPT + 1), left_out)
 
@@ -289,7 +281,12 @@ class Inbound:
         self._ticket += 1
         if chunk.completions:
             self._completions.append((self._ticket, _big_endian(array("I", chunk.completions))))
-        return Deliver(self._ticket, chunk.first, chunk.messages(), chunk.held, tuple(chunk.released))
+        messages: Messages | PlainMessages
+        if chunk.plain:
+            messages = PlainMessages(chunk.plain)
+        else:
+            messages = Messages(chunk.packets, bytes(chunk.headers), chunk.topics, chunk.tags)
+        return Deliver(self._ticket, chunk.first, messages, chunk.held, tuple(chunk.released))
 
     def settle(self, upto: int) -> bytes:
         """Raise the watermark and return the PUBACKs and PUBRECs that may leave."""
@@ -464,23 +461,15 @@ class Inbound:
         if self.unacknowledged > self._receive_maximum:
             self.overruns += 1
 
-    def _topics(self, run: PublishRun) -> list[str]:
-        topics = [packet.topic for packet in run.packets]
-        aliases = [packet.topic_alias for packet in run.packets]
-        if aliases.count(None) == len(aliases):
-            return topics
-        for index, alias in enumerate(aliases):
-            if alias is not None:
-                topics[index] = self._resolve(alias, topics[index])
-        return topics
-
-    def _resolve(self, alias: int, topic: str) -> str:
+    def _resolve(self, alias: int | None, topic: str) -> str:
+        if alias is None:
+            return topic
         if not 0 < alias <= self._alias_maximum:
-            raise AliasError(f"used topic alias {alias}, we allow {self._alias_maximum} [MQTT-3.3.2-9]")
+            raise Breach(f"used topic alias {alias}, we allow {self._alias_maximum} [MQTT-3.3.2-9]", 0x94)
         if topic:
             self._aliases[alias] = topic
         elif alias not in self._aliases:
-            raise AliasError(f"used topic alias {alias} before it gave it a topic")
+            raise Breach(f"used topic alias {alias} before it gave it a topic", 0x94)
         return self._aliases[alias]
 
 

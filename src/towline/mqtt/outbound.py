@@ -33,15 +33,11 @@ from towline.mqtt.events import Acknowledged, Action, Breach, Flying, Send, Toke
 from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
 from towline.mqtt.reasons import QUOTA_EXCEEDED
 
-__all__ = ["Outbound", "Phase", "Unexpected"]
+__all__ = ["Outbound", "Phase"]
 
 MAX_PACKET_ID: Final = 65535
 
 Answer: TypeAlias = PubAckPacket | PubRecPacket | PubCompPacket
-
-
-class Unexpected(Breach):
-    """An answer that the standard does not allow in this phase; the connection must end with 0x82."""
 
 
 class Phase(Enum):
@@ -123,6 +119,11 @@ class Outbound:
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._unfinished)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way, and nothing has to leave."""
+        return not (self._queue or self._unfinished or self._replies or self._finished_elsewhere or self._forgotten)
 
     @property
     def open_count(self) -> int:
@@ -319,7 +320,7 @@ class Outbound:
         """Take one of many answers; `actions` has to follow the last.
 
         Raises:
-            Unexpected: It can't come now.
+            Breach: The standard does not allow it in this phase.
         """
         message = self._unfinished.get(packet.packet_id)
         if message is None:
@@ -330,7 +331,7 @@ class Outbound:
         step = _STEPS.get((qos, message.phase, type(packet)))
         if step is None:
             name = type(packet).__name__.removesuffix("Packet").upper()
-            raise Unexpected(f"answered a QoS {qos} message that is {message.phase.value} with {name}")
+            raise Breach(f"answered a QoS {qos} message that is {message.phase.value} with {name}")
         yield from step(self, packet, message)
 
     def new_id(self) -> int:

@@ -20,6 +20,7 @@ What is not in the first is a protocol error (0x82).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -80,14 +81,13 @@ from towline.mqtt.handshake import (
     too_narrow,
 )
 from towline.mqtt.inbound import Inbound
-from towline.mqtt.liveness import PONG_WITHIN, Liveness
 from towline.mqtt.outbound import Answer, Outbound
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.reasons import BLAMING, ID_IN_USE, TAKEN_OVER
 from towline.mqtt.rules import check_config, connack_problem, unsupported
 from towline.mqtt.subscriptions import Request, Subscribe, Subscriptions, SubscriptionStep, Unsubscribe
 
-__all__ = ["Session", "SessionState"]
+__all__ = ["PONG_WITHIN", "Liveness", "Session", "SessionState"]
 
 
 #: Servers that a record names: where brokers point to others, new ones may come for ever.
@@ -95,6 +95,75 @@ _MOST_SERVERS: Final = 100
 _PINGREQ: Final = PingReqPacket().write()
 #: Packet ids tried for a SUBSCRIBE: a broker that calls more of them in use says so of any.
 _MOST_IDS_IN_USE: Final = 16
+#: Share of the keep alive after which we send PINGREQ when nothing else went out: early enough for a slow link.
+_PING_AFTER: Final = 0.75
+#: A silent peer is found within 1.5 × keep alive: 0.75 until the PINGREQ and as much for its answer.
+PONG_WITHIN: Final = 0.75
+
+
+class Liveness:
+    """Whether the broker lives: when a PINGREQ is due, and how long an answer may take [MQTT-3.1.2-22 to -24].
+
+    Args:
+        answer_within_s: Seconds that CONNACK and SUBACK may take.
+    """
+
+    def __init__(self, answer_within_s: float) -> None:
+        self.answer_within_s = answer_within_s
+        #: We do not read: what is missing may lie in what was not read.
+        self.suspended = False
+        #: When the connection was opened, or the broker last sent something.
+        self._heard_at = 0.0
+        self._sent_at = 0.0
+        #: When the PINGREQ without an answer left, or the peer last showed since that it lives; None without one.
+        self._ping_at: float | None = None
+
+    def opened(self, now: float) -> None:
+        """A connection begins."""
+        self.suspended = False
+        self._heard_at = now
+
+    def sent(self, now: float) -> None:
+        """Something left."""
+        self._sent_at = now
+
+    def heard(self, now: float) -> None:
+        """The broker sent something that counts as an answer, or the time for one begins anew."""
+        self._heard_at = now
+
+    def lives(self, now: float) -> None:
+        """The peer shows that it lives: it sends, or takes what waited to be sent, however long a packet takes."""
+        if self._ping_at is not None:
+            self._ping_at = now
+
+    def resumed(self, now: float) -> None:
+        """We read again: what is awaited may lie in what was not read."""
+        self.suspended = False
+        self.heard(now)
+        self.lives(now)
+
+    def pinged(self, now: float) -> None:
+        """A PINGREQ leaves."""
+        self._ping_at = now if self._ping_at is None else self._ping_at
+
+    def answered(self) -> None:
+        """Nothing is out any more: PINGRESP came, or the connection begins or ends."""
+        self._ping_at = None
+
+    @property
+    def answer_due(self) -> float:
+        """When an answer that is owed comes too late."""
+        return self._heard_at + self.answer_within_s
+
+    def ping_due(self, keep_alive_s: int) -> float:
+        """When a PINGREQ has to leave."""
+        return self._sent_at + keep_alive_s * _PING_AFTER
+
+    def pong_due(self, keep_alive_s: int) -> float:
+        """When PINGRESP comes too late."""
+        if self._ping_at is None or self.suspended:
+            return math.inf
+        return self._ping_at + keep_alive_s * PONG_WITHIN
 
 
 class SessionState(Enum):
@@ -185,8 +254,10 @@ class Session:
         """
         actions: list[Action] = []
         _EVENTS[type(event)](self, event, now, actions)
-        if any(type(action) is Send for action in actions):
-            self._liveness.sent(now)
+        for action in actions:
+            if type(action) is Send:
+                self._liveness.sent(now)
+                break
         return actions
 
     @property
@@ -288,19 +359,18 @@ class Session:
                 self._close(error, actions, fatal=True)
             if self.state is SessionState.OFFLINE:
                 break
-        actions += self.outbound.actions(now)  # once for all answers: one write, and one sync where ids are durable
-        self._hand_over(actions)
-
-    def _hand_over(self, actions: list[Action]) -> None:
+        if not self.outbound.idle:
+            actions += self.outbound.actions(now)  # once for all answers: one write, and one sync where ids are durable
         delivery = self.inbound.hand_over()
-        if self.state is not SessionState.OFFLINE:
+        if self.state is not SessionState.OFFLINE and (data := self.inbound.settle(self.inbound.settled)):
             # Repeats of what is settled; before the delivery, whose own acknowledgements come after [MQTT-4.6.0-3].
-            self._send_bytes(self.inbound.settle(self.inbound.settled), actions)
+            actions.append(Send(data))
         if delivery:
             actions.append(delivery)
 
     def _on_settled(self, event: Settled, _now: float, actions: list[Action]) -> None:
-        self._send_bytes(self.inbound.settle(event.upto), actions)
+        if data := self.inbound.settle(event.upto):
+            actions.append(Send(data))
 
     def _on_stored(self, event: Stored, now: float, actions: list[Action]) -> None:
         self._send_bytes(self.inbound.stored(event.ticket), actions)

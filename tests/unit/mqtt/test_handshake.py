@@ -8,8 +8,8 @@ import pytest
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket
 
 from towline.errors import Refused
-from towline.mqtt.events import SessionConfig
-from towline.mqtt.handshake import Authentication, Unasked, connect_packet, forgetful, too_narrow
+from towline.mqtt.events import Breach, SessionConfig
+from towline.mqtt.handshake import Authentication, connect_packet, forgetful, too_narrow
 
 CONFIG = SessionConfig("me", "here", session_expiry_s=600)
 
@@ -67,13 +67,13 @@ def test_without_a_method_there_is_nothing_to_do() -> None:
     exchange = Authentication(None, "here")
     assert exchange.start() is None
     exchange.finish(b"")
-    with pytest.raises(Unasked, match=r"MQTT-4\.12\.0-5"):
+    with pytest.raises(Breach, match=r"MQTT-4\.12\.0-5"):
         exchange.answer(challenge())
 
 
 @pytest.mark.parametrize("packet", [challenge("OTHER"), challenge(reason=AuthReasonCode.SUCCESS)])
 def test_an_auth_that_nobody_asked_for_breaks_the_protocol(packet: AuthPacket) -> None:
-    with pytest.raises(Unasked, match=r"MQTT-4\.12"):
+    with pytest.raises(Breach, match=r"MQTT-4\.12"):
         Authentication(Method(), "here").answer(packet)
 
 

@@ -13,8 +13,8 @@ from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket, QoS
 from towline.delivery.intake import plain_run
 from towline.mqtt import inbound as module
 from towline.mqtt.codec import Decoder, PublishRun
-from towline.mqtt.events import Deliver, Held
-from towline.mqtt.inbound import AliasError, Inbound, Screening
+from towline.mqtt.events import Breach, Deliver, Held
+from towline.mqtt.inbound import Inbound, Screening
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.stubs import Published
 
@@ -240,10 +240,11 @@ def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
     assert delivery is not None
     assert delivery.messages.topics == ["a/b", "a/b", "c", "c"]
     for wrong in (aliased("x", 3), aliased("", 2)):
-        with pytest.raises(AliasError):
+        with pytest.raises(Breach, match="topic alias") as refused:
             inbound.publishes(wrong)
+        assert refused.value.reason == 0x94
     inbound.disconnect()
-    with pytest.raises(AliasError, match="before it gave it a topic"):
+    with pytest.raises(Breach, match="before it gave it a topic"):
         inbound.publishes(aliased("", 1))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from towline.mqtt.liveness import Liveness
+from towline.mqtt.session import Liveness
 
 
 def opened() -> Liveness:

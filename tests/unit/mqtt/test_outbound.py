@@ -18,9 +18,9 @@ from mqtt5 import (
 
 from tests.helpers import read_all
 from towline.mqtt.codec import Packet, encode
-from towline.mqtt.events import Acknowledged, Action, Flying, Send, Token
+from towline.mqtt.events import Acknowledged, Action, Breach, Flying, Send, Token
 from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
-from towline.mqtt.outbound import MAX_PACKET_ID, Outbound, Phase, Unexpected
+from towline.mqtt.outbound import MAX_PACKET_ID, Outbound, Phase
 
 
 def connected(window: int = 10, connack: ConnAckPacket | None = None) -> Outbound:
@@ -137,7 +137,7 @@ def test_a_stray_pubrec_is_answered_with_0x92_and_other_strays_are_nothing() -> 
 def test_an_answer_out_of_turn_is_a_protocol_error(qos: int, wrong: type[PubRecPacket | PubCompPacket]) -> None:
     outbound = connected()
     packet_id = first_id(publish(outbound, 1, qos))
-    with pytest.raises(Unexpected):
+    with pytest.raises(Breach, match="answered a QoS"):
         list(outbound.take(wrong(packet_id)))
 
 
