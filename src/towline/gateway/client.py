@@ -1,7 +1,7 @@
 """The thin client of a gateway: reads its rows, moves its watermarks, brings messages to its outbox.
 
 Safe in Spark's forked workers: ``pyarrow.flight`` is imported inside the methods and no connection is made before the
-first call. Every error of Arrow Flight becomes one of ours in one place, `Channel.translated`.
+first call. Every error of Arrow Flight becomes one of ours in one place, `GatewayClient._translated`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from towline.errors import Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access, is_remote
-from towline.gateway.belonging import OutboxPosition, StoredBatch
 from towline.gateway.endpoint import END_OF_ROWS, error_from
-from towline.gateway.heartbeat import Heartbeat
-from towline.gateway.leases import FOREIGN_LEASE_S
+from towline.gateway.identity import Extent, StoredBatch
+from towline.gateway.leases import FOREIGN_LEASE_S, Heartbeat
 from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.processes import ProcessMark
 from towline.threads import guarded_thread, later
@@ -69,107 +68,6 @@ _CHANNEL: Final = [
 _NOT_TRUSTED: Final = re.compile(r"certificate verify failed: ([a-z ]+)|(Peer name \S+ is not in peer certificate)")
 _NEAR: Final = "Is it running? `towline status` shows it; with the option stateDir the source starts one by itself."
 _FAR: Final = "Does it run and listen there? `towline status` on its machine shows it."
-
-
-class Channel:
-    """A connection, opened at the first call.
-
-    Args:
-        location: Of the gateway.
-        access: The files of a gateway on a network.
-        ticket: Lets calls in, in place of the token.
-        authority: The authorities of the gateway's certificate (PEM), where no file has them.
-    """
-
-    def __init__(self, location: str, access: Access, ticket: str = "", authority: str = "") -> None:
-        self._location = location
-        self._access = access
-        self._ticket = ticket
-        self._authority = authority
-        self._flight: Any = None
-
-    def connected(self) -> Any:
-        """The client of Arrow Flight.
-
-        Raises:
-            GatewayError: TL-G46, a file can't be read on this machine.
-        """
-        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
-
-        if self._flight is None:
-            given = self._access.connection(self._authority) if is_remote(self._location) else {}
-            self._flight = flight.connect(self._location, generic_options=_CHANNEL, **given)
-        return self._flight
-
-    def options_of_put(self) -> Any:
-        """Those of a call that brings rows: over a network it has an end."""
-        return self.options(BRING_S if is_remote(self._location) else None)
-
-    def options(self, timeout_s: float | None = None) -> Any:
-        """How long a call may take, and what lets it in over a network: on a unix socket the file's rights do.
-
-        Args:
-            timeout_s: Seconds; None for no end.
-
-        Raises:
-            GatewayError: TL-G46, there is no token here.
-        """
-        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
-
-        headers = []
-        if is_remote(self._location):
-            told = f"Ticket {self._ticket}" if self._ticket else f"Bearer {self._access.token()}"
-            headers = [(b"authorization", told.encode())]
-        return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
-
-    def opened(self, call: Callable[[], Any]) -> Any:
-        """Begin a stream of rows; over a network only as long as `heard` waits."""
-        return interruptible(call, SILENCE_S) if is_remote(self._location) else call()
-
-    @contextlib.contextmanager
-    def heard(self, stream: Any) -> Iterator[None]:
-        """End a stream over a network that says nothing for `SILENCE_S`: a machine that is gone ends no connection.
-
-        gRPC's own keep-alive is no help: a server takes one ping in five minutes, and pyarrow has no setting for it.
-        """
-        if not is_remote(self._location):
-            yield
-            return
-        over = threading.Event()
-        guarded_thread(lambda: over.wait(SILENCE_S) or stream.cancel(), "stream-silence").start()
-        try:
-            yield
-        finally:
-            over.set()
-
-    @contextlib.contextmanager
-    def translated(self) -> Iterator[None]:
-        """Make every error of Flight one of ours: the gateway's own words, or that it does not answer."""
-        import pyarrow as pa  # noqa: PLC0415 - see above
-
-        try:
-            yield
-        except (pa.ArrowException, StopIteration, OSError) as error:
-            fields = getattr(error, "extra_info", None)
-            if fields:
-                raise error_from(json.loads(fields)) from error
-            if found := _NOT_TRUSTED.search(str(error)):
-                raise GatewayError(
-                    "TL-G44",
-                    self._location,
-                    f"the gateway's certificate is not accepted ({found[1] or found[2]})",
-                    "gatewayCaFile names the authority that signed it, gatewayServerName the name it is for.",
-                ) from error
-            hint = _FAR if is_remote(self._location) else _NEAR
-            why = f"no gateway answers ({_first_words(error)})"
-            raise GatewayUnreachable("TL-G01", self._location, why, hint) from error
-
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        held, self._flight = self._flight, None
-        if held is not None:
-            with contextlib.suppress(Exception):
-                held.close()
 
 
 def _first_words(error: BaseException) -> str:
@@ -243,7 +141,11 @@ class GatewayClient:
 
     def __init__(self, location: str, access: Access | None = None, *, ticket: str = "", authority: str = "") -> None:
         self.location = location
-        self._channel = Channel(location, access or Access(), ticket, authority)
+        self._access = access or Access()
+        self._ticket = ticket
+        self._authority = authority
+        self._remote = is_remote(location)
+        self._flight: Any = None
         self._signs: Heartbeat | None = None
 
     def __enter__(self) -> Self:
@@ -267,10 +169,10 @@ class GatewayClient:
         """
         me = ProcessMark.of(os.getpid())
         fields = {"consumer": consumer, "pid": me.pid, "started": me.started, "host": me.host}
-        if remote := is_remote(self.location):
+        if self._remote:
             # Names of machines and containers repeat, and so do pids: over a network none of them is the gateway's own.
             fields["host"] = f"{me.host} (network)"
-        if far := remote or self.status()["host"] != me.host:
+        if far := self._remote or self.status()["host"] != me.host:
             patience_s = max(patience_s, TAKEOVER_S)
         deadline = time.monotonic() + patience_s
         while True:
@@ -361,13 +263,12 @@ class GatewayClient:
 
         fields = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
         ticket = flight.Ticket(json.dumps(fields).encode())
-        with self._channel.translated():
-            channel = self._channel
-            stream = channel.opened(lambda: channel.connected().do_get(ticket, channel.options()))
+        with self._translated():
+            stream = self._opened(lambda: self._connected().do_get(ticket, self._options()))
         count = 0
         try:
             while True:
-                with self._channel.translated(), self._channel.heard(stream):
+                with self._translated(), self._heard(stream):
                     chunk = next(stream, None)
                 if chunk is None:
                     break
@@ -495,14 +396,16 @@ class GatewayClient:
         fields = {"writer": writer, "batch": batch, "start": start, "whole": int(whole)}
         fields |= {"origin": origin, "attempt": attempt}
         command = json.dumps(fields).encode()
-        with self._channel.translated():
+        with self._translated():
             descriptor = flight.FlightDescriptor.for_command(command)
-            stream, answers = self._channel.connected().do_put(descriptor, schema, self._channel.options_of_put())
+            stream, answers = self._connected().do_put(
+                descriptor, schema, self._options(BRING_S if self._remote else None)
+            )
         try:
             for batch_of_rows in rows:
-                with self._channel.translated():
+                with self._translated():
                     stream.write_batch(batch_of_rows)
-            with self._channel.translated():
+            with self._translated():
                 # A stream that breaks off ends as well, for gRPC.
                 stream.write_with_metadata(pa.RecordBatch.from_pylist([], schema), END_OF_ROWS)
                 stream.done_writing()
@@ -511,18 +414,18 @@ class GatewayClient:
             with contextlib.suppress(Exception):
                 stream.close()
             raise
-        with self._channel.translated():
+        with self._translated():
             stream.close()
             return StoredBatch(**json.loads(answer.to_pybytes()))
 
-    def outbox(self, offset: int) -> OutboxPosition:
+    def outbox(self, offset: int) -> Extent:
         """Where the outbox stands, and which opening of its journal wrote the row below ``offset`` [I14].
 
         Raises:
             GatewayError: TL-G20 when the gateway has no outbox.
             GatewayUnreachable: When no gateway answers.
         """
-        return OutboxPosition(**self._action("outbox", {"offset": offset}))
+        return Extent(**self._action("outbox", {"offset": offset}))
 
     def end_job(self, job: str) -> None:
         """Let the outbox forget the batches of a job; what comes of it later is refused (TL-J17).
@@ -578,13 +481,79 @@ class GatewayClient:
     def close(self) -> None:
         """Close the connection; the gateway goes on."""
         self._stop_signs()
-        self._channel.close()
+        held, self._flight = self._flight, None
+        if held is not None:
+            with contextlib.suppress(Exception):
+                held.close()
 
     def _action(self, kind: str, fields: Mapping[str, object], timeout_s: float = CALL_S) -> dict[str, Any]:
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
-        with self._channel.translated():
+        with self._translated():
             action = flight.Action(kind, json.dumps(fields).encode())
-            result = next(iter(self._channel.connected().do_action(action, self._channel.options(timeout_s))))
+            result = next(iter(self._connected().do_action(action, self._options(timeout_s))))
         answer: dict[str, Any] = json.loads(result.body.to_pybytes())
         return answer
+
+    # -- the connection; opened at the first call --
+
+    def _connected(self) -> Any:
+        """The client of Arrow Flight; TL-G46 where a file can't be read on this machine."""
+        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
+
+        if self._flight is None:
+            given = self._access.connection(self._authority) if self._remote else {}
+            self._flight = flight.connect(self.location, generic_options=_CHANNEL, **given)
+        return self._flight
+
+    def _options(self, timeout_s: float | None = None) -> Any:
+        """How long a call may take, and what lets it in over a network: on a unix socket the file's rights do."""
+        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
+
+        headers = []
+        if self._remote:
+            told = f"Ticket {self._ticket}" if self._ticket else f"Bearer {self._access.token()}"
+            headers = [(b"authorization", told.encode())]
+        return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+    def _opened(self, call: Callable[[], Any]) -> Any:
+        """Begin a stream of rows; over a network only as long as `_heard` waits."""
+        return interruptible(call, SILENCE_S) if self._remote else call()
+
+    @contextlib.contextmanager
+    def _heard(self, stream: Any) -> Iterator[None]:
+        """End a stream over a network that says nothing for `SILENCE_S`: a machine that is gone ends no connection.
+
+        gRPC's own keep-alive is no help: a server takes one ping in five minutes, and pyarrow has no setting for it.
+        """
+        if not self._remote:
+            yield
+            return
+        over = threading.Event()
+        guarded_thread(lambda: over.wait(SILENCE_S) or stream.cancel(), "stream-silence").start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Make every error of Flight one of ours: the gateway's own words, or that it does not answer."""
+        import pyarrow as pa  # noqa: PLC0415 - see above
+
+        try:
+            yield
+        except (pa.ArrowException, StopIteration, OSError) as error:
+            fields = getattr(error, "extra_info", None)
+            if fields:
+                raise error_from(json.loads(fields)) from error
+            if found := _NOT_TRUSTED.search(str(error)):
+                raise GatewayError(
+                    "TL-G44",
+                    self.location,
+                    f"the gateway's certificate is not accepted ({found[1] or found[2]})",
+                    "gatewayCaFile names the authority that signed it, gatewayServerName the name it is for.",
+                ) from error
+            hint = _FAR if self._remote else _NEAR
+            why = f"no gateway answers ({_first_words(error)})"
+            raise GatewayUnreachable("TL-G01", self.location, why, hint) from error

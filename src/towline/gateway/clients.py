@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from towline import files
 from towline.errors import JournalFailed
@@ -62,25 +62,13 @@ class ClientSession:
     ended: float | None = None
     how: str = ""
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """From JSON values."""
-        ended = values.get("ended")
-        return cls(
-            str(values["client_id"]),
-            tuple(map(str, values.get("brokers", ()))),
-            float(values.get("since", 0.0)),
-            None if ended is None else float(ended),
-            str(values.get("how", "")),
-        )
-
 
 def read_clients(state_dir: Path) -> tuple[ClientSession, ...]:
     """What is written down in a state directory; nothing where that is not one of our files."""
     try:
-        values = json.loads(text_of(state_dir / CLIENTS_FILE) or "")
-        return tuple(map(ClientSession.of, values["clients"]))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        values = json.loads(text_of(state_dir / CLIENTS_FILE) or "")["clients"]
+        return tuple(ClientSession(**{**each, "brokers": tuple(each["brokers"])}) for each in values)
+    except (ValueError, KeyError, TypeError):
         return ()
 
 
@@ -91,11 +79,24 @@ def note_client(state_dir: Path, client_id: str, broker: str) -> None:
         OSError: The disk is full.
         JournalFailed: TL-J04, it does not work.
     """
-    known = read_clients(state_dir)
-    before = next((one for one in known if _is_there(one, client_id)), None)
+    clients = read_clients(state_dir)
+    before = next((each for each in clients if _is_there(each, client_id)), None)
     now = replace(before or ClientSession(client_id, since=time.time()), brokers=(broker,))
     if now != before:
-        _write(state_dir, [*(one for one in known if one.client_id != client_id), now])
+        _write(state_dir, [*(each for each in clients if each.client_id != client_id), now])
+
+
+def end_client(state_dir: Path, client_id: str, how: str) -> None:
+    """Write down that the session of a client id was ended, if it was written down that there is one.
+
+    Raises:
+        OSError: The disk is full.
+        JournalFailed: TL-J04, it does not work.
+    """
+    clients, now = read_clients(state_dir), time.time()
+    ended = [replace(each, ended=now, how=how) if _is_there(each, client_id) else each for each in clients]
+    if ended != [*clients]:
+        _write(state_dir, ended)
 
 
 def given_up(settings: GatewaySettings, session: Mapping[str, object]) -> str:
@@ -109,8 +110,8 @@ def given_up(settings: GatewaySettings, session: Mapping[str, object]) -> str:
     others = [share.id_of(name) for name in share.members] if share else []
     if not client_id or client_id in (settings.mqtt_client_id, *others):
         return ""
-    written = (one for directory in directories(settings) for one in read_clients(directory))
-    known = session.get("client_id") == client_id or any(_is_there(one, client_id) for one in written)
+    written = (each for directory in directories(settings) for each in read_clients(directory))
+    known = session.get("client_id") == client_id or any(_is_there(each, client_id) for each in written)
     of_line = share is not None and f"{client_id}-".startswith(f"{share.client_id}-")
     return client_id if known or of_line else ""
 
@@ -121,21 +122,8 @@ def directories(settings: GatewaySettings) -> list[Path]:
     if settings.share is None:
         return [own]
     with contextlib.suppress(OSError):
-        return [own, *(one for one in sorted(own.parent.iterdir()) if one.name != own.name), own.parent.parent]
+        return [own, *(path for path in sorted(own.parent.iterdir()) if path.name != own.name), own.parent.parent]
     return [own, own.parent.parent]
-
-
-def end_client(state_dir: Path, client_id: str, how: str) -> None:
-    """Write down that the session of a client id was ended, if it was written down that there is one.
-
-    Raises:
-        OSError: The disk is full.
-        JournalFailed: TL-J04, it does not work.
-    """
-    known, now = read_clients(state_dir), time.time()
-    ended = [replace(one, ended=now, how=how) if _is_there(one, client_id) else one for one in known]
-    if ended != [*known]:
-        _write(state_dir, ended)
 
 
 def _is_there(session: ClientSession, client_id: str) -> bool:
@@ -143,7 +131,7 @@ def _is_there(session: ClientSession, client_id: str) -> bool:
 
 
 def _write(state_dir: Path, clients: Iterable[ClientSession]) -> None:
-    text = json.dumps({"clients": [asdict(one) for one in clients]}, indent=1)
+    text = json.dumps({"clients": [asdict(each) for each in clients]}, indent=1)
     try:
         files.replace_durably(state_dir / CLIENTS_FILE, text + "\n")
     except OSError as error:

@@ -82,6 +82,7 @@ class WantedFilters:
 
     Attributes:
         wanted: What a session is to be subscribed to.
+        asked: A change is not done: `turn` has something to do.
     """
 
     def __init__(self, settings: GatewaySettings, wake: Callable[[], None]) -> None:
@@ -92,6 +93,7 @@ class WantedFilters:
         #: The change that was asked for last, and its name; not yet taken where `_fresh`.
         self._change, self._next, self._fresh = "", self.wanted, False
         self._state, self._text = ChangeState.GRANTED, ""
+        self.asked = False
 
     def ask(self, change: str, filters: list[Any]) -> dict[str, str]:
         """Want these filters; from any thread.
@@ -113,7 +115,7 @@ class WantedFilters:
         with self._lock:
             if (change, named) != (self._change, self._next):
                 self._change, self._next, self._fresh = change, named, True
-                self._state, self._text = ChangeState.ASKED, ""
+                self._state, self._text, self.asked = ChangeState.ASKED, "", True
                 self._wake()
             return {"state": self._state.value, "text": self._text}
 
@@ -121,7 +123,7 @@ class WantedFilters:
         """Have the session ask for what was asked for, and see how far it is."""
         with self._lock:
             fresh, self._fresh = self._fresh, False
-            if self._state is not ChangeState.ASKED:
+            if not self.asked:
                 return
             if fresh:
                 self.wanted = self._next
@@ -134,10 +136,10 @@ class WantedFilters:
                 return
             if session.refusal is not None and session.subscribed:
                 self.wanted = session.config.filters
-                self._state, self._text = ChangeState.REFUSED, str(session.refusal)
+                self._state, self._text, self.asked = ChangeState.REFUSED, str(session.refusal), False
                 uplink.expect(self._least_qos())
             elif session.subscribed and session.config.filters == self.wanted:
-                self._state = ChangeState.GRANTED
+                self._state, self.asked = ChangeState.GRANTED, False
 
     def _least_qos(self) -> int:
         return inbound_config(self._settings.model_copy(update={"subscriptions": self.wanted})).least_qos

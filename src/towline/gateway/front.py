@@ -1,9 +1,10 @@
 """``python -m towline.gateway.front``: the process of a gateway that faces the network.
 
-A process of its own, because gRPC as pyarrow builds it takes messages of any size and any number of connections before
-it asks who sends them: what a stranger uses up, memory, threads, descriptors or the interpreter, is this process's and
-never the intake's [I7]. It knows tokens and tickets, has the gateway's unix socket for all that is let in, and keeps
-nothing: it may end at any time, and the gateway starts it again.
+The same calls as on the gateway's unix socket, over TLS, for those with a token or a ticket. A process of its own,
+because gRPC as pyarrow builds it takes messages of any size and any number of connections before it asks who sends
+them: what a stranger uses up, memory, threads, descriptors or the interpreter, is this process's and never the
+intake's [I7]. It knows tokens and tickets, has the gateway's unix socket for all that is let in, and keeps nothing: it
+may end at any time, and the gateway starts it again.
 
 Settings come as a line of JSON on standard input, whose end ends it; what it has to say goes to standard output, a line
 of JSON each.
@@ -17,27 +18,39 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
+import structlog
 from pyarrow import flight
 
-from towline.errors import GatewayError, TowlineError
+from towline.backoff import Backoff
+from towline.errors import ConfigError, GatewayError, TowlineError
+from towline.files import why
+from towline.gateway.access import REMOTE
 from towline.gateway.endpoint import error_fields
 from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
-from towline.gateway.memory import give_memory_back, physical_bytes, resident_bytes
-from towline.gateway.process import configure_logging
-from towline.gateway.remote import RemoteService
-from towline.gateway.request import unforeseen
-from towline.gateway.tickets import TicketKey
+from towline.gateway.process import configure_logging, give_memory_back
+from towline.gateway.request import Request, errors_on_the_wire, refusal, unforeseen
+from towline.gateway.tickets import Ticket, TicketKey
 from towline.logfile import LogStream
+from towline.threads import guarded_thread
 
-__all__ = ["Forwarding", "main"]
+__all__ = ["Calls", "Forwarding", "Gatekeeper", "Refusals", "RemoteService", "check_call", "main"]
 
+#: A header longer than any token or ticket is not looked at.
+_LONGEST: Final = 8192
+#: Refused calls are told once in so many seconds, with their number.
+_QUIET_S: Final = 60.0
+#: How often it is looked whether certificates were renewed, in seconds.
+_LOOK_S: Final = 5.0
+_ADMITTED: Final = "admitted"
 #: Most bytes in memory: a quarter of the machine's, and so many at least. A row of 256 MB is there three times on its
 #: way, and each stream of rows has two batches of up to 32 MB; strangers get no more either.
 _LEAST_BYTES: Final = 2 << 30
@@ -47,6 +60,288 @@ _CALL_S: Final = 90.0
 _PORT_S: Final = 3.0
 #: How often it is looked how much memory there is, in seconds: a fast network brings 100 MB meanwhile.
 _GLANCE_S: Final = 0.1
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Refusals:
+    """Counts the calls that were not let in, and tells it once a minute.
+
+    Args:
+        where: The gateway.
+        clock: Seconds.
+
+    Attributes:
+        count: So many since the start.
+    """
+
+    def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        self._log = structlog.get_logger("towline.gateway").bind(line=where)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._told = 0
+        self._at = float("-inf")
+
+    def refused(self) -> None:
+        """One more; the first is told at once, further ones by `tell`."""
+        with self._lock:
+            self.count += 1
+        self.tell()
+
+    def tell(self) -> None:
+        """Say how many there were since it was said last, once a minute at most."""
+        with self._lock:
+            now, new = self._clock(), self.count - self._told
+            if not new or now - self._at < _QUIET_S:
+                return
+            self._at, self._told = now, self.count
+        self._log.warning("calls refused", code="TL-G47", count=new, total=self.count)
+
+
+class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
+    """Goes with a call that was let in.
+
+    Attributes:
+        ticket: What it came in with; None for a token.
+    """
+
+    def __init__(self, ticket: Ticket | None) -> None:
+        self.ticket = ticket
+
+
+class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see above
+    """Judges the headers of a call.
+
+    Args:
+        where: The gateway, as errors name it.
+        allowed: The tokens.
+        key: Of the tickets.
+        refusals: Is told of each call that does not come in.
+    """
+
+    def __init__(self, where: str, allowed: TokenFile, key: TicketKey, refusals: Refusals) -> None:
+        self._where = where
+        self._allowed = allowed
+        self._key = key
+        self._refusals = refusals
+
+    def start_call(self, info: Any, headers: Mapping[str, Any]) -> _Admitted:
+        """Let a call in, or refuse it in gRPC's own word."""
+        del info
+        try:
+            return _Admitted(self.judge(headers))
+        except GatewayError as error:
+            self._refusals.refused()
+            raise refusal(error) from None
+
+    def judge(self, headers: Mapping[str, Sequence[str | bytes]]) -> Ticket | None:
+        """Let a call in: None for one with a token, which may do everything, else its ticket.
+
+        Raises:
+            GatewayError: TL-G40 without a token that is known, TL-G41 and TL-G42 for a ticket that is worth nothing.
+        """
+        said = headers.get("authorization", [])
+        text = said[0] if len(said) == 1 and isinstance(said[0], str) and len(said[0]) <= _LONGEST else ""
+        kind, _, shown = text.partition(" ")
+        if kind == "Ticket":
+            return self._key.opened(shown)
+        if kind != "Bearer" or not self._allowed.allows(shown):
+            raise GatewayError(
+                "TL-G40",
+                self._where,
+                "the token is missing or is none of this gateway's",
+                "gatewayTokenFile has to hold a line of the file that the gateway's token_file names.",
+            )
+        return None
+
+
+class Calls(Protocol):
+    """What answers the calls that are let in: the gateway's service, or what hands them on to it."""
+
+    tickets: TicketKey
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        """Answer an action."""
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Stream rows."""
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Take rows."""
+
+
+def check_call(where: str, ticket: Ticket, call: str, body: bytes) -> None:
+    """See that a ticket is for a call: for the rows that are read, or for the writer whose batch it is.
+
+    Reading may begin later than the ticket says, as after a broken connection, and has to end where it says: only
+    there it is known which rows are meant [I14].
+
+    Args:
+        where: The gateway, as errors name it.
+        ticket: What it came in with.
+        call: ``get``, ``put``, or the name of an action.
+        body: What it asks for.
+
+    Raises:
+        GatewayError: TL-G43, the ticket is for something else. TL-G08, the request can't be read.
+    """
+    asked = Request(where, body)
+    if call == "get":
+        rows = (asked.text("journal"), asked.number("end"), asked.text_or_empty("incarnation"))
+        fits = rows == (ticket.journal, ticket.end, ticket.incarnation) and asked.number("start") >= ticket.start
+        kind, what = "read", "these rows"
+    elif call in {"put", "place", "sent"}:
+        fits = call == "sent" or asked.text("writer").startswith(f"{ticket.writer}/")
+        kind, what = "write", "this writer"
+    else:
+        what, do = f'a ticket does not open the action "{call}"', "Only the driver asks for that, with the token."
+        raise GatewayError("TL-G43", where, what, do)
+    if ticket.kind != kind or not fits:
+        do = "A driver asks for a ticket for each slice and each query. Everything else needs the token."
+        raise GatewayError("TL-G43", where, f"the ticket is for something else than {what}", do)
+
+
+class _Listener(flight.FlightServerBase):  # type: ignore[misc]  # see above
+    """One server, with the certificates it was given."""
+
+    def __init__(self, location: str, calls: Calls, where: str, door: Gatekeeper, files: ServerCertificate) -> None:
+        self._calls = calls
+        self._where = where
+        super().__init__(location, tls_certificates=[(files.chain, files.key)], middleware={_ADMITTED: door})
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        self._admit(context, action.type, action.body)
+        return self._calls.do_action(context, action)
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        self._admit(context, "get", ticket.ticket)
+        return self._calls.do_get(context, ticket)
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        self._admit(context, "put", descriptor.command)
+        self._calls.do_put(context, descriptor, reader, writer)
+
+    def _admit(self, context: Any, call: str, body: Any) -> None:
+        admitted: _Admitted = context.get_middleware(_ADMITTED)
+        if admitted.ticket is not None:
+            with errors_on_the_wire(self._where):
+                check_call(self._where, admitted.ticket, call, bytes(body or b""))
+
+
+class RemoteService:
+    """Listens on a network as soon as it is constructed.
+
+    Args:
+        settings: Where, and with which files.
+        calls: Answer what is let in.
+        where: The gateway, as errors name it.
+
+    Raises:
+        ConfigError: TL-C97, TL-C98, a file can't be used.
+        GatewayError: TL-G45, the address can't be listened on.
+    """
+
+    def __init__(self, settings: ListenSettings, calls: Calls, where: str) -> None:
+        self._settings = settings
+        self._calls = calls
+        self._where = where
+        self._log = structlog.get_logger("towline.gateway").bind(line=where)
+        self._refusals = Refusals(where)
+        self._door = Gatekeeper(where, TokenFile(settings.token_file), calls.tickets, self._refusals)
+        self._files = ServerCertificate.read(settings)
+        #: Bound and not listening: between two listeners nobody else is given the port.
+        self._port = _bound(settings.location)
+        self.location = f"{REMOTE}{settings.address.rpartition(':')[0]}:{self._port.getsockname()[1]}"
+        self._listener = self._listening(self._files)
+        self._closed = threading.Event()
+        self._closing: list[threading.Thread] = []
+        self._looking = guarded_thread(self._look, "certificates", again_s=_LOOK_S)
+        self._looking.start()
+
+    def status(self) -> dict[str, object]:
+        """Where it listens, with what, and how many calls were refused."""
+        return {
+            "location": self.location,
+            "certificate_until": self._files.until.isoformat(timespec="seconds"),
+            "refused": self._refusals.count,
+        }
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Stop serving; a call that hangs is not waited for."""
+        self._closed.set()
+        self._looking.join()
+        self._end(self._listener)
+        for thread in self._closing:
+            thread.join(timeout_s)
+        self._port.close()
+
+    def _look(self) -> None:
+        """Tell refusals, and take certificates that were renewed on disk."""
+        told = ""
+        while not self._closed.wait(_LOOK_S):
+            self._refusals.tell()
+            try:
+                self._renew()
+                told = ""
+            except (ConfigError, GatewayError) as error:
+                if str(error) != told:
+                    self._log.warning("certificates not renewed", code=error.code, reason=str(error))
+                told = str(error)
+
+    def _renew(self) -> None:
+        if self._files.unchanged(self._settings):
+            return
+        files = ServerCertificate.read(self._settings)
+        # A server keeps what it was given: another takes its place, and calls that run end on the one before.
+        self._end(self._listener)
+        self._files = files
+        self._listener = self._again(files)
+        self._log.info("certificates renewed", until=files.until.isoformat(timespec="seconds"))
+
+    def _again(self, files: ServerCertificate) -> _Listener:
+        """Listen on the same port; the one before lets go of it within milliseconds."""
+        pauses, told = Backoff(first=0.05, most=5.0), ""
+        while True:
+            try:
+                return self._listening(files)
+            except GatewayError as error:
+                if self._closed.wait(pauses.next()):
+                    return self._listener
+                if pauses.failures > 1 and str(error) != told:
+                    self._log.warning("not listening", code=error.code, reason=(told := str(error)))
+
+    def _listening(self, files: ServerCertificate) -> _Listener:
+        try:
+            return _Listener(self.location, self._calls, self._where, self._door, files)
+        except Exception as error:
+            _bound(self.location).close()  # gRPC keeps to itself what the system says
+            raise _no_listener(self.location, "no reason is known") from error
+
+    def _end(self, listener: _Listener) -> None:
+        self._closing = [thread for thread in self._closing if thread.is_alive()]
+        thread = guarded_thread(listener.shutdown, "flight-shutdown")
+        thread.start()
+        self._closing.append(thread)
+
+
+def _no_listener(location: str, reason: str) -> GatewayError:
+    what = f"the gateway can't listen on this address ({reason})"
+    return GatewayError("TL-G45", location, what, "Is the address one of this machine, and the port free?")
+
+
+def _bound(location: str) -> socket.socket:
+    """A socket on an address of a location, IPv4 if it has one; with SO_REUSEADDR another may listen there."""
+    host, _, port = location.removeprefix(REMOTE).rpartition(":")
+    try:
+        family, kind, _, _, address = min(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))
+        with contextlib.ExitStack() as failed:
+            bound = failed.enter_context(socket.socket(family, kind))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            failed.pop_all()
+    except OSError as error:
+        raise _no_listener(location, why(error)) from error
+    return bound
 
 
 class Forwarding:
@@ -143,15 +438,14 @@ def main() -> int:
 
 def _serve(told: Mapping[str, Any]) -> None:
     settings, name = ListenSettings.model_validate(told["listen"]), str(told["name"])
-    allowed, certificate = TokenFile(settings.token_file), ServerCertificate.read(settings)
     calls = Forwarding(str(told["gateway"]), TicketKey.of(name, Path(told["state_dir"])))
-    service = _listening(lambda: RemoteService(settings, calls, name, allowed, certificate))
+    service = _listening(lambda: RemoteService(settings, calls, name))
     said: dict[str, object] = {}
-    most = told.get("most_bytes") or max(_LEAST_BYTES, physical_bytes() // 4)
+    most = told.get("most_bytes") or max(_LEAST_BYTES, _PAGE * os.sysconf("SC_PHYS_PAGES") // 4)
     while not select.select([sys.stdin], [], [], _GLANCE_S if said else 0)[0]:
         if (status := service.status()) != said:
             _say(said := status)
-        if resident_bytes() > most:
+        if int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE > most:  # resident, proc(5)
             what = f"the network's calls took more than {most >> 20:,} MB"
             _say({"error": error_fields(GatewayError("TL-G49", name, what, "It begins again."))})
             os._exit(1)  # nothing is kept here, and whatever ends in order takes time

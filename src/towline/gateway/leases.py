@@ -1,20 +1,24 @@
-"""Who reads under which consumer name: one living reader each [I8]."""
+"""Who reads under which consumer name: one living reader each [I8]; a reader out of sight sends signs of life."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
-from towline.errors import Fenced
-from towline.gateway.heartbeat import BEAT_S
+from towline.errors import Fenced, GatewayError
 from towline.processes import ProcessMark
+from towline.threads import guarded_thread
 
-__all__ = ["FOREIGN_LEASE_S", "Leases", "now_text"]
+__all__ = ["BEAT_S", "FOREIGN_LEASE_S", "Heartbeat", "Leases", "now_text"]
 
+#: Seconds between two signs. A batch may take longer than any lease, and Spark asks for nothing meanwhile.
+BEAT_S: Final = 10
 #: A reader on another host, or in another container, whose pid can't be seen, is taken for dead after so many seconds
 #: without a call: three of its signs of life.
 FOREIGN_LEASE_S = 3 * BEAT_S
@@ -105,3 +109,29 @@ class Leases:
 def now_text() -> str:
     """UTC now, ISO 8601 with seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Heartbeat:
+    """Calls on a thread of its own until it is stopped, or the lease is somebody else's.
+
+    Args:
+        sign: One sign; a gateway that does not answer is asked again with the next.
+    """
+
+    def __init__(self, sign: Callable[[], object]) -> None:
+        self._sign = sign
+        self._stopped = threading.Event()
+        guarded_thread(self._beat, "heartbeat", again_s=BEAT_S).start()
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._stopped.set()
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(BEAT_S):
+            try:
+                self._sign()
+            except Fenced:
+                return  # the next call of the reader says so
+            except GatewayError:
+                continue

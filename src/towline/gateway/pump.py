@@ -2,7 +2,7 @@
 
 One thread, one loop: read a chunk, let the session decide, store, sync, acknowledge, hand over what is to be sent. The
 rules of MQTT are in the session, time and sockets in its driver (`towline.net.driver`), storage in the two boxes; what
-comes in is the business of `towline.delivery.inbound`, what goes out that of `towline.delivery.outbound`. What the pump
+comes in is the business of `towline.delivery.intake`, what goes out that of `towline.delivery.outbound`. What the pump
 adds is when they may go on:
 
 - a full disk or a full window stops the reading, never the keep alive [I7];
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from towline.delivery.inbound import Uplink
+from towline.delivery.inbound import COUNTERS, Uplink
 from towline.delivery.intake import plain_run
 from towline.delivery.outbound import Downlink
 from towline.delivery.receipts.sender import ReceiptSender
@@ -62,6 +62,8 @@ from towline.timing import Stamp
 __all__ = ["Pump"]
 
 _T = TypeVar("_T")
+#: Of the inbox's ledger, as `Pump.status` shows them.
+_COUNTERS = ("deduplicated", *COUNTERS.values(), "packet_ids_reused", "lower_qos", "sessions_lost")
 
 
 class Pump:
@@ -91,6 +93,8 @@ class Pump:
         self._ledger = receipt_ledger(settings, inbox)
         #: The session was made while rows waited for room: it knows neither their numbers nor their packet ids.
         self._stale = False
+        #: That of the driver, once there is one.
+        self._session: Session | None = None
         self._stopping = threading.Event()
         self._stopped = False
         #: When the loop looked around last, on `time.monotonic`: one that stands still shows.
@@ -145,6 +149,8 @@ class Pump:
         #: A client id whose session is to be ended at the broker, because its owner has given it up; "" for none.
         self._given_up = given_up(settings, inbox.session)
         self._driver = SessionDriver(self._options, hooks)
+        #: Of the driver, when the last look was taken: another one is a new connection.
+        self._connections = 0
 
     # -- from any thread --
 
@@ -185,21 +191,16 @@ class Pump:
             "client_id": self._settings.mqtt_client_id,
             "protocol": NAMES[self._driver.level].removeprefix("MQTT "),
             "received": self._uplink.received,
-            "acknowledged": self._uplink.acknowledged,
+            "acknowledged": self._uplink.acknowledged + inbound.acknowledged,
             "redelivered": self._uplink.redelivered,
             "unacknowledged": inbound.unacknowledged,
             "receive_maximum": session.config.receive_maximum,
             "turned_s": round(time.monotonic() - self._turned_at, 3),
             "window_overruns": inbound.overruns,
             "qos2_held": len(inbound.held),
-            "deduplicated": ledger.get("deduplicated", 0),
             "share": self._settings.share.model_dump(mode="json") if self._settings.share else None,
             "drain": self._drain.step.value if self._drain else None,
-            "packet_ids_reused": ledger.get("packet_ids_reused", 0),
-            "packets_too_large": ledger.get("packets_too_large", 0),
-            "too_many_properties": ledger.get("too_many_properties", 0),
-            "lower_qos": ledger.get("lower_qos", 0),
-            "sessions_lost": ledger.get("sessions_lost", 0),
+            **{name: ledger.get(name, 0) for name in _COUNTERS},
             "session_kept_s": self._session_kept_s,
             "broker_max_packet_bytes": server.max_packet_size if server else None,
             "proxy": str(self._options.proxy) if self._options.proxy else None,
@@ -251,28 +252,50 @@ class Pump:
             raise driver.fatal
 
     def _turn(self) -> None:
-        driver, now = self._driver, time.monotonic()
+        driver, uplink, now = self._driver, self._uplink, time.monotonic()
         self._turned_at = now
-        self._uplink.find_room(now)
-        if self._downlink is not None:
-            self._send_on(self._downlink)
-        self._send_receipts(now)
-        self._adjust_reading()
-        if self._stale and not self._uplink.full and not driver.connected:
+        if uplink.full:
+            uplink.find_room(now)
+        due = self._send(now)
+        full = uplink.full
+        self._adjust_reading(full=full)
+        if full:
+            due.append(uplink.room_at)
+        elif self._stale and not driver.connected:
             driver.renew()
         # Not while rows wait: nothing could be read, and a session made anew would give their numbers to others.
-        driver.turn(*self._due(), may_connect=not self._uplink.full)
-        if driver.connected:
-            self._shown["broker"] = str(driver.endpoint)
-        if self.filters is not None:
-            self.filters.turn(driver, self._uplink)
-        self._uplink.count_repeats(driver.session.inbound, str(driver.endpoint))
+        driver.turn(*due, may_connect=not full)
+        if driver.count != self._connections:
+            self._connections, self._shown["broker"] = driver.count, str(driver.endpoint)
+        inbound = driver.session.inbound
+        if inbound.repeats or inbound.reused_ids:
+            uplink.count_repeats(inbound, str(driver.endpoint))
         if self._settings.acks is AckAfter.KAFKA:
-            self._uplink.settle(driver.session.inbound, self._committed)
+            uplink.settle(inbound, self._committed)
+        self._take_up(driver, uplink)
+
+    def _take_up(self, driver: SessionDriver, uplink: Uplink) -> None:
+        """What is rare, and under way: other filters, the end of a session that was given up, the drain."""
+        if self.filters is not None and self.filters.asked:
+            self.filters.turn(driver, uplink)
         if self._given_up and driver.online:
             self._end_given_up()
-        if self._drain is not None and self._drain.ready(driver, self._uplink, owing=self._owing):
+        if self._drain is not None and self._drain.ready(driver, uplink, owing=self._owing):
             self._leave(self._drain)
+
+    def _send(self, now: float) -> list[float | None]:
+        """Send what is due of the outbox and of receipts; returns when something but the session is due next."""
+        due: list[float | None] = []
+        if self._downlink is not None:
+            self._send_on(self._downlink)
+            due.append(self._downlink.due())
+        if self._ledger is not None and self._receipts is not None:
+            self._ledger.commit(self._committed)
+            self._receipts.turn(now, online=self._driver.online)
+            due.append(self._receipts.due() if self._driver.online else None)
+        if self._drain is not None:
+            due.append(self._drain.due())
+        return due
 
     def _send_on(self, downlink: Downlink) -> None:
         try:
@@ -282,27 +305,11 @@ class Pump:
         if downlink.broken is not None and self._shown["last_error"] is None:  # stays, whatever connects
             self._note(downlink.broken)
 
-    def _send_receipts(self, now: float) -> None:
-        if self._ledger is not None and self._receipts is not None:
-            self._ledger.commit(self._committed)
-            self._receipts.turn(now, online=self._driver.online)
-
-    def _due(self) -> Iterator[float | None]:
-        """When something but the session is due by the clock."""
-        yield self._uplink.room_at if self._uplink.full else None
-        yield self._downlink.due() if self._downlink is not None else None
-        yield self._receipts.due() if self._receipts is not None and self._driver.online else None
-        yield self._drain.due() if self._drain is not None else None
-
-    def _adjust_reading(self) -> None:
+    def _adjust_reading(self, *, full: bool) -> None:
         """Read only while there is room for what comes [I7] and the broker keeps to the window."""
         if not self._driver.connected:
             return
-        why = None
-        if self._uplink.full:
-            why = "journal full"
-        elif self._driver.session.window_full:
-            why = "window full"
+        why = "journal full" if full else "window full" if self._driver.session.window_full else None
         if why is None and (self._shown["last_error"] or {}).get("code", "").startswith("TL-J"):
             self._shown["last_error"] = None  # there is room again
         self._shown["held_back"] = why
@@ -315,10 +322,12 @@ class Pump:
 
     def _new_session(self, level: int) -> Session:
         self._stale = self._uplink.full
+        if self._session is not None:
+            self._uplink.count_repeats(self._session.inbound, str(self._driver.endpoint))
         if self._ledger is not None and self._receipts is not None:
             self._ledger.start_again(self._uplink.waiting_marks)
             self._receipts.start_again()
-        session = self._recalled(level)
+        session = self._session = self._recalled(level)
         if self._downlink is not None:
             self._downlink.attach(session)
         return session

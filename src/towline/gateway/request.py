@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from pyarrow import flight
@@ -42,70 +42,52 @@ class Request:
         self.cancelled = cancelled
         self._fields = _object(where, body)
 
+    def _taken(self, key: str, sound: Callable[[Any], bool], wanted: str) -> Any:
+        value = self._fields.get(key)
+        if not sound(value):
+            raise bad_request(self._where, f'"{key}" has to be {wanted}')
+        return value
+
     def text(self, key: str) -> str:
         """Text of 1 to 256 characters."""
-        value = self._fields.get(key)
-        if not isinstance(value, str) or not 0 < len(value) <= 256:
-            self._refuse(key, "text of 1 to 256 characters")
-        return value
+        return str(self._taken(key, lambda v: isinstance(v, str) and 0 < len(v) <= 256, "text of 1 to 256 characters"))
+
+    def text_or_empty(self, key: str) -> str:
+        """Text of at most 256 characters; "" where there is none."""
+        return self.text(key) if self._fields.get(key, "") != "" else ""
 
     def number(self, key: str) -> int:
         """A number from 0."""
-        value = self._fields.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            self._refuse(key, "a number from 0")
-        return value
+        return int(self._taken(key, lambda v: type(v) is int and v >= 0, "a number from 0"))
 
     def optional(self, key: str) -> int | None:
         """A number from 0; None where there is none."""
         return None if self._fields.get(key) is None else self.number(key)
 
-    def incarnation(self) -> str:
-        """The opening of a journal that an offset came with; "" for unknown."""
-        value = self._fields.get("incarnation", "")
-        return self.text("incarnation") if value != "" else ""
+    def seconds(self, key: str) -> float:
+        """Seconds from 0."""
+        return float(self._taken(key, lambda v: type(v) in (int, float) and v >= 0, "seconds from 0"))
 
     def listed(self, key: str) -> list[Any]:
         """A list, whatever is in it."""
-        value = self._fields.get(key)
-        if not isinstance(value, list):
-            self._refuse(key, "a list")
-        return value
+        return list(self._taken(key, lambda v: isinstance(v, list), "a list"))
 
     def ranges(self) -> list[tuple[int, int, str]]:
         """Ranges of offsets, each with what its end came with: ``[[start, end, incarnation], ...]``."""
-        value = self._fields.get("ranges")
-        if not isinstance(value, list) or not 0 < len(value) <= _MOST_RANGES:
-            self._refuse("ranges", f"1 to {_MOST_RANGES:,} ranges")
-        return [self._range(each) for each in value]
-
-    def _range(self, value: object) -> tuple[int, int, str]:
-        if not isinstance(value, list) or list(map(type, value)) != [int, int, str]:
-            self._refuse("ranges", "a list of [start, end, incarnation]")
-        start, end, incarnation = value
-        if not 0 <= start <= end or len(incarnation) > 256:
-            self._refuse("ranges", "a list of [start, end, incarnation]")
-        return start, end, incarnation
+        wanted = f"1 to {_MOST_RANGES:,} lists of [start, end, incarnation]"
+        return [tuple(each) for each in self._taken("ranges", _are_ranges, wanted)]
 
     def batch(self) -> Batch:
         """The batch that rows belong to."""
-        return Batch(self.text("writer"), self.number("batch"), self._or_empty("origin"), self._or_empty("attempt"))
+        origin, attempt = self.text_or_empty("origin"), self.text_or_empty("attempt")
+        return Batch(self.text("writer"), self.number("batch"), origin, attempt)
 
-    def _or_empty(self, key: str) -> str:
-        value = self._fields.get(key, "")
-        if not isinstance(value, str) or len(value) > 256:
-            self._refuse(key, "text of at most 256 characters")
-        return value
 
-    def seconds(self, key: str) -> float:
-        """Seconds from 0."""
-        value = self._fields.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-            self._refuse(key, "seconds from 0")
-        return float(value)
-
-    def _refuse(self, key: str, wanted: str) -> NoReturn:
-        raise bad_request(self._where, f'"{key}" has to be {wanted}')
+def _are_ranges(value: Any) -> bool:
+    if not isinstance(value, list) or not 0 < len(value) <= _MOST_RANGES:
+        return False
+    typed = all(isinstance(each, list) and list(map(type, each)) == [int, int, str] for each in value)
+    return typed and all(0 <= start <= end and len(incarnation) <= 256 for start, end, incarnation in value)
 
 
 def bad_request(where: str, what: str) -> GatewayError:
@@ -150,14 +132,8 @@ def unforeseen(where: str, error: BaseException) -> GatewayError:
 
 def refusal(error: TowlineError) -> Exception:
     """An error for who is not let in: gRPC's own word for it, which a foreign client understands too."""
-    wire: Exception = flight.FlightUnauthenticatedError(error.code, extra_info=_fields(error))
-    return wire
+    return _on_the_wire(error, flight.FlightUnauthenticatedError)
 
 
-def _on_the_wire(error: TowlineError) -> Exception:
-    wire: Exception = flight.FlightServerError(error.code, extra_info=_fields(error))
-    return wire
-
-
-def _fields(error: TowlineError) -> bytes:
-    return json.dumps(error_fields(error)).encode()
+def _on_the_wire(error: TowlineError, kind: type[Exception] = flight.FlightServerError) -> Exception:
+    return kind(error.code, extra_info=json.dumps(error_fields(error)).encode())  # type: ignore[call-arg]

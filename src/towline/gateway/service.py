@@ -1,4 +1,4 @@
-"""The gateway's Arrow Flight service: Spark's only way to a journal.
+"""The gateway's Arrow Flight service: Spark's only way to a journal and an outbox.
 
 Actions carry JSON both ways, rows come as a stream of record batches. Reading never consumes [I4]; the only call
 that moves a watermark is ``wait``, because the ``start`` it carries is the end of the last batch in Spark's commit log
@@ -11,38 +11,108 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyarrow import flight
 
+from towline.delivery.outrows import arrived
 from towline.delivery.refused import ACTIONS
-from towline.errors import ConfigError, Fenced, GatewayError, JournalFailed
-from towline.gateway.belonging import check_history, check_journal
-from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, location_of, socket_path
+from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalFailed
+from towline.gateway.endpoint import END_OF_ROWS, ENDPOINT_FILE, GatewayEndpoint, location_of, socket_path
+from towline.gateway.identity import KnownOffset, check_offset, extent
 from towline.gateway.leases import Leases, now_text
-from towline.gateway.longpoll import LongPoll
 from towline.gateway.request import Request, bad_request, errors_on_the_wire
 from towline.gateway.tickets import TicketKey
+from towline.journal import largest_frame
+from towline.journal.reading import RowSlice, combined
 from towline.processes import ProcessMark
-from towline.schema import ROW_SCHEMA
-from towline.threads import guarded_thread
+from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES, ROW_SCHEMA
+from towline.threads import Condition, guarded_thread
+from towline.timing import Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from concurrent.futures import Future
     from pathlib import Path
 
     import pyarrow as pa
 
-    from towline.gateway.outbox_handler import OutboxHandler
-    from towline.journal import Journal
+    from towline.delivery.refused import RefusedMessages
+    from towline.journal import Batch, Journal, Outbox
     from towline.journal.outbox import Appended
 
-__all__ = ["MAX_WAIT_S", "InboxService"]
+__all__ = ["MAX_WAIT_S", "InboxService", "take_batch"]
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
+#: How often a waiting call looks whether its caller is still there, in seconds.
+_GLANCE_S: Final = 1.0
+#: A piece above is stored before more is read.
+_AT_ONCE: Final = 4 << 20
+#: Most rows of one frame.
+_FRAME_ROWS: Final = 1 << 20
+#: Patience with the thread the refused messages belong to, in seconds: it may be connecting.
+_ASK_S: Final = 15.0
+
+
+class LongPoll:
+    """A condition that any number of calls wait for.
+
+    Attributes:
+        changed: Guards what the calls look at; notified with each change.
+        waiting: So many calls wait.
+    """
+
+    def __init__(self) -> None:
+        self.changed = Condition()
+        self.waiting = 0
+        self._closing = False
+
+    def notify(self) -> None:
+        """Something has happened: whoever waits looks again; cheap when nobody does."""
+        # A call counts itself before it looks: one that is not counted yet will see what has happened.
+        if self.waiting:
+            with self.changed:
+                self.changed.notify_all()
+
+    def close(self) -> None:
+        """Let all who wait go."""
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+
+    def wait(
+        self,
+        happened: Callable[[], bool],
+        timeout_s: float,
+        cancelled: Callable[[], bool],
+        check: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Wait until something has happened; False when the time is over, the caller has gone, or this is closed.
+
+        Args:
+            happened: Asked first, and after each change.
+            timeout_s: Longest wait, in seconds.
+            cancelled: Whether the caller has gone.
+            check: Called after each change; what it raises ends the wait.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self.changed:
+            self.waiting += 1
+            try:
+                while not happened():
+                    left = deadline - time.monotonic()
+                    if left <= 0 or self._closing or cancelled():
+                        return False
+                    self.changed.wait(min(left, _GLANCE_S))
+                    check()
+            finally:
+                self.waiting -= 1
+        return True
 
 
 class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -58,6 +128,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_commit: Called when a watermark has moved or is gone, on a server thread (``ack_after = kafka``).
         on_failure: Called when that fails in the journal [I6]; the gateway has to end.
         outbox: Takes what is to be sent; None for a gateway without an outbox.
+        wake: Called after rows came in to the outbox.
+        ask: Carries out a call on the refused messages, on the thread they belong to.
         want: As `towline.gateway.filters.WantedFilters.ask`; None for a gateway that is being drained.
 
     Raises:
@@ -75,7 +147,9 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         owner_pid: int | None = None,
         on_commit: Callable[[], None] | None = None,
         on_failure: Callable[[JournalFailed], None] | None = None,
-        outbox: OutboxHandler | None = None,
+        outbox: Outbox | None = None,
+        wake: Callable[[], None] = lambda: None,
+        ask: Callable[[Callable[[RefusedMessages], dict[str, Any]]], Future[dict[str, Any]]] | None = None,
         want: Callable[[str, list[Any]], dict[str, str]] | None = None,
     ) -> None:
         # Calls may come in as soon as the base class is constructed: every field is set before.
@@ -109,7 +183,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         #: Signs what a remote service then takes; who may call here may do all of it anyway.
         self.tickets = TicketKey.of(name, state_dir)
         self._want = want
-        self._outbox = outbox
+        self._outbox, self._wake, self._ask = outbox, wake, ask
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
         try:
@@ -145,7 +219,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     # -- the gateway's side ------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Wake readers that wait for news; cheap when nobody waits. Call it after rows are durable."""
+        """Wake who waits for rows or for the broker; cheap when nobody does. Call it when rows are durable, or done."""
         self._polls.notify()
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -188,12 +262,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         del context
         with errors_on_the_wire(self._name):
             request = Request(self._name, descriptor.command)
-            stored = self._outgoing().take(
-                request.batch(),
-                reader,
-                start=request.number("start"),
-                whole=request.number("whole") == 1,
-            )
+            batch, start, whole = request.batch(), request.number("start"), request.number("whole") == 1
+            with self._failing():
+                stored = take_batch(
+                    self._outgoing(), self._name, batch, reader, start=start, whole=whole, wake=self._wake
+                )
             writer.write(json.dumps(self._stored(stored)).encode())
 
     def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -260,7 +333,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _wait(self, request: Request) -> dict[str, object]:
         consumer, lease, start = request.text("consumer"), request.text("lease"), request.number("start")
         timeout = min(request.seconds("timeout_s"), MAX_WAIT_S)
-        check_journal(self._name, self._journal, request.text("journal"))
+        self._known(request, 0)
         with self._polls.changed:
             self._leases.check(consumer, lease)
         self._there(request, start, start)
@@ -302,14 +375,16 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return self._stored(self._outgoing().stored(request.batch()))
 
     def _stored(self, stored: Appended) -> dict[str, object]:
-        return {**stored._asdict(), **self._outgoing().position()._asdict()}
+        return {**stored._asdict(), **extent(self._outgoing().journal)._asdict()}
 
     def _position_of_outbox(self, request: Request) -> dict[str, object]:
         """Where the outbox stands, and which opening of it wrote the row below ``offset`` [I14]."""
-        return self._outgoing().position(request.number("offset"))._asdict()
+        return extent(self._outgoing().journal, request.number("offset"))._asdict()
 
     def _over(self, request: Request) -> dict[str, object]:
-        self._outgoing().end_job(request.text("job"))
+        with self._failing():
+            self._outgoing().end_job(request.text("job"))
+        self._wake()
         return {}
 
     def _filters(self, request: Request) -> dict[str, str]:
@@ -326,18 +401,29 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _sent(self, request: Request) -> dict[str, object]:
         """Wait until every message of the outbox below ``upto`` is with the broker, refused or expired."""
         timeout = min(request.seconds("timeout_s"), MAX_WAIT_S)
-        return {"done": self._outgoing().wait(request.number("upto"), timeout, request.cancelled)}
+        outbox, upto = self._outgoing(), request.number("upto")
+        return {"done": self._polls.wait(lambda: outbox.reached(upto), timeout, request.cancelled)}
 
     def _refused(self, request: Request) -> dict[str, object]:
-        do = request.text("do")
+        """Look at some of the refused messages, or move some: a method of `RefusedMessages` and its argument.
+
+        What is answered with TL-G32 may have been done all the same: each message is moved once.
+        """
+        do, at = request.text("do"), request.number("at")
         if do not in ACTIONS:
             raise bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
-        return self._outgoing().refused(do, request.number("at"))
+        self._outgoing()
+        assert self._ask is not None
+        answer = self._ask(lambda refused: getattr(refused, do)(at))
+        try:
+            return answer.result(_ASK_S)
+        except (CancelledError, TimeoutError) as error:
+            what, hint = "the gateway is ending, or connecting", "Ask again in a moment."
+            raise GatewayError("TL-G32", self._name, what, hint) from error
 
     def _sign(self, request: Request) -> dict[str, object]:
         """Tickets to read ranges of this journal; whether the rows are there shows when one is used."""
-        journal, valid_s = request.text("journal"), request.seconds("valid_s")
-        check_journal(self._name, self._journal, journal)
+        valid_s, journal = request.seconds("valid_s"), self._known(request, 0).journal
         asked = request.ranges()
         sign = partial(self.tickets.sign, valid_s, kind="read", journal=journal)
         return {"tickets": [sign(start=start, end=end, incarnation=known) for start, end, known in asked]}
@@ -348,7 +434,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         valid_s, writer = request.seconds("valid_s"), request.text("writer")
         return {"ticket": self.tickets.sign(valid_s, kind="write", writer=writer)}
 
-    def _outgoing(self) -> OutboxHandler:
+    def _outgoing(self) -> Outbox:
         if self._outbox is None:
             raise GatewayError(
                 "TL-G20",
@@ -368,15 +454,21 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """Tell the owner that the journal's watermark may have moved, or that the journal is dead."""
+        """Tell the owner that the journal's watermark may have moved."""
+        with self._failing():
+            yield
+        if self._on_commit:
+            self._on_commit()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Tell the owner that a journal is dead [I6]."""
         try:
             yield
         except JournalFailed as error:
             if self._on_failure:
                 self._on_failure(error)
             raise
-        if self._on_commit:
-            self._on_commit()
 
     def _position(self) -> dict[str, object]:
         journal = self._journal
@@ -389,12 +481,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _there(self, request: Request, start: int, end: int) -> None:
         """See that a range is one of this journal, and means the rows that it meant when it was handed out [I14]."""
-        check_journal(self._name, self._journal, request.text("journal"))
-        self._in_range(start, end)
-        check_history(self._name, self._journal, end, request.incarnation())
-
-    def _in_range(self, start: int, end: int) -> None:
-        first, tip = self._journal.first, self._journal.end
+        self._known(request, end, request.text_or_empty("incarnation"))
+        first = self._journal.first
         if not start <= end:
             raise bad_request(self._name, f"{start}..{end} is not a range")
         if start < first:
@@ -406,11 +494,81 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 "They were committed by every consumer. Start with a new checkpoint directory to go on from what is "
                 "there, and set journalRetainBytes to keep committed rows for a replay.",
             )
-        if end > tip:
-            raise GatewayError(
-                "TL-G06",
-                self._name,
-                f"offsets up to {end - 1} are asked for, the journal ends at {tip}",
-                "The checkpoint is newer than the journal: was the state directory restored from a copy? Bring back "
-                "the newest one, or start with a new checkpoint directory.",
-            )
+
+    def _known(self, request: Request, offset: int, incarnation: str = "") -> KnownOffset:
+        """See that an offset of the asked journal is one of this journal's."""
+        known = KnownOffset(request.text("journal"), offset, incarnation)
+        check_offset(self._name, known, extent(self._journal, offset))
+        return known
+
+
+def take_batch(
+    outbox: Outbox,
+    where: str,
+    batch: Batch,
+    reader: Any,
+    *,
+    start: int,
+    whole: bool,
+    wake: Callable[[], None] = lambda: None,
+) -> Appended:
+    """Store the rows of a stream, exactly once.
+
+    A stream whose client was killed ends for gRPC as one that is complete. So a client says at the end that this is the
+    end (`END_OF_ROWS`); else the last rows of the batch would be missing for ever, and nobody would bring them again
+    [I10].
+
+    Args:
+        outbox: Where they go; of a larger batch several frames are made, each with a note of how far it has come.
+        where: The gateway, as errors name it.
+        batch: Whose rows they are.
+        reader: The stream.
+        start: Number of the first row within the batch.
+        whole: The batch ends with this stream.
+        wake: Called after rows came in.
+
+    Raises:
+        GatewayError: TL-G21, the rows have other columns. TL-G39, the stream broke off; what came of it is stored,
+            and the batch is not whole.
+        JournalFull: TL-J02, no room: the same call may succeed later; what is stored stays [I7].
+        JournalFailed: TL-J04, the gateway has to end.
+        JournalError: TL-J15, TL-J16, TL-J17, TL-J22; see `Outbox.append`.
+    """
+    if not reader.schema.equals(MESSAGE_SCHEMA):
+        what = "the rows have other columns than this gateway's outbox"
+        raise GatewayError("TL-G21", where, what, "Use the same version of Towline on both sides.")
+    stored = outbox.stored(batch)
+    for piece, last in _pieces(_brought(reader, where), largest_frame(outbox.journal.limits.max_bytes)):
+        rows = arrived(piece, Stamp.now())
+        stored = outbox.append(rows, batch, start=start, whole=whole and last)
+        start += piece.num_rows
+        del piece, rows  # the next one may be as large
+        wake()
+    return stored
+
+
+def _brought(reader: Any, where: str) -> Iterator[RowSlice]:
+    ended = False
+    for chunk in reader:
+        ended = ended or (chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == END_OF_ROWS)
+        yield RowSlice(chunk.data, chunk.data.nbytes)
+    if not ended:
+        what, do = "the stream of a batch broke off", "Its client brings the rest again, if it is there yet."
+        raise GatewayUnreachable("TL-G39", where, what, do)
+
+
+def _pieces(rows: Iterator[RowSlice], most: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """The rows of a stream in pieces of at most `most` bytes or one row, and whether a piece is the last.
+
+    What is large does not wait for what comes behind it: then an empty piece is the last.
+    """
+    waiting: pa.RecordBatch | None = None
+    for piece in combined(rows, _FRAME_ROWS, most):
+        if waiting is not None:
+            yield waiting, False
+        waiting = piece
+        del piece
+        if waiting.nbytes > _AT_ONCE:
+            yield waiting, False
+            waiting = None
+    yield NO_MESSAGES if waiting is None else waiting, True

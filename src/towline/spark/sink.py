@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
-from towline.gateway.belonging import Remembered
+from towline.gateway.identity import KnownOffset, check_offset
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 from towline.sinks import column_types
 from towline.spark.link import GatewayPlace, Retry, patiently
@@ -59,7 +59,7 @@ class MqttWritten(TaskAnswer):
 
     rows: int
     already: bool
-    outbox: Remembered | None = None
+    outbox: KnownOffset | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(
-        self, sender: PartitionSender, checkpoint: str = "", remembered: Sequence[Remembered | None] = ()
+        self, sender: PartitionSender, checkpoint: str = "", remembered: Sequence[KnownOffset | None] = ()
     ) -> None:
         self._sender = sender
         self._checkpoint = checkpoint
@@ -224,7 +224,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         task = streaming_task(_out_of_place)
         sender = self._sender.of(task.partition)
         stored = sender.bring(f"{sender.scope}{task.query}/{task.partition}", task.batch or 0, iterator)
-        outbox = Remembered(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
+        outbox = KnownOffset(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
         return MqttWritten(task.partition, task.batch, stored.rows, stored.already, outbox)
 
     @one_line
@@ -240,7 +240,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         clients = len(self._sender.places)
         for number in range(clients):
             own = [one for one in written if one.partition % clients == number]
-            newest = max((one.outbox for one in own if one.outbox), key=lambda place: place.tip, default=None)
+            newest = max((one.outbox for one in own if one.outbox), key=lambda place: place.offset, default=None)
             before = self._remembered[number] if self._remembered else None
             if newest is not None and newest != before:
                 newest.keep(self._checkpoint, number)
@@ -309,7 +309,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     checkpoint.sync()
     batch = checkpoint.last_offsets_batch()
     origin = checkpoint.offsets_hash(batch) if batch is not None else None
-    remembered = [Remembered.read(location, number) for number in range(len(sender.places))]
+    remembered = [KnownOffset.read(location, number) for number in range(len(sender.places))]
     scope, owner = _named(checkpoint, location) if any(place.remote for place in sender.places) else ("", "")
     tickets = [_admission(place, owner, known) for place, known in zip(sender.places, remembered, strict=True)]
     sender = replace(sender, origin=origin or "", origin_batch=batch, scope=scope)
@@ -343,7 +343,7 @@ def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = ""
     return PartitionSender(places_of(parsed), columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
 
 
-def _admission(place: GatewayPlace, writer: str, known: Remembered | None = None) -> str:
+def _admission(place: GatewayPlace, writer: str, known: KnownOffset | None = None) -> str:
     """See that an outbox is the one that is known, and get a ticket for the tasks where they need one.
 
     A gateway that is just being started again is waited for: Spark makes a writer for each commit too.
@@ -352,7 +352,8 @@ def _admission(place: GatewayPlace, writer: str, known: Remembered | None = None
     def attempt() -> str:
         with place.connect() as client:
             if known is not None:
-                known.check(place.state_dir or place.location, client.outbox(known.tip))
+                here = client.outbox(known.offset)
+                check_offset(place.state_dir or place.location, known, here, rows="outbox")
             return place.writer_ticket(client, writer)
 
     return patiently(attempt)

@@ -17,7 +17,7 @@ from towline.bridge.lines.recovery import CheckpointSettings, ResumeStep, begin_
 from towline.bridge.runtime.failures import reason
 from towline.bridge.uplink.recovery import Seen, beginnings, offsets_of
 from towline.errors import TowlineError, stays
-from towline.gateway.belonging import MISMATCHES
+from towline.gateway.identity import MISMATCHES
 
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
 FINE = Evidence("q1", 7, 7, "j1", 700, 700, "j1", 700, 900)

@@ -13,9 +13,8 @@ import trustme
 
 from tests.unit.gateway.serving import Served, served
 from towline.gateway.access import Access
-from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
-from towline.gateway.outbox_handler import OutboxHandler
-from towline.gateway.remote import RemoteService
+from towline.gateway.front import RemoteService
+from towline.gateway.listen import ListenSettings
 from towline.journal import Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA
 
@@ -88,12 +87,7 @@ def remote(directory: Path, *, name: str = "plant", outbox: bool = False, **sett
         if outbox:
             kept = Outbox.open(directory / "state" / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
             closing.callback(kept.close)
-            server.service._outbox = OutboxHandler(
-                kept, name, wake=lambda: None, on_failure=server.failures.append, ask=lambda _: Future()
-            )
-        listen = pki.settings(**settings)
-        service = RemoteService(
-            listen, server.service, name, TokenFile(listen.token_file), ServerCertificate.read(listen)
-        )
+            server.service._outbox, server.service._ask = kept, lambda _: Future()
+        service = RemoteService(pki.settings(**settings), server.service, name)
         closing.callback(service.close)
         yield Remote(server, service, pki)

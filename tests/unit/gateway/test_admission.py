@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access
+from towline.gateway.front import Gatekeeper, Refusals
 from towline.gateway.listen import TokenFile
-from towline.gateway.remote import Gatekeeper, Refusals
 from towline.gateway.tickets import TicketKey
 
 OLD, NEW = "an-old-token-of-16", "a-new-token-of-16+"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.gateway.serving import rows
 from towline.errors import TowlineError
-from towline.gateway.belonging import MISMATCHES, check_checkpoint
+from towline.gateway.identity import MISMATCHES, check_checkpoint
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA

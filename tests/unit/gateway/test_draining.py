@@ -109,4 +109,4 @@ def test_a_drain_that_waits_for_commits_lets_the_processor_rest(elsewhere: Pump,
     for _ in range(4):
         broker.say(elsewhere, *(PingRespPacket() for _ in read_all(broker.line.recv(65536))))
     assert elsewhere.status()["drain"] == "waiting for commits"
-    assert all(at is None or at > time.monotonic() + 1 for at in elsewhere._due())
+    assert all(at is None or at > time.monotonic() + 1 for at in elsewhere._send(time.monotonic()))

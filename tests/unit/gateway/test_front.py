@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from tests.unit.gateway.remote import TOKEN, Pki
 from tests.unit.gateway.serving import Served, rows, served
 from towline.delivery.outrows import rows_of
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
+from towline.gateway import service
 from towline.gateway.access import Access
 from towline.gateway.client import GatewayClient
-from towline.gateway.network import NetworkFront
-from towline.gateway.outbox_handler import OutboxHandler
+from towline.gateway.process import NetworkFront
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Limits, Outbox
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES, OUTBOX_SCHEMA
@@ -72,9 +71,7 @@ def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
     pki = Pki.made(directory / "pki")
     with served(directory / "state") as server:
         kept = Outbox.open(directory / "state" / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
-        server.service._outbox = OutboxHandler(
-            kept, "plant", wake=lambda: None, on_failure=server.failures.append, ask=lambda _: Future()
-        )
+        server.service._outbox = kept
         front = NetworkFront(settings(pki, directory / "state"), server.location)
         yield Fronted(server, pki, front)
         front.close()
@@ -262,8 +259,6 @@ def test_a_batch_whose_task_was_killed_is_not_whole(
     fronted: Fronted, monkeypatch: pytest.MonkeyPatch, way: str, many: int
 ) -> None:
     """For gRPC such a stream ends as any other: the rows that were still to come would have been lost."""
-    handler = fronted.server.service._outbox
-    assert handler is not None
     location = fronted.server.location if way == "unix" else fronted.front.location
     writer = f"{way}-{many}/0"
     half = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(20)])
@@ -271,7 +266,7 @@ def test_a_batch_whose_task_was_killed_is_not_whole(
         assert client.send(writer, 0, [half], MESSAGE_SCHEMA, whole=False).rows == 20
         outcomes: list[str] = []
         with monkeypatch.context() as patched:
-            patched.setattr(handler, "take", partial(told, handler.take, outcomes))
+            patched.setattr(service, "take_batch", partial(told, service.take_batch, outcomes))
             given = [location, f"Bearer {TOKEN}", str(fronted.pki.directory / "ca.pem"), writer, "20", str(many)]
             with subprocess.Popen(
                 [sys.executable, "-c", TASK, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -10,7 +10,7 @@ import pytest
 
 from towline.delivery.outrows import rows_of
 from towline.errors import Fenced, GatewayError
-from towline.gateway.belonging import FILE, OutboxPosition, Remembered, check_outbox, position
+from towline.gateway.identity import OUTBOX_FILE, Extent, KnownOffset, check_offset, check_outbox, extent
 from towline.journal import Batch, Limits, Outbox
 from towline.schema import MESSAGE_SCHEMA
 
@@ -28,10 +28,10 @@ def opened(directory: Path) -> Outbox:
     return Outbox.open(directory, schema=MESSAGE_SCHEMA, limits=ROOMY)
 
 
-def bring(outbox: Outbox, number: int, writer: str = "q/0") -> Remembered:
+def bring(outbox: Outbox, number: int, writer: str = "q/0") -> KnownOffset:
     outbox.append(rows_of([{"topic": "t", "payload": b"%d" % number}]), Batch(writer, number))
-    here = position(outbox)
-    return Remembered(here.journal, here.tip, here.incarnation)
+    here = extent(outbox.journal)
+    return KnownOffset(here.journal, here.tip, here.incarnation)
 
 
 def copied(tmp_path: Path) -> Path:
@@ -44,7 +44,7 @@ def restore(tmp_path: Path) -> None:
 
 
 def test_the_same_outbox_goes_on(tmp_path: Path, checkpoint: str) -> None:
-    assert Remembered.read(checkpoint) is None
+    assert KnownOffset.read(checkpoint) is None
     outbox = opened(tmp_path / "o")
     check_outbox("g", outbox, checkpoint)
     bring(outbox, 0).keep(checkpoint)
@@ -88,20 +88,20 @@ def test_another_outbox_is_refused(tmp_path: Path, checkpoint: str) -> None:
 
 
 def test_rows_whose_origin_is_not_known_any_more_are_not_compared() -> None:
-    remembered = Remembered("j", 5, "aa")
-    remembered.check("g", OutboxPosition("j", 6, 9, ""))
+    known = KnownOffset("j", 5, "aa")
+    check_offset("g", known, Extent("j", 6, 9, ""), rows="outbox")
     with pytest.raises(GatewayError, match="TL-G35"):
-        remembered.check("g", OutboxPosition("j", 4, 9, ""))
+        check_offset("g", known, Extent("j", 4, 9, ""), rows="outbox")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"journal": "j"}', '{"journal": "j", "tip": "x", "incarnation": ""}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"journal": "j"}', '{"journal": "j", "offset": "x", "incarnation": ""}'])
 def test_a_file_that_is_none_of_ours_is_refused(checkpoint: str, text: str) -> None:
-    (Path(checkpoint) / FILE).write_text(text)
+    (Path(checkpoint) / OUTBOX_FILE).write_text(text)
     with pytest.raises(GatewayError, match="TL-G37"):
-        Remembered.read(checkpoint)
+        KnownOffset.read(checkpoint)
 
 
 def test_a_checkpoint_elsewhere_keeps_nothing() -> None:
-    Remembered("j", 5, "aa").keep("hdfs://name/ck")
-    Remembered("j", 5, "aa").keep("")
-    assert Remembered.read("hdfs://name/ck") is None
+    KnownOffset("j", 5, "aa").keep("hdfs://name/ck")
+    KnownOffset("j", 5, "aa").keep("")
+    assert KnownOffset.read("hdfs://name/ck") is None

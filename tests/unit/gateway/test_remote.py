@@ -27,8 +27,8 @@ from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
-from towline.gateway.remote import RemoteService
+from towline.gateway.front import RemoteService
+from towline.gateway.listen import ListenSettings, ServerCertificate
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 
 
@@ -286,9 +286,7 @@ def test_an_address_that_is_taken(far: Remote) -> None:
     """gRPC would share a port with another server where it is let."""
     settings = far.pki.settings(address=far.location.removeprefix("grpc+tls://"))
     with pytest.raises(GatewayError, match="TL-G45"):
-        RemoteService(
-            settings, far.server.service, "x", TokenFile(settings.token_file), ServerCertificate.read(settings)
-        )
+        RemoteService(settings, far.server.service, "x")
 
 
 def test_status_and_endpoint_say_where_it_listens(far: Remote) -> None:
@@ -363,7 +361,7 @@ def test_what_listens_has_tls_and_a_token_or_does_not(given: dict[str, str], sai
 
 def test_a_reader_on_a_network_sends_signs_of_life(far: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch may take longer than its lease; what has ended sends none, and somebody else reads on."""
-    monkeypatch.setattr("towline.gateway.heartbeat.BEAT_S", 0.02)
+    monkeypatch.setattr("towline.gateway.leases.BEAT_S", 0.02)
     with as_driver(far) as client:
         client.open("default")
         held = far.server.service._leases._held["default"]

@@ -18,9 +18,8 @@ from towline.delivery.intake import to_rows
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalError
-from towline.gateway import outbox_handler
+from towline.gateway import service
 from towline.gateway.endpoint import END_OF_ROWS
-from towline.gateway.outbox_handler import OutboxHandler
 from towline.journal import Batch, Limits, Outbox
 from towline.journal.reading import RowSlice
 from towline.mqtt.events import Deliver, Messages
@@ -92,19 +91,18 @@ def test_frames_of_the_outbox(chunks: list[list[int]], at_once: int) -> None:
         batches.append(whole.slice(at, len(chunk)))
         at += len(chunk)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outbox_handler, "_AT_ONCE", at_once)
-        pieces = list(outbox_handler._pieces((RowSlice(batch, batch.nbytes) for batch in batches), BOUND))
+        patch.setattr(service, "_AT_ONCE", at_once)
+        pieces = list(service._pieces((RowSlice(batch, batch.nbytes) for batch in batches), BOUND))
     assert bounded([rows for rows, _ in pieces])
     assert numbers([rows for rows, _ in pieces]) == list(range(len(sizes)))
     assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
 def test_a_chunk_of_any_size_enters_the_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_handler, "largest_frame", lambda _limit: BOUND)
+    monkeypatch.setattr(service, "largest_frame", lambda _limit: BOUND)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0), disk=Unsynced())
-    handler = OutboxHandler(outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody)
     sizes = [1000, 10, 9000, 0, 0, 1500, 700]
-    stored = handler.take(Batch("q/0", 3), Stream([messages(sizes)]), start=0, whole=True)
+    stored = service.take_batch(outbox, "here", Batch("q/0", 3), Stream([messages(sizes)]), start=0, whole=True)
     assert (stored.rows, stored.whole) == (7, True)
     assert numbers(list(outbox.read(0, 7))) == list(range(7))
     outbox.close()
@@ -113,15 +111,16 @@ def test_a_chunk_of_any_size_enters_the_outbox(tmp_path: Path, monkeypatch: pyte
 def test_a_chunk_above_the_limit_of_the_outbox_fills_it_and_no_more(tmp_path: Path) -> None:
     limits = Limits(min_free_bytes=0, max_bytes=1 << 20)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=limits, disk=Unsynced())
-    handler = OutboxHandler(
-        outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody, max_bytes=1 << 20
-    )
     with pytest.raises(JournalError, match="TL-J15"):
-        handler.take(Batch("q/0", 3, attempt="a"), Stream([messages([100_000] * 40)]), start=0, whole=True)
+        service.take_batch(
+            outbox, "here", Batch("q/0", 3, attempt="a"), Stream([messages([100_000] * 40)]), start=0, whole=True
+        )
     assert 5 <= outbox.end <= 10
     outbox.settle()
     outbox.flush()
-    handler.take(Batch("q/0", 4), Stream([messages([2_000_000])]), start=0, whole=True)  # nothing waits: it is taken
+    service.take_batch(
+        outbox, "here", Batch("q/0", 4), Stream([messages([2_000_000])]), start=0, whole=True
+    )  # nothing waits: it is taken
     outbox.close()
 
 
@@ -133,10 +132,6 @@ def test_what_a_sink_brings_at_a_time(sizes: list[int]) -> None:
     assert bounded([rows for rows, _ in chunks])
     assert numbers([rows for rows, _ in chunks]) == [*range(len(sizes))] * 2
     assert [last for _, last in chunks] == [False] * (len(chunks) - 1) + [True]
-
-
-def _nobody(_what: object) -> Any:
-    raise AssertionError("nobody asks for refused messages here")
 
 
 def test_refused_messages_of_any_size_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from towline.errors import GatewayError, JournalError
-from towline.gateway.remote import check_read, check_write
-from towline.gateway.request import Request
+from towline.gateway.front import check_call
 from towline.gateway.tickets import KEY_FILE, LONGEST_VALID_S, TicketKey
 
 READ: dict[str, Any] = {"kind": "read", "journal": "j", "start": 10, "end": 20, "incarnation": "ab"}
@@ -30,10 +29,8 @@ def key(clock: Clock | None = None, secret: bytes = bytes(32)) -> TicketKey:
     return TicketKey("plant", secret, clock or Clock())
 
 
-def asking(**fields: Any) -> Request:
-    return Request(
-        "plant", json.dumps({"journal": "j", "start": 10, "end": 20, "incarnation": "ab", **fields}).encode()
-    )
+def asking(**fields: Any) -> bytes:
+    return json.dumps({"journal": "j", "start": 10, "end": 20, "incarnation": "ab", **fields}).encode()
 
 
 def test_it_says_what_was_signed() -> None:
@@ -97,7 +94,7 @@ def test_none_is_for_longer_than_a_week() -> None:
 def test_a_reader_may_begin_later_as_after_a_broken_connection() -> None:
     ticket = key().opened(key().sign(60, **READ))
     for start in (10, 15, 20):
-        check_read("plant", ticket, asking(start=start))
+        check_call("plant", ticket, "get", asking(start=start))
 
 
 @pytest.mark.parametrize(
@@ -105,25 +102,28 @@ def test_a_reader_may_begin_later_as_after_a_broken_connection() -> None:
 )
 def test_a_reader_gets_no_other_rows(fields: dict[str, Any]) -> None:
     with pytest.raises(GatewayError, match="TL-G43"):
-        check_read("plant", key().opened(key().sign(60, **READ)), asking(**fields))
+        check_call("plant", key().opened(key().sign(60, **READ)), "get", asking(**fields))
 
 
 @pytest.mark.parametrize("writer", ["q", "p/0", "qq/0", "q2/0", "/q/0"])
 def test_a_writer_is_no_other(writer: str) -> None:
     ticket = key().opened(key().sign(60, **WRITE))
-    check_write("plant", ticket, "q/0")
-    check_write("plant", ticket, None)
-    with pytest.raises(GatewayError, match="TL-G43"):
-        check_write("plant", ticket, writer)
+    for call in ("put", "place"):
+        check_call("plant", ticket, call, b'{"writer": "q/0"}')
+        with pytest.raises(GatewayError, match=r"something else than this writer.*TL-G43"):
+            check_call("plant", ticket, call, json.dumps({"writer": writer}).encode())
+    check_call("plant", ticket, "sent", b"{}")
+    with pytest.raises(GatewayError, match=r'does not open the action "wait".*TL-G43'):
+        check_call("plant", ticket, "wait", b"{}")
 
 
 def test_one_kind_does_not_stand_for_another() -> None:
     """Fields of both kinds in one, so that only the kind keeps them apart."""
     both = {**READ, "writer": "q"}
     with pytest.raises(GatewayError, match="TL-G43"):
-        check_read("plant", key().opened(key().sign(60, **{**both, "kind": "write"})), asking())
+        check_call("plant", key().opened(key().sign(60, **{**both, "kind": "write"})), "get", asking())
     with pytest.raises(GatewayError, match="TL-G43"):
-        check_write("plant", key().opened(key().sign(60, **both)), "q/0")
+        check_call("plant", key().opened(key().sign(60, **both)), "put", b'{"writer": "q/0"}')
 
 
 def test_the_key_outlives_the_gateway_and_is_its_owners_alone(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from towline.bridge.lines.identity import Identity, sinks
 from towline.bridge.lines.notes import carry_totals
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
-from towline.gateway.belonging import MISMATCHES, is_other
+from towline.gateway.identity import MISMATCHES, is_other
 from towline.guarantee import Guarantee, policy
 from towline.kafka.topicids import kept_ids
 from towline.spark.offsets import places_at

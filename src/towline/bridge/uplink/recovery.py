@@ -13,7 +13,7 @@ from towline.bridge.lines.evidence import NO_ANSWER, Evidence, gateway_status, r
 from towline.bridge.lines.recovery import CheckpointSettings, problem, refusal
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayError, GatewayUnreachable
-from towline.gateway.belonging import is_other
+from towline.gateway.identity import is_other
 from towline.guarantee import policy
 from towline.spark.offsets import places_at
 

@@ -1,0 +1,286 @@
+"""Identity of a state directory: do its journal and outbox belong to the query that comes to them?
+
+Restored copies and swapped directories make an offset mean other rows. Each offset that was handed out names the
+journal and the opening of it that wrote the row below (`Journal.incarnation_of`), so each of them is recognised before
+anything is taken in or cut [I14]. `_RULES` has what can be wrong, and what each means for inbox and outbox.
+
+An older copy of an outbox lacks batches that Spark has committed, and would send once more what was delivered since.
+So its newest answer stands beside the query's own logs, durable before Spark commits the batch; the gateway compares
+it before it connects, and the sink before each batch. A checkpoint on no disk of this machine (an object store, HDFS)
+keeps nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from towline.checkpoint import Checkpoint
+from towline.errors import Fenced, GatewayError
+
+if TYPE_CHECKING:
+    from towline.journal import Journal, Outbox
+
+__all__ = [
+    "MISMATCHES",
+    "OUTBOX_FILE",
+    "Extent",
+    "KnownOffset",
+    "StoredBatch",
+    "check_checkpoint",
+    "check_offset",
+    "check_outbox",
+    "extent",
+    "is_other",
+]
+
+#: Beside Spark's own files in the checkpoint: where the query's outbox stood.
+OUTBOX_FILE: Final = "towline-outbox.json"
+
+
+class Extent(NamedTuple):
+    """Where a journal stands.
+
+    Attributes:
+        journal: Its id.
+        first: The oldest offset that is still there.
+        tip: The offset after its last row.
+        incarnation: The opening that wrote the row below the offset that was asked about; "" where there is none.
+    """
+
+    journal: str
+    first: int
+    tip: int
+    incarnation: str
+
+
+class KnownOffset(NamedTuple):
+    """An offset that was handed out, with what it came with.
+
+    Attributes:
+        journal: Id of the journal.
+        offset: Of an outbox the one after its last row when it answered.
+        incarnation: The opening that had written the row below; "" for none, as that of an empty journal.
+    """
+
+    journal: str
+    offset: int
+    incarnation: str = ""
+
+    @classmethod
+    def read(cls, checkpoint: str, number: int = 0) -> Self | None:
+        """What a checkpoint keeps of its query's outbox; None for nothing.
+
+        Args:
+            checkpoint: Its location; "" for none.
+            number: Of the outbox, where the query writes to several.
+
+        Raises:
+            GatewayError: TL-G37, the file is not one of ours.
+        """
+        try:
+            text = Checkpoint(checkpoint).note(_outbox_file(number))
+            if text is None:
+                return None
+            values = json.loads(text)
+            return cls(str(values["journal"]), int(values["offset"]), str(values["incarnation"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"{_outbox_file(number)} can't be read ({type(error).__name__})"
+            do = "It tells which outbox the query writes to. If that is the newest one, remove the file."
+            raise GatewayError("TL-G37", checkpoint, what, do) from error
+
+    def keep(self, checkpoint: str, number: int = 0) -> None:
+        """Keep it for `read`, durable; nothing to do where the checkpoint is on no disk of this machine.
+
+        Raises:
+            JournalError: TL-J20, the disk did not take it: the batch must not be committed.
+        """
+        Checkpoint(checkpoint).keep_note(_outbox_file(number), json.dumps(self._asdict()) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """What the outbox holds of a batch, and where it stands.
+
+    Attributes:
+        rows: So many of its rows, from the first on, durable.
+        end: Offset in the outbox after the last of them.
+        whole: Nothing more is expected of it.
+        already: They were there before this call.
+        newest: Number of the writer's newest batch; -1 when it has none.
+        journal: As `Extent`, and so the next three; the incarnation is that of its last row.
+        first: See above.
+        tip: See above.
+        incarnation: See above.
+    """
+
+    rows: int
+    end: int
+    whole: bool
+    already: bool
+    newest: int
+    journal: str = ""
+    first: int = 0
+    tip: int = 0
+    incarnation: str = ""
+
+
+class _Rule(NamedTuple):
+    """What an offset that its store breaks means; `what` is formatted with `known`, `here`, and `by` for who wrote."""
+
+    code: str
+    kind: type[GatewayError]
+    what: str
+    do: str
+
+
+def is_other(incarnation: str, here: str, offset: int, first: int) -> bool:
+    """Whether another opening of a journal wrote the row below an offset than the one that the offset came with.
+
+    Args:
+        incarnation: What the offset came with; "" for none, as that of an empty journal.
+        here: What the journal says (`Journal.incarnation_of`).
+        offset: The offset.
+        first: The first that the journal has; what was below an older one was committed and is not compared.
+    """
+    return incarnation != "" and offset >= first and here != incarnation
+
+
+#: What can be wrong with an offset, in this order.
+_BROKEN: Final[tuple[Callable[[KnownOffset, Extent], bool], ...]] = (
+    lambda known, here: known.journal != here.journal,  # another journal
+    lambda known, here: known.offset > here.tip,  # an older copy
+    lambda known, here: is_other(known.incarnation, here.incarnation, known.offset, here.first),  # that has gone on
+)
+_NEW_CHECKPOINT: Final = "Bring back the newest state directory, or start the query with a new checkpoint directory"
+_BEGIN_AGAIN: Final = (
+    "Bring back the newest state directory. Or start the query with a new checkpoint directory (a bridge line: towline "
+    "begin-again FILE LINE): what only the newer outbox held is then not sent, what it had delivered may come again."
+)
+#: Of whose rows → what each of `_BROKEN` means.
+_RULES: Final = {
+    "inbox": (
+        _Rule(
+            "TL-G04",
+            Fenced,
+            "the checkpoint belongs to journal {known.journal}, this gateway serves journal {here.journal}",
+            "Bring back the state directory of that journal, or start the query with a new checkpoint directory "
+            "and get what waits here; rows that only the other journal held stay there.",
+        ),
+        _Rule(
+            "TL-G06",
+            GatewayError,
+            "the checkpoint has come to offset {known.offset:,}, the journal ends at {here.tip:,}: an older copy",
+            f"{_NEW_CHECKPOINT}.",
+        ),
+        _Rule(
+            "TL-G26",
+            Fenced,
+            "the row below offset {known.offset:,} was written by opening {known.incarnation} of the journal when the "
+            "checkpoint took it, and here by {by}: this is an older copy that has gone on",
+            f"{_NEW_CHECKPOINT} and get what waits here; rows that only the newer one held stay there, and what both "
+            "hold may come twice.",
+        ),
+    ),
+    "outbox": (
+        _Rule(
+            "TL-G36",
+            Fenced,
+            "the query's checkpoint belongs to outbox {known.journal}, this gateway has outbox {here.journal}",
+            _BEGIN_AGAIN,
+        ),
+        _Rule(
+            "TL-G35",
+            GatewayError,
+            "the outbox had {known.offset:,} messages when the query wrote last, this one {here.tip:,}: an older copy",
+            _BEGIN_AGAIN,
+        ),
+        _Rule(
+            "TL-G35",
+            GatewayError,
+            "the message below offset {known.offset:,} of the outbox came in opening {known.incarnation} when the "
+            "query brought it, here in {by}: an older copy that has gone on",
+            _BEGIN_AGAIN,
+        ),
+    ),
+}
+#: Codes of errors that another try finds again: of a journal, and of an outbox.
+MISMATCHES: Final = frozenset(rule.code for rule in _RULES["inbox"])
+
+
+def check_offset(name: str, known: KnownOffset, here: Extent, *, rows: str = "inbox") -> None:
+    """See that the rows below an offset are those that were below it when it was handed out.
+
+    Args:
+        name: Of the gateway.
+        known: The offset.
+        here: Of the journal, asked about that offset.
+        rows: ``inbox`` or ``outbox``.
+
+    Raises:
+        Fenced: Another journal: TL-G04, TL-G36 of an outbox. A copy that has gone on: TL-G26.
+        GatewayError: An older copy: TL-G06, TL-G35 of an outbox, of one that has gone on too.
+    """
+    for broken, rule in zip(_BROKEN, _RULES[rows], strict=True):
+        if broken(known, here):
+            by = f"opening {here.incarnation}" if here.incarnation else "another"
+            raise rule.kind(rule.code, name, rule.what.format(known=known, here=here, by=by), rule.do)
+
+
+def extent(journal: Journal, offset: int | None = None) -> Extent:
+    """Where a journal stands, and who wrote the row below an offset; its end by default."""
+    tip = journal.end
+    return Extent(journal.journal_id, journal.first, tip, journal.incarnation_of(tip if offset is None else offset))
+
+
+def check_checkpoint(name: str, journal: Journal, location: str, *, alone: bool = True) -> None:
+    """See that the newest batch a query has planned lies in this journal.
+
+    What lies below the journal's first row is left to the reader: those rows were committed.
+
+    Args:
+        name: Of the gateway.
+        journal: Its journal.
+        location: Of the query's checkpoint; "" for none. One on no disk of this machine can't be read here.
+        alone: It is the only gateway that the query reads: a place under another name is its own from before.
+
+    Raises:
+        Fenced: TL-G04 for another journal, TL-G26 for an older copy that has gone on.
+        GatewayError: TL-G06 for an older copy.
+    """
+    if not location:
+        return
+    places = [place for offset in Checkpoint(location).newest_offsets() for place in _places(offset)]
+    ours = [known for _, known in places if known.journal == journal.journal_id]
+    for known in ours or [known for gateway, known in places if gateway == name or (alone and len(places) == 1)]:
+        check_offset(name, known, extent(journal, known.offset))
+
+
+def _places(offset: Any) -> list[tuple[str, KnownOffset]]:
+    """The places by gateway in one source's offset; nothing for another kind of source (`towline.spark.offsets`)."""
+    try:
+        return [
+            (name, KnownOffset(str(place["journal"]), int(place["offset"]), str(place.get("incarnation", ""))))
+            for name, place in offset["gateways"].items()
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return []
+
+
+def check_outbox(name: str, outbox: Outbox, checkpoint: str, number: int = 0) -> None:
+    """Compare an outbox with what a query's checkpoint keeps of it, before anything of it is sent.
+
+    Raises:
+        GatewayError: TL-G35 an older copy, TL-G37 what is kept can't be read.
+        Fenced: TL-G36 another outbox.
+    """
+    known = KnownOffset.read(checkpoint, number)
+    if known is not None:
+        check_offset(name, known, extent(outbox.journal, known.offset), rows="outbox")
+
+
+def _outbox_file(number: int) -> str:
+    """Where it stands of an outbox among several."""
+    return OUTBOX_FILE if number == 0 else OUTBOX_FILE.replace(".json", f"-{number}.json")
