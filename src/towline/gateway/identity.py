@@ -206,7 +206,7 @@ _RULES: Final = {
         ),
     ),
 }
-#: Codes of errors that another try finds again: of a journal, and of an outbox.
+#: Codes of the errors about an inbox that is not the one of a checkpoint.
 MISMATCHES: Final = frozenset(rule.code for rule in _RULES["inbox"])
 
 
