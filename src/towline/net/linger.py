@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-__all__ = ["Linger"]
-
 #: Packets of a chunk in a stream.
 _STREAM: Final = 100
 #: How often the time that is set a chunk of a stream waits, and how often any other.

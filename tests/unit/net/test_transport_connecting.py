@@ -17,8 +17,8 @@ from tests.helpers import wait_until
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline.errors import ConfigError, TowlineError, Unreachable
 from towline.net.transport import Endpoint, Proxy, Tls, connect
+from towline.net.transport.connecting import Address, interleaved
 from towline.net.transport.patience import Patience
-from towline.net.transport.sockets import Address, interleaved
 from towline_prove.devstack.ports import free_port
 
 LOOPBACK = "127.0.0.1"

@@ -1,7 +1,7 @@
 """The way to a broker: an address, an open connection, and a sentence for each way it can fail.
 
-Layers, each a module with the verbs of the one below: socket (`sockets`, through a proxy: `proxy`), TLS (`tls`),
-WebSocket (`websocket`). `connect` stacks them and returns a `Transport`.
+Layers: socket (`connecting`, through a proxy: `proxy`), TLS (`tls`), WebSocket (`websocket`). `connect` stacks them and
+returns a `Transport`, which has the same verbs whatever lies beneath.
 """
 
 from towline.net.transport.connecting import connect

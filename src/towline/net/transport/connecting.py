@@ -1,21 +1,38 @@
-"""Opening a connection: socket, proxy, TLS and WebSocket, one on the other, within one time limit."""
+"""Opening a connection: socket, proxy, TLS and WebSocket, one on the other, within one time limit.
+
+Sockets are connected without blocking: TCP with all addresses of a name, or a Unix socket.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from socket import socket
+import contextlib
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, zip_longest
+from typing import Any, Final, NamedTuple, Self
 
 from towline.errors import ConfigError, Unreachable
 from towline.net.transport.endpoint import Endpoint
-from towline.net.transport.patience import Patience
+from towline.net.transport.patience import Patience, plain
 from towline.net.transport.proxy import Proxy, connect_through
-from towline.net.transport.sockets import connect_tcp, connect_unix, tune
 from towline.net.transport.stream import Transport, WebSocketTransport
 from towline.net.transport.tls import Tls, handshake
 from towline.net.transport.websocket import Framing
 
-__all__ = ["connect"]
+#: An attempt that has not succeeded after this many seconds gets company (RFC 8305 section 5).
+STAGGER: Final = 0.25
+#: Receive buffer asked of the system, in bytes: two chunks.
+RECEIVE_BUFFER: Final = 2 << 20
+#: Probes of the system's own keep alive that may go unanswered, half a keep alive all together.
+_PROBES: Final = 3
+#: Seconds that Linux takes for its pauses at most.
+_LONGEST_PROBE: Final = 32767
+#: Reasons told when no address answers.
+_REASONS_SHOWN: Final = 3
 
 
 def connect(
@@ -56,32 +73,166 @@ def connect(
         sock = handshake(sock, security, context, endpoint.host, where, patience)
     if not endpoint.websocket:
         return Transport(sock, where, security)
-    framing = Framing(replace(endpoint, query=query or endpoint.query), headers)
-    return _opened(WebSocketTransport(sock, where, security, framing), where, patience)
+    transport = WebSocketTransport(sock, where, security, Framing(endpoint, headers, query))
+    try:
+        transport.open(patience)
+    except BaseException as error:
+        transport.close()
+        if not isinstance(error, OSError):
+            raise
+        what, advice = f"no answer to the WebSocket's opening ({error})", "Is this port a WebSocket listener?"
+        raise Unreachable("TL-M14", where, what, advice) from error
+    return transport
 
 
-def _reach(endpoint: Endpoint, proxy: Proxy | None, keep_alive_s: int, patience: Patience) -> socket:
+def _reach(endpoint: Endpoint, proxy: Proxy | None, keep_alive_s: int, patience: Patience) -> socket.socket:
     if endpoint.scheme == "unix":
         if proxy:
             what = "a Unix socket is on this machine, and not reached through a proxy"
             raise ConfigError("TL-C35", str(endpoint), what, "Remove one of the two.")
-        return connect_unix(endpoint, patience)
+        return _connect_unix(endpoint, patience)
     if proxy:
         sock = connect_through(proxy, endpoint, patience)
     else:
-        sock = connect_tcp(endpoint.host, endpoint.port, str(endpoint), patience)
-    tune(sock, keep_alive_s)
+        sock = _connect_tcp(endpoint.host, endpoint.port, str(endpoint), patience)
+    _tune(sock, keep_alive_s)
     return sock
 
 
-def _opened(transport: WebSocketTransport, where: str, patience: Patience) -> WebSocketTransport:
+class Address(NamedTuple):
+    """One answer of the resolver."""
+
+    family: int
+    where: tuple[Any, ...]
+
+
+def interleaved(addresses: Iterable[Address]) -> list[Address]:
+    """The resolver's order with the families taking turns, its first one first (RFC 8305 section 4)."""
+    families: dict[int, list[Address]] = {}
+    for address in dict.fromkeys(addresses):
+        families.setdefault(address.family, []).append(address)
+    return [a for a in chain.from_iterable(zip_longest(*families.values())) if a is not None]
+
+
+def _connect_unix(endpoint: Endpoint, patience: Patience) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
     try:
-        transport.open(patience)
+        while True:
+            try:
+                sock.connect(endpoint.path)
+            except BlockingIOError:
+                # unix(7): EAGAIN means the listener's queue is full; there is nothing to poll for.
+                time.sleep(patience.step(0.02))
+            else:
+                return sock
     except OSError as error:
-        transport.close()
-        what, advice = f"no answer to the WebSocket's opening ({error})", "Is this port a WebSocket listener?"
-        raise Unreachable("TL-M14", where, what, advice) from error
-    except BaseException:
-        transport.close()
-        raise
-    return transport
+        sock.close()
+        advice = "Is the broker up, and may we open its socket?"
+        raise Unreachable("TL-M01", str(endpoint), f"no connection ({plain(error)})", advice) from error
+
+
+def _connect_tcp(host: str, port: int, where: str, patience: Patience) -> socket.socket:
+    """Connect to the first address of a name that answers; a slow one gets company after `STAGGER` seconds."""
+    try:
+        addresses = interleaved(patience.call(lambda: _resolve(host, port)))
+    except (OSError, UnicodeError) as error:
+        reason = plain(error) if isinstance(error, OSError) else "not a host name"
+        advice = "Check the broker's host, and the DNS of this machine."
+        raise Unreachable("TL-M01", where, f'no address for "{host}" ({reason})', advice) from error
+    with _Race(addresses) as race:
+        try:
+            return race.run(patience)
+        except OSError as error:
+            many = f" to any of {len(addresses)} addresses" if len(addresses) > 1 else ""
+            reasons = "; ".join([*dict.fromkeys(map(plain, [*race.failures, error]))][:_REASONS_SHOWN])
+            advice = "Is the broker up, and the port right?"
+            raise Unreachable("TL-M01", where, f"no connection{many} ({reasons})", advice) from error
+
+
+def _resolve(host: str, port: int) -> list[Address]:
+    return [
+        Address(family, where) for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ]
+
+
+class _Race:
+    """Attempts to several addresses, started one after the other, of which one wins."""
+
+    def __init__(self, addresses: list[Address]) -> None:
+        self._waiting = deque(addresses)
+        self._running: dict[int, socket.socket] = {}
+        self._next_at = 0.0
+        self.failures: list[OSError] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in self._running.values():
+            sock.close()
+
+    def run(self, patience: Patience) -> socket.socket:
+        """The first connected socket.
+
+        Raises:
+            OSError: All have failed (the last failure), or the time is over.
+        """
+        while True:
+            self._start_due()
+            if not self._running and not self._waiting:
+                raise self.failures.pop()
+            pause = max(0.0, self._next_at - time.monotonic()) if self._waiting else 1.0
+            poller = select.poll()
+            for descriptor in self._running:
+                poller.register(descriptor, select.POLLOUT)
+            for descriptor, _ in poller.poll(patience.step(pause) * 1000):
+                if winner := self._finished(descriptor):
+                    return winner
+
+    def _start_due(self) -> None:
+        while self._waiting and (not self._running or time.monotonic() >= self._next_at):
+            self._start(self._waiting.popleft())
+
+    def _start(self, address: Address) -> None:
+        try:
+            sock = socket.socket(address.family, socket.SOCK_STREAM)
+        except OSError as error:  # no IPv6 here
+            self.failures.append(error)
+            return
+        sock.setblocking(False)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(address.where)
+        except OSError as error:
+            sock.close()
+            self.failures.append(error)
+            return
+        self._running[sock.fileno()] = sock
+        self._next_at = time.monotonic() + STAGGER
+
+    def _finished(self, descriptor: int) -> socket.socket | None:
+        sock = self._running.pop(descriptor)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not code:
+            return sock
+        sock.close()
+        self.failures.append(OSError(code, os.strerror(code)))
+        return None
+
+
+def _tune(sock: socket.socket, keep_alive_s: int) -> None:
+    """Send at once, read much, and give up a peer that acknowledges nothing for 1.5 times the keep alive.
+
+    The system asks a silent peer itself, so that it is given up also while the session sends no PINGREQ.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+    if hasattr(socket, "TCP_USER_TIMEOUT") and keep_alive_s:
+        # Finds a half-open line also while nothing is read: our pings then go unacknowledged.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(keep_alive_s * 1500))
+    probe = max(1, keep_alive_s // (2 * _PROBES))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", keep_alive_s), ("TCP_KEEPINTVL", probe), ("TCP_KEEPCNT", _PROBES)):
+        if value and hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, _LONGEST_PROBE))

@@ -8,8 +8,6 @@ from ipaddress import ip_address
 from typing import Final, Literal, Self, TypeAlias, cast
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["DEFAULT_PATH", "DEFAULT_PORTS", "Endpoint", "Scheme", "other_port", "query_problem"]
-
 Scheme: TypeAlias = Literal["mqtt", "mqtts", "ws", "wss", "unix"]
 
 #: Ports when a URI names none (IANA; RFC 6455 section 3).

@@ -10,8 +10,6 @@ from typing import Final, Protocol, TypeVar
 
 from towline.threads import later
 
-__all__ = ["Patience", "Waitable", "plain"]
-
 #: How often a wait asks whether it should be given up, in seconds.
 _STEP: Final = 0.1
 

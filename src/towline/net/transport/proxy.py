@@ -19,8 +19,6 @@ from towline.net.transport.endpoint import Endpoint
 from towline.net.transport.patience import Patience, plain
 from towline.providers import secret_of
 
-__all__ = ["Proxy", "connect_through", "http_status"]
-
 _ADVICE: Final = {
     403: "Ask who runs the proxy to allow this host and port.",
     407: "Set a user in the proxy's URI and proxy_password_file.",

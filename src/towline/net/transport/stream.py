@@ -14,8 +14,6 @@ from towline.net.transport.patience import Patience
 from towline.net.transport.tls import Tls, tls_problem
 from towline.net.transport.websocket import Framing
 
-__all__ = ["READ_BYTES", "Transport", "WebSocketTransport"]
-
 #: Most bytes taken in one read: a chunk of some ten thousand small messages.
 READ_BYTES: Final = 1 << 20
 
@@ -160,7 +158,6 @@ class WebSocketTransport(Transport):
         self._framing = framing
         #: Bytes of MQTT may have come along with the answer that opened the WebSocket.
         self._fresh = True
-        self._ended: str | None = None
 
     def open(self, patience: Patience) -> None:
         """Open the WebSocket; call it first.
@@ -176,24 +173,23 @@ class WebSocketTransport(Transport):
                 self.flush()
             if not data and self.problem:
                 raise self.problem
-            if refusal := self._framing.answer(data):
-                raise Unreachable("TL-M14", self._where, refusal.what, refusal.do)
+            self._framing.answer(data)
 
     @property
     def decrypted(self) -> bool:
         """See `Transport`."""
-        return super().decrypted or self._fresh or self._ended is not None
+        return super().decrypted or self._fresh or self._framing.ended is not None
 
     @property
     def problem(self) -> BrokerError | None:
         """See `Transport`."""
-        if self._ended is not None:
-            return Unreachable("TL-M14", self._where, self._ended, "Trying again.")
+        if self._framing.ended is not None:
+            return Unreachable("TL-M14", self._where, self._framing.ended, "Trying again.")
         return super().problem
 
     def read(self) -> bytes | None:
         """See `Transport`."""
-        if self._ended is not None:
+        if self._framing.ended is not None:
             return b""
         if self._fresh:
             self._fresh = False
@@ -203,11 +199,10 @@ class WebSocketTransport(Transport):
         return self._take(data) if data else data
 
     def _take(self, data: bytes) -> bytes | None:
-        taken = self._framing.take(data)
-        self._ended = taken.ended
-        if taken.answer:
-            super().write(taken.answer)
-        return taken.data or (b"" if taken.ended is not None else None)
+        taken, answer = self._framing.take(data)
+        if answer:
+            super().write(answer)
+        return taken or (b"" if self._framing.ended is not None else None)
 
     def write(self, data: bytes) -> bool:
         """See `Transport`."""

@@ -20,8 +20,6 @@ from towline.net.transport.patience import Patience, plain
 from towline.providers import secret_of
 from towline.text import printable
 
-__all__ = ["Tls", "certificate_problem", "handshake", "tls_problem"]
-
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 #: A name of ALPN (RFC 7301 section 3.1), as far as people write them.
 _PROTOCOL: Final = re.compile(r"[!-~]{1,255}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from wsproto import ConnectionType, WSConnection
@@ -26,44 +25,15 @@ from wsproto.events import (
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
+from towline.errors import Unreachable
 from towline.net.transport.endpoint import Endpoint, other_port
 from towline.net.transport.proxy import http_status
 from towline.text import printable
-
-__all__ = ["SUBPROTOCOL", "Framing", "HandshakeRefusal", "Taken", "header_problem"]
 
 #: [MQTT-6.0.0-3], [MQTT-6.0.0-4].
 SUBPROTOCOL: Final = "mqtt"
 #: Bytes of the peer's own words that are shown.
 _WORDS_SHOWN: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class HandshakeRefusal:
-    """Why there is no WebSocket.
-
-    Attributes:
-        what: In words, for an error.
-        do: What to do.
-    """
-
-    what: str
-    do: str
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What received bytes amount to.
-
-    Attributes:
-        data: Bytes of MQTT.
-        answer: Bytes to send to the peer: pongs, an answered close.
-        ended: Why nothing more will come, in words; None while the WebSocket is open.
-    """
-
-    data: bytes = b""
-    answer: bytes = b""
-    ended: str | None = None
 
 
 #: A header's name [RFC 9110 section 5.6.2], and a value without control characters.
@@ -88,64 +58,75 @@ class Framing:
     Args:
         endpoint: Whose host and path are asked for.
         headers: Further ones of the request (`header_problem`).
+        query: In place of the endpoint's.
+
+    Attributes:
+        open: The server has opened it.
+        ended: Why nothing more will come, in words; None while something may.
     """
 
-    def __init__(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]] = (), query: str = "") -> None:
         self._endpoint = endpoint
+        self._target = endpoint.path + (f"?{query}" if (query := query or endpoint.query) else "")
         self._headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
         self._web = WSConnection(ConnectionType.CLIENT)
-        self._ended: str | None = None
+        self.ended: str | None = None
         self.open = False
 
     def opening(self) -> bytes:
         """The request that opens the WebSocket; send it first."""
-        host, target = self._endpoint.authority, self._endpoint.path
-        target += f"?{self._endpoint.query}" if self._endpoint.query else ""
-        request = Request(host=host, target=target, subprotocols=[SUBPROTOCOL], extra_headers=self._headers)
+        host, protocols = self._endpoint.authority, [SUBPROTOCOL]
+        request = Request(host=host, target=self._target, subprotocols=protocols, extra_headers=self._headers)
         return self._web.send(request)
 
-    def answer(self, data: bytes) -> HandshakeRefusal | None:
+    def answer(self, data: bytes) -> None:
         """Take bytes until `open`, ``b""`` for a closed connection; bytes of MQTT that came along stay for `take`.
 
-        Returns:
-            Why the server does not open the WebSocket; None when it did, or more bytes are needed.
+        Raises:
+            Unreachable: TL-M14, the server does not open the WebSocket.
         """
         if not data:
-            return HandshakeRefusal("the server closed instead of answering", self._doubt)
+            raise self._refusal("the server closed instead of answering")
         try:
             self._web.receive_data(data)
             for event in self._web.events():
                 if isinstance(event, AcceptConnection):
-                    return self._accepted(event)
+                    return self._accept(event)
                 if isinstance(event, RejectConnection):
-                    return _refused(event, self._endpoint)
+                    raise self._rejected(event.status_code)
         except RemoteProtocolError as error:
             said = printable(str(error), _WORDS_SHOWN)
             foreign = error.__context__ is not None  # of h11, which reads the answer
             what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({said})"
-            return HandshakeRefusal(f"the server {what}", self._doubt)
-        return None
+            raise self._refusal(f"the server {what}") from None
 
-    @property
-    def _doubt(self) -> str:
-        return f"Is this port a WebSocket listener?{'' if self._endpoint.tls else other_port(str(self._endpoint))}"
+    def _refusal(self, what: str, do: str = "") -> Unreachable:
+        where = str(self._endpoint)
+        doubt = f"Is this port a WebSocket listener?{'' if self._endpoint.tls else other_port(where)}"
+        return Unreachable("TL-M14", where, what, do or doubt)
 
-    def _accepted(self, event: AcceptConnection) -> HandshakeRefusal | None:
+    def _rejected(self, status: int) -> Unreachable:
+        do = f'Is "{self._endpoint.path}" the right path?'
+        if status in {401, 403}:
+            do = "What stands before the broker wants a login; Towline has none for it."
+        elif status == 426 or status >= 500:
+            do = "Is the broker behind it up, and does it take WebSockets?"
+        return self._refusal(f"the server answers HTTP {http_status(status)} instead of opening a WebSocket", do)
+
+    def _accept(self, event: AcceptConnection) -> None:
         if event.subprotocol != SUBPROTOCOL:
             what = 'the server opens a WebSocket, but not with the subprotocol "mqtt" [MQTT-6.0.0-4]'
-            return HandshakeRefusal(what, f'Is "{self._endpoint.path}" the path of MQTT?')
+            raise self._refusal(what, f'Is "{self._endpoint.path}" the path of MQTT?')
         self.open = True
-        return None
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come."""
-        return self._ended is not None
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """Take received bytes; ``b""`` for what came along with the answer, or after nothing.
 
-    def take(self, data: bytes) -> Taken:
-        """Take received bytes; ``b""`` for what came along with the answer, or after nothing."""
-        if self._ended is not None:
-            return Taken(ended=self._ended)
+        Returns:
+            Bytes of MQTT, and bytes to send to the peer: pongs, an answered close.
+        """
+        if self.ended is not None:
+            return b"", b""
         parts: list[bytes] = []
         answer = bytearray()
         if data:
@@ -155,18 +136,18 @@ class Framing:
                 parts.append(bytes(event.data))
             else:
                 answer += self._control(event)
-            if self.over:
-                break
-        return Taken(b"".join(parts), bytes(answer), self._ended)
+            if isinstance(event, TextMessage | CloseConnection):
+                break  # nothing behind it counts
+        return b"".join(parts), bytes(answer)
 
     def _control(self, event: Event) -> bytes:
         if isinstance(event, Ping):
             return self._web.send(event.response())
         if isinstance(event, TextMessage):
-            self._ended = "the server sent a text frame [MQTT-6.0.0-1]"
+            self.ended = "the server sent a text frame [MQTT-6.0.0-1]"
             return self.closing(CloseReason.UNSUPPORTED_DATA)
         if isinstance(event, CloseConnection):
-            self._ended = _closed(event)
+            self.ended = _closed(event)
             return self.closing(CloseReason.NORMAL_CLOSURE)
         return b""
 
@@ -183,15 +164,6 @@ class Framing:
             return self._web.send(CloseConnection(code=code))
         except LocalProtocolError:
             return b""
-
-
-def _refused(event: RejectConnection, endpoint: Endpoint) -> HandshakeRefusal:
-    what = f"the server answers HTTP {http_status(event.status_code)} instead of opening a WebSocket"
-    if event.status_code in {401, 403}:
-        return HandshakeRefusal(what, "What stands before the broker wants a login; Towline has none for it.")
-    if event.status_code == 426 or event.status_code >= 500:
-        return HandshakeRefusal(what, "Is the broker behind it up, and does it take WebSockets?")
-    return HandshakeRefusal(what, f'Is "{endpoint.path}" the right path?')
 
 
 def _closed(event: CloseConnection) -> str:
