@@ -9,8 +9,6 @@ from typing import Any, Generic, Self, TypeVar
 from towline.publisher.publisher import Publisher
 from towline.publisher.receipt import Completion, Receipt
 
-__all__ = ["AsyncPublisher", "AsyncReceipt", "AsyncStage"]
-
 T = TypeVar("T")
 
 

@@ -28,8 +28,6 @@ from towline.errors import ConfigError
 from towline.journal import Outbox
 from towline.journal.ranges import Ranges
 
-__all__ = ["CONSUMER", "Awaited", "Restored", "awaited_of", "keep", "keys_of"]
-
 #: Keeps the rows of messages that have no receipt.
 CONSUMER: Final = "receipts"
 

@@ -17,8 +17,6 @@ from towline.journal import Outbox, largest_frame
 from towline.publisher.receipt import Lifecycle, Log, PendingMessage
 from towline.timing import Stamp
 
-__all__ = ["Intake"]
-
 #: Messages stored in one frame, at most.
 _GROUP: Final = 10_000
 #: Messages that may wait for the disk thread, before `publish` waits; and their bytes, of more than one message.
@@ -36,7 +34,7 @@ class Intake:
         outbox: Takes the messages.
         refuses: Refuse what finds the outbox full, instead of waiting.
         max_bytes: Of the outbox; None for no limit but the disk.
-        on_stored: Called with messages that are durable, and the number of the first.
+        wake: Called when messages are durable.
 
     Attributes:
         full_since: Why nothing is stored; None while there is room.
@@ -49,14 +47,14 @@ class Intake:
         *,
         refuses: bool,
         max_bytes: int | None,
-        on_stored: Callable[[list[PendingMessage], int], None],
+        wake: Callable[[], None],
     ) -> None:
         self._life = life
         self._outbox = outbox
         self._refuses = refuses
         #: of the messages of one frame, where there are several
         self._group_bytes = largest_frame(max_bytes)
-        self._on_stored = on_stored
+        self._wake = wake
         self._queue: deque[PendingMessage] = deque()
         self._bytes = 0
         #: what the disk thread is at work on
@@ -120,12 +118,11 @@ class Intake:
             TowlineError: Why it is not stored.
         """
         life, stage = self._life, message.receipt.on_disk
-        with life.changed:
+        with life.settling():
             while not stage.done():
                 left = deadline - time.monotonic()
                 if left <= 0 and self._take_back(message):
                     message.fail(_not_taken(life.directory, self.full_since))
-                    life.changed.notify_all()
                     break
                 life.changed.wait(left if left > 0 else None)
         stage.result()
@@ -175,7 +172,9 @@ class Intake:
                 if self.full_since is not None:
                     self.full_since = None
                     self._log.info("there is room again; messages are taken")
-                self._on_stored(group, end - len(group))
+                with self._life.settling():
+                    self._life.stored(group, end - len(group))
+                    self._wake()
                 return
 
     def _hold_back(self, group: list[PendingMessage], error: JournalFull) -> bool:
@@ -183,12 +182,11 @@ class Intake:
         life = self._life
         if self.full_since is None and not self._refuses:
             self._log.warning("no room; publish waits", directory=life.directory, why=error.what, code="TL-O01")
-        with life.changed:
+        with life.settling():
             self.full_since = error
             if self._refuses or life.closing:
                 self._fail(group, _outbox_full(life.directory, error))
                 self.full_since = None
-                life.changed.notify_all()
                 return False
             self._held = True
             life.changed.notify_all()

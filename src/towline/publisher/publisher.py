@@ -15,34 +15,36 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, Unpack
 
+from towline.delivery.outbound import Downlink, Outcome
 from towline.delivery.receipts.mark import MARK_BYTES
-from towline.delivery.receipts.payload import PREFIX, receipt_topic
-from towline.errors import BrokerError, ConfigError, JournalError, PublisherError
+from towline.delivery.receipts.payload import PREFIX, ReceiptPayload, receipt_topic
+from towline.delivery.record import recall
+from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, PublisherError, Unreachable
 from towline.journal import Limits, Outbox
-from towline.mqtt.events import Filter
+from towline.mqtt.events import Action, Deliver, Event, Filter, Online, Remember, SessionLost, Settled, Stored
 from towline.mqtt.rules import NO_QOS_2, message_problem, number_problem, whole_number_problem
+from towline.mqtt.session import Session
+from towline.net.driver import Hooks, SessionDriver
 from towline.net.messages import Properties
 from towline.net.options import ClientSettings
 from towline.options import path
 from towline.ownership import check_owner
-from towline.publisher.awaited import CONSUMER, awaited_of, keys_of
-from towline.publisher.delivery import OutboxDelivery
+from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep, keys_of
 from towline.publisher.intake import Intake
-from towline.publisher.receipt import Lifecycle, Log, PendingMessage, Receipt, Stages, settling
+from towline.publisher.receipt import Lifecycle, Log, PendingMessage, Receipt, guarded
 from towline.schema import OUTBOX_SCHEMA
 from towline.text import counted
 from towline.threads import guarded_thread
 
-__all__ = ["Publisher", "fields_of"]
-
 #: Patience with the broker's answers when the interpreter ends without `close`, in seconds.
 _AT_EXIT: Final = 5.0
+_NOT_BELIEVED: Final = "a receipt without a code of our key: of a gateway without it, or a forged one"
 
 
 class Publisher:
@@ -107,7 +109,6 @@ class Publisher:
         }
         if wrong := next((f"{name}: {problem}" for name, problem in problems.items() if problem), None):
             raise _wrong(wrong)
-        where = str(options.brokers[0])
         try:
             self._directory = Path(path(str(state_dir)))
         except ValueError as error:
@@ -115,47 +116,47 @@ class Publisher:
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
         check_owner(self._directory)
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
-        self._awaited = None
-        try:
-            if receipts:
-                keys = keys_of(self._outbox, receipt_key_file)
-                self._awaited = awaited_of(self._outbox, receipt_patience_s, keys)
-        except BaseException:
-            self._outbox.close()
-            raise
-        if not receipts:
-            self._outbox.journal.forget(CONSUMER)
-        topic = receipt_topic(receipt_prefix, self._outbox.journal.journal_id)
-        session = replace(
-            options.session,
-            client_id=client_id or f"towline-{self._outbox.journal.journal_id}",
-            filters=(Filter(topic, 1, retain_handling=0),) if receipts else (),  # the newest receipt is retained
-            durable_ids=True,
-        )
-        self._options = replace(options, session=session)
         self._log = Log()
-        #: its condition guards what the threads share
-        self._life = Lifecycle(self._directory)
-        self._changed = self._life.changed
-        #: one of several threads that close it at the same time ends it, the others wait
-        self._ending = threading.RLock()
-        refuses = overflow == "refuse"
-        self._intake = Intake(self._life, self._outbox, refuses=refuses, max_bytes=max_bytes, on_stored=self._stored)
-        self._stages = Stages(self._life, where, self._awaited, self._outbox.end)
         try:
-            self._delivery = OutboxDelivery(
-                self._life,
-                self._outbox,
-                self._stages,
-                self._awaited,
-                options=self._options,
-                abandoned=abandon_session,
-                max_age_s=max_age_s,
-                on_outcome=on_outcome,
+            journal = self._outbox.journal
+            keys = keys_of(self._outbox, receipt_key_file) if receipts else None
+            self._awaited = awaited_of(self._outbox, receipt_patience_s, keys) if keys else None
+            if keys is None:
+                journal.forget(CONSUMER)
+            newest = Filter(receipt_topic(receipt_prefix, journal.journal_id), 1, retain_handling=0)
+            session = replace(
+                options.session,
+                client_id=client_id or f"towline-{journal.journal_id}",
+                filters=(newest,) if receipts else (),  # the newest receipt is retained
+                durable_ids=True,
             )
+            self._options = replace(options, session=session)
+            #: its condition guards what the threads share
+            self._life = Lifecycle(self._directory, str(options.brokers[0]), self._awaited, self._outbox.end)
+            self._changed = self._life.changed
+            #: one of several threads that close it at the same time ends it, the others wait
+            self._ending = threading.RLock()
+            self._abandoned = abandon_session
+            self._on_outcome = on_outcome
+            #: outcomes of this turn of the mqtt thread, reported together
+            self._outcomes: list[tuple[int, Outcome, int]] = []
+            self._downlink = Downlink(
+                self._outbox,
+                handle=self._handle,
+                log=self._log,
+                refused_dir=self._directory / "refused",
+                max_age_s=max_age_s,
+                on_outcome=lambda *outcome: self._outcomes.append(outcome),
+                on_progress=self._progress,
+                mark=self._awaited.mark if self._awaited is not None else None,
+            )
+            hooks = Hooks(new_session=self._new_session, perform=self._perform, ended=self._ended_connection)
+            self._driver = SessionDriver(self._options, hooks)
         except BaseException:
             self._outbox.close()
             raise
+        refuses, wake = overflow == "refuse", self._driver.wake
+        self._intake = Intake(self._life, self._outbox, refuses=refuses, max_bytes=max_bytes, wake=wake)
         self._disk_thread = guarded_thread(self._intake.run, "publisher-disk", ended=partial(self._die, disk=True))
         self._mqtt_thread = guarded_thread(self._deliver_all, "publisher-mqtt", ended=partial(self._die, disk=False))
         self._life.threads = (self._disk_thread, self._mqtt_thread)
@@ -222,7 +223,7 @@ class Publisher:
         )
         if wait:
             self._life.may_wait()
-        receipt = Receipt(topic, self._life, self._stages.no_end)
+        receipt = Receipt(topic, self._life, self._life.no_end)
         message = PendingMessage(fields, receipt)
         deadline = None if timeout is None else time.monotonic() + timeout
         self._intake.put(message, deadline)
@@ -275,9 +276,18 @@ class Publisher:
     def status(self) -> dict[str, Any]:
         """The account, as a gateway's: accepted = queued + in_flight + delivered + expired + refused [I11]."""
         self._life.check()
-        status, full = self._delivery.status(), self._intake.full_since
-        status |= {"closed": self._life.ended, "measured": self._outbox.journal.measured()}
-        return {**status, "held_back": str(full)} if full else status
+        error, awaited, full = self._driver.error, self._awaited, self._intake.full_since
+        return {
+            **self._downlink.status(),
+            "receipts": awaited.status(self._outbox.end) if awaited is not None else None,
+            "online": self._driver.online,
+            "client_id": self._options.session.client_id,
+            "broker": str(self._driver.endpoint),
+            "last_error": str(error) if error else None,
+            "closed": self._life.ended,
+            "measured": self._outbox.journal.measured(),
+            **({"held_back": str(full)} if full else {}),
+        }
 
     def close(self, timeout: float = 30.0, *, end_to_end: bool | None = None) -> int:
         """Wait as `flush` does, at most `timeout` seconds, and end; a second call does nothing.
@@ -315,43 +325,145 @@ class Publisher:
             waiting = max(waiting, self._outbox.end - settled.watermark - settled.count_above())
         return len(self._intake) + waiting
 
-    def _stored(self, group: list[PendingMessage], first: int) -> None:
-        with settling(self._life) as callbacks:
-            callbacks.extend(self._stages.stored(group, first))
-            if self._life.dead is not None:  # the mqtt thread has ended meanwhile
-                callbacks.extend(self._stages.abandon(self._life.dead))
-            self._delivery.wake()
+    # -- the mqtt thread --
 
     def _deliver_all(self) -> None:
-        """The mqtt thread."""
         while not self._life.closing and self._life.dead is None:
-            self._delivery.turn()
+            self._turn()
+
+    def _turn(self) -> None:
+        """Do what is due, and wait for more.
+
+        Raises:
+            JournalFailed: TL-J04, the outbox is dead [I6].
+        """
+        driver = self._driver
+        try:
+            driver.turn(self._downlink.due(), self._awaited.due() if self._awaited is not None else None)
+            if self._awaited is not None and (question := self._awaited.turn(time.monotonic())):
+                self._downlink.send_again(question, self._awaited.waits)
+            self._downlink.turn(unsent=driver.unsent)
+        except JournalFull as error:  # what can't be made durable must not be acted on
+            what = f"what is sent can't be recorded: {error.what}"
+            driver.renew(Unreachable("TL-M13", self._options.session.where, what, error.do))
+        if driver.fatal is not None:
+            # What is on disk is safe, and another may mend the broker: go on trying, and say so.
+            self._log.warning("no connection", code=driver.fatal.code, reason=str(driver.fatal))
+            driver.fatal = None
+
+    def _ended_connection(self) -> bool:
+        """The connection is gone; whether the message is known at which the broker ended it."""
+        if self._awaited is not None:
+            self._awaited.offline()
+        return self._downlink.lost(self._driver.session.outbound.withdraw())
+
+    def _handle(self, event: Event) -> None:
+        self._driver.handle(event)
+
+    def _new_session(self, level: int) -> Session:
+        record = recall(self._outbox.session, str(self._directory), self._options.session, self._abandoned)
+        if record is not None and self._awaited is not None:  # to get the newest receipt, which the broker retains
+            record = replace(record, subscriptions={})
+        session = Session(self._options.session_at(level), record)
+        self._downlink.attach(session)
+        return session
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Remember):
+            self._outbox.set_session(asdict(action.record) if action.record else {})
+        elif isinstance(action, Online):
+            self._log.info("online", broker=str(self._driver.endpoint), session="kept" if action.resumed else "new")
+            if self._awaited is not None:
+                self._awaited.online(time.monotonic())
+        elif isinstance(action, Deliver):
+            self._take_receipts(action)
+        elif isinstance(action, SessionLost):
+            self._outbox.count(sessions_lost=1)
+            self._log.warning("the broker has lost our session", code="TL-M22", broker=str(self._driver.endpoint))
+        else:
+            self._downlink.perform(action)
+
+    def _progress(self) -> None:
+        """Report all outcomes of a turn at once."""
+        outcomes, self._outcomes = self._outcomes, []
+        with self._life.settling():
+            self._life.sent(outcomes)
+        for number, outcome, _ in outcomes:
+            self._report(number, outcome.value)
+        if self._awaited is not None and any(outcome is not Outcome.DELIVERED for _, outcome, _ in outcomes):
+            keep(self._outbox, self._awaited, self._downlink.oldest)
+
+    def _report(self, number: int, outcome: str) -> None:
+        if self._on_outcome is not None:
+            guarded(partial(self._on_outcome, number, outcome))
+
+    # -- the mqtt thread: receipts --
+
+    def _take_receipts(self, action: Deliver) -> None:
+        """That they are acknowledged at once loses nothing, the broker retains the newest."""
+        for message in action.messages.packets:
+            if self._awaited is None or message.payload is None:
+                continue  # a stub is too large for a receipt of ours
+            before = self._awaited.not_believed
+            receipt = self._awaited.believed(message.payload)
+            if receipt is not None:
+                self._take(self._awaited, receipt)
+            elif not before and self._awaited.not_believed:
+                self._log.warning(_NOT_BELIEVED, code="TL-O11")
+        self._handle(Settled(action.first + len(action.messages)))
+        self._handle(Stored(action.ticket))
+
+    def _take(self, awaited: Awaited, receipt: ReceiptPayload) -> None:
+        with self._life.settling():
+            before = awaited.settled.watermark
+            try:
+                lost = awaited.take(receipt, self._outbox.end, time.monotonic())
+            except Restored:
+                lost = []
+                self._log.warning("the outbox is an older copy of itself; messages may be doubled", code="TL-O07")
+                awaited.begin_again(receipt.epoch + 1)
+                keep(self._outbox, awaited, self._downlink.oldest)
+                self._outbox.journal.sync()
+            numbers = range(before, awaited.settled.watermark)
+            self._life.arrived(numbers)
+        if numbers:
+            keep(self._outbox, awaited, self._downlink.oldest)
+        for number in numbers:
+            self._report(number, "arrived")
+        if lost:
+            self._log.warning("the broker lost messages; sending them again", count=sum(e - s for s, e in lost))
+            self._downlink.send_again(lost, awaited.waits)
 
     # -- inside: ending --
 
     def _die(self, error: BaseException, *, disk: bool) -> None:
-        with settling(self._life) as callbacks:
+        with self._life.settling():
             failure = self._life.fail(error)
             self._intake.fail(failure, group=disk)
-            callbacks.extend(self._stages.abandon(failure))
-            self._delivery.wake()
+            self._life.abandon(failure)
+            self._driver.wake()
 
     def _end(self) -> None:
         with self._changed:
             self._life.closing = True
             self._changed.notify_all()
-        self._delivery.cancel()
+        self._driver.cancel()
         self._disk_thread.join()
         self._mqtt_thread.join()
-        with settling(self._life) as callbacks:
+        with self._life.settling():
             self._life.ended = True
-            callbacks.extend(self._stages.abandon(self._life.dead or self._left_behind()))
+            self._life.abandon(self._life.dead or self._left_behind())
         atexit.unregister(self._at_exit)
         try:
-            self._delivery.end()
+            self._driver.leave()
+            if self._life.dead is None:
+                self._downlink.close()
         finally:
-            with contextlib.suppress(JournalError):
-                self._outbox.close()
+            try:
+                self._driver.dispose()
+            finally:
+                with contextlib.suppress(JournalError):
+                    self._outbox.close()
 
     def _left_behind(self) -> PublisherError:
         what, do = "the publisher was closed before", "The message stays on disk, and the next start sends it."

@@ -1,7 +1,6 @@
 """What became of a published message: stages that can be waited for, asked, or reported by a callback.
 
-The condition of the publisher's `Lifecycle` guards them all. It is held in every call of `Stages`; what the calls
-return is called back without it (`settling`).
+The condition of the publisher's `Lifecycle` guards them all; callbacks run without it (`Lifecycle.settling`).
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ from towline.publisher.awaited import Awaited
 from towline.text import cause, printable
 from towline.threads import Condition
 
-__all__ = ["Callback", "Completion", "Lifecycle", "Log", "PendingMessage", "Receipt", "Stages", "guarded", "settling"]
-
 T = TypeVar("T")
-#: What is to be called, once no lock is held, for a stage that was settled.
-Callback: TypeAlias = Callable[[], object]
 
 #: Bytes of a row's other columns, and of a pair beside its text.
 _ROW_BYTES, _PAIR_BYTES = 64, 16
@@ -52,29 +47,50 @@ def _facts(facts: Mapping[str, object]) -> str:
 
 
 class Lifecycle:
-    """One publisher, from the first message to the end.
+    """One publisher, from the first message to the end, and the stages of its messages.
 
     Args:
         directory: Names it in errors.
+        where: The broker, as errors name it.
+        awaited: Messages on their way to Kafka; None without receipts.
+        end: Of the outbox: messages below are of an earlier life, and nobody holds them.
 
     Attributes:
         changed: Guards everything of the publisher's that its threads share, and is notified of every change.
         kept: Holds the stages that have callbacks, though nobody else may hold them.
+        callbacks: Of stages that were settled: called when the condition is released.
         closing: No more messages are taken.
         ended: The threads are gone.
         dead: Why nothing works any more; None while it does.
         threads: Those of the publisher, which must not wait for each other.
+        no_end: The one end of all messages where there are no receipts; None where there are.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, where: str, awaited: Awaited | None, end: int) -> None:
         self.directory = directory
         self.changed = Condition()
         self.kept: set[Completion[Any]] = set()
+        self.callbacks: list[Callable[[], object]] = []
         self.closing = False
         self.ended = False
         self.dead: TowlineError | None = None
         self.threads: tuple[threading.Thread, ...] = ()
         self._pid = os.getpid()
+        self._where = where
+        self._awaited = awaited
+        #: number of a message → its stage at the broker, as long as somebody holds it or has a callback on it
+        self._at_broker: _ByNumber[int] = weakref.WeakValueDictionary()
+        #: the same for their receipts
+        self._end_to_end: _ByNumber[None] = weakref.WeakValueDictionary()
+        #: every message below has been entered in `_at_broker`
+        self._entered = end
+        #: outcomes of messages that the mqtt thread had done before they were entered
+        self._early: dict[int, tuple[Outcome, int]] = {}
+        self.no_end: Completion[None] | None = None
+        if awaited is None:
+            self.no_end = Completion(self)
+            what = "this publisher asks for no receipts"
+            self.no_end.settle(failure=ConfigError("TL-C52", where, what, "Open it with receipts=True."))
 
     @property
     def inherited(self) -> bool:
@@ -123,6 +139,70 @@ class Lifecycle:
     def over(self) -> TowlineError | None:
         """Why nothing comes of a wait any more; None while something may."""
         return self.dead or (self.closed() if self.ended else None)
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """Hold the condition to settle stages; at the end notify those who wait, and call back without it."""
+        with self.changed:
+            yield
+            callbacks, self.callbacks = self.callbacks, []
+            self.changed.notify_all()
+        for call in callbacks:
+            guarded(call)
+
+    # -- what becomes of messages; the condition is held (`settling`) --
+
+    def stored(self, group: list[PendingMessage], first: int) -> None:
+        """Messages are durable; `first` is the number of the first."""
+        for number, message in enumerate(group, first):
+            receipt = message.receipt
+            receipt.on_disk.settle(number)
+            self._at_broker[number] = receipt.at_broker
+            if self._awaited is not None:
+                self._end_to_end[number] = receipt.end_to_end
+                if number in self._awaited.settled:  # the mqtt thread was faster
+                    _settle(self._end_to_end, number)
+            if (early := self._early.pop(number, None)) is not None:
+                self._sent(number, *early)
+        self._entered = first + len(group)
+        if self.dead is not None:  # the mqtt thread has ended meanwhile
+            self.abandon(self.dead)
+
+    def sent(self, outcomes: Iterable[tuple[int, Outcome, int]]) -> None:
+        """Messages are not sent any more; with the broker's reason codes."""
+        for number, outcome, reason in outcomes:
+            if number >= self._entered:
+                self._early[number] = (outcome, reason)
+            else:
+                self._sent(number, outcome, reason)
+
+    def _sent(self, number: int, outcome: Outcome, reason: int) -> None:
+        if outcome is Outcome.DELIVERED:
+            _settle(self._at_broker, number, reason)
+            return
+        if outcome is Outcome.EXPIRED:
+            failure = PublisherError("TL-O05", self._where, f"message {number} expired before it was sent")
+        else:
+            what, do = f"the broker refused message {number}", "It is kept aside; see the log."
+            failure = PublisherError("TL-O04", self._where, what, do)
+        _settle(self._at_broker, number, failure=failure)
+        if self._awaited is not None and number not in self._awaited.settled:
+            self._awaited.give_up(number)
+            what = f"message {number} was {outcome.value} before its receipt came; whether it arrived is not known"
+            _settle(self._end_to_end, number, failure=PublisherError("TL-O06", self._where, what))
+
+    def arrived(self, numbers: range) -> None:
+        """Messages have their receipt."""
+        held = self._end_to_end
+        for number in numbers if len(numbers) < len(held) else [number for number in held if number in numbers]:
+            _settle(held, number)
+
+    def abandon(self, failure: BaseException) -> None:
+        """Nothing comes of what is still waited for."""
+        stages: tuple[_ByNumber[Any], ...] = (self._at_broker, self._end_to_end)
+        for held in stages:
+            for number in list(held):
+                _settle(held, number, failure=failure)
 
 
 class Completion(Generic[T]):
@@ -188,17 +268,14 @@ class Completion(Generic[T]):
                 return
         call(self)
 
-    def settle(self, value: T | None = None, failure: BaseException | None = None) -> list[Callback]:
-        """For the publisher alone: note the outcome with the condition held.
-
-        The caller notifies, and calls what this returns, without it.
-        """
+    def settle(self, value: T | None = None, failure: BaseException | None = None) -> None:
+        """For the publisher alone: note the outcome in `Lifecycle.settling`; a second one changes nothing."""
         if self._done:
-            return []
+            return
         self._value, self._failure, self._done = value, failure, True
-        callbacks, self._callbacks = self._callbacks, []
+        self._life.callbacks += [partial(call, self) for call in self._callbacks]
+        self._callbacks = []
         self._life.kept.discard(self)
-        return [partial(call, self) for call in callbacks]
 
 
 class Receipt:
@@ -259,12 +336,6 @@ class PendingMessage:
         return size + sum(len(pair["key"]) + len(pair["value"]) + _PAIR_BYTES for pair in users)
 
 
-def call_all(callbacks: Iterable[Callback]) -> None:
-    """Call back; without the condition held."""
-    for call in callbacks:
-        guarded(call)
-
-
 def guarded(call: Callable[[], object]) -> None:
     """Call something of the user's, which must not end the delivery."""
     try:
@@ -276,102 +347,7 @@ def guarded(call: Callable[[], object]) -> None:
 _ByNumber: TypeAlias = MutableMapping[int, Completion[T]]
 
 
-class Stages:
-    """The stages of one publisher's messages.
-
-    Args:
-        life: Of the publisher.
-        where: The broker, as errors name it.
-        awaited: Messages on their way to Kafka; None without receipts.
-        end: Of the outbox: messages below are of an earlier life, and nobody holds them.
-
-    Attributes:
-        no_end: The one end of all messages where there are no receipts; None where there are.
-    """
-
-    def __init__(self, life: Lifecycle, where: str, awaited: Awaited | None, end: int) -> None:
-        self._where = where
-        self._awaited = awaited
-        #: number of a message → its stage at the broker, as long as somebody holds it or has a callback on it
-        self._at_broker: _ByNumber[int] = weakref.WeakValueDictionary()
-        #: the same for their receipts
-        self._end_to_end: _ByNumber[None] = weakref.WeakValueDictionary()
-        #: every message below has been entered in `_at_broker`
-        self._entered = end
-        #: outcomes of messages that the mqtt thread had done before they were entered
-        self._early: dict[int, tuple[Outcome, int]] = {}
-        self.no_end: Completion[None] | None = None
-        if awaited is None:
-            self.no_end = Completion(life)
-            what = "this publisher asks for no receipts"
-            self.no_end.settle(failure=ConfigError("TL-C52", where, what, "Open it with receipts=True."))
-
-    def stored(self, group: list[PendingMessage], first: int) -> list[Callback]:
-        """Messages are durable; `first` is the number of the first."""
-        callbacks: list[Callback] = []
-        for number, message in enumerate(group, first):
-            receipt = message.receipt
-            callbacks += receipt.on_disk.settle(number)
-            self._at_broker[number] = receipt.at_broker
-            if self._awaited is not None:
-                self._end_to_end[number] = receipt.end_to_end
-                if number in self._awaited.settled:  # the mqtt thread was faster
-                    callbacks += _settle(self._end_to_end, number)
-            if (early := self._early.pop(number, None)) is not None:
-                callbacks += self._done(number, *early)
-        self._entered = first + len(group)
-        return callbacks
-
-    def done(self, outcomes: Iterable[tuple[int, Outcome, int]]) -> list[Callback]:
-        """Messages are not sent any more; with the broker's reason codes."""
-        callbacks: list[Callback] = []
-        for number, outcome, reason in outcomes:
-            if number >= self._entered:
-                self._early[number] = (outcome, reason)
-            else:
-                callbacks += self._done(number, outcome, reason)
-        return callbacks
-
-    def _done(self, number: int, outcome: Outcome, reason: int) -> list[Callback]:
-        if outcome is Outcome.DELIVERED:
-            return _settle(self._at_broker, number, reason)
-        if outcome is Outcome.EXPIRED:
-            failure = PublisherError("TL-O05", self._where, f"message {number} expired before it was sent")
-        else:
-            what, do = f"the broker refused message {number}", "It is kept aside; see the log."
-            failure = PublisherError("TL-O04", self._where, what, do)
-        callbacks = _settle(self._at_broker, number, failure=failure)
-        if self._awaited is not None and number not in self._awaited.settled:
-            self._awaited.give_up(number)
-            what = f"message {number} was {outcome.value} before its receipt came; whether it arrived is not known"
-            callbacks += _settle(self._end_to_end, number, failure=PublisherError("TL-O06", self._where, what))
-        return callbacks
-
-    def arrived(self, numbers: range) -> list[Callback]:
-        """Messages have their receipt."""
-        held = self._end_to_end
-        here = numbers if len(numbers) < len(held) else [number for number in held if number in numbers]
-        return [call for number in here for call in _settle(held, number)]
-
-    def abandon(self, failure: BaseException) -> list[Callback]:
-        """Nothing comes of what is still waited for."""
-        stages: tuple[_ByNumber[Any], ...] = (self._at_broker, self._end_to_end)
-        return [call for held in stages for number in list(held) for call in _settle(held, number, failure=failure)]
-
-
-def _settle(
-    stages: _ByNumber[T], number: int, value: T | None = None, *, failure: BaseException | None = None
-) -> list[Callback]:
+def _settle(stages: _ByNumber[T], number: int, value: T | None = None, *, failure: BaseException | None = None) -> None:
     """Settle the stage of a message, if anybody holds it."""
-    stage = stages.pop(number, None)
-    return [] if stage is None else stage.settle(value, failure)
-
-
-@contextlib.contextmanager
-def settling(life: Lifecycle) -> Iterator[list[Callback]]:
-    """Hold the condition; at the end notify those who wait and call back what the block has added."""
-    callbacks: list[Callback] = []
-    with life.changed:
-        yield callbacks
-        life.changed.notify_all()
-    call_all(callbacks)
+    if (stage := stages.pop(number, None)) is not None:
+        stage.settle(value, failure)

@@ -42,6 +42,24 @@ def test_no_room_is_told_once_and_a_message_that_waited_too_long_is_not_taken(
         publisher.close(0)
 
 
+def test_a_message_that_finds_no_room_is_called_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`AsyncPublisher` waits by a callback: without it, it would wait for ever."""
+    called, called_back = threading.Event(), threading.Event()
+
+    def full(_rows: Any) -> Any:
+        assert called.wait(20)
+        raise JournalFull("TL-J05", str(tmp_path), "the disk is full", "Make room.")
+
+    with Publisher(NOWHERE, state_dir=tmp_path / "p", overflow="refuse") as publisher:
+        monkeypatch.setattr(publisher._outbox, "append", full)
+        stage = publisher.publish("t", "1", wait=False).on_disk
+        stage.add_done_callback(lambda _stage: called_back.set())
+        called.set()
+        assert called_back.wait(20)
+        assert isinstance(error := stage.exception(), PublisherError)
+        assert error.code == "TL-O01"
+
+
 def test_a_receipt_tells_the_furthest_stage(tmp_path: Path) -> None:
     publisher = Publisher(NOWHERE, state_dir=tmp_path / "p")
     receipt = publisher.publish("t")
