@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import IntEnum
 from functools import cached_property, lru_cache, reduce
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from towline.bridge.routes import (
     WHERE,
     JsonFields,
     RouteOutcome,
+    RowOutcome,
     Values,
     first_case,
     first_named,
@@ -38,17 +38,6 @@ from towline.bridge.routes import (
 from towline.kafka.deadletters import DeadLetter, Reason, to_record
 from towline.kafka.properties import HEADERS, user_property
 from towline.schema import MESSAGE_SCHEMA
-
-__all__ = [
-    "COLUMNS",
-    "REFUSALS",
-    "RENDERED_SCHEMA",
-    "MessageOutcome",
-    "MessageTable",
-    "lasting",
-    "message_table",
-    "own",
-]
 
 #: Columns of Spark's Kafka source, and those that say where a record stands.
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
@@ -101,26 +90,6 @@ LETTER_SCHEMA: Final = pa.schema(
 )
 
 
-class MessageOutcome(IntEnum):
-    """What becomes of a record: below zero it is left out, above it is refused."""
-
-    UNDECIDED = -2
-    FILTERED = -1
-    MESSAGE = 0
-    REJECT_RAISED = 1
-    REJECTED = 2
-    WHERE_RAISED = 3
-    NO_JSON = 4
-    NO_TEXT = 5
-    TOPIC_ABSENT = 6
-    TOPIC_ILLEGAL = 7
-    HEADER_NO_TEXT = 8
-    RESPONSE_TOPIC = 9
-    PROPERTY = 10
-    CONTROLS = 11
-    TOO_LARGE = 12
-
-
 _TOPIC_RULE: Final = "empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
 _NO_TOPIC: Final = "the record lacks what its MQTT topic is made of, or that is no UTF-8 text"
 _NO_PROPERTY: Final = "a property is longer than 65,535 bytes, no UTF-8 text, or has U+0000"
@@ -129,21 +98,26 @@ _CONTROLS_WORDS: Final = (
     "a topic or property has a control character, at which a broker may end the connection; "
     'control_characters = "send" would send it'
 )
-#: Of each refusal the reason of its dead letter, and what a person reads; "" where the line's ``reject`` says it.
-REFUSALS: Final[Mapping[MessageOutcome, tuple[Reason, str]]] = {
-    MessageOutcome.REJECT_RAISED: (Reason.UNMAPPED, "the SQL of reject raised an error on this record"),
-    MessageOutcome.REJECTED: (Reason.REJECTED, ""),
-    MessageOutcome.WHERE_RAISED: (Reason.UNMAPPED, "the condition where raised an error on this record"),
-    MessageOutcome.NO_JSON: (Reason.UNMAPPED, "the line names a field of the value, which is no JSON"),
-    MessageOutcome.NO_TEXT: (Reason.UNMAPPED, "a field of the value that the line names is neither text nor a number"),
-    MessageOutcome.TOPIC_ABSENT: (Reason.TOPIC_ABSENT, _NO_TOPIC),
-    MessageOutcome.TOPIC_ILLEGAL: (Reason.TOPIC_ILLEGAL, f"MQTT takes no such topic: {_TOPIC_RULE}"),
-    MessageOutcome.HEADER_NO_TEXT: (Reason.UNDELIVERABLE, _LOST),
-    MessageOutcome.RESPONSE_TOPIC: (Reason.UNDELIVERABLE, f"MQTT takes no such response topic: {_TOPIC_RULE}"),
-    MessageOutcome.PROPERTY: (Reason.UNDELIVERABLE, _NO_PROPERTY),
-    MessageOutcome.CONTROLS: (Reason.UNDELIVERABLE, _CONTROLS_WORDS),
-    MessageOutcome.TOO_LARGE: (Reason.TOO_LARGE, "the broker takes packets of at most {limit} bytes"),
-}
+
+
+class MessageOutcome(RowOutcome):
+    """What becomes of a record: below zero it is left out, above it is refused."""
+
+    UNDECIDED = -2
+    FILTERED = -1
+    MESSAGE = 0
+    REJECT_RAISED = 1, Reason.UNMAPPED, "the SQL of reject raised an error on this record"
+    REJECTED = 2, Reason.REJECTED
+    WHERE_RAISED = 3, Reason.UNMAPPED, "the condition where raised an error on this record"
+    NO_JSON = 4, Reason.UNMAPPED, "the line names a field of the value, which is no JSON"
+    NO_TEXT = 5, Reason.UNMAPPED, "a field of the value that the line names is neither text nor a number"
+    TOPIC_ABSENT = 6, Reason.TOPIC_ABSENT, _NO_TOPIC
+    TOPIC_ILLEGAL = 7, Reason.TOPIC_ILLEGAL, f"MQTT takes no such topic: {_TOPIC_RULE}"
+    HEADER_NO_TEXT = 8, Reason.UNDELIVERABLE, _LOST
+    RESPONSE_TOPIC = 9, Reason.UNDELIVERABLE, f"MQTT takes no such response topic: {_TOPIC_RULE}"
+    PROPERTY = 10, Reason.UNDELIVERABLE, _NO_PROPERTY
+    CONTROLS = 11, Reason.UNDELIVERABLE, _CONTROLS_WORDS
+    TOO_LARGE = 12, Reason.TOO_LARGE, "the broker takes packets of at most {limit} bytes"
 
 
 class MessageTable:
@@ -178,7 +152,8 @@ class MessageTable:
         made = _Messages(self, rows)
         columns, outcomes, refusals = made.columns(), *made.outcomes()
         refused = pc.greater(outcomes, int(MessageOutcome.MESSAGE))
-        texts = pa.array([REFUSALS[one][1].format(limit=self.limit) or None for one in sorted(REFUSALS)], pa.string())
+        details = [one.detail.format(limit=self.limit) or None for one in MessageOutcome if one.reason]
+        texts = pa.array(details, pa.string())
         faults = texts.take(pc.if_else(refused, pc.subtract(outcomes, 1), pa.scalar(None, pa.int8())))
         columns[own("payload")] = _only(columns[own("payload")], pc.equal(outcomes, int(MessageOutcome.MESSAGE)))
         columns |= {OUTCOME: outcomes, FAULT: pa.array(_texts(pc.coalesce(faults, refusals)), pa.string())}
@@ -199,7 +174,8 @@ class MessageTable:
         columns = (column.to_pylist() for column in (millis, *plain))
         for *row, notice in zip(*columns, self._notices(rows), strict=True):
             moment, origin, key, value, headers, partition, why, code = row
-            pairs, reason = [(one["key"], one["value"]) for one in headers or ()], REFUSALS[MessageOutcome(code)][0]
+            pairs, reason = [(one["key"], one["value"]) for one in headers or ()], MessageOutcome(code).reason
+            assert reason is not None
             letter = DeadLetter(reason, origin, key, value, pairs, partition, moment, why or "", source)
             records.append((topic, *to_record(letter)))
             if notice is not None:

@@ -46,31 +46,6 @@ from towline.kafka.properties import USER_PREFIX, in_bytes
 from towline.kafka.reserved import INTERNAL, reserved
 from towline.schema import OPTIONAL, ROW_SCHEMA
 
-__all__ = [
-    "DEDUPE",
-    "HEADER_MAP",
-    "RECORD_SCHEMA",
-    "REFUSALS",
-    "REJECT",
-    "ROUTE",
-    "WHERE",
-    "JsonFields",
-    "Rendered",
-    "Route",
-    "RouteOutcome",
-    "RouteTable",
-    "Values",
-    "first_case",
-    "first_named",
-    "from_json",
-    "route_table",
-    "running_sums",
-    "to_json",
-    "utf8_text",
-    "verdicts",
-    "whole_text",
-]
-
 #: Columns of a row beside those of the message: the number of its route, and what Spark has made of the route's SQL:
 #: structs that are null where it raised an error, the dedupe key as text, and names and texts of further headers. A
 #: route's ``fields`` are columns too.
@@ -114,60 +89,54 @@ _LAST_MS: Final = 253_402_300_799_999
 _MILLIS: Final = re.compile(r"[0-9]{1,15}")
 
 
-class RouteOutcome(IntEnum):
+class RowOutcome(IntEnum):
+    """What becomes of a row, of a code.
+
+    Attributes:
+        reason: Of the dead letter, where it is refused; None where it is not.
+        detail: What a person reads of that; "" where the SQL of ``reject`` says it.
+    """
+
+    reason: Reason | None
+    detail: str
+
+    def __new__(cls, code: int, reason: Reason | None = None, detail: str = "") -> Self:
+        """A member, written as its attributes."""
+        outcome = int.__new__(cls, code)
+        outcome._value_, outcome.reason, outcome.detail = code, reason, detail
+        return outcome
+
+
+class RouteOutcome(RowOutcome):
     """What becomes of a message: below zero it is left out, from `NOT_WHOLE` on it is refused."""
 
     UNDECIDED = -2
     FILTERED = -1
     RECORD = 0
     FALLBACK = 1
-    NOT_WHOLE = 2
-    TOO_MANY = 3
-    UNROUTED = 4
-    REJECT_RAISED = 5
-    REJECTED = 6
-    WHERE_RAISED = 7
-    NO_JSON = 8
-    NO_TEXT = 9
-    TOPIC_ABSENT = 10
-    TOPIC_RESERVED = 11
-    TOPIC_NOT_ALLOWED = 12
-    TOPIC_ILLEGAL = 13
-    KEY_ABSENT = 14
-    VALUE_ABSENT = 15
-    NO_TIME = 16
-
-
-#: Of each refusal the reason of its dead letter, and what a person reads; "" where the route's ``reject`` says it.
-REFUSALS: Final[Mapping[RouteOutcome, tuple[Reason, str]]] = {
-    RouteOutcome.NOT_WHOLE: (
+    NOT_WHOLE = (
+        2,
         Reason.PACKET_TOO_LARGE,
         "larger than max_packet_bytes; headers mqtt.user.towline-* hold its size and digest",
-    ),
-    RouteOutcome.TOO_MANY: (
-        Reason.TOO_MANY_PROPERTIES,
-        "more than 1,000 properties; the value is the whole MQTT packet",
-    ),
-    RouteOutcome.UNROUTED: (Reason.UNROUTED, "no route takes this topic"),
-    RouteOutcome.REJECT_RAISED: (Reason.UNMAPPED, "the SQL of reject raised an error on this message"),
-    RouteOutcome.REJECTED: (Reason.REJECTED, ""),
-    RouteOutcome.WHERE_RAISED: (Reason.UNMAPPED, "the SQL of where raised an error on this message"),
-    RouteOutcome.NO_JSON: (Reason.UNMAPPED, "the route names a field of the payload, which is no JSON"),
-    RouteOutcome.NO_TEXT: (Reason.UNMAPPED, "a field of the payload that the route names is neither text nor a number"),
-    RouteOutcome.TOPIC_ABSENT: (Reason.TOPIC_ABSENT, "the message lacks what the name of the Kafka topic is made of"),
-    RouteOutcome.TOPIC_RESERVED: (
+    )
+    TOO_MANY = 3, Reason.TOO_MANY_PROPERTIES, "more than 1,000 properties; the value is the whole MQTT packet"
+    UNROUTED = 4, Reason.UNROUTED, "no route takes this topic"
+    REJECT_RAISED = 5, Reason.UNMAPPED, "the SQL of reject raised an error on this message"
+    REJECTED = 6, Reason.REJECTED
+    WHERE_RAISED = 7, Reason.UNMAPPED, "the SQL of where raised an error on this message"
+    NO_JSON = 8, Reason.UNMAPPED, "the route names a field of the payload, which is no JSON"
+    NO_TEXT = 9, Reason.UNMAPPED, "a field of the payload that the route names is neither text nor a number"
+    TOPIC_ABSENT = 10, Reason.TOPIC_ABSENT, "the message lacks what the name of the Kafka topic is made of"
+    TOPIC_RESERVED = (
+        11,
         Reason.TOPIC_RESERVED,
         "no message may choose this Kafka topic: markers, dead letters, Kafka's own",
-    ),
-    RouteOutcome.TOPIC_NOT_ALLOWED: (
-        Reason.TOPIC_NOT_ALLOWED,
-        "the name of the Kafka topic is not among allowed_topics",
-    ),
-    RouteOutcome.TOPIC_ILLEGAL: (Reason.TOPIC_ILLEGAL, "Kafka takes no such topic name"),
-    RouteOutcome.KEY_ABSENT: (Reason.KEY_ABSENT, "the message lacks what its key or its dedupe key is made of"),
-    RouteOutcome.VALUE_ABSENT: (Reason.UNMAPPED, "the message lacks what the value of its record is made of"),
-    RouteOutcome.NO_TIME: (Reason.TIMESTAMP, "timestamp gives no whole number of milliseconds since 1970"),
-}
+    )
+    TOPIC_NOT_ALLOWED = 12, Reason.TOPIC_NOT_ALLOWED, "the name of the Kafka topic is not among allowed_topics"
+    TOPIC_ILLEGAL = 13, Reason.TOPIC_ILLEGAL, "Kafka takes no such topic name"
+    KEY_ABSENT = 14, Reason.KEY_ABSENT, "the message lacks what its key or its dedupe key is made of"
+    VALUE_ABSENT = 15, Reason.UNMAPPED, "the message lacks what the value of its record is made of"
+    NO_TIME = 16, Reason.TIMESTAMP, "timestamp gives no whole number of milliseconds since 1970"
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,12 +308,12 @@ class Rendered(NamedTuple):
         if not unrouted:
             bad = pc.and_(bad, pc.not_equal(self.outcomes, int(RouteOutcome.UNROUTED)))
         if pc.any(bad).as_py():
-            texts = [REFUSALS[RouteOutcome(code)] for code in self.outcomes.filter(bad).to_pylist()]
-            details = zip((detail for _, detail in texts), self.refusals.filter(bad).to_pylist(), strict=True)
+            codes = [RouteOutcome(code) for code in self.outcomes.filter(bad).to_pylist()]
+            refusals = zip(codes, self.refusals.filter(bad).to_pylist(), strict=True)
             yield _with_reasons(
                 self.records.filter(bad),
-                pa.array([reason.value for reason, _ in texts], pa.string()),
-                pa.array([detail or refusal for detail, refusal in details], pa.string()),
+                pa.array([code.reason for code in codes], pa.string()),
+                pa.array([code.detail or refusal for code, refusal in refusals], pa.string()),
             )
 
     def of_writer(self, writer: int, writers: int) -> Self:
@@ -482,10 +451,8 @@ class RouteTable:
             rows: Columns of `ROW_SCHEMA`.
             names: Wildcards of any route, and fields of a message as templates name them.
         """
-        numbers = self.match(rows.column("topic"))
-        groups = _groups(numbers)
-        views = [_View(rows, at, None if number is None else self._routes[number]) for number, at in groups]
-        return [_joined([view.value(name) for view in views], groups) for name in names]
+        views = _views(rows, self.match(rows.column("topic")), self._routes)
+        return [_joined([view.value(name) for view in views], views) for name in names]
 
     def render(self, rows: pa.RecordBatch) -> Rendered:
         """What becomes of messages.
@@ -525,27 +492,6 @@ def _is_static(route: Route, templates: Sequence[Template]) -> bool:
     return all(name == "mqtt.topic" or name in route.pattern.names for one in templates for name in one.fields)
 
 
-#: Rows of one route: its number, and where they are; None for all rows.
-_Group = tuple[int | None, pa.Array | None]
-
-
-def _groups(numbers: pa.Array) -> list[_Group]:
-    """The rows of each route among those of a batch."""
-    found = pc.unique(numbers).to_pylist()
-    if len(found) == 1:
-        return [(found[0], None)]
-    masks = ((one, numbers.is_null() if one is None else pc.equal(numbers, one).fill_null(False)) for one in found)
-    return [(number, pc.indices_nonzero(mask)) for number, mask in masks]
-
-
-def _joined(columns: Sequence[pa.Array], groups: Sequence[_Group]) -> pa.Array:
-    """The columns of groups as one, in the order of the rows."""
-    if len(columns) == 1:
-        return columns[0]
-    places = pa.concat_arrays([at for _, at in groups if at is not None])
-    return pa.concat_arrays(columns).take(pc.sort_indices(places))
-
-
 class Values:
     """Fields of the rows of a batch as texts, and templates over them.
 
@@ -578,21 +524,29 @@ class Values:
 
 
 class _View(Values):
-    """The rows of one route in a batch, and the values of fields in them."""
+    """The rows of one route in a batch, and the values of fields in them.
 
-    def __init__(self, rows: pa.RecordBatch, at: pa.Array | None, route: Route | None) -> None:
+    Args:
+        rows: The batch.
+        at: Where they are; None for all.
+        number: Of the route; None for rows that no route takes.
+        routes: Of the line.
+    """
+
+    def __init__(self, rows: pa.RecordBatch, at: pa.Array | None, number: int | None, routes: Sequence[Route]) -> None:
         super().__init__(rows.num_rows if at is None else len(at), self._value)
         self._rows = rows
-        self._at = at
-        self._route = route
+        self.at = at
+        self.number = number
+        self.route = None if number is None else routes[number]
 
     def column(self, name: str) -> pa.Array:
         """A column of the rows."""
         column = self._rows.column(name)
-        return column if self._at is None else column.take(self._at)
+        return column if self.at is None else column.take(self.at)
 
     def _value(self, name: str) -> pa.Array:
-        if self._route is not None and (level := self._route.pattern.level_of(name)) is not None:
+        if self.route is not None and (level := self.route.pattern.level_of(name)) is not None:
             return self._level(level)
         if name in FIELDS:
             return _text(self.column(FIELDS[name]))
@@ -623,7 +577,7 @@ class _View(Values):
     @cached_property
     def payload(self) -> JsonFields:
         """The fields of the payloads that the route's templates name."""
-        return JsonFields.read(self.column("payload"), self._route.templates if self._route else ())
+        return JsonFields.read(self.column("payload"), self.route.templates if self.route else ())
 
     def headers(self, route: Route) -> pa.Array:
         """The headers that a route names."""
@@ -644,6 +598,23 @@ class _View(Values):
         return pa.ListArray.from_arrays(ends.cast(pa.int32()), pairs)
 
 
+def _views(rows: pa.RecordBatch, numbers: pa.Array, routes: Sequence[Route]) -> list[_View]:
+    """The rows of each route among those of a batch."""
+    found = pc.unique(numbers).to_pylist()
+    if len(found) == 1:
+        return [_View(rows, None, found[0], routes)]
+    masks = ((one, numbers.is_null() if one is None else pc.equal(numbers, one).fill_null(False)) for one in found)
+    return [_View(rows, pc.indices_nonzero(mask), number, routes) for number, mask in masks]
+
+
+def _joined(columns: Sequence[pa.Array], views: Sequence[_View]) -> pa.Array:
+    """The columns of views as one, in the order of the rows."""
+    if len(columns) == 1:
+        return columns[0]
+    places = pa.concat_arrays([view.at for view in views if view.at is not None])
+    return pa.concat_arrays(columns).take(pc.sort_indices(places))
+
+
 def verdicts(rows: pa.RecordBatch, codes: type[IntEnum]) -> tuple[list[tuple[pa.Array, Any]], pa.Array]:
     """What ``reject`` and then ``where`` say of rows, for `first_case`; and the texts of ``reject``.
 
@@ -651,11 +622,8 @@ def verdicts(rows: pa.RecordBatch, codes: type[IntEnum]) -> tuple[list[tuple[pa.
         rows: With `REJECT` and `WHERE` where Spark has evaluated them.
         codes: Have the names of `RouteOutcome`.
     """
-    cases, refusals, present = (
-        list[tuple[pa.Array, Any]](),
-        pa.nulls(rows.num_rows, pa.string()),
-        set(rows.schema.names),
-    )
+    present, refusals = set(rows.schema.names), pa.nulls(rows.num_rows, pa.string())
+    cases: list[tuple[pa.Array, Any]] = []
     if REJECT in present:
         column = rows.column(REJECT)
         refusals = whole_text(pc.struct_field(column, 0))
@@ -805,17 +773,12 @@ class _Rendering:
         self._numbers = self._topics.column("route", self._indices)
 
     @cached_property
-    def _groups(self) -> list[_Group]:
-        return _groups(self._numbers)
-
-    @cached_property
-    def _present(self) -> list[Route | None]:
-        routes = self._table._routes  # noqa: SLF001 - see above
-        return [None if number is None else routes[number] for number, _ in self._groups]
-
-    @cached_property
     def _views(self) -> list[_View]:
-        return [_View(self._rows, at, one) for (_, at), one in zip(self._groups, self._present, strict=True)]
+        return _views(self._rows, self._numbers, self._table._routes)  # noqa: SLF001 - see above
+
+    @cached_property
+    def _present(self) -> list[Route]:
+        return [view.route for view in self._views if view.route is not None]
 
     def _static(self, name: str, at: pa.Array | None = None) -> pa.Array:
         """A column that follows from the topics."""
@@ -826,13 +789,13 @@ class _Rendering:
     ) -> pa.Array:
         """A column of which some routes make their part; None from ``made`` leaves it to ``static``."""
         parts, own = [], False
-        for (_, at), view, route in zip(self._groups, self._views, self._present, strict=True):
-            part = None if route is None else made(view, route)
+        for view in self._views:
+            part = None if view.route is None else made(view, view.route)
             own |= part is not None
-            parts.append((part, at))
+            parts.append((part, view.at))
         if not own:
             return static(None)
-        return _joined([static(at) if part is None else part for part, at in parts], self._groups)
+        return _joined([static(at) if part is None else part for part, at in parts], self._views)
 
     def _column(self, name: str, made: Callable[[_View, Route], pa.Array | None]) -> pa.Array:
         return self._assembled(lambda at: self._static(name, at), made)
@@ -867,18 +830,17 @@ class _Rendering:
 
     def _destinations(self) -> tuple[pa.Array, pa.Array]:
         """Topics of the records, and outcomes of their names; both null where no route takes a message."""
-        found: dict[int, tuple[pa.Array, pa.Array]] = {}
-        for (number, _), view, route in zip(self._groups, self._views, self._present, strict=True):
-            if number is not None and route is not None and not _is_static(route, [route.topic]):
-                found[number] = self._table.destinations(number, whole_text(view.text(route.topic)))
-        if not found:
+        if all(_is_static(route, [route.topic]) for route in self._present):
             return self._static("topic"), self._static("outcome")
-        parts = [
-            found.get(-1 if number is None else number) or (self._static("topic", at), self._static("outcome", at))
-            for number, at in self._groups
-        ]
+        parts = []
+        for view in self._views:
+            number, route = view.number, view.route
+            if number is None or route is None or _is_static(route, [route.topic]):
+                parts.append((self._static("topic", view.at), self._static("outcome", view.at)))
+            else:
+                parts.append(self._table.destinations(number, whole_text(view.text(route.topic))))
         topics, outcomes = zip(*parts, strict=True)
-        return _joined(topics, self._groups), _joined(outcomes, self._groups)
+        return _joined(topics, self._views), _joined(outcomes, self._views)
 
     def _values(self) -> pa.Array:
         payloads = self._rows.column("payload")
@@ -890,7 +852,7 @@ class _Rendering:
     def _moments(self) -> tuple[pa.Array, pa.Array | None]:
         """Times of the records, and in which rows a template gives none; None for no such row."""
         received = self._rows.column("received_at")
-        if not any(route is not None and route.timestamp is not None for route in self._present):
+        if not any(route.timestamp is not None for route in self._present):
             return received, None
         texts = self._assembled(
             lambda at: pa.nulls(len(received) if at is None else len(at), pa.string()),
@@ -919,7 +881,7 @@ class _Rendering:
         self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
     ) -> Iterator[tuple[pa.Array, Any]]:
         """Why a record can't be rendered: rows, and an outcome or a column of outcomes."""
-        if any(route is not None and _reads_payload(route) for route in self._present):
+        if any(map(_reads_payload, self._present)):
             fine = pa.scalar(int(RouteOutcome.RECORD), pa.int8())
             read = self._assembled(
                 lambda at: pa.repeat(fine, self._rows.num_rows if at is None else len(at)),
@@ -927,7 +889,7 @@ class _Rendering:
             )
             yield pc.not_equal(read, fine), read
         yield pc.greater(routed, int(RouteOutcome.FALLBACK)), routed
-        if keys.null_count and any(route is not None and route.key_required for route in self._present):
+        if keys.null_count and any(route.key_required for route in self._present):
             yield pc.and_(keys.is_null(), self._where(lambda route: route.key_required)), RouteOutcome.KEY_ABSENT
         if DEDUPE in self._rows.schema.names:
             absent = self._rows.column(DEDUPE).is_null()

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from towline.bridge.routes import REFUSALS, Route, RouteOutcome, RouteTable, to_json
+from towline.bridge.routes import Route, RouteOutcome, RouteTable, to_json
 from towline.bridge.uplink.records import RecordColumns
 from towline.bridge.uplink.source import Routing
 from towline.bridge.uplink.statements import Statements, of_schema
@@ -55,8 +55,8 @@ def outcomes(routes: Sequence[Route], rows: DataFrame) -> list[Any]:
     for at, (code, refusal, record) in enumerate(
         zip(rendered.outcomes.to_pylist(), rendered.refusals.to_pylist(), records, strict=True)
     ):
-        if (outcome := RouteOutcome(code)) in REFUSALS:
-            reason, detail = REFUSALS[outcome]
+        if (outcome := RouteOutcome(code)).reason:
+            reason, detail = outcome.reason, outcome.detail
             headers = tuple(columns.originals(rendered.records, at, ()))
             topic, value, key, _, _, _, moment, _ = record
             made.append(DeadLetter(reason, topic, key, value, headers, None, moment, detail or refusal, "line"))

@@ -20,7 +20,6 @@ from towline.bridge.downlink.sink import rendered as rendering
 from towline.bridge.messages import (
     COLUMNS,
     OUTCOME,
-    REFUSALS,
     MessageOutcome,
     MessageTable,
     _Messages,
@@ -156,9 +155,9 @@ def rendered(table: MessageTable, batch: pa.RecordBatch) -> list[Any]:
         outcome = MessageOutcome(code)
         original = batch.select(COLUMNS).slice(at, 1).to_pylist()[0]
         kept = out.select(COLUMNS).slice(at, 1).to_pylist()[0]
-        if outcome in REFUSALS:
+        if outcome.reason:
             assert kept == original
-            results.append(REFUSALS[outcome][0].value)
+            results.append(outcome.reason.value)
         else:
             assert (kept["value"], kept["headers"], kept["offset"]) == (None, None, original["offset"])
             results.append(messages[at] if outcome is MessageOutcome.MESSAGE else outcome.name.lower())
@@ -372,8 +371,9 @@ def test_the_text_of_sql_goes_no_way_with_the_messages() -> None:
 
 
 def test_every_refusal_has_a_reason_of_dead_letters() -> None:
-    assert list(REFUSALS) == [outcome for outcome in MessageOutcome if outcome > MessageOutcome.MESSAGE]
-    assert {reason for reason, _ in REFUSALS.values()} <= set(Reason)
+    for outcome in MessageOutcome:
+        assert isinstance(outcome.reason, Reason) == (outcome > MessageOutcome.MESSAGE)
+        assert bool(outcome.detail) == (outcome > MessageOutcome.MESSAGE and outcome is not MessageOutcome.REJECTED)
 
 
 @pytest.mark.parametrize("name", ["value.a", "value[0].b", "key", "header.x"])

@@ -24,7 +24,6 @@ from towline.bridge.config.model import RouteSection
 from towline.bridge.routes import (
     DEDUPE,
     HEADER_MAP,
-    REFUSALS,
     REJECT,
     WHERE,
     Route,
@@ -160,8 +159,8 @@ def rendered(table: RouteTable, batch: pa.RecordBatch) -> list[Any]:
     for code in out.outcomes.to_pylist():
         topic, value, key, partition, _, _, millis, headers = next(made)
         outcome = RouteOutcome(code)
-        if outcome in REFUSALS:
-            results.append(REFUSALS[outcome][0].value)
+        if outcome.reason:
+            results.append(outcome.reason.value)
         elif outcome < 0:
             results.append(outcome.name.lower())
         else:
@@ -272,8 +271,9 @@ def test_names_without_end_are_not_remembered() -> None:
 
 
 def test_every_refusal_has_a_reason_of_dead_letters() -> None:
-    assert set(REFUSALS) == {outcome for outcome in RouteOutcome if outcome > RouteOutcome.FALLBACK}
-    assert {reason for reason, _ in REFUSALS.values()} <= set(Reason)
+    for outcome in RouteOutcome:
+        assert isinstance(outcome.reason, Reason) == (outcome > RouteOutcome.FALLBACK)
+        assert bool(outcome.detail) == (outcome > RouteOutcome.FALLBACK and outcome is not RouteOutcome.REJECTED)
 
 
 def test_a_key_that_alone_tells_repeats_has_to_be_there() -> None:

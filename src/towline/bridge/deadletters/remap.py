@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from towline.bridge.config.model import Line
-from towline.bridge.routes import REFUSALS, RouteOutcome, route_table, to_json
+from towline.bridge.routes import RouteOutcome, route_table, to_json
 from towline.bridge.uplink.records import RecordColumns
 from towline.bridge.uplink.source import Routing
 from towline.bridge.uplink.statements import Statements, of_schema
@@ -130,8 +130,8 @@ class Mapper:
         records = RecordColumns().rows(rendered.records, any_topic=True).records
         for code, refusal, record in zip(*map(pa.Array.to_pylist, rendered[1:]), records, strict=True):
             outcome = RouteOutcome(code)
-            if outcome in REFUSALS:
-                yield Remapped(why=REFUSALS[outcome][1] or f"it is refused: {refusal}")
+            if outcome.reason:
+                yield Remapped(why=outcome.detail or f"it is refused: {refusal}")
             elif outcome in (RouteOutcome.RECORD, RouteOutcome.FALLBACK):
                 yield Remapped(record)
             else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
-from towline.bridge.routes import REFUSALS, Rendered, RouteOutcome, route_table
+from towline.bridge.routes import Rendered, RouteOutcome, route_table
 from towline.bridge.uplink.records import RecordColumns
 from towline.bridge.uplink.source import SLICE, RoutedSource, SliceSource, parted, slice_of
 from towline.bridge.uplink.statements import of_schema
@@ -54,7 +54,7 @@ _COUNTED: Final = {
 #: Of those that a writer counts, and ``unrouted``: what did not come to the sink.
 _LEFT_OUT: Final = ("filtered", "undecided", "unrouted")
 #: What a fallback topic would have taken.
-_NAMES: Final = frozenset(one for one, (reason, _) in REFUSALS.items() if reason.value.startswith("topic_"))
+_NAMES: Final = frozenset(one for one in RouteOutcome if one.reason and one.reason.startswith("topic_"))
 
 
 class RecordSink(KafkaTransactional):
@@ -201,7 +201,7 @@ class Mapping:
             self.left_out += Counter({name: counts[one] for one, name in _COUNTED.items()})
             if not self._letters:
                 self.left_out += Counter(unrouted=counts.pop(RouteOutcome.UNROUTED, 0))
-                if any(one in REFUSALS for one in counts):
+                if any(one.reason for one in counts):
                     raise _nowhere(rendered)
             yield from rendered.parts(unrouted=self._letters)
 
@@ -209,8 +209,8 @@ class Mapping:
 def _nowhere(rendered: Rendered) -> KafkaError:
     """The end of a line that has nowhere to put a refused message."""
     codes = [RouteOutcome(code) for code in rendered.outcomes.to_pylist()]
-    at = next(n for n, code in enumerate(codes) if code in REFUSALS and code is not RouteOutcome.UNROUTED)
-    outcome, detail = codes[at], REFUSALS[codes[at]][1] or f"reject: {rendered.refusals[at].as_py()}"
+    at = next(n for n, code in enumerate(codes) if code.reason and code is not RouteOutcome.UNROUTED)
+    outcome, detail = codes[at], codes[at].detail or f"reject: {rendered.refusals[at].as_py()}"
     code, do = "TL-B02", "Give the line a dead_letter_topic"
     if outcome in (RouteOutcome.NOT_WHOLE, RouteOutcome.TOO_MANY):
         code, detail = "TL-B29", "a message was not taken in whole, see towline-reason and max_packet_bytes"
