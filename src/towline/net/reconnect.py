@@ -23,7 +23,7 @@ from towline.errors import Unreachable
 from towline.mqtt.events import Close
 from towline.net.transport.endpoint import DEFAULT_PORTS, Endpoint
 
-__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "MOST_HOPS", "Attempts", "Pauses", "Redirects", "read_references"]
+__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "MOST_HOPS", "Attempts", "Pauses", "read_references"]
 
 #: First pause in seconds; doubles up to the longest.
 FIRST_PAUSE_S: Final = 0.25
@@ -118,16 +118,21 @@ def _endpoint(reference: str, like: Endpoint) -> Endpoint | None:
     return Endpoint(like.scheme, match[2].strip("[]"), port, like.path) if 0 < port < 1 << 16 else None
 
 
-class Redirects:
-    """What is known of other servers.
+class Attempts:
+    """The order of the connections, and what is known of other servers.
 
     Args:
-        follow: Go where the broker points; otherwise its word is only an error to show.
+        endpoints: The list of brokers, in order of preference.
+        pauses: Between rounds.
+        follow_redirects: Go where a broker points; otherwise its word is only an error to show.
     """
 
-    def __init__(self, *, follow: bool) -> None:
-        self._follow = follow
-        #: Servers the last reference named and that are not tried yet.
+    def __init__(self, endpoints: Sequence[Endpoint], pauses: Pauses, *, follow_redirects: bool) -> None:
+        self._endpoints = endpoints
+        #: Place in the list of the next one, or of the one in use.
+        self._index = 0
+        self._follow = follow_redirects
+        #: Servers the last reference named and that are not tried yet, before the list goes on.
         self._next: deque[Endpoint] = deque()
         #: Who said "moved" and waits for the new server to prove itself.
         self._moving: Endpoint | None = None
@@ -135,65 +140,6 @@ class Redirects:
         self._moved: dict[Endpoint, Endpoint] = {}
         #: Redirections since the last connection that worked; at most `MOST_HOPS`.
         self._hops = 0
-
-    @property
-    def pending(self) -> bool:
-        """Named servers are left to try, before the list goes on."""
-        return bool(self._next)
-
-    def target(self, configured: Endpoint) -> Endpoint:
-        """Where to connect instead of the configured server, or that one itself."""
-        if self._next:
-            return self._next.popleft()
-        for _ in range(MOST_HOPS):
-            if configured not in self._moved:
-                break
-            configured = self._moved[configured]
-        return configured
-
-    def judge(self, close: Close, at: Endpoint) -> Close:
-        """What the end of the connection to `at` means: with ``again_at_once`` the reference is followed."""
-        if not self._follow or not close.reference:
-            return close
-        if self._hops >= MOST_HOPS:
-            self._hops, self._moving = 0, None
-            self._next.clear()
-            what = f"sent from server to server {MOST_HOPS} times without being served"
-            return Close(
-                Unreachable("TL-M27", str(at), what, "The brokers' redirections go round; tell their operator.")
-            )
-        servers = [endpoint for endpoint in read_references(close.reference, at) if endpoint != at]
-        if not servers:
-            return close
-        self._hops += 1
-        self._next = deque(servers)
-        self._moving = at if close.moved else None
-        return replace(close, fatal=False, again_at_once=True)
-
-    def served(self, at: Endpoint) -> None:
-        """The server `at` has taken us in."""
-        self._hops = 0
-        self._next.clear()
-        self._moved.pop(at, None)
-        if self._moving is not None and self._moving != at:
-            self._moved[self._moving] = at
-        self._moving = None
-
-
-class Attempts:
-    """The order of the connections.
-
-    Args:
-        endpoints: The list of brokers, in order of preference.
-        pauses: Between rounds.
-        follow_redirects: Go where a broker points.
-    """
-
-    def __init__(self, endpoints: Sequence[Endpoint], pauses: Pauses, *, follow_redirects: bool) -> None:
-        self._endpoints = endpoints
-        #: Place in the list of the next one, or of the one in use.
-        self._index = 0
-        self._redirects = Redirects(follow=follow_redirects)
         self.pauses = pauses
         #: When the client id was taken over, the last two times.
         self._takeovers: deque[float] = deque(maxlen=2)
@@ -206,17 +152,43 @@ class Attempts:
 
     def begin(self) -> Endpoint:
         """The server to connect to now."""
-        self.endpoint = self._redirects.target(self._endpoints[self._index])
+        if self._next:
+            self.endpoint = self._next.popleft()
+            return self.endpoint
+        self.endpoint = self._endpoints[self._index]
+        for _ in range(MOST_HOPS):
+            if self.endpoint not in self._moved:
+                break
+            self.endpoint = self._moved[self.endpoint]
         return self.endpoint
 
     def online(self, now: float) -> None:
         """The server has taken us in, with all subscriptions."""
         self.pauses.online(now)
-        self._redirects.served(self.endpoint)
+        self._hops = 0
+        self._next.clear()
+        self._moved.pop(self.endpoint, None)
+        if self._moving is not None and self._moving != self.endpoint:
+            self._moved[self._moving] = self.endpoint
+        self._moving = None
 
     def judge(self, close: Close) -> Close:
         """What the end of the connection means: with ``again_at_once`` the server's reference is followed."""
-        return self._redirects.judge(close, self.endpoint)
+        if not self._follow or not close.reference:
+            return close
+        if self._hops >= MOST_HOPS:
+            self._hops, self._moving = 0, None
+            self._next.clear()
+            what = f"sent from server to server {MOST_HOPS} times without being served"
+            do = "The brokers' redirections go round; tell their operator."
+            return Close(Unreachable("TL-M27", str(self.endpoint), what, do))
+        servers = [server for server in read_references(close.reference, self.endpoint) if server != self.endpoint]
+        if not servers:
+            return close
+        self._hops += 1
+        self._next = deque(servers)
+        self._moving = self.endpoint if close.moved else None
+        return replace(close, fatal=False, again_at_once=True)
 
     def at_once(self) -> None:
         """The next attempt needs no pause."""
@@ -229,7 +201,7 @@ class Attempts:
             now: On the clock of `due`.
             served: It had come online.
         """
-        if self._redirects.pending:
+        if self._next:
             return
         worked = served and not self.pauses.in_vain(now)
         self._index = 0 if worked else (self._index + 1) % len(self._endpoints)

@@ -6,7 +6,7 @@ import pytest
 
 from towline.errors import Unreachable
 from towline.mqtt.events import Close
-from towline.net.reconnect import MOST_HOPS, Redirects, read_references
+from towline.net.reconnect import MOST_HOPS, Attempts, Pauses, read_references
 from towline.net.transport.endpoint import Endpoint
 
 HOME = Endpoint.parse("mqtt://home.example")
@@ -39,69 +39,68 @@ def test_references(text: str, like: str, found: list[str]) -> None:
     assert [str(endpoint) for endpoint in read_references(text, Endpoint.parse(like))] == found
 
 
+@pytest.fixture
+def attempts() -> Attempts:
+    return Attempts((HOME,), Pauses(30.0), follow_redirects=True)
+
+
 def test_nothing_is_followed_unless_asked_for() -> None:
-    redirects = Redirects(follow=False)
+    attempts = Attempts((HOME,), Pauses(30.0), follow_redirects=False)
     close = sent_to("a.example")
-    assert redirects.judge(close, HOME) is close
-    assert redirects.target(HOME) == HOME
+    assert attempts.judge(close) is close
+    assert attempts.begin() == HOME
 
 
-def test_for_now_means_the_next_connection() -> None:
-    redirects = Redirects(follow=True)
-    assert redirects.judge(sent_to("a.example"), HOME).again_at_once
-    assert redirects.target(HOME) == A
-    redirects.served(A)
-    assert redirects.target(HOME) == HOME
+def test_for_now_means_the_next_connection(attempts: Attempts) -> None:
+    assert attempts.judge(sent_to("a.example")).again_at_once
+    assert attempts.begin() == A
+    attempts.online(0.0)
+    assert attempts.begin() == HOME
 
 
-def test_for_good_counts_from_the_moment_the_new_server_serves() -> None:
-    redirects = Redirects(follow=True)
-    judged = redirects.judge(sent_to("a.example b.example", moved=True), HOME)
+def test_for_good_counts_from_the_moment_the_new_server_serves(attempts: Attempts) -> None:
+    judged = attempts.judge(sent_to("a.example b.example", moved=True))
     assert (judged.again_at_once, judged.fatal) == (True, False)
-    assert redirects.target(HOME) == A
-    assert redirects.pending
-    assert redirects.target(HOME) == B
-    redirects.served(B)
-    assert redirects.target(HOME) == B
-    redirects.judge(sent_to("c.example", moved=True), B)
-    assert redirects.target(HOME) == C
-    redirects.served(C)
-    assert redirects.target(HOME) == C
+    assert attempts.begin() == A
+    attempts.failed(0.0, served=False)
+    assert attempts.rounds == 0, "the other server comes first"
+    assert attempts.begin() == B
+    attempts.online(0.0)
+    assert attempts.begin() == B
+    attempts.judge(sent_to("c.example", moved=True))
+    assert attempts.begin() == C
+    attempts.online(0.0)
+    assert attempts.begin() == C
 
 
-def test_servers_that_moved_to_each_other_end_where_one_serves() -> None:
-    redirects = Redirects(follow=True)
+def test_servers_that_moved_to_each_other_end_where_one_serves(attempts: Attempts) -> None:
     for here, there in ((HOME, A), (A, HOME)):
-        redirects.judge(sent_to(there.host, moved=True), here)
-        assert redirects.target(HOME) == there
-        redirects.served(there)
-    assert redirects.target(HOME) == HOME
+        assert attempts.endpoint == here
+        attempts.judge(sent_to(there.host, moved=True))
+        assert attempts.begin() == there
+        attempts.online(0.0)
+    assert attempts.begin() == HOME
 
 
-def test_a_move_to_servers_that_are_not_there_is_forgotten() -> None:
-    redirects = Redirects(follow=True)
-    redirects.judge(sent_to("a.example", moved=True), HOME)
-    assert redirects.target(HOME) == A
-    assert redirects.target(HOME) == HOME
+def test_a_move_to_servers_that_are_not_there_is_forgotten(attempts: Attempts) -> None:
+    attempts.judge(sent_to("a.example", moved=True))
+    assert attempts.begin() == A
+    assert attempts.begin() == HOME
 
 
 @pytest.mark.parametrize("reference", ["", "home.example", "n@me!"])
-def test_a_reference_to_nobody_else_is_an_error_to_show(reference: str) -> None:
-    redirects = Redirects(follow=True)
+def test_a_reference_to_nobody_else_is_an_error_to_show(attempts: Attempts, reference: str) -> None:
     close = sent_to(reference, moved=True)
-    assert redirects.judge(close, HOME) is close
+    assert attempts.judge(close) is close
 
 
-def test_after_a_few_hops_it_is_given_up_and_begun_anew() -> None:
-    redirects = Redirects(follow=True)
-    here = HOME
+def test_after_a_few_hops_it_is_given_up_and_begun_anew(attempts: Attempts) -> None:
     for there in [A, B] * (MOST_HOPS // 2):
-        assert redirects.judge(sent_to(there.host), here).again_at_once
-        here = redirects.target(HOME)
-        assert here == there
-    judged = redirects.judge(sent_to("a.example"), here)
+        assert attempts.judge(sent_to(there.host)).again_at_once
+        assert attempts.begin() == there
+    judged = attempts.judge(sent_to("a.example"))
     assert not judged.again_at_once
     assert judged.error is not None
     assert judged.error.code == "TL-M27"
-    assert redirects.target(HOME) == HOME
-    assert redirects.judge(sent_to("a.example"), HOME).again_at_once
+    assert attempts.begin() == HOME
+    assert attempts.judge(sent_to("a.example")).again_at_once
