@@ -207,7 +207,7 @@ def message_table(text: str) -> MessageTable:
 
 
 def _read(written: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: Template.read(v, lambda _: "") if isinstance(v, str) else v for name, v in written.items()}
+    return {name: Template.read(v) if isinstance(v, str) else v for name, v in written.items()}
 
 
 def _templates(said: Mapping[str, Any]) -> list[Template]:

@@ -179,12 +179,13 @@ class Template:
         return cls.read(text, problem)
 
     @classmethod
-    def read(cls, text: str, problem: Callable[[str], str]) -> Self:
+    def read(cls, text: str, problem: Callable[[str], str] = lambda _name: "") -> Self:
         """Read a template whose fields another rule judges.
 
         Args:
             text: As written.
-            problem: Says what is wrong with a field's name, "" if nothing is.
+            problem: Says what is wrong with a field's name, "" if nothing is; by default nothing is, of one that was
+                read before.
 
         Raises:
             ValueError: For a lone brace, or a field with a problem.

@@ -237,21 +237,17 @@ class Route:
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Self:
         """From an entry of `to_json`."""
-        made: dict[str, Any] = {name: written[name] and _read(written[name]) for name in _TEMPLATES}
+        made: dict[str, Any] = {name: written[name] and Template.read(written[name]) for name in _TEMPLATES}
         made |= {name: tuple(written[name]) for name in ("allowed_topics", "dead_letter_topics")}
         made |= {name: written[name] for name in _PLAIN}
         pattern = Pattern.parse(written["from"], checked=False)
-        headers = tuple((name, _read(text)) for name, text in written["headers"])
+        headers = tuple((name, Template.read(text)) for name, text in written["headers"])
         return cls(pattern, headers=headers, fields=tuple((name, "") for name in written["fields"]), **made)
 
 
 #: Attributes of a route that its JSON has as texts, and as they are.
 _TEMPLATES: Final = ("topic", "key", "value", "timestamp")
 _PLAIN: Final = ("fallback_topic", "properties", "key_required", "omit_missing", "key_tells")
-
-
-def _read(text: str) -> Template:
-    return Template.read(text, lambda _: "")
 
 
 def to_json(routes: Sequence[Route]) -> str:
@@ -556,10 +552,9 @@ class _View(Values):
             return utf8_text(self.column("payload"))
         if payload_path(name):
             return self.payload.fields[name]
-        return self.column(name).cast(pa.string()) if name in self._rows.schema.names else self._nothing()
-
-    def _nothing(self) -> pa.Array:
-        return pa.nulls(self.size, pa.string())
+        return (
+            self.column(name).cast(pa.string()) if name in self._rows.schema.names else pa.nulls(self.size, pa.string())
+        )
 
     def _level(self, level: int) -> pa.Array:
         coded = self.column("topic").dictionary_encode()

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Mark, is_genuine, mark_of
@@ -29,6 +29,7 @@ from towline.delivery.receipts.openings import Openings
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
 from towline.mqtt.inbound import NOTHING, Screening
+from towline.mqtt.stubs import Published
 from towline.timing import Stamp
 
 __all__ = ["Change", "Ledger", "MarkVerdict"]
@@ -48,13 +49,6 @@ class MarkVerdict(Enum):
     DEFERRED = "deferred"  # no room for what it would leave open: acknowledge and drop, it comes again
     UNKNOWN = "unknown"  # of an older epoch, out of all reason, or one publisher too many: store it, and forget it
     FOREIGN = "foreign"  # its number is another message's: store it, forget it, and let the publisher know
-
-
-class _Marked(Protocol):
-    @property
-    def payload(self) -> bytes | None: ...
-    @property
-    def user_properties(self) -> list[tuple[str, str]]: ...
 
 
 class Change(NamedTuple):
@@ -176,7 +170,7 @@ class Ledger:
 
     # -- coming in --
 
-    def screen(self, packets: Sequence[_Marked], topics: Sequence[str], now: Stamp) -> Screening:
+    def screen(self, packets: Sequence[Published], topics: Sequence[str], now: Stamp) -> Screening:
         """Take messages in: which must not be stored, and the marks of those that are new, as their tags."""
         left_out = bytearray(len(packets))
         marks: list[Mark | None] = []
@@ -188,7 +182,7 @@ class Ledger:
             marks.append(mark if verdict is MarkVerdict.NEW else None)
         return Screening(bytes(left_out) if any(left_out) else NOTHING, marks)
 
-    def _genuine_mark(self, packet: _Marked, topic: str) -> Mark | None:
+    def _genuine_mark(self, packet: Published, topic: str) -> Mark | None:
         properties = packet.user_properties
         mark = mark_of(properties) if properties else None
         if mark is None or is_genuine(mark, self.keys, packet, topic, self._largest):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from towline.delivery.receipts.ledger import Ledger
@@ -34,13 +33,6 @@ _REFUSAL: Final = 0x80
 _FORGED: Final = "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiptToken:
-    """Names a receipt under way to the session, beside the numbers of the outbox."""
-
-    serial: int
-
-
 class ReceiptSender:
     """Lets publishers know how far their messages are; belongs to the pump's thread.
 
@@ -58,10 +50,8 @@ class ReceiptSender:
         self._inbox = inbox
         self._handle = handle
         self._log = log
-        #: Receipts under way.
-        self._open: dict[ReceiptToken, ReceiptPayload] = {}
-        #: Receipts sent by this process, or tried.
-        self._count = 0
+        #: Receipts under way, one of a publisher at a time; each is its message's token.
+        self._open: set[ReceiptPayload] = set()
         self._next_at = 0.0
         self._expire_at = 0.0
         self._refused: set[str] = set()
@@ -88,7 +78,7 @@ class ReceiptSender:
         room = _MOST_OPEN - len(self._open)
         if not online or not self._ledger.due or room <= 0 or now < self._next_at:
             return
-        receipts = self._ledger.receipts(room, {one.publisher for one in self._open.values()})
+        receipts = self._ledger.receipts(room, {one.publisher for one in self._open})
         if not receipts:
             return
         self._next_at = now + _PAUSE
@@ -111,9 +101,7 @@ class ReceiptSender:
     def _send(self, receipts: list[ReceiptPayload]) -> None:
         messages = []
         for receipt in receipts:
-            self._count += 1
-            token = ReceiptToken(self._count)
-            self._open[token] = receipt
+            self._open.add(receipt)
             self._ledger.handed_over(receipt)
             message = OutboundMessage(
                 receipt_topic(self._prefix, receipt.publisher),
@@ -123,16 +111,17 @@ class ReceiptSender:
                 payload_format_indicator=1,
                 content_type="application/json",
             )
-            messages.append(Publish(token, message))
+            messages.append(Publish(receipt, message))
         self._handle(PublishMany(messages))
 
     def perform(self, action: Acknowledged) -> bool:
         """Take an answer of the broker; False when it is about something else."""
-        if not isinstance(action.token, ReceiptToken):
+        receipt = action.token
+        if not isinstance(receipt, ReceiptPayload):
             return False
-        receipt = self._open.pop(action.token, None)
-        if receipt is None:
+        if receipt not in self._open:
             return True
+        self._open.remove(receipt)
         if action.reason < _REFUSAL:
             self.sent += 1
         elif receipt.publisher not in self._refused and len(self._refused) < 1000:
@@ -143,9 +132,9 @@ class ReceiptSender:
 
     def lost(self, withdrawn: Iterable[Token]) -> None:
         """The connection is gone; the messages with these tokens never left."""
-        ours = [token for token in withdrawn if isinstance(token, ReceiptToken) and token in self._open]
-        unsent = [self._open.pop(token).publisher for token in ours]
-        self._ledger.announce_again(unsent)
+        unsent = [token for token in withdrawn if isinstance(token, ReceiptPayload) and token in self._open]
+        self._open.difference_update(unsent)
+        self._ledger.announce_again([receipt.publisher for receipt in unsent])
 
     def session_lost(self) -> None:
         """The broker forgot our session, and perhaps all that it kept; what publishers have heard is unknown."""
@@ -153,7 +142,7 @@ class ReceiptSender:
 
     def start_again(self) -> None:
         """A new session knows nothing of what was under way."""
-        names = [receipt.publisher for receipt in self._open.values()]
+        names = [receipt.publisher for receipt in self._open]
         self._open.clear()
         self._ledger.announce_again(names)
 

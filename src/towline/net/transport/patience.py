@@ -6,7 +6,7 @@ import select
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from towline.threads import later
 
@@ -14,13 +14,6 @@ from towline.threads import later
 _STEP: Final = 0.1
 
 T = TypeVar("T")
-
-
-class Waitable(Protocol):
-    """What has a descriptor."""
-
-    def fileno(self) -> int:
-        """The descriptor."""
 
 
 class Patience:
@@ -57,14 +50,14 @@ class Patience:
         """
         return min(self.left(), longest, _STEP)
 
-    def wait(self, what: Waitable, *, write: bool = False) -> None:
-        """Return when `what` can be read, or written.
+    def wait(self, descriptor: int, *, write: bool = False) -> None:
+        """Return when a descriptor can be read, or written.
 
         Raises:
             TimeoutError: As `left`.
         """
         poller = select.poll()
-        poller.register(what.fileno(), select.POLLOUT if write else select.POLLIN)
+        poller.register(descriptor, select.POLLOUT if write else select.POLLIN)
         while not poller.poll(self.step() * 1000):
             pass
 

@@ -169,7 +169,7 @@ class WebSocketTransport(Transport):
         super().write(self._framing.opening())
         while not self._framing.open:
             while (data := super().read()) is None:
-                patience.wait(self, write=self.unsent > 0)
+                patience.wait(self.fileno(), write=self.unsent > 0)
                 self.flush()
             if not data and self.problem:
                 raise self.problem

@@ -178,9 +178,9 @@ def _shake(wrapped: ssl.SSLSocket, patience: Patience) -> None:
         try:
             wrapped.do_handshake()
         except ssl.SSLWantReadError:
-            patience.wait(wrapped)
+            patience.wait(wrapped.fileno())
         except ssl.SSLWantWriteError:
-            patience.wait(wrapped, write=True)
+            patience.wait(wrapped.fileno(), write=True)
         else:
             return
 

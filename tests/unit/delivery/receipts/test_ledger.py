@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
 
 from mqtt5 import PublishPacket, QoS
 
@@ -12,6 +11,7 @@ from towline.delivery.receipts.ledger import Ledger, MarkVerdict
 from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Content, Mark, mark_of
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.mqtt.codec import Decoder, PublishRun
+from towline.mqtt.stubs import Stub
 
 
 def test_a_repeat_is_dropped_before_and_after_it_is_stored() -> None:
@@ -238,11 +238,9 @@ def test_a_mark_is_believed_on_its_own_message_alone() -> None:
     assert (ledger.forged, len(ledger)) == (len(packets) + 1, 1), "without a code"
 
 
-class Left(NamedTuple):
+def left_of(marked: Mark) -> Stub:
     """What is left of a message that was not taken in whole."""
-
-    user_properties: list[tuple[str, str]]
-    payload: None = None
+    return Stub("t", QoS(1), False, False, 1, None, marked.properties(), None)
 
 
 def test_a_mark_on_what_is_left_of_a_message_counts_if_its_publisher_says_that_it_is_so_large() -> None:
@@ -255,9 +253,9 @@ def test_a_mark_on_what_is_left_of_a_message_counts_if_its_publisher_says_that_i
     ):
         own = mark(0).signed(KEYS, content)
         ledger = Ledger({}, 0, largest=largest, keys=KEYS)
-        ledger.screen([Left(own.properties())], ["t"], NOW)
+        ledger.screen([left_of(own)], ["t"], NOW)
         assert len(ledger) == believed
-        ledger.screen([Left(own._replace(number=1).properties())], ["t"], NOW)
+        ledger.screen([left_of(own._replace(number=1))], ["t"], NOW)
         assert ledger.forged == 2 - believed
         whole = sent(own, content)
         assert ledger.screen([whole], ["t"], NOW).left_out == (b"\1" if believed else b"")
