@@ -10,17 +10,7 @@ from typing import Self
 
 from towline.kafka.properties import USER_PREFIX
 
-__all__ = [
-    "FIELDS",
-    "MAX_TOPIC_LENGTH",
-    "PAYLOAD",
-    "Pattern",
-    "Template",
-    "allowed",
-    "column_of",
-    "kafka_name_problem",
-    "payload_path",
-]
+__all__ = ["allowed"]
 
 #: Message fields a template may name, and the row's column behind each; ``mqtt.user.<key>`` is the first such property.
 FIELDS = {

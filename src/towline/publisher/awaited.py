@@ -22,8 +22,7 @@ from typing import Final
 
 from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Content, Mark
-from towline.delivery.receipts.openings import same_messages
-from towline.delivery.receipts.payload import ReceiptPayload
+from towline.delivery.receipts.payload import ReceiptPayload, same_messages
 from towline.errors import ConfigError
 from towline.journal import Outbox
 from towline.journal.ranges import Ranges

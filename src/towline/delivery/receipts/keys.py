@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Self
@@ -46,7 +46,7 @@ class ReceiptKeys:
         self._keys = tuple(keys)
         self._path, self._version = path, path and files.version(path)
         self.problem: ConfigError | None = None
-        self._makers = lru_cache(maxsize=_REMEMBERED)(self._prepare)
+        self._keyed = lru_cache(maxsize=_REMEMBERED)(self._prepare)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -67,7 +67,7 @@ class ReceiptKeys:
         except ConfigError as error:
             self.problem = error
             return False
-        self._makers.cache_clear()
+        self._keyed.cache_clear()
         return True
 
     @staticmethod
@@ -90,7 +90,7 @@ class ReceiptKeys:
 
     def speaks_for(self, publisher: str) -> bool:
         """Whether there is a key of a publisher, or of its line."""
-        return bool(self._makers(publisher))
+        return bool(self._keyed(publisher))
 
     def derived(self, publisher: str) -> list[str]:
         """The lines of a file that lets one publisher speak for itself alone."""
@@ -98,37 +98,32 @@ class ReceiptKeys:
 
     def codes(self, publisher: str, *said: bytes) -> list[str]:
         """The code of what is said, with each of the keys; `said` is taken as one text."""
-        return [make(said) for make in self._makers(publisher)]
+        return [_code(keyed, said) for keyed in self._keyed(publisher)]
 
     def code(self, publisher: str, *said: bytes) -> str:
         """The code with the newest key."""
-        return self._makers(publisher)[0](said)
+        return _code(self._keyed(publisher)[0], said)
 
     def genuine(self, publisher: str, codes: Sequence[str], *said: bytes) -> bool:
         """Whether one of the codes was made with one of the keys."""
         own = self.codes(publisher, *said)
         return any(hmac.compare_digest(code, one) for one in own for code in codes)
 
-    def _prepare(self, publisher: str) -> tuple[Callable[[Sequence[bytes]], str], ...]:
+    def _prepare(self, publisher: str) -> tuple[hmac.HMAC, ...]:
+        """HMAC-SHA256 with each key taken in beforehand."""
         keys = [_derive(key, publisher) if not owner else key for owner, key in self._keys if owner in ("", publisher)]
-        return tuple(_maker(key) for key in keys)
+        return tuple(hmac.new(key, digestmod=hashlib.sha256) for key in keys)
 
 
 def _derive(key: bytes, publisher: str) -> bytes:
     return hmac.digest(key, b"towline publisher\0" + publisher.encode(), "sha256")
 
 
-def _maker(key: bytes) -> Callable[[Sequence[bytes]], str]:
-    """HMAC-SHA256 with the key taken in beforehand."""
-    keyed = hmac.new(key, digestmod=hashlib.sha256)
-
-    def make(said: Sequence[bytes]) -> str:
-        code = keyed.copy()
-        for part in said:
-            code.update(part)
-        return code.digest()[:_CODE_BYTES].hex()
-
-    return make
+def _code(keyed: hmac.HMAC, said: Sequence[bytes]) -> str:
+    code = keyed.copy()
+    for part in said:
+        code.update(part)
+    return code.digest()[:_CODE_BYTES].hex()
 
 
 def _unusable(path: Path, what: str, do: str) -> ConfigError:

@@ -25,8 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Mark, is_genuine, mark_of
-from towline.delivery.receipts.openings import Openings
-from towline.delivery.receipts.payload import ReceiptPayload
+from towline.delivery.receipts.payload import Openings, ReceiptPayload
 from towline.journal.ranges import Ranges
 from towline.mqtt.inbound import NOTHING, Screening
 from towline.mqtt.stubs import Published

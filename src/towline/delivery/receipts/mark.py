@@ -19,20 +19,7 @@ from typing import Any, Final, NamedTuple, Self
 from towline.delivery.receipts.keys import ReceiptKeys
 from towline.mqtt.fence import MAX_PROPERTIES
 
-__all__ = [
-    "AUTH_KEY",
-    "FARTHEST",
-    "ID_KEY",
-    "MARK_BYTES",
-    "MOST_EPOCHS",
-    "NAME",
-    "NUMBER_KEY",
-    "Content",
-    "Mark",
-    "is_genuine",
-    "mark_of",
-    "unmarked",
-]
+__all__ = ["FARTHEST", "MARK_BYTES", "MOST_EPOCHS", "NAME", "Content", "Mark"]
 
 ID_KEY: Final = "towline-id"
 NUMBER_KEY: Final = "towline-n"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.delivery.receipts.marks import KEYS, NOW, opened
 from towline.delivery.receipts.ledger import Ledger, MarkVerdict
-from towline.delivery.receipts.openings import Openings, same_messages
+from towline.delivery.receipts.payload import Openings, same_messages
 
 
 def test_openings_are_forgotten_below_low_and_bounded_above() -> None:
