@@ -799,7 +799,7 @@ class _Rendering:
         """What becomes of the rows."""
         rows = self._rows
         names = whole_text(self._column("name", lambda view, route: _dynamic(view, route, route.topic)))
-        topics, routed = self._destinations()
+        topics, routed = self._destinations(names)
         keys = self._column("key", _key)
         headers = self._column("headers", _own_headers)
         values, moments, late = self._values(), *self._moments()
@@ -823,7 +823,7 @@ class _Rendering:
         schema = pa.schema(list(RECORD_SCHEMA)[: len(columns)])
         return Rendered(pa.RecordBatch.from_arrays([*columns.values()], schema=schema), outcomes, refusals)
 
-    def _destinations(self) -> tuple[pa.Array, pa.Array]:
+    def _destinations(self, names: pa.Array) -> tuple[pa.Array, pa.Array]:
         """Topics of the records, and outcomes of their names; both null where no route takes a message."""
         if all(_is_static(route, [route.topic]) for route in self._present):
             return self._static("topic"), self._static("outcome")
@@ -833,7 +833,7 @@ class _Rendering:
             if number is None or route is None or _is_static(route, [route.topic]):
                 parts.append((self._static("topic", view.at), self._static("outcome", view.at)))
             else:
-                parts.append(self._table.destinations(number, whole_text(view.text(route.topic))))
+                parts.append(self._table.destinations(number, names if view.at is None else names.take(view.at)))
         topics, outcomes = zip(*parts, strict=True)
         return _joined(topics, self._views), _joined(outcomes, self._views)
 

@@ -71,7 +71,7 @@ class ConnectionOptions(Connecting):
         session: The session's part.
         brokers: Tried in this order, again from the first after the last, and after a connection that worked.
         linger_s: How many seconds a chunk waits for more, so that one sync serves many: twice as many in a stream, up
-            to three times elsewhere (`towline.net.linger`).
+            to three times elsewhere (`towline.net.driver.Linger`).
         linger_after_silence_s: How many seconds after a moment of silence; nothing is sent meanwhile.
         websocket_headers: Further headers of the request that opens a WebSocket, beside those of the file.
         authenticator: ``module:factory`` of enhanced authentication, called with user name and password at each

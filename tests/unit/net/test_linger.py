@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.net.linger import Linger
+from towline.net.driver import Linger
 
 LINGER_S = 0.001
 
