@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from towline.bridge.patterns import Template, payload_path
 from towline.bridge.routes import (
+    RECORD_SCHEMA,
     REJECT,
     WHERE,
     JsonFields,
@@ -83,11 +84,8 @@ _SENT: Final = tuple(field for field in MESSAGE_SCHEMA if field.name != "qos")
 RENDERED_SCHEMA: Final = pa.schema(
     [*(field.with_name(own(field.name)) for field in _SENT), (OUTCOME, pa.int8()), (FAULT, pa.string())]
 )
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 #: A record for the dead-letter topic, or what Kafka is told of it.
-LETTER_SCHEMA: Final = pa.schema(
-    [("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("headers", _HEADERS)]
-)
+LETTER_SCHEMA: Final = pa.schema([RECORD_SCHEMA.field(name) for name in ("topic", "key", "value", "headers")])
 
 
 _TOPIC_RULE: Final = "empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"

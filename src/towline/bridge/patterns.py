@@ -159,14 +159,9 @@ class Template:
         Raises:
             ValueError: For a lone brace, or a field that is neither captured in ``from`` nor of the message.
         """
-        names = frozenset(captures)
-
-        def problem(name: str) -> str:
-            if name in names or column_of(name) is not None:
-                return ""
-            return f"which from does not capture; {_fields_known(captures)}"
-
-        return cls.read(text, problem)
+        names = tuple(captures)
+        problem = f"which from does not capture; {_fields_known(names)}"
+        return cls.read(text, lambda name: "" if name in names or column_of(name) is not None else problem)
 
     @classmethod
     def read(cls, text: str, problem: Callable[[str], str] = lambda _name: "") -> Self:

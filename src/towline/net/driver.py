@@ -386,7 +386,7 @@ class SessionDriver:
         if action.again_at_once:
             if action.reference:
                 self._hooks.notice("sent to another server", code="TL-M26", reason=str(action.error))
-            self._attempts.at_once()
+            self._attempts.due = 0.0
         elif action.error is not None:
             fight = isinstance(action.error, TakenOver) and self._attempts.taken_over(time.monotonic())
             self._failed(action.error, for_good=(action.fatal and not self.ever_online) or fight, served=served)

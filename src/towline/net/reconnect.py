@@ -147,7 +147,7 @@ class Attempts:
         self.endpoint = endpoints[0]
         #: Times all of the list were tried in vain, or a connection that worked has ended.
         self.rounds = 0
-        #: When the next attempt may be made.
+        #: When the next attempt may be made; 0 for at once.
         self.due = 0.0
 
     def begin(self) -> Endpoint:
@@ -189,10 +189,6 @@ class Attempts:
         self._next = deque(servers)
         self._moving = self.endpoint if close.moved else None
         return replace(close, fatal=False, again_at_once=True)
-
-    def at_once(self) -> None:
-        """The next attempt needs no pause."""
-        self.due = 0.0
 
     def failed(self, now: float, *, served: bool) -> None:
         """No connection could be made, or one has ended.

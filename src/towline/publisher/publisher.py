@@ -648,7 +648,9 @@ class Intake:
         with life.settling():
             self.full_since = error
             if self._refuses or life.closing:
-                self._fail(group, _outbox_full(life.directory, error))
+                failure = _outbox_full(life.directory, error)
+                for message in group:
+                    message.fail(failure)
                 self.full_since = None
                 return False
             self._held = True
@@ -659,16 +661,12 @@ class Intake:
 
     def fail(self, error: BaseException, *, group: bool) -> None:
         """Nothing of what waits will be stored, nor the group if the disk thread has died; with the condition held."""
-        self._fail([*(self._group if group else ()), *self._queue], error)
+        for message in (*(self._group if group else ()), *self._queue):
+            message.fail(error)
         self._queue.clear()
         self._bytes = 0
         if group:
             self._group = []
-
-    @staticmethod
-    def _fail(messages: list[PendingMessage], failure: BaseException) -> None:
-        for message in messages:
-            message.fail(failure)
 
 
 def _not_taken(directory: Path, full: JournalFull | None) -> PublisherError:

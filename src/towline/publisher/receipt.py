@@ -225,10 +225,6 @@ class Completion(Generic[T]):
         """Whether it has happened, or failed."""
         return self._done
 
-    @property
-    def _reached(self) -> bool:
-        return self._done and self._failure is None
-
     def result(self, timeout: float | None = None) -> T:
         """Wait until it has happened.
 
@@ -307,7 +303,7 @@ class Receipt:
 
     def __repr__(self) -> str:
         stages = (("end to end", self.end_to_end), ("at broker", self.at_broker), ("on disk", self.on_disk))
-        state = next((name for name, stage in stages if stage._reached), "queued")  # noqa: SLF001 - ours
+        state = next((name for name, stage in stages if stage.done() and not stage.exception()), "queued")
         return f"Receipt({self.topic!r}, {state})"
 
 

@@ -135,11 +135,12 @@ def _connect_unix(endpoint: Endpoint, patience: Patience) -> socket.socket:
 def _connect_tcp(host: str, port: int, where: str, patience: Patience) -> socket.socket:
     """Connect to the first address of a name that answers; a slow one gets company after `STAGGER` seconds."""
     try:
-        addresses = interleaved(patience.call(lambda: _resolve(host, port)))
+        answers = patience.call(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     except (OSError, UnicodeError) as error:
         reason = plain(error) if isinstance(error, OSError) else "not a host name"
         advice = "Check the broker's host, and the DNS of this machine."
         raise Unreachable("TL-M01", where, f'no address for "{host}" ({reason})', advice) from error
+    addresses = interleaved(Address(family, where) for family, _, _, _, where in answers)
     with _Race(addresses) as race:
         try:
             return race.run(patience)
@@ -148,12 +149,6 @@ def _connect_tcp(host: str, port: int, where: str, patience: Patience) -> socket
             reasons = "; ".join([*dict.fromkeys(map(plain, [*race.failures, error]))][:_REASONS_SHOWN])
             advice = "Is the broker up, and the port right?"
             raise Unreachable("TL-M01", where, f"no connection{many} ({reasons})", advice) from error
-
-
-def _resolve(host: str, port: int) -> list[Address]:
-    return [
-        Address(family, where) for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    ]
 
 
 class _Race:
@@ -179,7 +174,8 @@ class _Race:
             OSError: All have failed (the last failure), or the time is over.
         """
         while True:
-            self._start_due()
+            while self._waiting and (not self._running or time.monotonic() >= self._next_at):
+                self._start(self._waiting.popleft())
             if not self._running and not self._waiting:
                 raise self.failures.pop()
             pause = max(0.0, self._next_at - time.monotonic()) if self._waiting else 1.0
@@ -189,10 +185,6 @@ class _Race:
             for descriptor, _ in poller.poll(patience.step(pause) * 1000):
                 if winner := self._finished(descriptor):
                     return winner
-
-    def _start_due(self) -> None:
-        while self._waiting and (not self._running or time.monotonic() >= self._next_at):
-            self._start(self._waiting.popleft())
 
     def _start(self, address: Address) -> None:
         try:
