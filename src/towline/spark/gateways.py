@@ -1,9 +1,9 @@
 """All gateways of one stream: who answers, who is away, and what waits at each; lives in the runner only.
 
 Each gateway is asked on a thread of its own, because a long poll holds its call: the first answer with rows wakes the
-reader, the others' polls go on and are still good for the next call while their gateway's place is the same. Where
-one gateway is the whole source, it is waited for as long as `PATIENCE_S`; of several, one that is away holds back
-nobody's rows but its own.
+reader, the others' polls go on and are still good for the next call while their gateway's place is the same. What an
+answer means is decided on the reader's thread alone. A gateway that is away holds back nobody's rows but its own. One
+gateway is a list of one.
 
 Only what passes by itself, or by a file that a person changes, is done without. A journal that is not the checkpoint's,
 or another reader's lease, stops a query: to go on would be to forget rows silently.
@@ -15,20 +15,20 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from towline.backoff import Backoff
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.access import REFUSALS
-from towline.gateway.client import interruptible
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.spark.link import PATIENCE_S
-from towline.threads import Condition, guarded_thread
+from towline.threads import guarded_thread, later
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,23 +37,27 @@ if TYPE_CHECKING:
     from towline.spark.link import GatewayPlace
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["Question", "SourceGateway", "SourceGateways", "foreign", "is_absence", "is_refusal"]
+__all__ = ["LIST", "Question", "SourceGateway", "SourceGateways", "foreign", "is_absence", "is_refusal"]
 
-#: What a gateway says, or does not say, while it is being started again.
-_SILENT: Final = (GatewayUnreachable, JournalFailed)
+#: Where the errors of the list stand.
+LIST: Final = 'format("mqtt") option "gateways"'
 #: Pause before a gateway that is away is asked again, in seconds.
 _PAUSE_S: Final = 0.25
 #: The same for one that refuses: each try is counted there, and a file has to be changed first.
 _REFUSED_PAUSE_S: Final = 5.0
-#: A refusal is told again after so many seconds: nobody but a person ends it.
+#: A refusal is logged again after so many seconds: nobody but a person ends it.
 _REMIND_S: Final = 60.0
+#: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
+TAKEOVER_S = 5.0
+#: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
+#: once. So much may a batch wait for the gateways beside the first that answered.
+GRACE_S: Final = 0.02
+#: How long a new query waits for the other gateways once one has answered, and a query that starts again for the first,
+#: in seconds.
+MEET_S: Final = 5.0
 
 _LOG = logging.getLogger("towline.spark")
-
-
-def is_silence(error: BaseException | None) -> bool:
-    """Whether an error passes by itself: the gateway may be being started again."""
-    return isinstance(error, _SILENT)
+_T = TypeVar("_T")
 
 
 def is_refusal(error: BaseException | None) -> bool:
@@ -62,31 +66,21 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def is_absence(error: BaseException | None) -> bool:
-    """Whether an error of one of several gateways holds back that gateway's rows only."""
-    return is_silence(error) or is_refusal(error)
+    """Whether an error holds back the rows of that gateway only: it refuses, or may be being started again."""
+    return isinstance(error, (GatewayUnreachable, JournalFailed)) or is_refusal(error)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Absence:
     """Since when a gateway is done without, and why.
 
     Attributes:
         since: Seconds since 1970.
         error: What it, or the way to it, said last: silence or a refusal.
-        told_at: When a person was told last, on `time.monotonic`.
     """
 
     since: float
     error: TowlineError
-    told_at: float = float("-inf")
-
-    @classmethod
-    def after(cls, before: Absence | None, error: TowlineError) -> Self:
-        """The same absence with another error, or a new one; what is of another kind is told anew."""
-        if before is None:
-            return cls(time.time(), error)
-        same = before.refused is is_refusal(error)
-        return cls(before.since, error, before.told_at if same else float("-inf"))
 
     @property
     def refused(self) -> bool:
@@ -98,71 +92,77 @@ class Absence:
         """In words; of a refusal what to do about it, too."""
         return f"{self.error.what}. {self.error.do}" if self.refused else self.error.what
 
-    @property
-    def pause_s(self) -> float:
-        """How long to wait before it is asked again."""
-        return _REFUSED_PAUSE_S if self.refused else _PAUSE_S
 
-    def tell(self, name: str) -> None:
-        """Say it once, and a refusal once a minute."""
-        now = time.monotonic()
-        if now - self.told_at < (_REMIND_S if self.refused else float("inf")):
-            return
-        self.told_at = now
-        if self.refused:
-            what = "gateway %s is held back: %s; its messages wait there, the others' go on. %s   [%s]"
-            _LOG.warning(what, name, self.error.what, self.error.do, self.error.code)
-        else:
-            what = "gateway %s is away: %s; its messages wait there, the others' go on   [TL-G54]"
-            _LOG.warning(what, name, self.error.what)
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a poll asks: commit up to ``safe``, and tell what lies beyond ``here`` within the limits of a batch."""
 
-    def over(self, name: str) -> None:
-        """Say that the gateway is back."""
-        since = datetime.fromtimestamp(self.since).astimezone()
-        _LOG.warning("gateway %s is back; it was away since %s", name, f"{since:%H:%M:%S}")
+    here: JournalPlace
+    safe: int
+    max_rows: int | None = None
+    max_bytes: int | None = None
+
+    def has_news(self, window: Window | None) -> bool:
+        """Whether an answer has rows."""
+        return window is not None and window.end > self.here.offset
 
 
-def nobody_lets_in(absences: Sequence[tuple[str, Absence | None]]) -> GatewayError | None:
-    """The error where each of a source's gateways refuses: only a person can help then; None otherwise.
+class _Poll(NamedTuple):
+    """A question on its way, None for the lease alone; since when on `time.monotonic`."""
 
-    Args:
-        absences: What each is called, and whether it is done without.
-    """
-    refusals = [(name, absence) for name, absence in absences if absence is not None and absence.refused]
-    if not refusals or len(refusals) < len(absences):
-        return None
-    first = refusals[0][1].error
-    why = "; ".join(f"{name}: {absence.error.what}" for name, absence in refusals)
-    where = 'format("mqtt") option "gateways"'
-    return GatewayError(first.code, where, f"no gateway of the list lets this query in ({why})", first.do)
+    question: Question | None
+    answer: futures.Future[Window | None]
+    began: float
 
 
-#: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
-TAKEOVER_S = 5.0
-
-
-class GatewayHold:
-    """A lease on a consumer of one gateway.
+class SourceGateway:
+    """One gateway of a source: the connection to it, and the lease of its reader.
 
     Args:
         place: Where the gateway is.
         consumer: Name under which rows are committed.
-        met: Called with the gateway's name and the id of its journal before a lease is taken; what it raises keeps the
-            lease from being taken.
+        met: Called with this and the gateway's name and id of its journal before a lease is taken; what it raises keeps
+            the lease from being taken.
+
+    Attributes:
+        name: Its name; set with the first answer, and the same afterwards.
+        journal: Id of its journal; set with the name.
+        lease: As it was given last; None before the first.
+        absence: Why it is done without now, or None.
+        tip: Offset after the newest row it told of.
+        poll: What it was asked last; None when the answer was taken.
+        rests_until: It is not asked again before, on `time.monotonic`.
+        warned_at: When a person was told last that it is away, on the same clock.
     """
 
-    def __init__(self, place: GatewayPlace, consumer: str, met: Callable[[str, str], None] | None = None) -> None:
+    def __init__(
+        self, place: GatewayPlace, consumer: str, met: Callable[[SourceGateway, str, str], None] | None = None
+    ) -> None:
         self.place = place
+        self.name = ""
+        self.journal = ""
+        self.lease: Lease | None = None
+        self.absence: Absence | None = None
+        self.tip = 0
+        self.poll: _Poll | None = None
+        self.rests_until = 0.0
+        self.warned_at = 0.0
         self._consumer = consumer
         self._met = met
         self._client: GatewayClient | None = None
-        self._lease: Lease | None = None
+        #: The lease of this connection; None after it was given up.
+        self._held: Lease | None = None
         #: A second lease would take the first one over: one thread at a time takes one, and none after `release`.
         self._opening = threading.Lock()
         self._released = threading.Event()
         self._keeping = guarded_thread(self._keep, "keep-gateway", again_s=1.0)
 
-    def lease(self) -> Lease:
+    @property
+    def called(self) -> str:
+        """What a person calls it: its name, as far as it ever answered, and its place."""
+        return f"{self.name} ({self.place.text})" if self.name else self.place.text
+
+    def open(self) -> Lease:
         """The lease; connects, and starts the gateway where that is ours to do, at the first call.
 
         Raises:
@@ -172,20 +172,31 @@ class GatewayHold:
         with self._opening:
             if self._released.is_set():
                 raise self._gone()
-            if self._lease is None:
-                client = self._client = self._client or self.place.connect()
-                if self.place.settings and not self._keeping.is_alive():
-                    self._keeping.start()
-                with self._renewed_after(client):
-                    if self._met:
-                        status = client.status()
-                        self._met(str(status["name"]), str(status["journal"]))
-                    lease = self._lease = client.open(self._consumer, patience_s=TAKEOVER_S)
-                if self._released.is_set():  # while it was being taken
-                    self.release()
-                    raise self._gone()
-                return lease
-            return self._lease
+            lease = self._held or self._taken()
+            if self.lease is not lease:
+                self.lease, self.tip = lease, max(self.tip, lease.tip)
+            return lease
+
+    def answer(self, question: Question | None, timeout_s: float) -> Window | None:
+        """What a poll does: as `wait`, or `open` alone without a question."""
+        if question is not None:
+            return self.wait(question, timeout_s)
+        self.open()
+        return None
+
+    def _taken(self) -> Lease:
+        client = self._client = self._client or self.place.connect()
+        if self.place.settings and not self._keeping.is_alive():
+            self._keeping.start()
+        with self._renewed_after(client):
+            if self._met:
+                status = client.status()
+                self._met(self, str(status["name"]), str(status["journal"]))
+            lease = self._held = client.open(self._consumer, patience_s=TAKEOVER_S)
+        if self._released.is_set():  # while it was being taken
+            self.release()
+            raise self._gone()
+        return lease
 
     def _keep(self) -> None:
         """Start the gateway again when it has ended, also while a batch runs and nobody asks for it."""
@@ -198,71 +209,48 @@ class GatewayHold:
             else:
                 pauses.reset()
 
-    def wait(
-        self,
-        here: JournalPlace,
-        safe: int,
-        *,
-        timeout_s: float,
-        max_rows: int | None,
-        max_bytes: int | None,
-    ) -> Window:
-        """Commit up to ``safe`` and wait for more than ``here``; arguments are those of `GatewayClient.wait`.
+    def wait(self, question: Question, timeout_s: float) -> Window:
+        """Ask, and wait for rows.
 
         Args:
-            here: End of the last batch in the commit log.
-            safe: Up to where that is durable.
+            question: What is asked.
             timeout_s: Longest wait, in seconds.
-            max_rows: Most rows.
-            max_bytes: Most bytes; then the window has a size.
 
         Raises:
             Fenced: TL-G04 when the gateway serves another journal; as `GatewayClient.wait`.
             GatewayUnreachable: No gateway answers; the next call connects again.
         """
-        lease = self.lease()
-        if here.journal != lease.journal:
-            raise foreign(here, lease.journal)
-        client = self._connected()
-        try:
-            with self._renewed_after(client):
+        here = question.here
+
+        def asked(client: GatewayClient, lease: Lease) -> Window:
+            if here.journal != lease.journal:
+                raise foreign(here, lease.journal)
+            try:
                 return client.wait(
                     lease,
                     here.offset,
                     timeout_s=timeout_s,
-                    max_rows=max_rows,
-                    max_bytes=max_bytes,
-                    safe=safe,
+                    max_rows=question.max_rows,
+                    max_bytes=question.max_bytes,
+                    safe=question.safe,
                     incarnation=here.incarnation,
-                    sized=max_bytes is not None,
+                    sized=question.max_bytes is not None,
                 )
-        except Fenced as error:
-            if error.code == "TL-G07" and not _gave(client.status(), lease):
-                self.drop(client)  # not taken over: the gateway was started again and knows no leases
-                raise GatewayUnreachable(error.code, error.where, error.what, error.do) from error
-            raise
+            except Fenced as error:
+                if error.code != "TL-G07" or _gave(client.status(), lease):
+                    raise
+                self._drop(client)  # not taken over: the gateway was started again and knows no leases
+                return self.wait(question, timeout_s)
+
+        return self._call(asked)
 
     def incarnation(self, offset: int) -> str:
-        """Which opening of the journal wrote the row below ``offset``.
+        """Which opening of the journal wrote the row below ``offset``. Raises as `wait`."""
+        return self._call(lambda client, _: client.incarnation(offset))
 
-        Raises:
-            GatewayUnreachable: No gateway answers; the next call connects again.
-        """
-        self.lease()
-        client = self._connected()
-        with self._renewed_after(client):
-            return client.incarnation(offset)
-
-    def tickets(self, journal: str, ranges: Sequence[tuple[int, int]], incarnations: Sequence[str]) -> list[str]:
-        """What lets workers in to read ranges of a gateway on a network; "" for each of a local one.
-
-        Raises:
-            GatewayUnreachable: No gateway answers; the next call connects again.
-        """
-        self.lease()
-        client = self._connected()
-        with self._renewed_after(client):
-            return self.place.tickets(client, journal, ranges, incarnations)
+    def tickets(self, end: JournalPlace, bounds: Sequence[tuple[int, int]]) -> list[str]:
+        """What lets workers in to read the parts of a range, see `GatewayPlace.tickets`. Raises as `wait`."""
+        return self._call(lambda client, _: self.place.tickets(client, end, bounds))
 
     def status(self) -> dict[str, Any]:
         """The account of the gateway; empty while there is no connection.
@@ -273,20 +261,21 @@ class GatewayHold:
         client = self._client
         return client.status(timeout_s=1.0) if client else {}
 
-    def drop(self, client: GatewayClient | None) -> None:
-        """Forget a connection, unless a newer one is there; the next call makes a new one."""
-        if client is not None and self._client is client:
-            self._client, self._lease = None, None
-            client.close()
-
     def release(self) -> None:
         """Give the lease back and close; never commits anything. No other one is taken."""
         self._released.set()
-        client, lease = self._client, self._lease
+        client, lease = self._client, self._held
         with contextlib.suppress(GatewayError):
             if client and lease:
                 client.release(lease)
-        self.drop(client)
+        self._drop(client)
+
+    def _call(self, call: Callable[[GatewayClient, Lease], _T]) -> _T:
+        lease, client = self.open(), self._client
+        if client is None:  # another thread has found it gone
+            raise self._gone()
+        with self._renewed_after(client):
+            return call(client, lease)
 
     @contextlib.contextmanager
     def _renewed_after(self, client: GatewayClient) -> Iterator[None]:
@@ -295,14 +284,19 @@ class GatewayHold:
             yield
         except TowlineError as error:
             if is_absence(error):
-                self.drop(client)
+                self._drop(client)
             raise
 
-    def _connected(self) -> GatewayClient:
-        client = self._client
-        if client is None:  # another thread has found it gone
-            raise self._gone()
-        return client
+    def _drop(self, client: GatewayClient | None) -> None:
+        """Forget a connection, unless a newer one is there; the next call makes a new one."""
+        if client is not None and self._client is client:
+            self._client, self._held = None, None
+            client.close()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was met, and not missed since."""
+        return self.lease is not None and self.absence is None
 
     def _gone(self) -> GatewayUnreachable:
         return GatewayUnreachable("TL-G01", self.place.text, "no gateway answers", "It is asked again.")
@@ -325,61 +319,8 @@ def foreign(here: JournalPlace, journal: str) -> Fenced:
     )
 
 
-#: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
-#: once. So much may a batch wait for the gateways beside the first that answered.
-GRACE_S: Final = 0.02
-#: How long a new query waits for the other gateways once one has answered, in seconds.
-MEET_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a poll asks: commit up to ``safe``, and tell what lies beyond ``here`` within the limits of a batch."""
-
-    here: JournalPlace
-    safe: int
-    max_rows: int | None = None
-    max_bytes: int | None = None
-
-
-@dataclass(eq=False)
-class _Poll:
-    """A question on its way; `window` or `error` is set before `done`."""
-
-    question: Question | None
-    timeout_s: float
-    deadline: float
-    began: float = field(default_factory=time.monotonic)
-    window: Window | None = None
-    error: BaseException | None = None
-    done: bool = False
-
-
-class SourceGateway:
-    """One gateway of a source.
-
-    Attributes:
-        lease: As it was given last; None before the first.
-        absence: Why it is done without now, or None.
-        tip: Offset after the newest row it told of.
-    """
-
-    def __init__(self, place: GatewayPlace, consumer: str, met: Callable[[SourceGateway, str, str], None]) -> None:
-        self.hold = GatewayHold(place, consumer, lambda name, journal: met(self, name, journal))
-        #: Set with the first answer, and the same afterwards.
-        self.name = ""
-        self.journal = ""
-        self.lease: Lease | None = None
-        self.absence: Absence | None = None
-        self.tip = 0
-        self.poll: _Poll | None = None
-        #: It is not asked again before, on `time.monotonic`.
-        self.rests_until = 0.0
-
-    @property
-    def place(self) -> GatewayPlace:
-        """Where it is."""
-        return self.hold.place
+#: What gateways have answered; None of one that was asked for its lease alone.
+Answers: TypeAlias = "dict[SourceGateway, Window | None]"
 
 
 class SourceGateways:
@@ -388,22 +329,19 @@ class SourceGateways:
     Args:
         places: Where they are, in any order.
         consumer: Name under which rows are committed at each.
-        several: Whether one that is away is done without, as of a source over several gateways.
     """
 
-    def __init__(self, places: Sequence[GatewayPlace], consumer: str, *, several: bool) -> None:
-        self.several = several
+    def __init__(self, places: Sequence[GatewayPlace], consumer: str) -> None:
         self._consumer = consumer
-        self._changed = Condition()
-        self._closed = False
+        self._meeting = threading.Lock()
         self.all = tuple(SourceGateway(place, consumer, self._met) for place in places)
         #: Gateways that were taken out of the list, and are asked whether they may go; by place.
         self._former: dict[str, SourceGateway] = {}
 
-    # -- meeting -------------------------------------------------------------------------------------------------
+    # -- polling -------------------------------------------------------------------------------------------------
 
-    def meet(self) -> None:
-        """Take the leases: of the one gateway, or of at least one of several, and of whoever answers soon.
+    def meet(self, needed: SourceGateway | None = None) -> None:
+        """Take the leases of at least one gateway, and of whoever answers soon; or wait for the one that is needed.
 
         Raises:
             ConfigError: TL-G50, two of them are one.
@@ -411,215 +349,151 @@ class SourceGateways:
             GatewayError: TL-G40, TL-G44 or TL-G46, none of them lets us in.
             GatewayUnreachable: None answers within `PATIENCE_S` seconds.
         """
-        began = time.monotonic()
-        for one in self.all:
-            if one.lease is None:
-                self._begin(one, None, 0.0, began + PATIENCE_S)
+        began, wanted = time.monotonic(), (needed,) if needed else self.all
 
-        def over() -> bool:
-            waited = time.monotonic() - began
-            known = any(one.lease for one in self.all)
-            left = [one for one in self.all if one.lease is None and not (one.poll and one.poll.done)]
-            if self._refused():
-                return True
-            return not left or (known and self.several and (waited > MEET_S or all(one.absence for one in left)))
+        def over(now: float, _: Answers) -> bool:
+            left = [one for one in wanted if not one.is_there]
+            late = now - began > MEET_S or all(one.absence for one in left)
+            return not left or (len(left) < len(wanted) and late)
 
-        self._wait(over, began + PATIENCE_S + 1)
-        self._raise()
-        if not any(one.lease for one in self.all):
-            error = next((one.poll.error for one in self.all if one.poll and one.poll.error), None)
-            raise error or GatewayUnreachable("TL-G01", self.all[0].place.text, "no gateway answers", "Is it running?")
-
-    def lease_of(self, one: SourceGateway, patience_s: float = PATIENCE_S) -> Lease:
-        """The lease of one gateway, which is waited for.
-
-        Raises:
-            GatewayUnreachable: It does not answer for ``patience_s`` seconds.
-        """
-        deadline = time.monotonic() + patience_s
-        while one.lease is None or one.absence is not None:
-            if one.poll is None or one.poll.done:
-                self._begin(one, None, 0.0, deadline)
-            poll = one.poll
-            assert poll is not None
-            self._wait(partial(getattr, poll, "done"), deadline + 1)
-            self._raise()
-            if poll.error is not None:
-                raise poll.error
-            if time.monotonic() >= deadline:
-                break
-        if one.lease is None:
-            raise GatewayUnreachable("TL-G01", one.place.text, "no gateway answers", "Is it running?")
-        return one.lease
+        self._poll({one: None for one in wanted if not one.is_there}, 0.0, began + PATIENCE_S, over)
+        if not any(one.is_there for one in wanted):
+            absence = next((one.absence for one in wanted if one.absence), None)
+            silence = GatewayUnreachable("TL-G01", wanted[0].place.text, "no gateway answers", "Is it running?")
+            raise absence.error if absence else silence
 
     def _met(self, one: SourceGateway, name: str, journal: str) -> None:
         """Refuse a gateway that another one of the list is already, before it takes that one's lease."""
-        with self._changed:
+        with self._meeting:
             for other in self.all:
                 if other is not one and one in self.all and (other.name == name or other.journal == journal):
                     same = f'have the same name "{name}"' if other.name == name else f"serve one journal, {journal}"
-                    raise ConfigError(
-                        "TL-G50",
-                        'format("mqtt") option "gateways"',
-                        f"{other.place.text} and {one.place.text} {same}",
-                        "Name each gateway once, and give each a name of its own: it stands in the checkpoint.",
-                    )
+                    what = f"{other.place.text} and {one.place.text} {same}"
+                    do = "Name each gateway once, and give each a name of its own: it stands in the checkpoint."
+                    raise ConfigError("TL-G50", LIST, what, do)
             one.name, one.journal = name, journal
 
-    # -- polling -------------------------------------------------------------------------------------------------
-
-    def ask(self, questions: Mapping[SourceGateway, Question], patience_s: float) -> dict[SourceGateway, Window]:
+    def ask(
+        self, questions: Mapping[SourceGateway, Question], patience_s: float, grace_s: float | None = None
+    ) -> dict[SourceGateway, Window]:
         """Commit at each gateway and wait until one has rows, or one is met that was away from the beginning.
 
         Args:
             questions: For each gateway that was met. The others are looked for meanwhile.
             patience_s: Longest wait, in seconds; 0 for an answer of each.
+            grace_s: How long the others are waited for once one has rows, in seconds; None for `GRACE_S`.
 
         Returns:
             The answers that have come.
 
         Raises:
-            TowlineError: What a gateway said; that it is not there only where it is the only one.
+            TowlineError: What a gateway said, unless it is an absence.
         """
-        began = time.monotonic()
-        deadline = began + patience_s
+        grace = GRACE_S if grace_s is None else grace_s
         unmet = [one for one in self.all if one.lease is None]
-        last = deadline if self.several else deadline + PATIENCE_S
-        for one in self.all:
-            question = questions.get(one)
-            if (question is not None or one.lease is None) and not self._extended(one, question, last):
-                self._begin(one, question, patience_s, last)
+        if len(unmet) == len(self.all):
+            patience_s = max(patience_s, MEET_S)
 
-        def over() -> bool:
-            now = time.monotonic()
-            if self._refused() or any(one.poll and one.poll.done and self._fatal(one.poll.error) for one in self.all):
-                return True
-            pending = [one for one in questions if one.poll and not one.poll.done]
-            waited_for = [one for one in pending if not (self.several and one.absence)]
-            if any(one.lease for one in unmet) or any(map(_has_news, questions)):
-                return not any(now - one.poll.began < GRACE_S for one in waited_for if one.poll)
-            if patience_s <= 0:
-                return not waited_for
-            return not pending and now >= deadline if self.several else not pending
+        def over(now: float, answers: Answers) -> bool:
+            waited_for = [one.poll for one in questions if one.poll and not one.absence]
+            if any(one not in questions or questions[one].has_news(window) for one, window in answers.items()):
+                return all(now - poll.began >= grace for poll in waited_for)
+            return patience_s <= 0 and not waited_for
 
-        self._wait(over, deadline if self.several and patience_s > 0 else deadline + PATIENCE_S + 30)
-        self._raise()
-        answers = {}
-        for one, question in questions.items():
-            poll = one.poll
-            if poll is not None and poll.done and poll.question == question:
-                if poll.window is not None:
-                    answers[one] = poll.window
-                    one.tip = poll.window.tip
-                one.poll = None
-        return answers
+        longest = patience_s if patience_s > 0 else PATIENCE_S + 30
+        asked = {**dict.fromkeys(unmet), **questions}
+        answers = self._poll(asked, patience_s, time.monotonic() + longest, over)
+        return {one: window for one, window in answers.items() if window is not None}
 
-    def again(self, questions: Mapping[SourceGateway, Question]) -> dict[SourceGateway, Window]:
-        """Ask gateways that have just answered with other limits; one that has gone meanwhile gives no answer."""
-        found: dict[SourceGateway, Window] = {}
-        for one, question in questions.items():
-            try:
-                window = interruptible(partial(self._asked, one, question, 0.0))
-            except TowlineError as error:
-                if self._fatal(error):
-                    raise
-                self.miss(one, error)
-                continue
-            if window is not None:
-                found[one] = window
-        return found
+    def _poll(
+        self,
+        asked: Mapping[SourceGateway, Question | None],
+        patience_s: float,
+        deadline: float,
+        over: Callable[[float, Answers], bool],
+    ) -> Answers:
+        """Ask each on a thread, again and again, until it is over.
 
-    def _asked(self, one: SourceGateway, question: Question | None, timeout_s: float) -> Window | None:
-        lease = one.hold.lease()
-        if one.lease is not lease:
-            one.lease, one.tip = lease, max(one.tip, lease.tip)
-        if question is None:
-            return None
-        return one.hold.wait(
-            question.here,
-            question.safe,
-            timeout_s=timeout_s,
-            max_rows=question.max_rows,
-            max_bytes=question.max_bytes,
-        )
-
-    def _begin(self, one: SourceGateway, question: Question | None, timeout_s: float, deadline: float) -> None:
-        poll = one.poll = _Poll(question, timeout_s, deadline)
-        guarded_thread(self._run, f"gateway {one.name}", one, poll, ended=partial(self._answered, poll, None)).start()
-
-    def _extended(self, one: SourceGateway, question: Question | None, deadline: float) -> bool:
-        """Whether a poll with this question is on its way; it then goes on as long as this one would.
-
-        One that has ended is asked again, whatever it found: its gateway may have gone since, and the batch with it.
+        A poll with the same question that is on its way from the call before is waited for. One that has ended is asked
+        again, whatever it found: its gateway may have gone since, and the batch with it.
         """
-        with self._changed:
-            poll = one.poll
-            if poll is None or poll.done or poll.question != question:
-                return False
-            poll.deadline = max(poll.deadline, deadline)
-            return True
+        answers: Answers = {}
+        self._heard(asked)
+        for one, question in asked.items():
+            if one.poll and one.poll.question != question:
+                one.poll = None
+        while True:
+            now = time.monotonic()
+            for one, question in asked.items():
+                if one.poll is None and one not in answers and now >= one.rests_until:
+                    call = partial(one.answer, question, min(patience_s, max(0.0, deadline - now)))
+                    one.poll = _Poll(question, later(call, f"gateway {one.name}"), now)
+            for one, window in self._heard(asked).items():
+                question = asked[one]
+                if patience_s <= 0 or question is None or question.has_news(window):
+                    answers[one] = window
+            now = time.monotonic()
+            if over(now, answers) or now >= deadline:
+                return answers
+            # Not only an answer ends a wait: polls grow older than the grace, and who was away is asked again.
+            rests = [one.rests_until - now for one in asked if one.rests_until > now]
+            pause = min(deadline - now, GRACE_S if answers else 1.0, *rests)
+            if pending := [one.poll.answer for one in asked if one.poll]:
+                futures.wait(pending, pause, futures.FIRST_COMPLETED)
+            else:
+                time.sleep(pause)
 
-    def _run(self, one: SourceGateway, poll: _Poll) -> None:
-        """Ask until there are rows, or the poll's time is over; then say so."""
-        while not poll.done:
-            time.sleep(max(0.0, one.rests_until - time.monotonic()))
-            window: Window | None = None
-            failure: BaseException | None = None
-            try:
-                window = self._asked(one, poll.question, poll.timeout_s)
+    def _heard(self, asked: Iterable[SourceGateway]) -> Answers:
+        """The answers that have come; what is wrong is raised, that two are one before whatever else they say."""
+        windows: Answers = {}
+        errors: list[BaseException] = []
+        for one in asked:
+            if one.poll is None or not one.poll.answer.done():
+                continue
+            answer, one.poll = one.poll.answer, None
+            error = answer.exception()
+            if is_absence(error):
+                self.miss(one, error)
+            elif error is not None:
+                errors.append(error)
+            else:
                 self._present(one)
-            except BaseException as error:  # noqa: BLE001 - raised on the reader's thread
-                failure = error
-            away = is_silence(failure) or (self.several and is_refusal(failure))
-            if away:
-                self.miss(one, failure)
-            with self._changed:
-                late = self._closed or one.poll is not poll or time.monotonic() >= poll.deadline
-                empty = window is not None and poll.question is not None and not _is_news(window, poll.question)
-                # An empty answer of the only gateway is one too: its deadline leaves time to wait for its return.
-                if late or not (away or (empty and self.several)):
-                    self._answered(poll, window, failure)
-
-    def _answered(self, poll: _Poll, window: Window | None, failure: BaseException | None) -> None:
-        """End a poll, by what was found or by a fault of its thread; raised on the reader's."""
-        with self._changed:
-            poll.window, poll.error, poll.done = window, failure, True
-            self._changed.notify_all()
-
-    def _wait(self, over: Callable[[], bool], deadline: float) -> None:
-        with self._changed:
-            while not over() and (left := deadline - time.monotonic()) > 0:
-                # Not only a notice ends a wait: polls grow older than the grace.
-                self._changed.wait(min(left, GRACE_S if any(map(_has_news, self.all)) else 1.0))
-
-    def _fatal(self, error: BaseException | None) -> bool:
-        return error is not None and not (self.several and is_absence(error))
-
-    def _refused(self) -> GatewayError | None:
-        """The error where each gateway refuses."""
-        return nobody_lets_in([(self.called(one), one.absence) for one in self.all])
-
-    def _raise(self) -> None:
-        """Raise what a gateway said; that two are one explains whatever else they say."""
+                windows[one] = window = answer.result()
+                one.tip = window.tip if window else one.tip
         if refused := self._refused():
             raise refused
-        errors = [one.poll.error for one in self.all if one.poll and one.poll.done and self._fatal(one.poll.error)]
         for error in sorted(errors, key=lambda one: getattr(one, "code", "") != "TL-G50"):
-            assert error is not None
             raise error
+        return windows
+
+    def _refused(self) -> TowlineError | None:
+        """The error where each gateway refuses: only a person can help then."""
+        refusals = [(one.called, one.absence.error) for one in self.all if one.absence and one.absence.refused]
+        if len(refusals) < len(self.all):
+            return None
+        first = refusals[0][1]
+        if len(refusals) == 1:
+            return first
+        why = "; ".join(f"{name}: {error.what}" for name, error in refusals)
+        return GatewayError(first.code, LIST, f"no gateway of the list lets this query in ({why})", first.do)
 
     # -- who is away -----------------------------------------------------------------------------------------------
 
     def miss(self, one: SourceGateway, error: BaseException | None) -> None:
-        """Do without a gateway for now; the next poll asks it again."""
+        """Do without a gateway for now, and say so: silence once, a refusal each minute; later it is asked again."""
         assert isinstance(error, TowlineError)
-        absence = Absence.after(one.absence, error)
-        with self._changed:
-            one.rests_until = time.monotonic() + absence.pause_s
-            if self.several and not self._closed:
-                one.absence = absence
-                absence.tell(self.called(one))
-            self._changed.notify_all()
+        now, before = time.monotonic(), one.absence
+        one.absence = absence = Absence(before.since if before else time.time(), error)
+        one.rests_until = now + (_REFUSED_PAUSE_S if absence.refused else _PAUSE_S)
+        new = before is None or before.refused is not absence.refused
+        if new or (absence.refused and now - one.warned_at >= _REMIND_S):
+            one.warned_at = now
+            how, code, do = "away", "TL-G54", ""
+            if absence.refused:
+                how, code, do = "held back", error.code, f". {error.do}"
+            others = ", the others' go on" if len(self.all) > 1 else ""
+            what = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
+            _LOG.warning(what, one.called, how, error.what, others, do, code)
 
     def forget(self, one: SourceGateway, error: BaseException) -> None:
         """Look for a gateway as if it had never been met: it was gone before it had a place."""
@@ -627,50 +501,32 @@ class SourceGateways:
         one.lease = None
 
     def _present(self, one: SourceGateway) -> None:
-        with self._changed:
-            if one.absence is not None:
-                one.absence.over(self.called(one))
-                one.absence = None
-
-    def called(self, one: SourceGateway) -> str:
-        """What a person calls it: its name, as far as it ever answered, and its place."""
-        return f"{one.name} ({one.place.text})" if one.name else one.place.text
+        if one.absence is not None:
+            since = datetime.fromtimestamp(one.absence.since).astimezone()
+            _LOG.warning("gateway %s is back; it was away since %s", one.called, f"{since:%H:%M:%S}")
+            one.absence = None
 
     # -- former gateways -------------------------------------------------------------------------------------------
 
     def former(self, place: GatewayPlace) -> SourceGateway:
         """A gateway that is not in the list, to be asked the same way."""
-        if place.text not in self._former:
-            self._former[place.text] = SourceGateway(place, self._consumer, self._met)
-        return self._former[place.text]
+        return self._former.setdefault(place.text, SourceGateway(place, self._consumer, self._met))
 
     def let_go(self, one: SourceGateway) -> None:
         """Give the lease of a former gateway back."""
         self._former.pop(one.place.text, None)
-        one.hold.release()
+        one.release()
 
     def release(self) -> None:
         """Give all leases back; commits nothing. One that is away has none, and is asked for none any more."""
-        self._closed = True
         for one in (*self.all, *self._former.values()):
-            one.hold.release()
+            one.release()
 
     def statuses(self) -> dict[SourceGateway, dict[str, Any]]:
         """What each gateway says of itself; nothing of those that do not answer within a second."""
         found: dict[SourceGateway, dict[str, Any]] = {}
         for one in self.all:
             if one.absence is None:
-                try:
-                    found[one] = one.hold.status()
-                except GatewayError:
-                    continue  # the next poll tells it better
+                with contextlib.suppress(GatewayError):  # the next poll tells it better
+                    found[one] = one.status()
         return found
-
-
-def _has_news(one: SourceGateway) -> bool:
-    poll = one.poll
-    return bool(poll and poll.window and poll.question and _is_news(poll.window, poll.question))
-
-
-def _is_news(window: Window, question: Question) -> bool:
-    return window.end > question.here.offset

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from towline.spark.offsets import JournalPlace
+
 __all__ = ["PATIENCE_S", "GatewayPlace", "Retry", "driver_pid", "patiently"]
 
 #: How long a reader waits for a gateway that does not answer, in seconds: a supervisor's restart and its recovery.
@@ -73,13 +75,18 @@ class GatewayPlace:
         """
         return self.access.authority() if self.remote else ""
 
-    def tickets(
-        self, client: GatewayClient, journal: str, ranges: Sequence[tuple[int, int]], incarnations: Sequence[str]
-    ) -> list[str]:
-        """A ticket for each range, "" where none is needed. On the driver."""
+    def tickets(self, client: GatewayClient, end: JournalPlace, bounds: Sequence[tuple[int, int]]) -> list[str]:
+        """A ticket for each part of a range, "" where none is needed. On the driver.
+
+        Args:
+            client: Of the gateway.
+            end: Where the range ends.
+            bounds: Where each part begins and ends.
+        """
         if not self.remote:
-            return [""] * len(ranges)
-        return client.sign(journal, ranges, incarnations=incarnations, valid_s=self.ticket_s)
+            return [""] * len(bounds)
+        incarnations = [""] * (len(bounds) - 1) + [end.incarnation]
+        return client.sign(end.journal, bounds, incarnations=incarnations, valid_s=self.ticket_s)
 
     @classmethod
     def of(cls, text: str, access: Access = _NO_ACCESS) -> Self:

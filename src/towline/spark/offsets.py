@@ -1,9 +1,9 @@
 """The offset of ``format("mqtt")`` as it stands in Spark's checkpoint: a place in the journal of each gateway.
 
-``{"gateways": {"plant-7": {"journal": "<id>", "offset": 4711, "incarnation": "<hex>"}}, "tick": 0}``. Spark compares
-offsets as JSON text, so gateways stand in the order of their names, and keys in one order. Of a source over several
-gateways (option ``gateways``) each place says too where its gateway is, ``"at"``: a batch that a crash interrupted is
-then served again, and a gateway that was taken out of the list asked what waits there.
+``{"gateways": {"plant-7": {"journal": "<id>", "offset": 4711, "incarnation": "<hex>", "at": "<place>"}}, "tick": 0}``.
+Spark compares offsets as JSON text, so gateways stand in the order of their names, and keys in one order. ``"at"`` says
+where a gateway is: a batch that a crash interrupted is then served again, and a gateway that was taken out of the list
+asked what waits there.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class JournalPlace:
         offset: Offset after the last row before this place.
         incarnation: Which opening of the journal wrote the row below `offset` [I14]; "" where none did, or it is not
             known.
-        at: The state directory or location of the gateway, as the option ``gateways`` has it; "" for the one gateway of
-            a source that has no others.
+        at: The state directory or location of the gateway, as the options have it.
     """
 
     gateway: str
@@ -97,11 +96,6 @@ class Position:
     def to_json(self) -> dict[str, Any]:
         """Write the offset, keys in their fixed order."""
         return {"gateways": {place.gateway: place.to_json() for place in self.places}, "tick": self.tick}
-
-    @property
-    def total(self) -> int:
-        """The offsets of all gateways together: so many rows lie before this position."""
-        return sum(place.offset for place in self.places)
 
     def place(self, gateway: str) -> JournalPlace | None:
         """The place of a gateway; None where it has none."""

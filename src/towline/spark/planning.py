@@ -7,23 +7,24 @@ options alone, so that a batch comes again as it was [I4].
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
-from towline.gateway.client import interruptible
+from towline.gateway.client import CALL_S, interruptible
 from towline.kafka.pace import BatchLimit
 from towline.spark.admission import Offer, admit, fitting
-from towline.spark.gateways import Question, SourceGateway, SourceGateways, foreign, is_absence, is_refusal
+from towline.spark.gateways import LIST, Question, SourceGateway, SourceGateways, foreign, is_absence, is_refusal
 from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.slices import Slice, bounds_of, divided, ranges_between
+from towline.spark.slices import Slice, divided, ranges_between, slices_of
 from towline.spark.tally import pace_of
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchPlanner"]
 
-_GATEWAYS: Final = 'format("mqtt") option "gateways"'
 _LOG = logging.getLogger("towline.spark")
+_T = TypeVar("_T")
 
 
 class BatchPlanner:
@@ -46,7 +47,7 @@ class BatchPlanner:
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
-        self.gateways = SourceGateways(plan.places, plan.consumer, several=plan.several)
+        self.gateways = SourceGateways(plan.places, plan.consumer)
         #: Where the query ends in each journal (AvailableNow); None for a query without an end.
         self._ends: dict[str, int] | None = None
         #: Grows with each batch: whose turn it is to get what can't be divided.
@@ -84,12 +85,9 @@ class BatchPlanner:
 
     def _entry(self, one: SourceGateway) -> JournalPlace:
         """Where the rows of a gateway begin that has no place yet."""
-        lease = one.hold.lease()
-        offset = self._plan.beginning(lease)
-        return JournalPlace(lease.name, lease.journal, offset, one.hold.incarnation(offset), self._at(one))
-
-    def _at(self, one: SourceGateway) -> str:
-        return one.place.text if self._plan.several else ""
+        lease = one.open()
+        offset = self._plan.beginning(lease.name, lease.first, lease.tip, lease.committed, "committed")
+        return JournalPlace(lease.name, lease.journal, offset, one.incarnation(offset), one.place.text)
 
     # -- the next batch ------------------------------------------------------------------------------------------
 
@@ -108,23 +106,21 @@ class BatchPlanner:
         """
         if self._pace and here.places != self._begin:
             self._begin, self._slow = here.places, self._pace.next()
-        if not self._plan.several:
-            self.gateways.meet()
-        elif not any(one.lease for one in self.gateways.all):
+        if not any(one.lease for one in self.gateways.all):
             self.gateways.ask({}, patience_s)
             patience_s = 0.0
         known, former = self._known(here)
         left = self._leaving(former, safe)
         news = bool(left) or bool(self._newcomers(known))
-        placed = {one: replace(place, at=self._at(one) or place.at) for one, place in known.items()}
+        placed = {one: replace(place, at=one.place.text) for one, place in known.items()}
         questions = {one: self._question(place, safe, limit) for one, place in placed.items()}
         answers = self.gateways.ask(questions, 0.0 if news else patience_s)
         moved = self._admitted(questions, answers, limit)
         there = here.having(*placed.values()).having(*moved).having(*self._joining(here)).without(*left)
-        there = self._readable(here, there) if self._plan.several else there
+        there = self._readable(here, there)
         self._reached |= {one: spot.offset for one in known if (spot := there.place(known[one].gateway))}
-        if there == here and self._ends is not None and (missing := self._missing(known)):
-            self.gateways.lease_of(missing)  # a query with an end does not end without its rows
+        if there == here and (missing := self._missing(known)):
+            self.gateways.meet(missing)  # a query with an end does not end without its rows
             return self.next(here, safe, limit, patience_s)
         return there
 
@@ -156,13 +152,14 @@ class BatchPlanner:
     def _place_of(self, one: SourceGateway, here: Position) -> JournalPlace | None:
         assert one.lease is not None
         by_journal = next((place for place in here.places if place.journal == one.lease.journal), None)
-        only = here.places[0] if not self._plan.several and len(here.places) == 1 else None
+        # The option ``gateway`` names no list that another one could have joined.
+        only = here.places[0] if not self._plan.gateways and len(here.places) == 1 else None
         return by_journal or here.place(one.lease.name) or only
 
     def _newcomers(self, known: Mapping[SourceGateway, JournalPlace]) -> list[SourceGateway]:
         """Gateways that were met and have no place yet; none where the query has an end they have no part in."""
         met = [one for one in self.gateways.all if one.lease and one not in known]
-        return [one for one in met if self._ends is None or (one.lease and one.lease.journal in self._ends)]
+        return [one for one in met if self._ends is None or one.journal in self._ends]
 
     def _joining(self, here: Position) -> list[JournalPlace]:
         """Where newcomers begin, those met in this call too; their rows come with the next batch."""
@@ -181,9 +178,7 @@ class BatchPlanner:
         if self._ends is not None:
             left = max(1, self._end(place) - place.offset)
             max_rows = left if max_rows is None else min(max_rows, left)
-        before = safe and safe.place(place.gateway)
-        upto = before.offset if before and before.journal == place.journal else 0
-        return Question(place, upto, max_rows, max_bytes)
+        return Question(place, _safe(place, safe), max_rows, max_bytes)
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         """Rows and bytes; Spark has no limit of both in one, and gets all where it wants that (Trigger.Once)."""
@@ -198,8 +193,8 @@ class BatchPlanner:
     ) -> list[JournalPlace]:
         """Where the batch ends at the gateways that have rows in it."""
         found = {one: self._window(questions[one], window) for one, window in answers.items()}
-        windows = {one: window for one, window in found.items() if window.end > questions[one].here.offset}
-        if self._plan.several and windows:
+        windows = {one: window for one, window in found.items() if questions[one].has_news(window)}
+        if len(windows) > 1:  # one alone was asked for no more than the batch may have
             windows = self._shared(questions, windows, limit)
         if self._pace and windows:
             self._pace.planned(sum(window.size for window in windows.values()))
@@ -219,28 +214,25 @@ class BatchPlanner:
         self._turn += 1
         ones = [one for one in self.gateways.all if one in windows]
         offers = [Offer(windows[one].end - questions[one].here.offset, windows[one].size) for one in ones]
-        granted = dict(zip(ones, admit(offers, max_rows, max_bytes, self._turn), strict=True))
-        cut = {
-            one: replace(
-                questions[one], max_rows=got.rows, max_bytes=questions[one].max_bytes if got.size is None else got.size
-            )
-            for one, offer, got in zip(ones, offers, granted.values(), strict=True)
-            if got.rows and got.size != 0 and (got.rows < offer.rows or got.size is not None)
-        }
-        taken = {one: windows[one] for one, got in granted.items() if got.rows and got.size != 0 and one not in cut}
-        taken |= self.gateways.again(cut)
+        taken: dict[SourceGateway, Window] = {}
+        cut: dict[SourceGateway, Question] = {}
+        for one, offer, got in zip(ones, offers, admit(offers, max_rows, max_bytes, self._turn), strict=True):
+            if got.rows == offer.rows and got.size is None:
+                taken[one] = windows[one]
+            elif got.rows and got.size != 0:
+                most = questions[one].max_bytes if got.size is None else got.size
+                cut[one] = replace(questions[one], max_rows=got.rows, max_bytes=most)
+        if cut:
+            taken |= self.gateways.ask(cut, 0.0, CALL_S)
         ordered = [one for one in ones if one in taken]
-        sizes = [max(1, taken[one].size) for one in ordered]
-        return {
-            one: taken[one] for one, fits in zip(ordered, fitting(sizes, max_bytes, self._turn), strict=True) if fits
-        }
+        fits = fitting([max(1, taken[one].size) for one in ordered], max_bytes, self._turn)
+        return {one: taken[one] for one, fit in zip(ordered, fits, strict=True) if fit}
 
     def _missing(self, known: Iterable[SourceGateway]) -> SourceGateway | None:
         """A gateway that is away while the query's end is not reached there."""
-        return next((one for one in known if one.absence and self._reached.get(one, 0) < self._ends_at(one)), None)
-
-    def _ends_at(self, one: SourceGateway) -> int:
-        return (self._ends or {}).get(one.journal, 0)
+        ends = self._ends or {}
+        short = (one for one in known if self._reached.get(one, 0) < ends.get(one.journal, 0))
+        return next((one for one in short if one.absence), None)
 
     # -- gateways that were taken out of the list ----------------------------------------------------------------
 
@@ -256,22 +248,26 @@ class BatchPlanner:
         if place.gateway in self._plan.removed:
             _LOG.warning("gateway %s leaves the checkpoint unasked, as removedGateways says", place.gateway)
             return True
-        one = self._former(place)
-        question = self._question(place, safe, ReadAllAvailable())
+        one, question = self.gateways.former(self._plan.at(place.at)), Question(place, _safe(place, safe))
         try:
-            window = interruptible(
-                lambda: one.hold.wait(place, question.safe, timeout_s=0.0, max_rows=None, max_bytes=None)
-            )
+            window = interruptible(partial(one.wait, question, 0.0))
         except GatewayError as error:
             if not is_absence(error):
                 raise
             said = "does not let this query in" if is_refusal(error) else "does not answer"
-            raise _unasked(place, f"{place.at} {said} ({error.what})") from error
+            raise ConfigError(
+                "TL-G51",
+                LIST,
+                f'gateway "{place.gateway}" is no longer in the list, and whether messages wait there is not known: '
+                f"{place.at} {said} ({error.what})",
+                f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway} "
+                f'(in a bridge file, removed_gateways = ["{place.gateway}"]).',
+            ) from error
         if window.tip > place.offset:
             waiting = window.tip - place.offset
             raise ConfigError(
                 "TL-G52",
-                _GATEWAYS,
+                LIST,
                 f'gateway "{place.gateway}" is no longer in the list, and {waiting:,} messages wait at {place.at}',
                 "Put it back, let it take in nothing more and carry what it has; with none waiting it can go.",
             )
@@ -279,11 +275,6 @@ class BatchPlanner:
             return False  # in the commit log, and not yet surely so: the next call
         self.gateways.let_go(one)
         return True
-
-    def _former(self, place: JournalPlace) -> SourceGateway:
-        if not place.at:
-            raise _unasked(place, "the checkpoint does not say where it is")
-        return self.gateways.former(self._plan.at(place.at))
 
     # -- the partitions of a planned batch -----------------------------------------------------------------------
 
@@ -296,43 +287,31 @@ class BatchPlanner:
             watermark_ms: The query's watermark, for rows with an event time.
 
         Raises:
-            ConfigError: TL-G51, rows are needed of a gateway that is not in the list.
             Fenced: TL-G04, a gateway serves another journal.
             GatewayUnreachable: TL-G53, a gateway that has rows of the batch is away.
         """
-        if not self._plan.several:
-            self.gateways.meet()
-            for position in (here, there):
-                self._known(position)
         parts = self._parts(here, there)
-        if any(len(sizes) > 1 for _, sizes in parts) and not self._told_of_order:
+        if any(len(bounds) > 1 for _, bounds in parts) and not self._told_of_order:
             self._told_of_order = True
             _LOG.warning(
                 "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
                 "device's messages holds only where one task reads them all, as after coalesce(1)"
             )
-        made = [cut for rows, sizes in parts for cut in self._cut(rows, sizes, watermark_ms)]
-        place = there.places[0]
-        return made or [Slice(place.journal, place.offset, place.offset, place.incarnation, watermark_ms)]
+        made = [cut for rows, bounds in parts for cut in self._cut(rows, bounds, watermark_ms)]
+        idle = there.places[0]
+        return made or [Slice(self._plan.place, idle.journal, idle.offset, idle.offset, idle.incarnation, watermark_ms)]
 
-    def _cut(self, rows: JournalRange, sizes: Sequence[int], watermark_ms: int | None) -> list[Slice]:
-        end, bounds = rows.end, bounds_of(rows.start, sizes)
-        signed = self._match(end) if (end.journal, bounds) in self._tickets else None
-        one = signed or self._holder(rows)
-        tickets = self._patiently(rows, one, lambda: self._signed(one, end, bounds))
-        known = [""] * (len(bounds) - 1) + [end.incarnation]
-        place = one.place if self._plan.several else None
-        trusted = one.place.trusted()
-        return [
-            Slice(end.journal, first, last, incarnation, watermark_ms, ticket, trusted, place)
-            for (first, last), incarnation, ticket in zip(bounds, known, tickets, strict=True)
-        ]
+    def _cut(self, rows: JournalRange, bounds: tuple[tuple[int, int], ...], watermark_ms: int | None) -> list[Slice]:
+        one = self._match(rows.end) if (rows.end.journal, bounds) in self._tickets else None
+        one = one or self._holder(rows)
+        tickets = self._patiently(rows, one, partial(self._signed, one, rows.end, bounds))
+        return slices_of(one.place, rows.end, bounds, tickets, watermark_ms)
 
-    def _parts(self, here: Position, there: Position) -> list[tuple[JournalRange, list[int]]]:
-        """What a batch has of each gateway, and how many rows of it each slice has."""
+    def _parts(self, here: Position, there: Position) -> list[tuple[JournalRange, tuple[tuple[int, int], ...]]]:
+        """What a batch has of each gateway, and where each slice of it begins and ends."""
         ranges = ranges_between(here, there)
         sizes = divided([one.rows for one in ranges], self._plan.min_partitions, self._plan.max_records)
-        return list(zip(ranges, sizes, strict=True))
+        return [(one, one.bounds(each)) for one, each in zip(ranges, sizes, strict=True)]
 
     def _readable(self, here: Position, there: Position) -> Position:
         """The batch without the rows of gateways that would not let its tasks in.
@@ -341,12 +320,12 @@ class BatchPlanner:
         rows. So the tickets are asked for before it is planned.
         """
         self._tickets = {}
-        for rows, sizes in self._parts(here, there):
+        for rows, bounds in self._parts(here, there):
             one, before = self._match(rows.end), here.place(rows.end.gateway)
             if one is None or before is None or not one.place.remote:
                 continue
             try:
-                interruptible(partial(self._signed, one, rows.end, bounds_of(rows.start, sizes)))
+                interruptible(partial(self._signed, one, rows.end, bounds))
             except GatewayError as error:
                 if not is_absence(error):
                     raise
@@ -357,21 +336,18 @@ class BatchPlanner:
     def _signed(self, one: SourceGateway, end: JournalPlace, bounds: tuple[tuple[int, int], ...]) -> list[str]:
         key = (end.journal, bounds)
         if key not in self._tickets:
-            known = [""] * (len(bounds) - 1) + [end.incarnation]
-            self._tickets[key] = one.hold.tickets(end.journal, bounds, known)
+            self._tickets[key] = one.tickets(end, bounds)
         return self._tickets[key]
 
     def _holder(self, rows: JournalRange) -> SourceGateway:
         """Who has the rows: a gateway of the list, or a former one, which serves the batch that was begun with it."""
         end = rows.end
-        if not self._plan.several:
-            return self.gateways.all[0]
         one = self._match(end)
         if one is None and any(not other.lease for other in self.gateways.all):
             self.gateways.meet()
             one = self._match(end)
-        one = one or self._former(end)
-        lease = self._patiently(rows, one, one.hold.lease)
+        one = one or self.gateways.former(self._plan.at(end.at))
+        lease = self._patiently(rows, one, one.open)
         if lease.journal != end.journal:
             raise foreign(end, lease.journal)
         return one
@@ -382,11 +358,11 @@ class BatchPlanner:
         here = here or next((one for one in met if one.name == end.gateway), None)
         return here or next((one for one in self.gateways.all if end.at == one.place.text), None)
 
-    def _patiently(self, rows: JournalRange, one: SourceGateway, call: Any) -> Any:
+    def _patiently(self, rows: JournalRange, one: SourceGateway, call: Callable[[], _T]) -> _T:
         try:
             return patiently(lambda: interruptible(call), patience_s=PATIENCE_S)
         except GatewayError as error:
-            if not self._plan.several or not is_absence(error):
+            if not is_absence(error):
                 raise
             end = rows.end
             way = error.do if is_refusal(error) else f"Start it at {one.place.text}."
@@ -401,40 +377,34 @@ class BatchPlanner:
     # -- the report ----------------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any] | None:
-        """What each gateway says of itself, and what waits in all of them; None where there is nothing to say."""
+        """What each gateway says of itself, and what waits in all of them; None where there is nothing to say.
+
+        Of a source with the option ``gateway`` it is what that one says.
+        """
         statuses = self.gateways.statuses()
-        if not self._plan.several:
-            status = next(iter(statuses.values()), {})
-            return self._told(self.gateways.all[0], status) if status else None
-        named = [one for one in self.gateways.all if one.name]
-        parts = {one.name: self._told(one, statuses.get(one, {})) for one in sorted(named, key=lambda one: one.name)}
+        known = {one.name or one.place.text: one for one in self.gateways.all if one.name or one.absence}
+        parts = {name: self._told(one, statuses.get(one, {})) for name, one in sorted(known.items(), key=itemgetter(0))}
+        if not self._plan.gateways:
+            part = next(iter(parts.values()), {})
+            return part if part.keys() - {"tip", "queued"} else None
         away = [name for name, part in parts.items() if "away_since" in part]  # warned of when it went
         errors = [part["last_error"] for name, part in parts.items() if "last_error" in part and name not in away]
         totals = {key: sum(part[key] for part in parts.values()) for key in ("tip", "queued")}
-        unmet = {one.place.text: self._away(one) for one in self.gateways.all if not one.name and one.absence}
-        away += [name for name, part in unmet.items() if "away_since" in part]
         trouble = {"last_error": errors[0]} if errors else {}
-        return {**totals, **trouble, "away": away, "gateways": {**parts, **unmet}}
+        return {**totals, **trouble, "away": away, "gateways": parts}
 
     def _told(self, one: SourceGateway, status: Mapping[str, Any]) -> dict[str, Any]:
-        plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
+        said = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
         if trouble := (status.get("last_error") or {}).get("text"):
-            plain["last_error"] = trouble
-        return {**plain, **self._away(one), "tip": one.tip, "queued": max(0, one.tip - self._reached.get(one, one.tip))}
-
-    def _away(self, one: SourceGateway) -> dict[str, str | bool]:
-        if one.absence is None:
-            return {}
-        since = datetime.fromtimestamp(one.absence.since, UTC).isoformat(timespec="seconds")
-        return {"away_since": since, "last_error": one.absence.why} | ({"refused": True} if one.absence.refused else {})
+            said["last_error"] = trouble
+        if one.absence is not None:
+            since = datetime.fromtimestamp(one.absence.since, UTC).isoformat(timespec="seconds")
+            said |= {"away_since": since, "last_error": one.absence.why}
+            said |= {"refused": True} if one.absence.refused else {}
+        return {**said, "tip": one.tip, "queued": max(0, one.tip - self._reached.get(one, one.tip))}
 
 
-def _unasked(place: JournalPlace, why: str) -> ConfigError:
-    """TL-G51: nobody knows whether a gateway that was taken out of the list has messages."""
-    return ConfigError(
-        "TL-G51",
-        _GATEWAYS,
-        f'gateway "{place.gateway}" is no longer in the list, and whether messages wait there is not known: {why}',
-        f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway} "
-        f'(in a bridge file, removed_gateways = ["{place.gateway}"]).',
-    )
+def _safe(place: JournalPlace, safe: Position | None) -> int:
+    """Up to where a gateway may remove rows; 0 where its journal was another one."""
+    before = safe and safe.place(place.gateway)
+    return before.offset if before and before.journal == place.journal else 0

@@ -30,7 +30,7 @@ from towline.mosquitto_conf import DEFAULTS
 from towline.spark.cadence import Cadence
 from towline.spark.offsets import JournalPlace, Position
 from towline.spark.readplan import ReadPlan
-from towline.spark.slices import Slice, divided, ranges_between
+from towline.spark.slices import JournalRange, Slice, divided, ranges_between, slices_of
 from towline.spark.workers import settle
 from towline.threads import Condition, guarded_thread
 
@@ -206,16 +206,12 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_line
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Most rows or bytes of a batch; the first call that only the runner gets, so the leases are taken here.
+        """Most rows or bytes of a batch; the first call that only the runner gets.
 
         Raises:
-            ConfigError: TL-C24 for a schema or an option that a stream can't have; TL-G50 for two gateways that are
-                one.
-            Fenced: TL-G03 when another living query reads as this consumer.
+            ConfigError: TL-C24 for a schema or an option that a stream can't have.
         """
-        planner = self._opened
-        if not self._plan.several:  # of several none need be there, while a checkpoint says where they are
-            planner.gateways.meet()
+        _ = self._opened  # which looks at the plan
         if self._plan.max_rows is not None:
             return ReadMaxRows(self._plan.max_rows)
         return ReadAllAvailable() if self._plan.max_bytes is None else ReadMaxBytes(self._plan.max_bytes)
@@ -225,6 +221,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint begins: option ``startingOffset``, at each gateway that answers.
 
         Raises:
+            ConfigError: TL-G50 for two gateways that are one.
+            Fenced: TL-G03 when another living query reads as this consumer.
             GatewayUnreachable: None answers.
         """
         return self._opened.beginning().to_json()
@@ -239,6 +237,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             ConfigError: TL-G50 to TL-G52, the list of gateways can't be.
+            Fenced: TL-G03, as `initialOffset`.
             JournalError: TL-J20, the checkpoint can't be made durable.
         """
         here, planner = Position.parse(start), self._opened
@@ -269,7 +268,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from towline.spark.gateway_options import in_options  # noqa: PLC0415 - workers need no pydantic
 
             report["last_error"] = trouble = in_options(str(trouble))
-            if not self._warned:
+            if not self._warned and "away_since" not in report:  # that was told when it went
                 _LOG.warning(trouble)
         self._warned = bool(trouble)
         if self._plan.place.settings and not self._told_short and (short := _short_queue(report)):
@@ -316,7 +315,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 passed them on, and nobody could count them: so the batch fails, and comes again empty.
         """
         part = self._begun(partition)
-        rows = _rows(self._plan.place, part)
+        rows = _rows(part)
         return rows if part.watermark_ms is None else _timed(rows, part.watermark_ms)
 
     def _begun(self, partition: InputPartition) -> Slice:
@@ -398,37 +397,31 @@ class MqttBatchReader(DataSourceReader):
         plan = self._plan
         plan.check(streaming=False)
         known: dict[str, GatewayPlace] = {}
-        ranges: list[tuple[GatewayPlace, int, JournalPlace]] = []
+        ranges: list[tuple[GatewayPlace, JournalRange]] = []
         for place in plan.places:
-            start, end = self._range(place)
-            if other := known.get(end.journal) or known.get(end.gateway):
-                what = f'{other.text} and {place.text} are both gateway "{end.gateway}"'
+            rows = self._range(place)
+            if other := known.get(rows.end.journal) or known.get(rows.end.gateway):
+                what = f'{other.text} and {place.text} are both gateway "{rows.end.gateway}"'
                 raise ConfigError("TL-G50", 'format("mqtt") option "gateways"', what, "Name each gateway once.")
-            known |= {end.journal: place, end.gateway: place}
-            ranges.append((place, start, end))
-        ranges.sort(key=lambda one: one[2].gateway)
-        parts = divided([max(1, end.offset - start) for _, start, end in ranges], plan.min_partitions, plan.max_records)
-        return [
-            cut
-            for (place, start, end), sizes in zip(ranges, parts, strict=True)
-            for cut in self._cut(place, start, end, sizes)
-        ]
+            known |= {rows.end.journal: place, rows.end.gateway: place}
+            ranges.append((place, rows))
+        ranges.sort(key=lambda one: one[1].end.gateway)
+        sizes = divided([max(1, rows.rows) for _, rows in ranges], plan.min_partitions, plan.max_records)
+        return [cut for one, each in zip(ranges, sizes, strict=True) for cut in self._cut(*one, each)]
 
-    def _range(self, place: GatewayPlace) -> tuple[int, JournalPlace]:
+    def _range(self, place: GatewayPlace) -> JournalRange:
         with place.connect() as client:
             status = client.status()
             name = str(status["name"])
             end = self._plan.told(self._plan.ending, name, int(status["end"]))
             assert isinstance(end, int)
-            there = JournalPlace(name, str(status["journal"]), end, client.incarnation(end))
-        return self._start(status, name, end), there
+            there = JournalPlace(name, str(status["journal"]), end, client.incarnation(end), place.text)
+        return JournalRange(self._start(status, name, end), there)
 
     def _start(self, status: Mapping[str, Any], name: str, end: int) -> int:
         first, tip = int(status["first"]), int(status["end"])
-        committed = max(first, int(status["consumers"].get(self._plan.consumer, first)))
-        starts = {"committed": committed, "earliest": first, "latest": tip}
-        wanted = self._plan.told(self._plan.starting, name, "earliest")
-        start = wanted if isinstance(wanted, int) else starts[wanted]
+        committed = int(status["consumers"].get(self._plan.consumer, first))
+        start = self._plan.beginning(name, first, tip, committed, "earliest")
         if start > end:
             raise ConfigError(
                 "TL-C23",
@@ -438,24 +431,15 @@ class MqttBatchReader(DataSourceReader):
             )
         return start
 
-    def _cut(self, place: GatewayPlace, start: int, end: JournalPlace, sizes: Sequence[int]) -> list[Slice]:
-        bounds = []
-        for size in sizes:
-            bounds.append((start, min(start + size, end.offset)))
-            start += size
-        known = [""] * (len(bounds) - 1) + [end.incarnation]
+    def _cut(self, place: GatewayPlace, rows: JournalRange, sizes: Sequence[int]) -> list[Slice]:
+        bounds = rows.bounds(sizes if rows.rows else [0])
         with place.connect() as client:
-            tickets = place.tickets(client, end.journal, bounds, known)
-        own = place if self._plan.several else None
-        return [
-            Slice(end.journal, first, last, one, ticket=ticket, authority=place.trusted(), place=own)
-            for (first, last), one, ticket in zip(bounds, known, tickets, strict=True)
-        ]
+            return slices_of(place, rows.end, bounds, place.tickets(client, rows.end, bounds))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the range."""
         assert isinstance(partition, Slice)
-        return _rows(self._plan.place, partition)
+        return _rows(partition)
 
 
 def _short_queue(report: Mapping[str, Any]) -> str:
@@ -472,10 +456,9 @@ def _short_queue(report: Mapping[str, Any]) -> str:
     )
 
 
-def _rows(only: GatewayPlace, part: Slice) -> Iterator[pa.RecordBatch]:
+def _rows(part: Slice) -> Iterator[pa.RecordBatch]:
     """The rows of a slice, as a worker reads them."""
-    place = (part.place or only).admitted(part.ticket, part.authority)
-    return place.rows(part.journal, part.start, part.end, part.incarnation)
+    return part.admitted.rows(part.journal, part.start, part.end, part.incarnation)
 
 
 def _timed(rows: Iterator[pa.RecordBatch], watermark_ms: int) -> Iterator[pa.RecordBatch]:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from towline.errors import ConfigError
 from towline.spark.link import GatewayPlace
-
-if TYPE_CHECKING:
-    from towline.gateway.client import Lease
 
 __all__ = ["ReadPlan", "StartingOffset"]
 
@@ -60,11 +56,6 @@ class ReadPlan:
     max_records: int | None = None
 
     @property
-    def several(self) -> bool:
-        """Whether the source is over several gateways, though there may be one of them only."""
-        return bool(self.gateways)
-
-    @property
     def places(self) -> tuple[GatewayPlace, ...]:
         """Where the gateways are."""
         return tuple(map(self.at, self.gateways)) if self.gateways else (self.place,)
@@ -74,10 +65,18 @@ class ReadPlan:
         named = GatewayPlace.of(text)
         return replace(self.place, state_dir=named.state_dir, location=named.location, settings="")
 
-    def beginning(self, lease: Lease) -> int:
-        """The offset where a stream without a place in that gateway's journal begins."""
-        starts = {"committed": max(lease.committed, lease.first), "earliest": lease.first, "latest": lease.tip}
-        wanted = self.told(self.starting, lease.name, "committed")
+    def beginning(self, gateway: str, first: int, tip: int, committed: int, default: StartingOffset) -> int:
+        """The offset where a read without a place in that gateway's journal begins.
+
+        Args:
+            gateway: Its name.
+            first: First offset that can be read.
+            tip: Offset after the last row.
+            committed: The consumer's watermark.
+            default: Where the option does not say it.
+        """
+        starts = {"committed": max(committed, first), "earliest": first, "latest": tip}
+        wanted = self.told(self.starting, gateway, default)
         return wanted if isinstance(wanted, int) else starts[wanted]
 
     def told(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -13,36 +14,37 @@ if TYPE_CHECKING:
     from towline.spark.link import GatewayPlace
     from towline.spark.offsets import JournalPlace, Position
 
-__all__ = ["JournalRange", "Slice", "bounds_of", "divided", "ranges_between"]
+__all__ = ["JournalRange", "Slice", "divided", "ranges_between", "slices_of"]
 
 
+@dataclass(frozen=True)
 class Slice(InputPartition):
-    """The rows ``start`` to ``end`` - 1 of one journal, and the query's watermark: all that a worker is told.
+    """The rows ``start`` to ``end`` - 1 of one journal: all that a worker is told.
 
-    ``ticket`` and ``authority`` let the worker in to a gateway on a network (`GatewayPlace.admitted`). ``place`` is
-    where the gateway is, None for the one that the reader's plan names.
+    Attributes:
+        place: Where the gateway is.
+        journal: Id of its journal.
+        start: Offset of the first row.
+        end: Offset after the last one.
+        incarnation: Which opening of the journal wrote the row below `end`; "" for unknown.
+        watermark_ms: The query's watermark, in ms since 1970; None for rows without an event time.
+        ticket: Lets the worker in to a gateway on a network.
+        authority: With it: the authorities of the gateway's certificate as PEM text.
     """
 
-    def __init__(
-        self,
-        journal: str,
-        start: int,
-        end: int,
-        incarnation: str = "",
-        watermark_ms: int | None = None,
-        ticket: str = "",
-        authority: str = "",
-        place: GatewayPlace | None = None,
-    ) -> None:
-        super().__init__((journal, start, end))
-        self.journal = journal
-        self.start = start
-        self.end = end
-        self.incarnation = incarnation
-        self.watermark_ms = watermark_ms
-        self.ticket = ticket
-        self.authority = authority
-        self.place = place
+    place: GatewayPlace
+    journal: str
+    start: int
+    end: int
+    incarnation: str = ""
+    watermark_ms: int | None = None
+    ticket: str = field(default="", repr=False)
+    authority: str = ""
+
+    @property
+    def admitted(self) -> GatewayPlace:
+        """The gateway's place as a worker comes to it."""
+        return self.place.admitted(self.ticket, self.authority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,40 @@ class JournalRange:
         """How many they are."""
         return self.end.offset - self.start
 
+    def bounds(self, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Where each part begins and ends.
+
+        Args:
+            sizes: Rows of the parts.
+        """
+        return tuple(pairwise(accumulate(sizes, initial=self.start)))
+
+
+def slices_of(
+    place: GatewayPlace,
+    end: JournalPlace,
+    bounds: Sequence[tuple[int, int]],
+    tickets: Sequence[str],
+    watermark_ms: int | None = None,
+) -> list[Slice]:
+    """The slices of a range; only of its end it is known which opening of the journal wrote the row below.
+
+    Args:
+        place: Where the gateway is.
+        end: Where the range ends.
+        bounds: Where each slice begins and ends.
+        tickets: For each, what lets a worker in.
+        watermark_ms: The query's watermark.
+
+    Raises:
+        GatewayError: TL-G46, the file with the authorities of the gateway's certificate can't be read.
+    """
+    known, trusted = [""] * (len(bounds) - 1) + [end.incarnation], place.trusted()
+    return [
+        Slice(place, end.journal, *each, incarnation, watermark_ms, ticket, trusted)
+        for each, incarnation, ticket in zip(bounds, known, tickets, strict=True)
+    ]
+
 
 def ranges_between(start: Position, end: Position) -> list[JournalRange]:
     """What a batch has of each gateway, in the order of their names.
@@ -71,15 +107,6 @@ def ranges_between(start: Position, end: Position) -> list[JournalRange]:
     """
     known = ((start.place(place.gateway), place) for place in end.places)
     return [JournalRange(here.offset, there) for here, there in known if here and here.offset < there.offset]
-
-
-def bounds_of(start: int, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Where each part of a range begins and ends."""
-    bounds = []
-    for size in sizes:
-        bounds.append((start, start + size))
-        start += size
-    return tuple(bounds)
 
 
 def divided(rows: Sequence[int], min_partitions: int | None, max_records: int | None) -> list[list[int]]:

@@ -46,16 +46,21 @@ def pause(step: str) -> None:
         time.sleep(3600)
 
 
+def rows_before(offset: dict[str, Any]) -> int:
+    """How many rows of all gateways lie before an offset."""
+    return sum(place.offset for place in Position.parse(offset).places)
+
+
 class Reader(MqttStreamReader):
     _last: int | None = None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if Position.parse(end).total > Position.parse(start).total:
+        if rows_before(end) > rows_before(start):
             pause("planned")
         return super().partitions(start, end)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        here = Position.parse(start).total
+        here = rows_before(start)
         moved, self._last = self._last is not None and here > self._last, here
         if moved:
             pause("done")

@@ -104,7 +104,7 @@ class Machine:
         if batch is None:
             return 0
         path = self.directory / "spark" / "towline" / "ck" / "offsets" / str(batch)
-        return Position.parse(json.loads(path.read_text().split("\n")[2])).total
+        return sum(place.offset for place in Position.parse(json.loads(path.read_text().split("\n")[2])).places)
 
     def _command(self) -> list[str]:
         checkpoint = self.directory / "spark" / "towline" / "ck"

@@ -19,7 +19,11 @@ from towline.spark.slices import Slice
 
 LOCAL = GatewayPlace("/state/é", "", settings='{"name": "g"}', owner=ProcessMark(7, 8, "host"))
 REMOTE = GatewayPlace("", "grpc+tls://h:1", access=Access("/token", "/ca", "name"), ticket_s=5)
-SLICES = (Slice("j1", 3, 9, "inc"), Slice("j2", 0, 4, "", None, "ticket", "PEM", REMOTE), Slice("j3", 5, 5))
+SLICES = (
+    Slice(LOCAL, "j1", 3, 9, "inc"),
+    Slice(REMOTE, "j2", 0, 4, "", None, "ticket", "PEM"),
+    Slice(LOCAL, "j3", 5, 5),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_a_slice_is_read_by_the_task_that_writes_where_the_plan_says(asked: list[tuple[Any, ...]]) -> None:
-    """Its gateway is the plan's, or its own, to which its ticket lets it in; one without rows is nothing to read."""
+    """Its ticket lets it in to a gateway on a network; one without rows is nothing to read."""
     (batch,) = SliceReader(ReadPlan(LOCAL), 3).read(WriterPartition(SLICES, 2, 3))
     slices = [slice_of(text) for text in batch.column(SLICE).to_pylist()]
     assert [(one.writer, one.writers) for one in slices] == [(2, 3)] * 2

@@ -61,7 +61,6 @@ def test_several_gateways_stand_in_one_order(places: list[JournalPlace], chance:
 def test_gateways_come_and_go() -> None:
     two = PLACE.having(JournalPlace("line", "j2", 7, at="/g2"))
     assert [place.gateway for place in two.places] == ["line", "plant"]
-    assert two.total == 1012
     assert two.without("line") == PLACE
     assert (two.place("line"), two.place("other")) == (JournalPlace("line", "j2", 7, at="/g2"), None)
     assert two.to_json()["gateways"]["line"] == {"journal": "j2", "offset": 7, "at": "/g2"}

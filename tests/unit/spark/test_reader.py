@@ -297,26 +297,28 @@ def test_rows_that_are_handed_out_once_are_refused_to_a_repeated_task(
 ) -> None:
     """An answer without them would stand for the first attempt's behind a shuffle, and nobody count it [I11]."""
     server.add(5)
-    once, part = MqttStreamReader(replace(plan, serves_again=False)), Slice(server.journal.journal_id, 0, 5)
+    once = MqttStreamReader(replace(plan, serves_again=False))
+    part = Slice(plan.place, server.journal.journal_id, 0, 5)
     assert sum(batch.num_rows for batch in once.read(part)) == 5
     monkeypatch.setattr(reader, "_attempt", lambda: 1)
     with pytest.raises(
         GatewayError, match=r"attempt 2 of a task asks for rows that this guarantee hands out once.*TL-G62"
     ):
         once.read(part)
-    assert list(once.read(Slice(part.journal, 5, 5))) == []
+    assert list(once.read(Slice(part.place, part.journal, 5, 5))) == []
     assert sum(batch.num_rows for batch in MqttStreamReader(plan).read(part)) == 5
 
 
 def test_a_foreign_journal_names_both_ways_out(server: Served, stream: MqttStreamReader) -> None:
     at = stream.initialOffset()
-    foreign = copy.deepcopy(at)
-    foreign["gateways"]["plant"]["journal"] = "abc"
-    for call in (lambda: stream.latestOffset(foreign, ALL), lambda: stream.partitions(foreign, {**foreign, "tick": 1})):
+    foreign, end = copy.deepcopy(at), copy.deepcopy(at)
+    foreign["gateways"]["plant"]["journal"] = end["gateways"]["plant"]["journal"] = "abc"
+    end["gateways"]["plant"]["offset"] = 5
+    for call, upto in ((lambda: stream.latestOffset(foreign, ALL), 0), (lambda: stream.partitions(foreign, end), 5)):
         with pytest.raises(Fenced) as caught:
             call()
         assert str(caught.value) == (
-            "plant: the checkpoint belongs to journal abc (offset 0), this gateway serves journal "
+            f"plant: the checkpoint belongs to journal abc (offset {upto}), this gateway serves journal "
             f"{server.journal.journal_id}. Bring back the state directory of that journal, or start the query with a "
             "new checkpoint directory and get what waits here; rows that only the other journal held stay there.   "
             "[TL-G04]"

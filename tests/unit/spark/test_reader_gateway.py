@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, mark, served
 from tests.unit.spark.reading import ALL, offset, table
+from tests.unit.spark.several import until
 from towline.errors import Fenced, GatewayUnreachable
 from towline.gateway.client import GatewayClient
 from towline.spark import gateways, link
@@ -34,11 +36,41 @@ def test_a_stream_survives_a_restart_of_its_gateway(tmp_path: Path) -> None:
         at = stream.latestOffset(stream.initialOffset(), ALL)
     with served(tmp_path) as second:
         second.add(5)
-        end = stream.latestOffset(at, ALL)
-        assert offset(end) == 15
+        end = until(stream, at, lambda place: offset(place) == 15)
         assert table(stream, at, end).num_rows == 5
         wait_until(lambda: stream.latestOffset(at, ALL) and second.journal.consumers["default"] == 10)
         stream.stop()
+
+
+def test_the_one_gateway_of_a_source_is_away_as_one_of_several_is(
+    tmp_path: Path, lonely: MqttStreamReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = lonely
+    with served(tmp_path) as first:
+        first.add(10)
+        at = stream.latestOffset(stream.initialOffset(), ALL)
+
+    def report() -> dict[str, Any]:
+        stream.latestOffset(at, ALL)
+        return stream.reportLatestOffset() or {}
+
+    away = wait_until(lambda: (found := report()).get("away_since") and found)
+    assert (away["queued"], "no gateway" in away["last_error"]) == (0, True)
+    with served(tmp_path) as second:
+        second.add(5)
+        end = until(stream, at, lambda place: offset(place) == 15)
+        assert table(stream, at, end).num_rows == 5
+        assert "away_since" not in report()
+    told = [one.getMessage() for one in caplog.records if one.name == "towline.spark"]
+    assert [text.endswith("; its messages wait there   [TL-G54]") for text in told] == [True, False]
+    assert "is back" in told[1]
+
+
+@pytest.fixture
+def lonely(tmp_path: Path) -> Iterator[MqttStreamReader]:
+    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path), ""), "default", poll_s=0.05))
+    yield stream
+    stream.stop()
 
 
 def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path: Path) -> None:
@@ -48,7 +80,7 @@ def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path:
         at = stream.latestOffset(stream.initialOffset(), ALL)
     with served(tmp_path) as second:
         assert stream._planner is not None
-        client = stream._planner.gateways.all[0].hold._client
+        client = stream._planner.gateways.all[0]._client
         assert client is not None
 
         def connected() -> bool:
@@ -59,7 +91,7 @@ def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path:
 
         wait_until(connected)
         second.add(1)
-        assert offset(stream.latestOffset(at, ALL)) == 1
+        assert offset(until(stream, at, lambda place: offset(place) == 1)) == 1
         stream.stop()
 
 
@@ -76,7 +108,7 @@ def test_a_second_query_is_refused(server: Served, stream: MqttStreamReader, mon
     with subprocess.Popen(["sleep", "60"]) as other:
         server.service._leases.open("default", mark(other.pid))
         with pytest.raises(Fenced, match=f"pid {other.pid} .* TL-G03|TL-G03"):
-            stream.getDefaultReadLimit()
+            stream.initialOffset()
         other.kill()
 
 
@@ -240,7 +272,7 @@ def test_readers_of_many_threads_get_along(server: Served, plan: ReadPlan) -> No
     counts: list[int] = []
 
     def count() -> None:
-        part = Slice(server.journal.journal_id, 0, 10_000)
+        part = Slice(plan.place, server.journal.journal_id, 0, 10_000)
         counts.append(sum(batch.num_rows for batch in MqttStreamReader(plan).read(part)))
 
     threads = [threading.Thread(target=count) for _ in range(4)]

@@ -169,7 +169,7 @@ def test_the_one_gateway_of_a_source_refuses_at_once(far: Remote, readers: Reade
     stream = readers.of(far.location)
     stream._plan = replace(stream._plan, gateways=(), place=replace(stream._plan.place, location=far.location))
     with pytest.raises(GatewayError, match=r"the token is missing.*TL-G40"):
-        stream.getDefaultReadLimit()
+        stream.initialOffset()
 
 
 @pytest.mark.parametrize(("goes_on", "code"), [(False, "TL-G06"), (True, "TL-G26")])

@@ -318,7 +318,7 @@ def test_available_now_does_not_end_without_the_rows_of_one_that_is_away(
             other.add(5)
             stream.prepareForTriggerAvailableNow()
             at = stream.initialOffset()
-        monkeypatch.setattr(gateways.SourceGateways.lease_of, "__defaults__", (0.2,))
+        monkeypatch.setattr(gateways, "PATIENCE_S", 0.2)
         with pytest.raises(GatewayUnreachable, match="TL-G01"):
             stream.latestOffset(at, ALL)
         with served(tmp_path / "g2", name="g2"):

@@ -72,14 +72,13 @@ class SliceSource(MqttDataSource):
         return SliceReader(self._plan, self._writers)
 
 
+@dataclass(frozen=True)
 class WriterPartition(InputPartition):
     """All slices of a batch, for one of its writers."""
 
-    def __init__(self, slices: Sequence[InputPartition], writer: int, writers: int) -> None:
-        super().__init__(writer)
-        self.slices = slices
-        self.writer = writer
-        self.writers = writers
+    slices: Sequence[InputPartition]
+    writer: int
+    writers: int
 
 
 class SliceReader(MqttStreamReader):
@@ -102,16 +101,15 @@ class SliceReader(MqttStreamReader):
         """
         assert isinstance(partition, WriterPartition)
         parts = [part for one in partition.slices if (part := self._begun(one)).start < part.end]
-        texts = [_to_json(part, self._plan.place, partition) for part in parts]
+        texts = [_to_json(part, partition) for part in parts]
         if texts:
             yield pa.RecordBatch.from_pydict({SLICE: pa.array(texts, pa.string())})
 
 
-def _to_json(part: Slice, only: GatewayPlace, of: WriterPartition) -> str:
+def _to_json(part: Slice, of: WriterPartition) -> str:
     """A slice as text: plain values, none of which is a secret but its ticket, which is worth this slice alone."""
-    place = asdict((part.place or only).admitted(part.ticket, part.authority))
     rows = [part.journal, part.start, part.end, part.incarnation]
-    return json.dumps({"rows": rows, "place": place, "writer": [of.writer, of.writers]})
+    return json.dumps({"rows": rows, "place": asdict(part.admitted), "writer": [of.writer, of.writers]})
 
 
 class WrittenSlice(NamedTuple):
