@@ -12,11 +12,12 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from towline.bridge.config.model import Line
 from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
@@ -97,92 +98,63 @@ def _split(line: Line) -> str:
     return hashlib.sha256(json.dumps([sections, line.dead_letter_topic]).encode()).hexdigest()[:16]
 
 
-_Rule = Callable[[Identity, Evidence, CheckpointSettings], str]
+_THE_OTHER: Final = "Bring back the state directory of that journal"
+_NEWEST: Final = "Bring back the newest state directory"
+#: Code, what does not belong together, and the first way out.
+Problem: TypeAlias = tuple[str, str, str]
 
 
-def _gone(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
-    del settings
-    if identity.query and not seen.query:
-        return f"the checkpoint is gone; it belonged to query {identity.query}, which had taken {seen.committed:,} rows"
-    return ""
+def problem(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> Problem | None:
+    """The first thing that does not belong together; None when all does."""
+    return next(chain(_mismatches(identity, seen), _changes(identity, seen, settings)), None)
 
 
-def _other(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
-    del settings
-    if identity.query and seen.query != identity.query:
-        return f"the checkpoint is that of query {seen.query}, this line's is {identity.query}"
-    return ""
-
-
-def _swapped(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
-    del identity, settings
-    if seen.journal and seen.journal != seen.gateway_journal:
-        return f"the checkpoint belongs to journal {seen.journal}, the gateway serves journal {seen.gateway_journal}"
-    return ""
-
-
-def _old_journal(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
-    del identity, settings
-    if seen.journal and seen.planned_end > seen.tip:
-        return (
-            f"the checkpoint has come to offset {seen.planned_end:,}, the journal ends at {seen.tip:,}: an older copy"
-        )
-    return ""
-
-
-def _gone_on(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
-    """The same journal and long enough: only the opening that wrote the row tells that it is another one."""
-    del identity, settings
-    if is_other(seen.incarnation, seen.written_by, seen.planned_end, seen.first):
-        here = seen.written_by or "another"
-        return (
-            f"the row below offset {seen.planned_end:,} was written by opening {seen.incarnation} of the journal when "
-            f"the checkpoint took it, and here by {here}: an older copy that has gone on"
-        )
-    return ""
-
-
-def _old_checkpoint(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
-    del identity, settings
-    if seen.done_end is not None and seen.done_end < seen.committed:
-        return (
-            f"the checkpoint is an older copy: its last batch {seen.done} ends at offset {seen.done_end:,}, "
-            f"and {seen.committed:,} was committed already"
-        )
-    return ""
-
-
-def _rescaled(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
-    """A batch that was begun in N parts is finished in N parts: each part has a marker of its own."""
-    if _scale_changed(identity, settings) and not seen.decided:
-        return (
-            f"batch {seen.planned} was begun with parallelism {identity.parallelism}, and it is {settings.parallelism} "
-            "now: parts of it may be in Kafka"
-        )
-    return ""
-
-
-def _restated(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
-    """Which rows a batch has depends on whether repeats are dropped from it."""
-    del identity
-    if settings.whole and _state_changed(seen, settings) and not seen.decided:
-        was, now = ("with", "without") if seen.stateful else ("without", "with")
-        return f"batch {seen.planned} was begun {was} dedupe, and the line is {now} it now: it may be in Kafka"
-    return ""
-
-
-def _resplit(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
-    """The parts that are in Kafka are compared with what comes now; by another key a row would be in another part."""
-    if settings.whole and identity.split not in ("", settings.split) and not seen.decided:
-        return f"batch {seen.planned} was begun when the line said something else: parts of it may be in Kafka"
-    return ""
-
-
-def _unread(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
-    del identity, settings
+def _mismatches(identity: Identity, seen: Evidence) -> Iterator[Problem]:
+    """What is another one, or an older copy; what makes the later questions meaningless comes first."""
     if seen.form not in ("", _FORM):
-        return f"the checkpoint's offset log is of form {seen.form}, and this Towline reads {_FORM}"
-    return ""
+        what = f"the checkpoint's offset log is of form {seen.form}, and this Towline reads {_FORM}"
+        yield "TL-B53", what, "Take the version of PySpark that wrote it"
+    if identity.query and not seen.query:
+        taken = f"it belonged to query {identity.query}, which had taken {seen.committed:,} rows"
+        yield "TL-B22", f"the checkpoint is gone; {taken}", "Bring the checkpoint back"
+    if identity.query and seen.query != identity.query:
+        what = f"the checkpoint is that of query {seen.query}, this line's is {identity.query}"
+        yield "TL-B22", what, "Bring the line's own checkpoint back"
+    if seen.journal and seen.journal != seen.gateway_journal:
+        here = f"the gateway serves journal {seen.gateway_journal}"
+        yield "TL-B24", f"the checkpoint belongs to journal {seen.journal}, {here}", _THE_OTHER
+    if seen.journal and seen.planned_end > seen.tip:
+        ends = f"the journal ends at {seen.tip:,}: an older copy"
+        yield "TL-B24", f"the checkpoint has come to offset {seen.planned_end:,}, {ends}", _NEWEST
+    # The same journal and long enough: only the opening that wrote the row tells that it is another one.
+    if is_other(seen.incarnation, seen.written_by, seen.planned_end, seen.first):
+        what = (
+            f"the row below offset {seen.planned_end:,} was written by opening {seen.incarnation} of the journal when "
+            f"the checkpoint took it, and here by {seen.written_by or 'another'}: an older copy that has gone on"
+        )
+        yield "TL-B24", what, _NEWEST
+    if seen.done_end is not None and seen.done_end < seen.committed:
+        last = f"its last batch {seen.done} ends at offset {seen.done_end:,}"
+        what = f"the checkpoint is an older copy: {last}, and {seen.committed:,} was committed already"
+        yield "TL-B23", what, "Bring back the newest checkpoint"
+
+
+def _changes(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> Iterator[Problem]:
+    """Settings by which a batch that was begun would be another one: parts of it may be in Kafka."""
+    if seen.decided:
+        return
+    until = "back until this batch is done, then change"
+    begun = f"batch {seen.planned} was begun"
+    if _scale_changed(identity, settings):  # each part has a marker of its own
+        now = f"with parallelism {identity.parallelism}, and it is {settings.parallelism} now"
+        yield "TL-B25", f"{begun} {now}: parts of it may be in Kafka", f"Set parallelism {until} it"
+    if settings.whole and _state_changed(seen, settings):  # which rows it has depends on whether repeats are dropped
+        was, now = ("with", "without") if seen.stateful else ("without", "with")
+        what = f"{begun} {was} dedupe, and the line is {now} it now: it may be in Kafka"
+        yield "TL-B50", what, f"Set dedupe {until} it"
+    if settings.whole and identity.split not in ("", settings.split):  # by another key a row would be in another part
+        what = f"{begun} when the line said something else: parts of it may be in Kafka"
+        yield "TL-B52", what, f"Set routes, dedupe and dead_letter_topic {until} them"
 
 
 def _scale_changed(identity: Identity, settings: CheckpointSettings) -> bool:
@@ -195,31 +167,6 @@ def _state_changed(seen: Evidence, settings: CheckpointSettings) -> bool:
     A query that has not finished a batch has no state yet, and can begin any.
     """
     return settings.dedupe not in (None, seen.stateful) and (seen.stateful or seen.done is not None)
-
-
-_THE_OTHER: Final = "Bring back the state directory of that journal"
-_NEWEST: Final = "Bring back the newest state directory"
-#: In this order: what makes the later questions meaningless comes first. Code, rule, first way out.
-RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
-    ("TL-B53", _unread, "Take the version of PySpark that wrote it"),
-    ("TL-B22", _gone, "Bring the checkpoint back"),
-    ("TL-B22", _other, "Bring the line's own checkpoint back"),
-    ("TL-B24", _swapped, _THE_OTHER),
-    ("TL-B24", _old_journal, _NEWEST),
-    ("TL-B24", _gone_on, _NEWEST),
-    ("TL-B23", _old_checkpoint, "Bring back the newest checkpoint"),
-    ("TL-B25", _rescaled, "Set parallelism back until this batch is done, then change it"),
-    ("TL-B50", _restated, "Set dedupe back until this batch is done, then change it"),
-    ("TL-B52", _resplit, "Set routes, dedupe and dead_letter_topic back until this batch is done, then change them"),
-)
-
-
-def problem(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> tuple[str, str, str] | None:
-    """The first thing that does not belong together: code, what it is, and the first way out; None when all does."""
-    for code, rule, way in RULES:
-        if what := rule(identity, seen, settings):
-            return code, what, way
-    return None
 
 
 class ResumeStep(Enum):
