@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 import towline
 from benchmarks.rig import Meter, Outcome, machine, wait
-from towline.spark.connector import spark_kafka_jars
+from towline.spark.java import spark_kafka_jars
 from towline_prove import processes
 from towline_prove.devstack.kafka import Kafka
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json, struct, to_json
 
 import towline
-from towline.spark.connector import spark_kafka_conf
+from towline.spark.java import spark_kafka_conf
 
 
 def main() -> None:

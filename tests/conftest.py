@@ -221,7 +221,7 @@ def spark() -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     from towline.spark import localfs  # noqa: PLC0415
-    from towline.spark.connector import spark_kafka_conf  # noqa: PLC0415
+    from towline.spark.java import spark_kafka_conf  # noqa: PLC0415
     from towline.spark.session import spark_conf  # noqa: PLC0415
 
     # The end of a connection from the JVM would be told with a traceback, in the output of whatever test runs then.

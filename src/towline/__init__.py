@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from towline.net.transport import Proxy, Tls
     from towline.publisher import AsyncPublisher, Publisher
     from towline.spark.executors import check_executors
-    from towline.spark.registration import register
-    from towline.spark.session import spark_conf
+    from towline.spark.session import register, spark_conf
 
 __all__ = [
     "AsyncPublisher",
@@ -40,7 +39,7 @@ _HOMES = {
     **dict.fromkeys(("Proxy", "Tls"), "towline.net.transport"),
     "check_executors": "towline.spark.executors",
     "publisher_metrics": "towline.monitor.publisher",
-    "register": "towline.spark.registration",
+    "register": "towline.spark.session",
     "spark_conf": "towline.spark.session",
 }
 

@@ -37,7 +37,7 @@ def check(
     from towline.bridge.config import sqlcheck  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.config.file import load  # noqa: PLC0415
     from towline.bridge.config.plan import plan_of, render  # noqa: PLC0415
-    from towline.spark.versions import check_pyspark  # noqa: PLC0415
+    from towline.spark.session import check_pyspark  # noqa: PLC0415
 
     bridge = load(file)
     plan = plan_of(bridge)
@@ -65,7 +65,7 @@ def _judge(bridge: Bridge, file: Path) -> None:
     from towline.bridge.config import sqlcheck  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.config.mistakes import ConfigMistakes  # noqa: PLC0415
     from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415
-    from towline.spark.versions import check_pyspark  # noqa: PLC0415
+    from towline.spark.session import check_pyspark  # noqa: PLC0415
 
     check_pyspark()
     check_java(version=True)

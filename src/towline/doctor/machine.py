@@ -25,7 +25,7 @@ from towline.doctor.table import Answer, Check, Standing, fact, named, sized, sp
 from towline.errors import SetupError
 from towline.guarantee import AckAfter
 from towline.sizing import journal_bytes_s
-from towline.spark.versions import check_pyspark
+from towline.spark.session import check_pyspark
 
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = [Standing(one) for one in ("broken", "holds", "limited", "unknown", "warns")]
 #: File systems in memory: gone with the machine. Of a container: removed with it.
@@ -337,7 +337,7 @@ def _memory(machine: ThisMachine) -> Iterator[Answer]:
 
 def _needed(bridge: Bridge) -> tuple[int, int, int]:
     """Bytes that a bridge needs here: Spark's heap, what Spark takes beside it, gateways."""
-    from towline.spark.masters import is_cluster  # noqa: PLC0415 - where there is no PySpark, one row says so
+    from towline.spark.session import is_cluster  # noqa: PLC0415 - where there is no PySpark, one row says so
 
     own = sum(len(line.each_gateway) for line in bridge.lines)
     # A whole batch may be in memory twice on its way to the sink; the measured figures have one of 64 MiB.

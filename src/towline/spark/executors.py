@@ -20,7 +20,7 @@ from pyspark.serializers import CPickleSerializer
 
 from towline.errors import SetupError
 from towline.spark import probe
-from towline.spark.masters import is_cluster
+from towline.spark.session import is_cluster
 from towline.version import version
 
 if TYPE_CHECKING:

@@ -24,13 +24,12 @@ from towline.spark.admission import Offer, admit, fitting
 from towline.spark.gateways import LIST, Question, SourceGateway, SourceGateways, foreign, is_absence, is_refusal
 from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.slices import Slice, divided, ranges_between, slices_of
+from towline.spark.readplan import Slice, divided, ranges_between, slices_of
 from towline.spark.tally import pace_of
 
 if TYPE_CHECKING:
     from towline.gateway.client import Window
-    from towline.spark.readplan import ReadPlan
-    from towline.spark.slices import JournalRange
+    from towline.spark.readplan import JournalRange, ReadPlan
 
 __all__ = ["BatchPlanner"]
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 from towline import files
 from towline.errors import SetupError
 from towline.spark.java import cache_directory, describe_java, find_java, java_version
-from towline.spark.versions import pyspark_version
+from towline.spark.session import pyspark_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable

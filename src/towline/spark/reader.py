@@ -29,9 +29,8 @@ from towline.errors import ConfigError, GatewayError, one_line
 from towline.mosquitto_conf import DEFAULTS
 from towline.spark.cadence import Cadence
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.readplan import ReadPlan
-from towline.spark.slices import JournalRange, Slice, divided, ranges_between, slices_of
-from towline.spark.workers import settle
+from towline.spark.readplan import JournalRange, ReadPlan, Slice, divided, ranges_between, slices_of
+from towline.spark.tasks import settle
 from towline.threads import Condition, guarded_thread
 
 if TYPE_CHECKING:

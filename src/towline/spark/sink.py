@@ -10,23 +10,22 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
 from towline.gateway.identity import KnownOffset, check_offset
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
-from towline.sinks import column_types
+from towline.sinks import check_columns, column_types, lower_case
 from towline.spark.link import GatewayPlace, Retry, patiently
-from towline.spark.sink_columns import SinkColumns
-from towline.spark.tasks import TaskAnswer, answers, batch_task, streaming_task
-from towline.spark.workers import settle
+from towline.spark.tasks import TaskAnswer, answers, batch_task, settle, streaming_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +35,15 @@ if TYPE_CHECKING:
 
     from towline.gateway.client import GatewayClient, StoredBatch
 
-__all__ = ["MqttBatchWriter", "MqttStreamWriter", "MqttWritten", "batch_writer", "stream_writer"]
+__all__ = [
+    "ACCEPTED",
+    "MqttBatchWriter",
+    "MqttStreamWriter",
+    "MqttWritten",
+    "SinkColumns",
+    "batch_writer",
+    "stream_writer",
+]
 
 _WHERE: Final = 'format("mqtt")'
 #: Bytes brought to the gateway at a time, and kept for a repeat, about.
@@ -381,3 +388,100 @@ def _named(checkpoint: Checkpoint, location: str) -> tuple[str, str]:
 
 def _out_of_place(what: str, do: str) -> GatewayError:
     return GatewayError("TL-G25", _WHERE, what, do)
+
+
+#: Column → its types in Spark's words (``DataType.simpleString``), the first is the one a message offers.
+ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
+    "payload": ("binary", "string"),
+    "topic": ("string",),
+    "qos": ("tinyint", "smallint", "int", "bigint"),
+    "retain": ("boolean",),
+    "content_type": ("string",),
+    "payload_is_utf8": ("boolean",),
+    "response_topic": ("string",),
+    "correlation_data": ("binary", "string"),
+    "user_properties": ("array<struct<key:string,value:string>>",),
+    "message_expiry_seconds": ("bigint", "int", "smallint", "tinyint"),
+}
+#: Columns of the source that say nothing about a message to be sent; they may stay.
+_IGNORED: Final = frozenset({"duplicate", "subscription_ids", "received_at", "gateway", "offset"})
+
+
+@dataclass(frozen=True, slots=True)
+class SinkColumns:
+    """Which columns there are, and what stands in for those that are not.
+
+    Attributes:
+        present: Columns that are sent.
+        topic: Of rows without one; None for none.
+        qos: Of rows without one.
+        retain: Of rows without one.
+        levels: QoS that the guarantee allows.
+    """
+
+    present: frozenset[str]
+    topic: str | None
+    qos: int
+    retain: bool
+    levels: tuple[int, ...]
+
+    @classmethod
+    def bind(
+        cls, schema: Mapping[str, str], *, topic: str | None, qos: int, retain: bool, levels: tuple[int, ...]
+    ) -> SinkColumns:
+        """Check a schema against the contract of the sink.
+
+        Args:
+            schema: As `column_types` has it.
+            topic: The option ``topic``.
+            qos: The option ``qos``.
+            retain: The option ``retain``.
+            levels: QoS that the guarantee allows.
+
+        Raises:
+            ConfigError: TL-C48 for a column that is missing, unknown or of another type.
+        """
+        sent = {name: kind for name, kind in schema.items() if name not in _IGNORED}
+        check_columns(_WHERE, "MQTT", sent, ACCEPTED, topic)
+        return cls(frozenset(schema) & ACCEPTED.keys(), topic, qos, retain, levels)
+
+    def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Turn rows into rows of `MESSAGE_SCHEMA`.
+
+        Raises:
+            ConfigError: TL-C12, a row's QoS contradicts the guarantee.
+        """
+        named = lower_case(batch)
+        rows = pa.RecordBatch.from_arrays(
+            [self._column(named, field) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA
+        )
+        if "qos" in self.present:
+            self._check_levels(rows.column("qos"))
+        return rows
+
+    def _column(self, batch: pa.RecordBatch, field: pa.Field) -> Any:
+        instead = {"topic": self.topic, "qos": self.qos, "retain": self.retain}.get(field.name)
+        if field.name not in self.present:
+            return pa.repeat(pa.scalar(instead, field.type), batch.num_rows)
+        column = batch.column(field.name)
+        if field.name == "qos":
+            column = _within_a_byte(column)
+        column = column.cast(field.type)
+        return column if instead is None else column.fill_null(pa.scalar(instead, field.type))
+
+    def _check_levels(self, column: Any) -> None:
+        strange = [level for level in column.unique().to_pylist() if level not in self.levels]
+        if strange:
+            wanted = " or ".join(map(str, self.levels))
+            raise ConfigError(
+                "TL-C12",
+                f'{_WHERE} column "qos"',
+                f"a row has QoS {strange[0]}, the guarantee publishes with {wanted}",
+                "Change the row, or the option guarantee. Nothing of this batch was sent beyond what is in the outbox.",
+            )
+
+
+def _within_a_byte(column: Any) -> Any:
+    """Numbers that are no QoS, as one number that is none either and fits."""
+    fine = pc.or_(pc.is_null(column), pc.is_in(column, pa.array([0, 1, 2], column.type)))
+    return pc.if_else(fine, column, pa.scalar(127, column.type))

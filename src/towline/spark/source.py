@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from towline.errors import ConfigError, one_line
-from towline.spark.versions import check_pyspark
+from towline.spark.session import check_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -18,7 +18,7 @@ from tests.integration.bridge.running import Running
 from towline.bridge.config.file import parse
 from towline.bridge.runtime.session import settings_of
 from towline.bridge.uplink.sink import FORMATS
-from towline.spark.registration import register
+from towline.spark.session import register
 
 _BRIDGE = """
 name = "tests"

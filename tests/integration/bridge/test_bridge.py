@@ -22,9 +22,8 @@ from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.spark.connector import spark_kafka_jars
-from towline.spark.java import cache_directory
-from towline.spark.versions import pyspark_version
+from towline.spark.java import cache_directory, spark_kafka_jars
+from towline.spark.session import pyspark_version
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 
 pytestmark = pytest.mark.spark

@@ -21,8 +21,7 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.notes import LineNotes
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
-from towline.spark.tally import SinkNote
-from towline.spark.totals import BatchResult
+from towline.spark.tally import BatchResult, SinkNote
 from towline_prove.devstack import Kafka
 
 pytestmark = pytest.mark.spark

@@ -27,8 +27,8 @@ from towline.kafka.columns import ACCEPTED as KAFKA_COLUMNS
 from towline.kafka.columns import Columns
 from towline.kafka.exactly_once import BatchOrigin
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
-from towline.spark.sink_columns import ACCEPTED as MQTT_COLUMNS
-from towline.spark.sink_columns import SinkColumns
+from towline.spark.sink import ACCEPTED as MQTT_COLUMNS
+from towline.spark.sink import SinkColumns
 from towline_prove.devstack import Kafka
 
 #: The first test of the room also waits for a Kafka and a Spark to start.

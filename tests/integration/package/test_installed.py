@@ -26,8 +26,8 @@ from tests.integration.bridge.test_dlq import told
 from tests.integration.package.installing import ROOT, Installation, build, environ, pythons
 from towline import Client, Filter
 from towline.bridge.runtime.status import collect
-from towline.spark.connector import spark_kafka_jars
-from towline.spark.versions import pyspark_version
+from towline.spark.java import spark_kafka_jars
+from towline.spark.session import pyspark_version
 from towline.version import release, version
 from towline_prove.devstack import Kafka, Mosquitto
 

@@ -9,8 +9,7 @@ from typing import Any
 from towline.bridge.config.model import CHECKPOINT
 from towline.bridge.lines.notes import LineNotes, keep_spark_counts
 from towline.checkpoint import Checkpoint
-from towline.spark.tally import SinkNote
-from towline.spark.totals import BatchTotals, Span
+from towline.spark.tally import BatchTotals, SinkNote, Span
 
 __all__ = ["commit", "down", "up"]
 

@@ -19,8 +19,7 @@ from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.kafka.markers import BEFORE_FIRST
 from towline.spark.offsets import JournalPlace
-from towline.spark.tally import SinkNote
-from towline.spark.totals import BatchResult, BatchTotals, Span
+from towline.spark.tally import BatchResult, BatchTotals, SinkNote, Span
 
 
 def noted(checkpoint: Path, batch: int, **counts: int) -> None:

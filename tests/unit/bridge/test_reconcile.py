@@ -22,8 +22,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka.markers import Marker, MarkerStep, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
-from towline.spark.tally import SinkNote
-from towline.spark.totals import BatchResult, BatchTotals
+from towline.spark.tally import BatchResult, BatchTotals, SinkNote
 
 NOTED = BatchTotals(4, {"acknowledged": 18, "dead_lettered": 2}, marks=MarkerTotals(20, 2), sink="s/2")
 MARKERS = {

@@ -40,8 +40,7 @@ from towline.guarantee import Guarantee
 from towline.kafka.deadletters import Reason
 from towline.kafka.delivery import Delivered
 from towline.schema import ROW_SCHEMA
-from towline.spark.tally import SinkNote
-from towline.spark.totals import BatchResult, Span
+from towline.spark.tally import BatchResult, SinkNote, Span
 
 ROOT = Path(__file__).parents[3]
 DEAD = ("towline.t1", "two.b")

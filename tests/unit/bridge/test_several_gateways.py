@@ -35,8 +35,7 @@ from towline.cli.gateway import gateway as run_gateway
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.access import Access
 from towline.spark.offsets import JournalPlace
-from towline.spark.tally import SinkNote
-from towline.spark.totals import BatchMessages, BatchResult, BatchTotals, Span
+from towline.spark.tally import BatchMessages, BatchResult, BatchTotals, SinkNote, Span
 
 SEVERAL = changed('name = "telemetry"', 'name = "telemetry"\ngateways = ["g1", "g2"]').replace(
     '[mqtt]\nbrokers = ["mqtt://a:1883"]\n', ""

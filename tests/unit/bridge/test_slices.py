@@ -14,8 +14,7 @@ from towline.gateway.access import Access
 from towline.processes import ProcessMark
 from towline.spark import reader
 from towline.spark.link import GatewayPlace
-from towline.spark.readplan import ReadPlan
-from towline.spark.slices import Slice
+from towline.spark.readplan import ReadPlan, Slice
 
 LOCAL = GatewayPlace("/state/é", "", settings='{"name": "g"}', owner=ProcessMark(7, 8, "host"))
 REMOTE = GatewayPlace("", "grpc+tls://h:1", access=Access("/token", "/ca", "name"), ticket_s=5)

@@ -17,7 +17,7 @@ from towline.bridge.config import kafka_source
 from towline.cli import COMMANDS, main
 from towline.cli.screen import plain
 from towline.errors import ConfigError, KafkaError
-from towline.spark import versions
+from towline.spark import session
 from towline.version import release
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "bridge.toml"
@@ -97,7 +97,7 @@ def test_check_prints_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> No
 def test_without_pyspark_run_ends_with_2_and_check_says_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "pyspark_version", lambda: None)
+    monkeypatch.setattr(session, "pyspark_version", lambda: None)
     monkeypatch.setattr(kafka_source, "pyspark_version", lambda: None)
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)

@@ -21,7 +21,7 @@ from towline.doctor.case import LineLoad
 from towline.doctor.machine import CHECKS, FileSystem, Spot, ThisMachine, file_system, host_memory, synchronised, syncs
 from towline.doctor.table import Finding, Standing, span
 from towline.sizing import journal_bytes_s
-from towline.spark import versions
+from towline.spark import session
 
 HERE = Path("/var/lib/towline")
 LOAD = LineLoad(2_000, 400_000, "--rate")
@@ -229,7 +229,7 @@ def test_memory_is_that_of_the_tightest_cgroup(tmp_path: Path) -> None:
     ("version", "verdict"), [("4.3.0", HOLDS), ("4.2.1", HOLDS), ("4.1.0", BROKEN), ("3.5.1", BROKEN), ("4.4.0", WARNS)]
 )
 def test_versions_of_pyspark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, verdict: Standing) -> None:
-    monkeypatch.setattr(versions, "pyspark_version", lambda: version)
+    monkeypatch.setattr(session, "pyspark_version", lambda: version)
     monkeypatch.setattr(machine, "check_java", lambda **_asked: None)
     assert seen(tmp_path, on())["TL-D49"].verdict is verdict
 

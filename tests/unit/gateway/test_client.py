@@ -68,7 +68,7 @@ def test_importing_the_client_loads_no_flight() -> None:
 
 
 def test_a_spark_worker_loads_no_mqtt() -> None:
-    modules = loaded("towline.spark.sink, towline.spark.reader, towline.spark.registration")
+    modules = loaded("towline.spark.sink, towline.spark.reader, towline.spark.session")
     assert (
         modules & {"mqtt5", "pydantic", "towline.mqtt", "towline.net", "towline.journal", "towline.delivery"} == set()
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from towline.errors import SetupError
-from towline.spark.connector import spark_kafka_conf, spark_kafka_jars
+from towline.spark.java import spark_kafka_conf, spark_kafka_jars
 
 #: A Maven that knows some versions of the connector only, writes down what it is asked, and brings one jar.
 MAVEN = """#!/bin/sh

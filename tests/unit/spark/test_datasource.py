@@ -14,7 +14,7 @@ import towline
 from towline.errors import ConfigError, SetupError
 from towline.kafka.options import NAMES
 from towline.schema import SPARK_SCHEMA
-from towline.spark import versions
+from towline.spark import session
 from towline.spark.kafka_sink import KafkaTransactional
 from towline.spark.options import OPTIONS as SOURCE
 from towline.spark.sink_options import OPTIONS as SINK
@@ -45,7 +45,7 @@ def test_help_lists_every_option() -> None:
 @pytest.mark.parametrize("ours", ["4.1.0", "4.1.0.dev1", "4.0.1", "3.5.6"])
 def test_an_older_pyspark_is_refused_where_it_is_met(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registered, or found by Spark in the package beside: 4.1 let the query die with UnboundLocalError."""
-    monkeypatch.setattr(versions, "pyspark_version", lambda: ours)
+    monkeypatch.setattr(session, "pyspark_version", lambda: ours)
     needs = f"PySpark is {ours}; Towline works with 4.2 and 4.3. Type: pip install .*TL-S20"
     with pytest.raises(SetupError, match=f"^towline.register: {needs}"):
         towline.register(cast("SparkSession", None))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import KafkaError
-from towline.spark import gathering
-from towline.spark.gathering import INLINE_BYTES, RowsForDriver
+from towline.spark import kafka_sink
+from towline.spark.kafka_sink import INLINE_BYTES, RowsForDriver
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +25,8 @@ def batch(*values: bytes) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
 
 
-def values(left: gathering.Left) -> list[bytes]:
-    travelled: gathering.Left = pickle.loads(pickle.dumps(left))  # noqa: S301 - our own bytes
+def values(left: kafka_sink.Left) -> list[bytes]:
+    travelled: kafka_sink.Left = pickle.loads(pickle.dumps(left))  # noqa: S301 - our own bytes
     return [value for one in travelled.batches() for value in one.column("value").to_pylist()]
 
 
@@ -83,7 +83,7 @@ def test_a_limit_on_the_disk() -> None:
 
 
 def test_a_limit_on_what_comes_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "ANSWER_BYTES", 1000)
+    monkeypatch.setattr(kafka_sink, "ANSWER_BYTES", 1000)
 
     def rows() -> Iterator[pa.RecordBatch]:
         while True:

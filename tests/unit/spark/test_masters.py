@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from towline.spark.masters import addresses, brings_a_secret, is_cluster, shares_files, stays_here
+from towline.spark.session import addresses, brings_a_secret, is_cluster, shares_files, stays_here
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 
 from towline.errors import SetupError
 from towline.spark import quickstart
-from towline.spark.connector import known_spark_kafka_jars
-from towline.spark.java import resolve_jars
+from towline.spark.java import known_spark_kafka_jars, resolve_jars
 from towline.spark.quickstart import Tier, archive_for, archive_once, jvm_options, light_home
 
 ONE_COMPILER = "-XX:TieredStopAtLevel=1"

@@ -9,8 +9,7 @@ import pytest
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.spark.link import Retry
-from towline.spark.sink import PartitionSender
-from towline.spark.sink_columns import SinkColumns
+from towline.spark.sink import PartitionSender, SinkColumns
 from towline.spark.sink_options import parse_sink_options, places_of
 
 

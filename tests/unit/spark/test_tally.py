@@ -13,8 +13,7 @@ from towline.errors import JournalError
 from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.kafka.pace import WritePace
 from towline.spark import tally
-from towline.spark.tally import SinkNote, pace_of
-from towline.spark.totals import BatchResult
+from towline.spark.tally import BatchResult, SinkNote, pace_of
 
 
 def result(given: int, acknowledged: int | None = None, marks: MarkerStep | None = None, **more: int) -> BatchResult:

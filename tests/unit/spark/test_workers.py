@@ -9,7 +9,7 @@ import pytest
 TASKS = """
 import gc, sys, types
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="{module}")
-from towline.spark.workers import settle
+from towline.spark.tasks import settle
 
 class Thrown:
     def __del__(self):

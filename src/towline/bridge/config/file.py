@@ -43,7 +43,7 @@ from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, policy
 from towline.spark.cadence import DEFAULT_DELAY_MS
-from towline.spark.masters import is_cluster
+from towline.spark.session import is_cluster
 
 __all__ = ["load", "parse"]
 

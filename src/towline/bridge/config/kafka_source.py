@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towline.errors import ConfigError, SetupError
-from towline.spark.connector import known_spark_kafka_jars, spark_kafka_jars, spark_kafka_package
-from towline.spark.versions import pyspark_version
+from towline.spark.java import known_spark_kafka_jars, spark_kafka_jars, spark_kafka_package
+from towline.spark.session import pyspark_version
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge

@@ -26,7 +26,7 @@ from towline.kafka.reserved import reserved
 from towline.mqtt.filters import common
 from towline.mqtt.rules import filter_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA
-from towline.spark.masters import shares_files
+from towline.spark.session import shares_files
 
 __all__ = [
     "ROOT",

@@ -43,8 +43,7 @@ from towline.kafka.topicids import SourceTopics
 from towline.schema import MESSAGE_SCHEMA
 from towline.spark.kafka_sink import FailingWriter, KafkaTransactional, StreamWriter
 from towline.spark.sink import MqttStreamWriter, MqttWritten, stream_writer
-from towline.spark.tally import SinkNote
-from towline.spark.totals import BatchResult
+from towline.spark.tally import BatchResult, SinkNote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

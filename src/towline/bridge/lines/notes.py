@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from towline.checkpoint import Checkpoint
 from towline.kafka.markers import BEFORE_FIRST
-from towline.spark.tally import SinkNote
-from towline.spark.totals import BatchTotals, Span
+from towline.spark.tally import BatchTotals, SinkNote, Span
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from towline.bridge.config.model import AnyLine
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import REMOTE
-from towline.spark.masters import shares_files
+from towline.spark.session import shares_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -25,7 +25,7 @@ from towline.bridge.runtime.state import PAUSED, BridgeState
 from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import ConfigError, SetupError, TowlineError
-from towline.spark.masters import is_cluster
+from towline.spark.session import is_cluster
 from towline.text import printable
 
 #: Seconds after which a command that was not carried out is given once more.

@@ -19,8 +19,7 @@ from towline.kafka.markers import ANYONE, Marker, MarkerTotals
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline.spark.offsets import places_at
-from towline.spark.tally import SinkNote
-from towline.spark.totals import BatchTotals
+from towline.spark.tally import BatchTotals, SinkNote
 
 #: A batch may end between two looks: so often both are read again.
 _LOOKS: Final = 5

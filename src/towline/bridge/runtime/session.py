@@ -24,9 +24,7 @@ from towline.errors import SetupError
 from towline.guarantee import policy
 from towline.spark import localfs
 from towline.spark.executors import check_executors
-from towline.spark.masters import addresses, brings_a_secret, is_cluster, stays_here
-from towline.spark.registration import register
-from towline.spark.session import spark_conf
+from towline.spark.session import addresses, brings_a_secret, is_cluster, register, spark_conf, stays_here
 
 #: For a line that drops repeats. One partition, because rows of a device must not be spread over several and come back
 #: in another order; and no batch of its own to clear old keys, which the next batch clears as well.

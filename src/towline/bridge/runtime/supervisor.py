@@ -37,7 +37,7 @@ from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
 from towline.processes import notify
 from towline.spark.java import cache_directory
-from towline.spark.versions import check_pyspark
+from towline.spark.session import check_pyspark
 from towline.text import counted, printable, span
 from towline.threads import later
 from towline.version import release

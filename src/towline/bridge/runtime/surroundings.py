@@ -23,9 +23,8 @@ from towline.errors import SetupError
 from towline.gateway.endpoint import short_place
 from towline.spark import localfs
 from towline.spark.java import OLDEST_JAVA, java_version
-from towline.spark.masters import is_cluster
 from towline.spark.quickstart import archive_of, jvm_options, light_home, sharing
-from towline.spark.versions import pyspark_version
+from towline.spark.session import is_cluster, pyspark_version
 
 #: In the bridge's state directory; no line can have this name.
 SCRATCH: Final = ".tmp"

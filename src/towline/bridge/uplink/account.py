@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from towline.bridge.lines.notes import LineNotes
-    from towline.spark.totals import Span
+    from towline.spark.tally import Span
 
 __all__ = ["uplink_account"]
 

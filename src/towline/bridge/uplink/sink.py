@@ -22,8 +22,8 @@ from towline.kafka.options import FORMAT
 from towline.sinks import lower_case
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
 from towline.spark.offsets import places_at
-from towline.spark.totals import BatchMessages, BatchResult
-from towline.spark.workers import settle
+from towline.spark.tally import BatchMessages, BatchResult
+from towline.spark.tasks import settle
 from towline.text import printable
 
 if TYPE_CHECKING:

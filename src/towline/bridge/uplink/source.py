@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from towline.spark.readplan import ReadPlan
-    from towline.spark.slices import Slice
+    from towline.spark.readplan import ReadPlan, Slice
 
 __all__ = ["ROUTED", "SLICE", "SLICES", "RoutedSource", "Routing", "SliceSource", "parted", "slice_of"]
 

@@ -10,8 +10,8 @@ import pyspark
 import pytest
 
 from towline.errors import SetupError
-from towline.spark import versions
-from towline.spark.versions import check_pyspark, pyspark_version
+from towline.spark import session
+from towline.spark.session import check_pyspark, pyspark_version
 
 
 def test_the_one_that_is_here() -> None:
@@ -48,12 +48,12 @@ def test_one_in_an_archive_as_workers_have_it_where_spark_home_is_set(
     ],
 )
 def test_one_that_does_not_do(monkeypatch: pytest.MonkeyPatch, installed: str | None, what: str) -> None:
-    monkeypatch.setattr(versions, "pyspark_version", lambda: installed)
+    monkeypatch.setattr(session, "pyspark_version", lambda: installed)
     with pytest.raises(SetupError) as caught:
         check_pyspark()
     assert str(caught.value) == f'pyspark: {what}. Type: pip install "towline[spark]"   [TL-S20]'
 
 
 def test_a_newer_one_is_taken_and_not_called_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "pyspark_version", lambda: "4.10.0")
+    monkeypatch.setattr(session, "pyspark_version", lambda: "4.10.0")
     assert check_pyspark() == ("4.10.0", False)
