@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from towline.bridge.lines.elsewhere import AWAY
+from towline.bridge.lines.evidence import AWAY
 from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED
 from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
 from towline.errors import codes_in

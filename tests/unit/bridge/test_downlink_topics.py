@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from tests.unit.bridge.test_downlink_file import GOOD, read
 from tests.unit.bridge.test_downlink_mapping import checkpoint
-from towline.bridge.downlink import topics
-from towline.bridge.downlink.query import DownlinkQuery
-from towline.bridge.downlink.topics import TopicFindings, look_at_topics
+from towline.bridge.downlink import query
+from towline.bridge.downlink.query import DownlinkQuery, TopicFindings, look_at_topics
 from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
@@ -64,9 +63,9 @@ def test_a_topic_that_is_gone_stops_a_line_only_where_records_were_unread(
     (line,) = bridge.downlinks
     checkpoint(line, ends(first))
     checkpoint(line, ends(second), 1, done=done)
-    monkeypatch.setattr(topics, "reachable", lambda *_: type("Info", (), {"topics": {"t.a": 1, "other": 1}}))
-    monkeypatch.setattr(topics, "ids_of", lambda _, names, __: {"t.a": "A"} if "t.a" in names else {})
-    monkeypatch.setattr(topics, "first_offsets", lambda *_: {0: 0})
+    monkeypatch.setattr(query, "reachable", lambda *_: type("Info", (), {"topics": {"t.a": 1, "other": 1}}))
+    monkeypatch.setattr(query, "ids_of", lambda _, names, __: {"t.a": "A"} if "t.a" in names else {})
+    monkeypatch.setattr(query, "first_offsets", lambda *_: {0: 0})
 
     def look() -> TopicFindings:
         return look_at_topics(line, "bridge.toml", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
@@ -91,8 +90,8 @@ def test_a_topic_that_is_gone_before_the_first_batch_may_have_had_records(
     initial = line.checkpoint / "sources" / "0" / "0"
     initial.parent.mkdir(parents=True)
     initial.write_text('\0v1\n{"t.b":{"0":5}}')
-    monkeypatch.setattr(topics, "reachable", lambda *_: type("Info", (), {"topics": {}}))
-    monkeypatch.setattr(topics, "ids_of", lambda *_: {})
+    monkeypatch.setattr(query, "reachable", lambda *_: type("Info", (), {"topics": {}}))
+    monkeypatch.setattr(query, "ids_of", lambda *_: {})
     with pytest.raises(KafkaError, match=r'topic "t\.b" behind offset 5, where more records were, or may have been'):
         look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
 
@@ -105,9 +104,9 @@ def test_while_a_topic_is_gone_what_retention_took_of_the_others_is_looked_at(
     (line,) = bridge.downlinks
     checkpoint(line, ends({"t.a": 1, "t.b": 5}))
     checkpoint(line, ends({"t.a": 9}), 1, done=False)
-    monkeypatch.setattr(topics, "reachable", lambda *_: type("Info", (), {"topics": {"t.a": 1}}))
-    monkeypatch.setattr(topics, "ids_of", lambda *_: {"t.a": "A"})
-    monkeypatch.setattr(topics, "first_offsets", lambda *_: {0: 4})
+    monkeypatch.setattr(query, "reachable", lambda *_: type("Info", (), {"topics": {"t.a": 1}}))
+    monkeypatch.setattr(query, "ids_of", lambda *_: {"t.a": "A"})
+    monkeypatch.setattr(query, "first_offsets", lambda *_: {0: 4})
     with pytest.raises(KafkaError, match=r'offsets 1 to 3 of topic "t\.a", partition 0.*go_on.*TL-B06'):
         look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
 
@@ -118,10 +117,10 @@ def test_a_topic_that_is_named_and_gone_is_waited_for_and_one_taken_out_of_the_f
     bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic'), tmp_path)
     (line,) = bridge.downlinks
     checkpoint(line, ends({"commands": 1, "former": 5}))
-    monkeypatch.setattr(topics, "ids_of", lambda *_: {"commands": "A", "former": "B"})
+    monkeypatch.setattr(query, "ids_of", lambda *_: {"commands": "A", "former": "B"})
     with pytest.raises(KafkaError, match=r"reads more, and Kafka has no such topic. Create it.*TL-B03"):
         look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
-    monkeypatch.setattr(topics, "ids_of", lambda *_: {"commands": "A", "former": "B", "more": ""})
+    monkeypatch.setattr(query, "ids_of", lambda *_: {"commands": "A", "former": "B", "more": ""})
     found = look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
     assert found.remarks[0] == 'topic "former", read up to offset 5, is not read any more'
     assert found.remarks[1].startswith("topic ids unknown (more): this Kafka gives none")
@@ -137,19 +136,19 @@ def test_before_the_first_offset_the_ids_are_noted_and_a_silent_kafka_is_waited_
     def silent(*_: object) -> dict[str, str]:
         raise KafkaError("TL-K01", "k", "no answer")
 
-    monkeypatch.setattr(topics, "ids_of", silent)
+    monkeypatch.setattr(query, "ids_of", silent)
     evidence = read_checkpoint(line.checkpoint)
     with pytest.raises(KafkaError, match="TL-K01"):
         look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
-    monkeypatch.setattr(topics, "ids_of", lambda *_: {"commands": "A"})
+    monkeypatch.setattr(query, "ids_of", lambda *_: {"commands": "A"})
     look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
     initial = line.checkpoint / "sources" / "0" / "0"
     initial.parent.mkdir(parents=True)
     initial.write_text('\0v1\n{"commands":{"0":5}}')
-    monkeypatch.setattr(topics, "ids_of", lambda *_: {"commands": "B"})
+    monkeypatch.setattr(query, "ids_of", lambda *_: {"commands": "B"})
     with pytest.raises(KafkaError, match=r"its id was A, and is B\): offset 5 of partition 0.*TL-B06"):
         look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
-    monkeypatch.setattr(topics, "ids_of", silent)
+    monkeypatch.setattr(query, "ids_of", silent)
     assert look_at_topics(line, "b", evidence, bridge.kafka.client(), 100) == TopicFindings()
 
 

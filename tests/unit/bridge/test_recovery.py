@@ -15,7 +15,7 @@ from towline.bridge.lines.evidence import Evidence, read_checkpoint
 from towline.bridge.lines.identity import Identity, settle
 from towline.bridge.lines.recovery import CheckpointSettings, ResumeStep, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
-from towline.bridge.uplink.recovery import Seen, beginnings, offsets_of
+from towline.bridge.uplink.query import Seen, beginnings, offsets_of
 from towline.errors import TowlineError, stays
 from towline.gateway.identity import MISMATCHES
 

@@ -19,7 +19,9 @@ from tests.unit.bridge.test_config import GOOD, changed, read, told
 from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import Bridge, Line
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.lines.elsewhere import away_trouble, combined
+from towline.bridge.lines import evidence
+from towline.bridge.lines.account import uplink_account
+from towline.bridge.lines.evidence import away_trouble, combined
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.notes import LineNotes
 from towline.bridge.lines.recovery import begin_again
@@ -29,8 +31,7 @@ from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, code_of, collect
 from towline.bridge.runtime.status import render as render_status
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.bridge.uplink import recovery
-from towline.bridge.uplink.account import uplink_account
+from towline.bridge.uplink import query
 from towline.cli.gateway import gateway as run_gateway
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.access import Access
@@ -246,8 +247,8 @@ def write(
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
 
 
-def gathered(line: Line, identity: Identity) -> recovery.Seen:
-    return recovery.gather(line, Access(), identity)
+def gathered(line: Line, identity: Identity) -> query.Seen:
+    return query.gather(line, Access(), identity)
 
 
 def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Served, Served]) -> None:
@@ -257,7 +258,7 @@ def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Serve
         each.journal.commit("bridge", 5)
     write(line, 3, g1=(one, 7), g2=(other, 5))
     seen = gathered(line, KNOWN)
-    recovery.belong(line, tmp_path / "bridge.toml", KNOWN, seen)
+    query.belong(line, tmp_path / "bridge.toml", KNOWN, seen)
     assert {name: (part.planned_end, part.committed, part.tip) for name, part in seen.parts.items()} == {
         "g1": (7, 5, 10),
         "g2": (5, 5, 10),
@@ -271,7 +272,7 @@ def test_a_checkpoint_older_than_one_gateway_is_told(tmp_path: Path, two: tuple[
     write(line, 3, g1=(one, 7), g2=(other, 5))
     other.journal.commit("bridge", 9)
     with pytest.raises(TowlineError, match=r"gateway g2: the checkpoint is an older copy.*TL-B23"):
-        recovery.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
+        query.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
 
 
 def test_another_journal_of_one_gateway_is_told(tmp_path: Path, two: tuple[Served, Served]) -> None:
@@ -281,30 +282,30 @@ def test_another_journal_of_one_gateway_is_told(tmp_path: Path, two: tuple[Serve
     text = (line.checkpoint / "offsets" / "3").read_text()
     (line.checkpoint / "offsets" / "3").write_text(text.replace(other.journal.journal_id, "0ther"))
     with pytest.raises(TowlineError, match=r"gateway g2: the checkpoint belongs to journal 0ther.*TL-B24"):
-        recovery.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
+        query.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
 
 
 def test_a_line_with_a_gateway_of_its_own_is_one_of_a_list_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(evidence, "_PATIENCE_S", 0.2)
     line = read(GOOD, tmp_path).uplinks[0]
     with served(line.gateway.state_dir, name="telemetry") as one:
         one.add(10)
         one.journal.commit("bridge", 4)
         new = gathered(line, Identity.new("plant-7", "telemetry"))
-        begin = recovery.beginnings(line, Identity.new("plant-7", "telemetry"), new)
-        assert (begin, recovery.offsets_of(begin, new)) == ({"telemetry": "committed"}, {"telemetry": 4})
+        begin = query.beginnings(line, Identity.new("plant-7", "telemetry"), new)
+        assert (begin, query.offsets_of(begin, new)) == ({"telemetry": "committed"}, {"telemetry": 4})
         KNOWN.save(line.gateway.state_dir)
         write(line, 3, telemetry=(one, 7))
-        recovery.belong(line, "bridge.toml", KNOWN, gathered(line, KNOWN))
+        query.belong(line, "bridge.toml", KNOWN, gathered(line, KNOWN))
         one.journal.commit("bridge", 9)
         with pytest.raises(TowlineError, match=r'line "telemetry": the checkpoint is an older copy.*TL-B23'):
-            recovery.belong(line, "bridge.toml", KNOWN, gathered(line, KNOWN))
+            query.belong(line, "bridge.toml", KNOWN, gathered(line, KNOWN))
         begin_again(line)
         identity = Identity.read(line.gateway.state_dir)
         assert identity is not None
-        assert recovery.beginnings(line, identity, gathered(line, identity)) == {"telemetry": 9}
+        assert query.beginnings(line, identity, gathered(line, identity)) == {"telemetry": 9}
     with pytest.raises(GatewayUnreachable, match=r"no gateway answers. It is started again by itself.*TL-G01"):
         gathered(line, identity)
 
@@ -329,14 +330,14 @@ def test_a_line_begins_again_behind_what_is_done_at_each(tmp_path: Path, two: tu
     assert identity is not None
     assert identity.sink == "plant-7.telemetry.2"
     seen = gathered(line, identity)
-    begin = recovery.beginnings(line, identity, seen)
+    begin = query.beginnings(line, identity, seen)
     assert begin == {"g1": 7, "g2": 5}
-    assert recovery.offsets_of(begin, seen) == {"g1": 7, "g2": 5}
+    assert query.offsets_of(begin, seen) == {"g1": 7, "g2": 5}
 
 
 def test_it_waits_for_each_gateway_that_it_begins_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At committed it would begin too early there: only the checkpoint knew how far it had come."""
-    monkeypatch.setattr(recovery, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(evidence, "_PATIENCE_S", 0.2)
     line = line_of(tmp_path)
     with served(tmp_path / "g1", name="g1") as one:
         with served(tmp_path / "g2", name="g2") as other:
@@ -356,9 +357,9 @@ def test_a_new_line_begins_where_each_account_stands(tmp_path: Path, two: tuple[
     two[0].journal.commit("bridge", 4)
     fresh = Identity.new("plant-7", "telemetry")
     seen = gathered(line, fresh)
-    begin = recovery.beginnings(line, fresh, seen)
+    begin = query.beginnings(line, fresh, seen)
     assert begin == {"g1": "committed", "g2": "committed"}
-    assert recovery.offsets_of(begin, seen) == {"g1": 4, "g2": 0}
+    assert query.offsets_of(begin, seen) == {"g1": 4, "g2": 0}
 
 
 # -- supervision and status ------------------------------------------------------------------------------------------

@@ -12,11 +12,10 @@ from typing import Any, Final
 from pyspark.sql.types import StructType
 
 from towline.bridge.config.model import Line
-from towline.bridge.lines.account import LineAccount
+from towline.bridge.lines.account import LineAccount, uplink_account
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.notes import LineNotes, begin_totals, carry_totals
 from towline.bridge.routes import to_json
-from towline.bridge.uplink.account import uplink_account
 from towline.bridge.uplink.query import UplinkQuery
 from towline.bridge.uplink.sink import RecordSink
 from towline.checkpoint import SINK_NOTE, Checkpoint

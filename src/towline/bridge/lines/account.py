@@ -2,7 +2,7 @@
 
 It is made when somebody asks, of sources that do not know each other: what the gateway says that it received, stored
 and sent, and the notes in the checkpoint, of what each committed batch held and what Kafka or the outbox took of it.
-What is counted differs by direction (`towline.bridge.uplink.account`, `towline.bridge.downlink.account`); the sum is
+What is counted differs by direction (`towline.bridge.lines.account`, `towline.bridge.lines.account`); the sum is
 one.
 """
 
@@ -11,9 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-__all__ = ["AccountWords", "LineAccount", "remark", "sink_disagreements"]
+from towline.bridge.lines.evidence import AWAY, away_text
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from towline.bridge.lines.notes import LineNotes
+    from towline.spark.tally import Span
+
+__all__ = ["AccountWords", "LineAccount", "downlink_account", "remark", "sink_disagreements", "uplink_account"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +146,240 @@ def sink_disagreements(counts: Counter[str], given: str, others: str = "") -> It
         dead = counts["dead_lettered"] + counts["drift_dead"]
         rows = counts["acknowledged"] + counts["dead_lettered"] + counts["drift"]
         yield f"Kafka's markers say {rows:,} rows, {dead:,} of them dead letters · the sink says {said}"
+
+
+# -- from MQTT to Kafka ------------------------------------------------------------------------------------------------
+
+#: ``undecided``: its ``where`` is null. ``unrouted``: taken by no route. ``skipped``: given up by at_most_once after a
+#: crash. ``lost``: given up by its sink, Kafka did not take them in time. ``deduplicated``: recognised as repeats, by a
+#: dedupe key or by an open QoS 2 packet id. ``left_out``: did not come to the sink, in a batch whose reasons nobody
+#: knows. ``arriving``: not yet on disk and not acknowledged.
+_UP: Final = AccountWords(
+    "received",
+    "in_kafka",
+    "in Kafka",
+    {
+        "filtered": "filtered",
+        "undecided": "where is null",
+        "unrouted": "unrouted",
+        "skipped": "given up",
+        "lost": "lost",
+        "dead_lettered": "dead-lettered",
+        "deduplicated": "deduplicated",
+        "left_out": "left out",
+        "arriving": "arriving",
+    },
+)
+#: Why a message did not come to the sink, as its totals say it.
+_NOT_GIVEN: Final = ("filtered", "undecided", "unrouted", "skipped", "dropped", "left_out", "astray", "unwitnessed")
+
+
+class _JournalCounts(NamedTuple):
+    """What a gateway says of itself; the sum of several is a member-wise one.
+
+    ``before`` are the messages that were carried before the totals begin, ``waiting`` those that are not known to be
+    carried, of which the gateway calls some committed.
+    """
+
+    #: Sent again under an open QoS 2 id: answered, and not stored [I3].
+    repeats: int
+    received: int
+    arriving: int
+    before: int
+    waiting: int
+    committed: int
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any], span: Span | None) -> Self:
+        """What one says; of one that says nothing, what was carried.
+
+        Args:
+            status: ``received``, ``end``, ``committed``, ``deduplicated`` ...
+            span: What the totals have of its journal; None for nothing yet.
+        """
+        upto = span.upto if span else int(status.get("committed", 0))
+        end, repeats = int(status.get("end", upto)), int(status.get("deduplicated", 0))
+        if AWAY in status:
+            end = max(end, upto)  # its last answer is older than the last batch
+        # The status is not one instant: rows may become durable between reading `received` and `end`.
+        received = max(int(status.get("received", end)), end + repeats)
+        counted = min(upto, end)
+        before = min(span.since if span else upto, counted)
+        committed = max(0, int(status.get("committed", 0)) - counted)
+        return cls(repeats, received, received - end - repeats, before, end - counted, committed)
+
+
+def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
+    """Bring the sources together.
+
+    Of a gateway that is away that is what it said last, of one that has gone what was carried.
+
+    Args:
+        notes: Read before the gateway was asked: it knows of every message that they are about.
+        gateway: ``received``, ``end``, ``committed``, ``deduplicated`` ...; of several also ``gateways``.
+    """
+    several = gateway.get("gateways")
+    spans = notes.totals.spans if notes.totals else {}
+    parts = {str(part.get("journal", name)): (name, part) for name, part in (several or {"": gateway}).items()}
+    total, restored = _JournalCounts(*[0] * len(_JournalCounts._fields)), list[str]()
+    for journal in sorted({*parts, *spans}):
+        (name, part), span = parts.get(journal, (journal, {})), spans.get(journal)
+        if span is not None and AWAY not in part and (fault := _restored(part, span)):
+            restored.append(f"gateway {name}: {fault}" if several else fault)
+        total = _JournalCounts(*map(sum, zip(total, _JournalCounts.of(part, span), strict=True)))
+    away = {name: part for name, part in (several or {}).items() if AWAY in part}
+    return _sum(notes, total, restored, tuple(away_text(name, part) for name, part in away.items()))
+
+
+def _sum(notes: LineNotes, journals: _JournalCounts, restored: list[str], away: tuple[str, ...]) -> LineAccount:
+    counts, spark = notes.counts, notes.spark
+    not_witnessed = journals.before + counts["unwitnessed"] + counts["unknown"]
+    carried = not_witnessed + counts["acknowledged"]
+    parts = {
+        **{name: counts[name] for name in ("filtered", "undecided", "unrouted", "skipped", "lost", "dead_lettered")},
+        "deduplicated": spark.get("deduplicated", 0) + journals.repeats,
+        "left_out": counts["left_out"] + counts["dropped"] - spark.get("dropped", 0),
+        "arriving": journals.arriving,
+    }
+    disagreements = [*restored, *_of_uplink(notes, counts)]
+    whole = carried + sum(parts.values()) + journals.waiting
+    if whole != journals.received and not disagreements:
+        disagreements = [f"{journals.received:,} were received · the parts are {whole:,}"]
+    return LineAccount(
+        _UP,
+        journals.received,
+        carried,
+        waiting=journals.waiting,
+        parts=parts,
+        disagreements=disagreements,
+        uncounted=journals.committed,
+        notes=(
+            "",
+            remark((not_witnessed, "not witnessed"), (counts["again"], "again")),
+            remark((journals.committed, "committed")),
+        ),
+        more={"not_witnessed": not_witnessed, "again": counts["again"]},
+        away=away,
+    )
+
+
+def _of_uplink(notes: LineNotes, counts: Counter[str]) -> Iterator[str]:
+    """Which source says what, where they can't both be right."""
+    spans = notes.totals.spans.values() if notes.totals else ()
+    if (offsets := sum(span.upto - span.since for span in spans)) != counts["messages"]:
+        where = " and ".join(f"{span.since:,} to {span.upto:,}" for span in spans)
+        yield f"offsets {where} have {offsets:,} messages · the sink's note has {counts['messages']:,}"
+    late = notes.spark.get("late", 0)
+    astray = counts["astray"] + notes.spark.get("dropped", 0) - notes.spark.get("deduplicated", 0) - late
+    if astray > 0:
+        yield f"{astray:,} rows did not come to the sink, for no reason that the line has"
+    if astray < 0:
+        yield f"the sink was given {-astray:,} rows more than the journal has committed"
+    if late:
+        yield f"{late:,} rows were lost: Spark took them for late. That should not happen; please report it"
+    others = sum(counts[name] for name in _NOT_GIVEN)
+    if counts["given"] + others != counts["messages"]:
+        yield f"journal says {counts['messages']:,} committed · the sink was given {counts['given']:,}"
+    more = f" + {others:,} that did not come to it" if others else ""
+    yield from sink_disagreements(counts, f"journal says {counts['messages']:,} committed", more)
+
+
+def _restored(status: Mapping[str, Any], span: Span) -> str:
+    """Why a journal is not the one of which rows were committed up to an offset; "" where it may be [I14]."""
+    upto, end = span.upto, int(status.get("end", span.upto))
+    if upto > end:
+        return f"Spark committed up to {upto:,}, the journal ends at {end:,}: was it restored from a copy?"
+    here = next((name for first, name in reversed(status.get("openings", ())) if first < upto), "")
+    if not here or not span.incarnation or here == span.incarnation:
+        return ""
+    return (
+        f"Spark committed up to {upto:,} of what opening {span.incarnation} of the journal wrote, here {here} wrote "
+        "it: it was restored from a copy, and has gone on"
+    )
+
+
+# -- from Kafka to MQTT ------------------------------------------------------------------------------------------------
+
+#: ``undecided``: their ``where`` is null. ``expired``: not sent, their time was over. ``refused``: the broker does not
+#: take them, the gateway keeps them apart.
+_DOWN: Final = AccountWords(
+    "taken",
+    "delivered",
+    "delivered",
+    {
+        "dead_lettered": "dead-lettered",
+        "filtered": "filtered",
+        "undecided": "where is null",
+        "expired": "expired",
+        "refused": "refused",
+    },
+)
+
+
+def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
+    """Bring the sources together.
+
+    Args:
+        notes: Read before the gateway was asked.
+        gateway: With the counts of its ``outbox``; delivered are those that the broker has, with QoS 0 those that were
+            sent.
+    """
+    outbox: Mapping[str, Any] = gateway["outbox"]
+    accepted, delivered, expired, refused = (
+        int(outbox[name]) for name in ("accepted", "delivered", "expired", "refused")
+    )
+    counts = notes.counts
+    if AWAY in gateway:
+        accepted = max(accepted, counts["sent"])  # its last answer is older than the last batch
+    filtered = counts["filtered"] + notes.spark.get("removed", 0)
+    # Published with QoS 2, and the broker took it as QoS 1, so it may be doubled.
+    degraded = int(outbox.get("degraded", 0))
+    broken = "not exactly once" if degraded and gateway.get("guarantee") == "exactly_once" else ""
+    uncounted = max(0, accepted - counts["sent"])
+    return LineAccount(
+        _DOWN,
+        accepted + filtered + counts["undecided"] + counts["unfit"],
+        delivered,
+        waiting=accepted - delivered - expired - refused,
+        parts={
+            "dead_lettered": counts["unfit"],
+            "filtered": filtered,
+            "undecided": counts["undecided"],
+            "expired": expired,
+            "refused": refused,
+        },
+        disagreements=[*_of_downlink(notes), *_of_the_outbox(outbox, accepted, counts["sent"])],
+        uncounted=uncounted,
+        broken=broken,
+        notes=(remark((uncounted, "uncounted")), remark((degraded, "at QoS 1, not 2")), ""),
+        more={"degraded": degraded, "broken": broken},
+    )
+
+
+def _of_downlink(notes: LineNotes) -> Iterator[str]:
+    """Which source says what, where they can't both be right."""
+    counts, spark = notes.counts, notes.spark
+    taken = spark.get("taken", 0)
+    if beyond := spark.get("beyond", 0):
+        yield f"Kafka's offsets have room for {taken - beyond:,} records · Spark took {taken:,}"
+    if unlike := spark.get("unlike", 0):
+        yield f"Spark took {taken:,} records · the writer was given {taken - unlike:,} of them"
+    sent = counts["records"] - counts["filtered"] - counts["undecided"] - counts["unfit"]
+    if sent != counts["sent"]:
+        yield f"the writer says {sent:,} messages went to the outbox · the outbox says it has {counts['sent']:,}"
+    missing = max(counts["unlettered"], counts["unfit"] - counts["dead_lettered"])
+    if missing > 0:
+        yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['unfit'] - missing:,}"
+    yield from sink_disagreements(counts, f"the writer brought {counts['given']:,} dead letters and notices")
+
+
+def _of_the_outbox(outbox: Mapping[str, Any], accepted: int, sent: int) -> Iterator[str]:
+    delivered = int(outbox["delivered"])
+    if accepted < sent:
+        theirs = f"the outbox knows {accepted:,}"
+        yield f"the writer brought {sent:,} messages · {theirs}: was it restored from a copy?"
+    answered = int(outbox["acknowledged"]) - int(outbox.get("taken_back", 0))
+    plain = int(outbox.get("sent", 0))
+    if delivered != answered + plain:
+        more = f" + {plain:,} sent with QoS 0" if plain else ""
+        yield f"the outbox says {delivered:,} delivered · the broker has acknowledged {answered:,}{more}"

@@ -12,8 +12,16 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from towline.bridge.config.model import AnyLine, Bridge, Line
-from towline.bridge.lines.elsewhere import AWAY, away_text, away_trouble, combined, each, is_refused, places_of
-from towline.bridge.lines.evidence import status_of
+from towline.bridge.lines.evidence import (
+    AWAY,
+    away_text,
+    away_trouble,
+    combined,
+    each,
+    is_refused,
+    places_of,
+    status_of,
+)
 from towline.bridge.lines.notes import LineNotes
 from towline.bridge.lines.recovery import refused
 from towline.bridge.runtime.members import is_drained, wanted_clients

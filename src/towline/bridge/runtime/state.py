@@ -15,10 +15,8 @@ from typing import Any, Final
 
 from towline import files
 from towline.bridge.config.model import CHECKPOINT
-from towline.bridge.downlink.account import downlink_account
-from towline.bridge.lines.account import LineAccount
+from towline.bridge.lines.account import LineAccount, downlink_account, uplink_account
 from towline.bridge.lines.notes import LineNotes
-from towline.bridge.uplink.account import uplink_account
 from towline.gateway.endpoint import text_of
 from towline.processes import ProcessMark
 from towline.timing import BATCHES, Histogram, Pace

@@ -14,8 +14,16 @@ from urllib.request import ProxyHandler, build_opener
 from towline import files
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines.account import remark
-from towline.bridge.lines.elsewhere import AWAY, away_trouble, combined, each, places_of, stale
-from towline.bridge.lines.evidence import gateway_status, status_of
+from towline.bridge.lines.evidence import (
+    AWAY,
+    away_trouble,
+    combined,
+    each,
+    gateway_status,
+    places_of,
+    stale,
+    status_of,
+)
 from towline.bridge.lines.leftovers import former_topics, left_lines
 from towline.bridge.runtime.line_requests import paused
 from towline.bridge.runtime.members import members_status, render_member, told_of_sharing, wanted_clients
