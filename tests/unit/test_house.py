@@ -41,7 +41,7 @@ THREADS = {
     "serve": "the gateway ends with it",
     "stop": "to nobody: the driver is killed",
     "stream-silence": "told; the stream ends with its connection",
-    "sync": "again",
+    "sync": "to the reader",
     "token-provider": "to who asks for a token",
     "towline-connect": "to who connects",
 }

@@ -31,10 +31,11 @@ from towline.spark.cadence import Cadence
 from towline.spark.offsets import JournalPlace, Position
 from towline.spark.readplan import JournalRange, ReadPlan, Slice, divided, ranges_between, slices_of
 from towline.spark.tasks import settle
-from towline.threads import Condition, guarded_thread
+from towline.threads import later
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Future
     from types import FrameType
 
     import pyarrow as pa
@@ -90,7 +91,9 @@ class Cut:
     def __init__(self, location: str) -> None:
         self._checkpoint = Checkpoint(location) if location else None
         self._safe: Position | None = None
-        self._machine: _Machine | None = None
+        #: A sync of the machine that runs, and what is safe when it ends; the next one begins no sooner.
+        self._sync: tuple[Position, Future[float]] | None = None
+        self._rests_until = 0.0
 
     def upto(self, here: Position, *, wait: bool = False) -> Position | None:
         """Up to where rows may be removed at each gateway, ``here`` or one before it; None when nothing may be yet.
@@ -122,42 +125,24 @@ class Cut:
             os.sync()
 
     def _synced(self, here: Position, *, wait: bool) -> Position | None:
+        """The newest place that was asked for before a sync of the machine that has ended."""
         if wait:
             os.sync()
             return here
-        if self._machine is None:
-            self._machine = _Machine()
-        return self._machine.synced(here)
+        now, safe = time.monotonic(), self._safe
+        if self._sync is not None and self._sync[1].done():
+            safe, took_s = self._sync[0], self._sync[1].result()
+            self._sync, self._rests_until = None, now + max(_EVERY_S, took_s / _SHARE) - took_s
+        if self._sync is None and safe != here and now >= self._rests_until:
+            self._sync = here, later(_sync_machine, "sync")
+        return safe
 
 
-class _Machine:
-    """Syncs every file system in the background. sync(2) waits for the disks, but tells no error."""
-
-    def __init__(self) -> None:
-        self._changed = Condition()
-        self._wanted: Position | None = None
-        self._done: Position | None = None
-        guarded_thread(self._run, "sync", again_s=1.0).start()
-
-    def synced(self, here: Position) -> Position | None:
-        """Ask for a sync after ``here``; the newest place that was asked for before a sync that has ended."""
-        with self._changed:
-            if self._wanted != here:
-                self._wanted = here
-                self._changed.notify()
-            return self._done
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._wanted != self._done)
-                wanted = self._wanted
-            began = time.monotonic()
-            os.sync()
-            took = time.monotonic() - began
-            with self._changed:
-                self._done = wanted
-            time.sleep(max(_EVERY_S, took / _SHARE) - took)
+def _sync_machine() -> float:
+    """Sync every file system; sync(2) waits for the disks, but tells no error. How long it took, in seconds."""
+    began = time.monotonic()
+    os.sync()
+    return time.monotonic() - began
 
 
 #: An idle stream makes an empty batch this often, in seconds: Spark ends Python workers that idle for 60 s
