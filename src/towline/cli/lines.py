@@ -62,7 +62,7 @@ def begin_again(file: BridgeFile, line: LineName) -> None:
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.lines import recovery  # noqa: PLC0415
-    from towline.bridge.lines.leftovers import known_line  # noqa: PLC0415
+    from towline.bridge.lines.identity import known_line  # noqa: PLC0415
     from towline.bridge.runtime.supervisor import alone  # noqa: PLC0415
 
     bridge = load(file)

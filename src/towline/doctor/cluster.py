@@ -20,8 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from towline import files
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
-from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.leftovers import former_topics
+from towline.bridge.lines.identity import Identity, former_topics
 from towline.bridge.patterns import allowed
 from towline.doctor.case import PROBE, Case
 from towline.doctor.table import NotAsked, fact

@@ -18,7 +18,7 @@ from typing import Final
 
 from towline import files
 from towline.bridge.config.model import BATCH_BYTES, Bridge, Line
-from towline.bridge.lines.leftovers import left_lines
+from towline.bridge.lines.identity import left_lines
 from towline.bridge.runtime.surroundings import check_java
 from towline.doctor.case import PROBE, Case, LineLoad
 from towline.doctor.table import Answer, Check, Standing, fact, named, sized, span

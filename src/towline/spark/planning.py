@@ -2,6 +2,10 @@
 
 What is planned stands in the checkpoint, as the places where the batch ends. All else follows from start, end and the
 options alone, so that a batch comes again as it was [I4].
+
+The limits hold for the batch, and are shared max-min: whoever has little waiting gets all of it, the others share what
+is left evenly. So messages of a quiet gateway never wait behind another's backlog, as they would by shares in
+proportion to it, and nobody gets more than waits.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
@@ -20,7 +24,6 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.client import CALL_S, interruptible
 from towline.kafka.pace import BatchLimit
-from towline.spark.admission import Offer, admit, fitting
 from towline.spark.gateways import LIST, Question, SourceGateway, SourceGateways, foreign, is_absence, is_refusal
 from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import JournalPlace, Position
@@ -28,10 +31,12 @@ from towline.spark.readplan import Slice, divided, ranges_between, slices_of
 from towline.spark.tally import pace_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from towline.gateway.client import Window
     from towline.spark.readplan import JournalRange, ReadPlan
 
-__all__ = ["BatchPlanner"]
+__all__ = ["BatchPlanner", "Offer", "admit", "fitting", "shares"]
 
 _LOG = logging.getLogger("towline.spark")
 _T = TypeVar("_T")
@@ -407,3 +412,77 @@ def _safe(place: JournalPlace, safe: Position | None) -> int:
     """Up to where a gateway may remove rows; 0 where its journal was another one."""
     before = safe and safe.place(place.gateway)
     return before.offset if before and before.journal == place.journal else 0
+
+
+class Offer(NamedTuple):
+    """What waits at one gateway, as far as the whole batch could take it; or what the batch takes of that.
+
+    Attributes:
+        rows: At least 0; of what is taken, at most what was offered.
+        size: Their bytes as they lie in the journal; of what is taken the most that they may be, None where the rows
+            say it already, and 0 where nothing is.
+    """
+
+    rows: int
+    size: int | None
+
+
+def shares(waiting: Sequence[int], limit: int | None, turn: int = 0) -> list[int]:
+    """Share a limit max-min: as equal as can be, and nobody more than waits.
+
+    Args:
+        waiting: What waits at each, at least 0.
+        limit: Of all together; None for none.
+        turn: Who gets the first of what can't be divided, a number from 0; one that grows with each batch lets nobody
+            starve, however small the limit is.
+
+    Returns:
+        A share for each. Together they are the limit, or all that waits.
+    """
+    if limit is None or sum(waiting) <= limit:
+        return list(waiting)
+    given, left, count = [0] * len(waiting), limit, len(waiting)
+    ascending = sorted(range(count), key=lambda one: waiting[one])
+    for done, one in enumerate(ascending):
+        even = left // (count - done)
+        if waiting[one] > even:  # and so have all after it
+            rest = sorted(ascending[done:], key=lambda other: (other - turn) % count)
+            extra = left - even * len(rest)
+            for place, other in enumerate(rest):
+                given[other] = even + (place < extra)
+            break
+        given[one] = waiting[one]
+        left -= waiting[one]
+    return given
+
+
+def admit(offers: Sequence[Offer], max_rows: int | None, max_bytes: int | None, turn: int = 0) -> list[Offer]:
+    """Share both limits of a batch among gateways, rows first: their bytes then share the other limit.
+
+    Args:
+        offers: What waits at each.
+        max_rows: Most rows of the batch; None for no limit.
+        max_bytes: Most bytes of the batch; None for no limit.
+        turn: As `shares`.
+    """
+    rows = shares([offer.rows for offer in offers], max_rows, turn)
+    sizes = [-(-(size or 0) * got // count) if count else 0 for (count, size), got in zip(offers, rows, strict=True)]
+    granted = shares(sizes, max_bytes, turn)
+    return [Offer(count, None if got >= size else got) for count, size, got in zip(rows, sizes, granted, strict=True)]
+
+
+def fitting(sizes: Sequence[int], max_bytes: int | None, turn: int = 0) -> list[bool]:
+    """Which ranges go into the batch, once their sizes are known: a gateway gives one row at least, however large.
+
+    Args:
+        sizes: Bytes of what each would give; 0 for nothing.
+        max_bytes: Most bytes of the batch; None for no limit.
+        turn: Who is asked first, as `shares`; the first with anything is taken whatever its size, so that one huge
+            message passes, and ten of them one after the other.
+    """
+    taken, total = [False] * len(sizes), 0
+    for one in sorted(range(len(sizes)), key=lambda other: (other - turn) % len(sizes)):
+        if sizes[one] and (max_bytes is None or not total or total + sizes[one] <= max_bytes):
+            taken[one] = True
+            total += sizes[one]
+    return taken

@@ -10,8 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from towline.bridge.routes import Route, RouteOutcome, RouteTable, to_json
-from towline.bridge.uplink.records import RecordColumns
-from towline.bridge.uplink.source import Routing
+from towline.bridge.uplink.sink import RecordColumns, Routing
 from towline.bridge.uplink.statements import Statements, of_schema
 from towline.kafka.deadletters import DeadLetter
 from towline.schema import ROW_SCHEMA

@@ -23,8 +23,7 @@ from tests.integration.gateway.test_outbox import Ear
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
-from towline.bridge.lines.identity import settle
-from towline.bridge.lines.leftovers import left_lines, remember
+from towline.bridge.lines.identity import left_lines, remember, settle
 from towline.bridge.runtime.line_requests import pause
 from towline.bridge.runtime.retiring import retire
 from towline.bridge.runtime.screen import PlainScreen

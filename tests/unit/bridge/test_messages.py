@@ -27,7 +27,7 @@ from towline.bridge.messages import (
     own,
 )
 from towline.bridge.routes import REJECT, WHERE, RouteTable
-from towline.bridge.uplink.records import RecordColumns
+from towline.bridge.uplink.sink import RecordColumns
 from towline.delivery.outrows import message_of
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee

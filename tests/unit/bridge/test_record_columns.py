@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.bridge.routes import RECORD_SCHEMA
-from towline.bridge.uplink.records import RecordColumns
+from towline.bridge.uplink.sink import RecordColumns
 from towline.kafka.deadletters import A_HEADER, Reason
 from towline.kafka.properties import TRACE_CONTEXT, Header, property_headers
 from towline.kafka.screening import Fault

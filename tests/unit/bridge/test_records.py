@@ -32,9 +32,7 @@ from towline.bridge.routes import (
     from_json,
     to_json,
 )
-from towline.bridge.uplink.records import RecordColumns
-from towline.bridge.uplink.sink import LineWriter, LineWritten
-from towline.bridge.uplink.sink import Mapping as RecordMapping
+from towline.bridge.uplink.sink import LineWriter, LineWritten, RecordColumns, RecordMapping
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import Reason

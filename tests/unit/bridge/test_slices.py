@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from towline.bridge.uplink.source import SLICE, SliceReader, WriterPartition, slice_of
+from towline.bridge.uplink.sink import SLICE, SliceReader, WriterPartition, slice_of
 from towline.errors import GatewayError
 from towline.gateway.access import Access
 from towline.processes import ProcessMark

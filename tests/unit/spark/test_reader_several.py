@@ -18,7 +18,7 @@ from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, two, until
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable
-from towline.spark import gateways, planning, reader
+from towline.spark import gateways, planning
 from towline.spark.reader import MqttStreamReader, Slice
 
 __all__ = ["new_reader", "quick", "two"]
@@ -47,13 +47,6 @@ def test_the_order_of_the_list_does_not_matter(two: tuple[Served, Served], new_r
     assert list(end["gateways"]) == ["g1", "g2"]
     assert list(at["gateways"]) == ["g1", "g2"]
     assert stream.latestOffset(end, ALL) is end or stream.latestOffset(end, ALL)["tick"] == 1
-
-
-def test_nothing_new_returns_the_start_itself(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader()
-    two[1].add(1)
-    at = stream.latestOffset(stream.initialOffset(), ALL)
-    assert stream.latestOffset(at, ALL) is at
 
 
 def test_any_gateway_wakes_the_reader(two: tuple[Served, Served], new_reader: NewReader) -> None:
@@ -323,16 +316,3 @@ def test_available_now_does_not_end_without_the_rows_of_one_that_is_away(
             stream.latestOffset(at, ALL)
         with served(tmp_path / "g2", name="g2"):
             assert ends(until(stream, at, lambda place: ends(place)["g2"] == 5)) == {"g1": 0, "g2": 5}
-
-
-def test_an_idle_query_ticks(
-    two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = new_reader()
-    two[0].add(1)
-    at = stream.latestOffset(stream.initialOffset(), ALL)
-    monkeypatch.setattr(reader, "TICK_S", 0.02)
-    ticked = wait_until(lambda: (found := stream.latestOffset(at, ALL)) is not at and found)
-    assert ticked == {**at, "tick": 1}
-    (part,) = stream.partitions(at, ticked)
-    assert list(stream.read(part)) == []

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.leftovers import former_topics
+from towline.bridge.lines.identity import Identity, former_topics
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import client_config, watermarks

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from towline.bridge.config.model import Line
 from towline.bridge.routes import RouteOutcome, route_table, to_json
-from towline.bridge.uplink.records import RecordColumns
-from towline.bridge.uplink.source import Routing
+from towline.bridge.uplink.sink import RecordColumns, Routing
 from towline.bridge.uplink.statements import Statements, of_schema
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.properties import TRACE_CONTEXT, user_property

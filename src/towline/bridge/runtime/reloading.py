@@ -31,8 +31,7 @@ from typing import Any, Final
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.reload import LineChange, changes
-from towline.bridge.lines.identity import settle
-from towline.bridge.lines.leftovers import left_lines, remember
+from towline.bridge.lines.identity import left_lines, remember, settle
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
 from towline.bridge.runtime.kafka_supervisor import see_to

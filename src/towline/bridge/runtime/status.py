@@ -24,7 +24,7 @@ from towline.bridge.lines.evidence import (
     stale,
     status_of,
 )
-from towline.bridge.lines.leftovers import former_topics, left_lines
+from towline.bridge.lines.identity import former_topics, left_lines
 from towline.bridge.runtime.line_requests import paused
 from towline.bridge.runtime.members import members_status, render_member, told_of_sharing, wanted_clients
 from towline.bridge.runtime.reloading import REFUSED

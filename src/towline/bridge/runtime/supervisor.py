@@ -20,8 +20,7 @@ from towline.bridge.config.file import load
 from towline.bridge.config.kafka_source import equipped, source_text
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.lines.evidence import gateway_status
-from towline.bridge.lines.identity import settle
-from towline.bridge.lines.leftovers import left_texts, remember
+from towline.bridge.lines.identity import left_texts, remember, settle
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor

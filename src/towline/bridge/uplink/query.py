@@ -25,8 +25,7 @@ from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import CheckpointSettings, examine, problem, refusal
 from towline.bridge.routes import to_json
 from towline.bridge.uplink.inforce import KeptRoutes
-from towline.bridge.uplink.sink import RECORDS
-from towline.bridge.uplink.source import ROUTED, SLICES
+from towline.bridge.uplink.sink import RECORDS, ROUTED, SLICES
 from towline.bridge.uplink.statements import Statements
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import is_remote

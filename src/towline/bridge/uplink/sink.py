@@ -1,46 +1,343 @@
-"""The sink of a bridge's uplink: ``format("kafka_transactional")`` for messages, which it makes records of.
+"""What a bridge's uplink passes through Spark, and makes records of where it is written.
 
-It takes what the two sources of `towline.bridge.uplink.source` give, each in a format of the bridge's own: a place that
-data names is fetched from here and by no sink that users have [I13].
+Its source is ``format("mqtt")`` with the slices of a batch, or its rows with their routes. A line that asks nothing in
+SQL needs no rows in Spark: Spark plans the slices of the journal, and each passes it as one row, the ticket by which
+the task that writes fetches it. Any other line gets the rows, and beside them the number of each one's route and the
+wildcards and fields that its SQL may name.
+
+Its sink is ``format("kafka_transactional")`` for messages, which it makes records of: columns, with the headers that
+every message has each made once for all rows that say the same. Each format is the bridge's own: a place that data
+names is fetched from here and by no sink that users have [I13].
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
 
-from towline.bridge.routes import Rendered, RouteOutcome, route_table
-from towline.bridge.uplink.records import RecordColumns
-from towline.bridge.uplink.source import SLICE, RoutedSource, SliceSource, parted, slice_of
+from towline.bridge.routes import ROUTE, Rendered, RouteOutcome, route_table
 from towline.bridge.uplink.statements import of_schema
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, one_line
+from towline.gateway.access import Access
+from towline.kafka.columns import Columns, distinct_values, header_lists, longest, most
+from towline.kafka.deadletters import A_HEADER, Reason
 from towline.kafka.options import FORMAT
+from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
+from towline.kafka.screening import Fault
+from towline.processes import ProcessMark
+from towline.schema import OPTIONAL
 from towline.sinks import lower_case
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
+from towline.spark.link import GatewayPlace
 from towline.spark.offsets import places_at
+from towline.spark.reader import MqttStreamReader
+from towline.spark.source import MqttDataSource
 from towline.spark.tally import BatchMessages, BatchResult
 from towline.spark.tasks import settle
 from towline.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
 
-    from towline.kafka.columns import Columns
     from towline.kafka.delivery import Delivery
+    from towline.spark.readplan import ReadPlan, Slice
     from towline.spark.tally import SinkNote
 
-__all__ = ["FORMATS", "RECORDS", "LineWriter", "LineWritten", "Mapping", "RecordSink"]
+__all__ = [
+    "FORMATS",
+    "RECORDS",
+    "ROUTED",
+    "SLICE",
+    "SLICES",
+    "LineWriter",
+    "LineWritten",
+    "RecordColumns",
+    "RecordMapping",
+    "RecordSink",
+    "RoutedSource",
+    "Routing",
+    "SliceSource",
+    "parted",
+    "slice_of",
+]
+
+_WRITTEN: Final = frozenset(("topic", "key", "value", "headers", "timestamp"))
+#: What a message has that says nothing more than all do.
+_NOTHING: Final[Mapping[str, Any]] = dict.fromkeys(("retain", *OPTIONAL))
+#: What headers take at most beside texts, topics and properties of users: names, digits, and microseconds since 1970.
+_FIXED_BYTES: Final = 100
+_RARE_BYTES: Final = 200
+
+
+@dataclass(frozen=True)
+class RecordColumns(Columns):
+    """Batches of `towline.bridge.routes.RECORD_SCHEMA`."""
+
+    topic: str | None = None
+    present: frozenset[str] = _WRITTEN
+
+    def refusals(self, batch: Any) -> list[Fault] | None:
+        """Why its rows are refused, of a batch of those that the routes refuse."""
+        reasons = batch.column("towline_reason")
+        if reasons.null_count == batch.num_rows:
+            return None
+        details = batch.column("towline_detail").to_pylist()
+        return [Fault(Reason(one), text) for one, text in zip(reasons.to_pylist(), details, strict=True)]
+
+    def originals(self, batch: Any, at: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - not the record's
+        """The headers of a row's dead letter: all properties of its message, and where it came from."""
+        row = batch.slice(at, 1)
+        ((topic, qos, received),) = _names(row)
+        cells = {name: row.column(f"towline_{name}")[0].as_py() for name in ("gateway", "offset", "duplicate", "rare")}
+        place = {"mqtt.gateway": cells["gateway"] or "", "mqtt.offset": str(cells["offset"])}
+        place |= {"mqtt.duplicate": "true"} if cells["duplicate"] else {}
+        made = property_headers(topic, qos, received, cells["rare"] or _NOTHING)
+        return [*made, *((name, text.encode()) for name, text in place.items())]
+
+    def largest(self, batch: Any) -> int:
+        """As `Columns.largest`."""
+        rest = _FIXED_BYTES + longest(batch.column("towline_topic")) + _most_of(batch.column("towline_rare"))
+        return super().largest(batch) + rest
+
+    def _headers(self, batch: Any) -> Iterator[Any]:
+        own, travels = batch.column("headers"), batch.column("towline_properties").fill_null(False)
+        ends = pc.min_max(travels).as_py()
+        if not ends["max"]:
+            return header_lists(own)
+        rare, plain = batch.column("towline_rare"), _plain_headers(batch)
+        some = rare.null_count < batch.num_rows
+        if ends["min"] and not some and not len(own.flatten()):
+            return plain
+        more = rare.to_pylist() if some else repeat(None)
+        flags = repeat(True) if ends["min"] else travels.to_pylist()
+        return map(_joined, flags, plain, _names(batch), more, header_lists(own))
+
+
+def _names(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
+    """Topic, QoS, and the microseconds since 1970 of each message."""
+    moments = distinct_values(batch.column("towline_received_at").cast(pa.int64()))
+    # What is the same in all rows is repeated.
+    topics = batch.column("towline_topic").cast(pa.binary()).to_pylist()
+    return zip(topics, distinct_values(batch.column("towline_qos")), moments, strict=False)
+
+
+def _plain_headers(batch: Any) -> Iterator[list[Header]]:
+    """The headers that every message has; what several messages say is one tuple for all of them."""
+    topics = _each_header(batch.column("towline_topic").cast(pa.binary()), "mqtt.topic")
+    levels = _each_header(batch.column("towline_qos"), "mqtt.qos")
+    moments = _each_header(batch.column("towline_received_at").cast(pa.int64()), "mqtt.received-at")
+    return map(list, zip(topics, levels, moments, strict=True))
+
+
+def _each_header(column: Any, name: str) -> Iterator[Header]:
+    coded = column.dictionary_encode(null_encoding="encode")
+    made = [(name, in_bytes(value)) for value in coded.dictionary.to_pylist()]
+    return repeat(made[0], len(column)) if len(made) == 1 else map(made.__getitem__, coded.indices.to_pylist())
+
+
+def _joined(
+    travels: bool,  # noqa: FBT001 - of one row, mapped
+    plain: list[Header],
+    name: tuple[bytes | None, int, int],
+    more: Mapping[str, Any] | None,
+    own: list[Header],
+) -> list[Header]:
+    if not travels:
+        return own
+    topic, qos, received = name
+    made = plain if more is None else property_headers(topic, qos, received, more)
+    return [*made, *own] if own else made
+
+
+def _most_of(rare: Any) -> int:
+    """At least the bytes of the headers that any message's rare properties become."""
+    if rare.null_count == len(rare):
+        return 0
+    parts = dict(zip(rare.type.names, rare.flatten(), strict=True))
+    texts = sum(longest(parts[name]) for name in ("content_type", "response_topic", "correlation_data"))
+    users, numbers = parts["user_properties"], parts["subscription_ids"]
+    pairs = users.flatten()
+    one = A_HEADER + len(USER_PREFIX) + longest(pairs.field("key")) + longest(pairs.field("value"))
+    return _RARE_BYTES + texts + most(users) * one + most(numbers) * (A_HEADER + _RARE_BYTES)
+
+
+#: Names of the formats.
+SLICES, ROUTED = "towline_slices", "towline_routed"
+#: The one column of slices.
+SLICE: Final = "towline_slice"
+_ROUTES, _VALUES, _WRITERS = "routes", "values", "writers"
+
+
+def parted(options: Mapping[str, str], *names: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The options of these names, by their names in lower case, and the others as they are."""
+    own = {name.lower(): value for name, value in options.items() if name.lower() in names}
+    return own, {name: value for name, value in options.items() if name.lower() not in names}
+
+
+class SliceSource(MqttDataSource):
+    """A row for each slice of a batch, with all that it takes to read it, for each of several writers.
+
+    Its options are those of ``mqtt``, and ``writers``: how many tasks write a batch.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        own, rest = parted(options, _WRITERS)
+        super().__init__(rest)
+        self._writers = int(own[_WRITERS])
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return SLICES
+
+    def schema(self) -> str:
+        """The one column."""
+        super().schema()
+        return f"{SLICE} string"
+
+    @one_line
+    def streamReader(self, schema: StructType) -> SliceReader:  # noqa: ARG002, N802 - Spark's signature
+        """Make the reader of a stream."""
+        return SliceReader(self._plan, self._writers)
+
+
+@dataclass(frozen=True)
+class WriterPartition(InputPartition):
+    """All slices of a batch, for one of its writers."""
+
+    slices: Sequence[InputPartition]
+    writer: int
+    writers: int
+
+
+class SliceReader(MqttStreamReader):
+    """Plans as `MqttStreamReader`, and leaves the rows where they are."""
+
+    def __init__(self, plan: ReadPlan, writers: int) -> None:
+        super().__init__(plan)
+        self._writers = writers
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """A partition for each writer, each with all slices of the batch: a record's key tells whose it is."""
+        slices = super().partitions(start, end)
+        return [WriterPartition(slices, writer, self._writers) for writer in range(self._writers)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the slices as they are.
+
+        Raises:
+            GatewayError: TL-G62.
+        """
+        assert isinstance(partition, WriterPartition)
+        parts = [part for one in partition.slices if (part := self._begun(one)).start < part.end]
+        texts = [_to_json(part, partition) for part in parts]
+        if texts:
+            yield pa.RecordBatch.from_pydict({SLICE: pa.array(texts, pa.string())})
+
+
+def _to_json(part: Slice, of: WriterPartition) -> str:
+    """A slice as text: plain values, none of which is a secret but its ticket, which is worth this slice alone."""
+    rows = [part.journal, part.start, part.end, part.incarnation]
+    return json.dumps({"rows": rows, "place": asdict(part.admitted), "writer": [of.writer, of.writers]})
+
+
+class WrittenSlice(NamedTuple):
+    """A slice as the task that writes it gets it.
+
+    Attributes:
+        rows: Its rows, to be read once, the same ones each time [I4]. Raises GatewayError where the journal is another
+            one or does not have them, GatewayUnreachable when no gateway answers for a minute.
+        writer: Number of the writer.
+        writers: How many there are.
+    """
+
+    rows: Iterator[pa.RecordBatch]
+    writer: int
+    writers: int
+
+
+def slice_of(text: str) -> WrittenSlice:
+    """Read a value of the column `SLICE`."""
+    entry = json.loads(text)
+    place = entry["place"]
+    place["access"] = Access(**place["access"])
+    place["owner"] = place["owner"] and ProcessMark(**place["owner"])
+    return WrittenSlice(GatewayPlace(**place).rows(*entry["rows"]), *entry["writer"])
+
+
+class RoutedSource(MqttDataSource):
+    """The rows of the ``mqtt`` source, the number of each one's route, and what its SQL names of them.
+
+    Its own options are ``routes``, of `towline.bridge.routes.to_json`, and ``values``, of `Statements.values` as JSON.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        own, rest = parted(options, _ROUTES, _VALUES)
+        super().__init__(rest)
+        self._routing = Routing(own[_ROUTES], json.loads(own[_VALUES]))
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return ROUTED
+
+    def schema(self) -> str:
+        """The columns of the ``mqtt`` source, and those of `Routing`."""
+        more = "".join(f", `{name}` string" for name in self._routing.values)
+        return f"{super().schema()}, {ROUTE} int{more}"
+
+    @one_line
+    def streamReader(self, schema: StructType) -> RoutedReader:  # noqa: ARG002, N802 - Spark's signature
+        """Make the reader of a stream."""
+        return RoutedReader(self._plan, self._routing)
+
+
+class RoutedReader(MqttStreamReader):
+    """Reads as `MqttStreamReader`, and matches in the worker."""
+
+    def __init__(self, plan: ReadPlan, routing: Routing) -> None:
+        super().__init__(plan)
+        self._routing = routing
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a slice, the same ones each time [I4]."""
+        return map(self._routing.added, super().read(partition))
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What the SQL of a line asks of a message beside its own columns.
+
+    Attributes:
+        routes: Of `towline.bridge.routes.to_json`.
+        values: Column -> the wildcard or field of a message that it has as text.
+    """
+
+    routes: str
+    values: Mapping[str, str]
+
+    def added(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows with the number of their route in `ROUTE`, and the values."""
+        table = route_table(self.routes)
+        columns = [table.match(rows.column("topic")), *table.values(rows, list(self.values.values()))]
+        names = [*rows.schema.names, ROUTE, *self.values]
+        return pa.RecordBatch.from_arrays([*rows.columns, *columns], names=names)
+
 
 #: Name of the format.
 RECORDS: Final = "towline_records"
-_ROUTES, _LETTERS, _DEDUPES, _EMPTY = "routes", "letters", "dedupes", "empty"
+_LETTERS, _DEDUPES, _EMPTY = "letters", "dedupes", "empty"
 #: Messages, the number of the writer that reads them, and how many writers there are.
 Part: TypeAlias = "tuple[RecordBatch, int, int]"
 #: Bytes of rows that are made records of at once; of large messages they are fewer.
@@ -126,7 +423,7 @@ class LineWriter(StreamWriter):
             KafkaError: As `StreamWriter.write`; TL-B02, TL-B29, TL-B33 for a message that has nowhere to go.
         """
         settle()
-        mapping = Mapping(self._routes, letters=self._delivery.settings.dead_letter_topic is not None)
+        mapping = RecordMapping(self._routes, letters=self._delivery.settings.dead_letter_topic is not None)
         done = self._written(mapping.records(_parts(iterator)))
         left_out = dict(mapping.left_out)
         return LineWritten(done.partition, done.batch, done.query, done.done, done.given, left_out, *mapping.rows)
@@ -164,7 +461,7 @@ def _check_slices(written: Sequence[KafkaWritten], batch: int) -> None:
         raise KafkaError("TL-K26", FORMAT, what, "The batch is not committed. Report it, with the bridge's file.")
 
 
-class Mapping:
+class RecordMapping:
     """From messages to records, and what is left out on the way.
 
     Args:
@@ -241,11 +538,11 @@ def _larger(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         waiting.append(batch)
         size += batch.nbytes
         if size >= _ENOUGH:
-            yield _joined(waiting)
+            yield _concatenated(waiting)
             waiting, size = [], 0
     if waiting:
-        yield _joined(waiting)
+        yield _concatenated(waiting)
 
 
-def _joined(batches: list[RecordBatch]) -> RecordBatch:
+def _concatenated(batches: list[RecordBatch]) -> RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
