@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -118,10 +119,11 @@ def check_executors(
     able = _able.setdefault(context.applicationId, set())
     needed = {**NEEDED, **(more or {})}
     with _Marks(shared) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
-        question = _Question((_OURS, *needed), marks.places, tuple(files))
+        names = tuple(f"{name}:{_MODULES.get(name, name)}" for name in (_OURS, *needed))
+        asked = partial(probe.facts, names, marks.places, tuple(files))
         coming = (one for one in _registered(context, wait_s) if one.name not in able)
         # One is asked while others are waited for.
-        answers = [pool.submit(_ask, context, one, question) for one in coming]
+        answers = [pool.submit(_ask, context, one, asked) for one in coming]
         reports = [answer.result() for answer in answers]
     if error := complaint([(one, lacks(one, needed, version())) for one in reports]):
         raise error
@@ -254,30 +256,14 @@ def _listed(context: Any) -> list[Executor]:
     return [Executor(one.id(), one.hostPort()) for one in summaries if one.id() != "driver"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """The arguments of `towline.spark.probe.facts`."""
-
-    names: tuple[str, ...]
-    marks: tuple[str, ...]
-    files: tuple[str, ...]
-
-
-def _ask(context: Any, executor: Executor, question: _Question) -> ExecutorReport:
-    """One task on one executor."""
+def _ask(context: Any, executor: Executor, asked: Callable[[], dict[str, Any]]) -> ExecutorReport:
+    """One task on one executor, which takes its function and plain values along instead of names of modules."""
     cloudpickle.register_pickle_by_value(probe)  # type: ignore[no-untyped-call]
     try:
-        found = _located(context, executor).map(_bound(question)).collect()
+        found = _located(context, executor).map(lambda _: asked()).collect()
     except Exception as error:  # noqa: BLE001 - whatever Spark says is this executor's answer
         return ExecutorReport(executor, error=str(error))
     return ExecutorReport(executor, found[0])
-
-
-def _bound(question: _Question) -> Callable[[Any], dict[str, Any]]:
-    """The task, which takes its function and plain values along instead of names of modules."""
-    facts, marks, files = probe.facts, question.marks, question.files
-    names = tuple(f"{name}:{_MODULES.get(name, name)}" for name in question.names)
-    return lambda _: facts(names, marks, files)
 
 
 def _located(context: Any, executor: Executor) -> RDD[Any]:

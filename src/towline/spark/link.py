@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -54,7 +54,7 @@ class GatewayPlace:
     settings: str = ""
     access: Access = _NO_ACCESS
     ticket_s: float = DEFAULT_VALID_S
-    ticket: str = ""
+    ticket: str = field(default="", repr=False)
     authority: str = ""
     owner: ProcessMark | None = None
 

@@ -442,7 +442,7 @@ def _short_queue(report: Mapping[str, Any]) -> str:
 
 def _rows(part: Slice) -> Iterator[pa.RecordBatch]:
     """The rows of a slice, as a worker reads them."""
-    return part.admitted.rows(part.journal, part.start, part.end, part.incarnation)
+    return part.place.rows(part.journal, part.start, part.end, part.incarnation)
 
 
 def _timed(rows: Iterator[pa.RecordBatch], watermark_ms: int) -> Iterator[pa.RecordBatch]:

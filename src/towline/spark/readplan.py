@@ -6,7 +6,7 @@ Pure: a range is always cut the same way.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -119,14 +119,12 @@ class Slice(InputPartition):
     """The rows ``start`` to ``end`` - 1 of one journal: all that a worker is told.
 
     Attributes:
-        place: Where the gateway is.
+        place: Where the gateway is, and what lets the worker in there (`GatewayPlace.admitted`).
         journal: Id of its journal.
         start: Offset of the first row.
         end: Offset after the last one.
         incarnation: Which opening of the journal wrote the row below `end`; "" for unknown.
         watermark_ms: The query's watermark, in ms since 1970; None for rows without an event time.
-        ticket: Lets the worker in to a gateway on a network.
-        authority: With it: the authorities of the gateway's certificate as PEM text.
     """
 
     place: GatewayPlace
@@ -135,13 +133,6 @@ class Slice(InputPartition):
     end: int
     incarnation: str = ""
     watermark_ms: int | None = None
-    ticket: str = field(default="", repr=False)
-    authority: str = ""
-
-    @property
-    def admitted(self) -> GatewayPlace:
-        """The gateway's place as a worker comes to it."""
-        return self.place.admitted(self.ticket, self.authority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +182,7 @@ def slices_of(
     """
     known, trusted = [""] * (len(bounds) - 1) + [end.incarnation], place.trusted()
     return [
-        Slice(place, end.journal, *each, incarnation, watermark_ms, ticket, trusted)
+        Slice(place.admitted(ticket, trusted), end.journal, *each, incarnation, watermark_ms)
         for each, incarnation, ticket in zip(bounds, known, tickets, strict=True)
     ]
 

@@ -80,8 +80,6 @@ class PartitionSender:
         confirm_s: Longest wait until the broker has a batch; None where the outbox is enough.
         origin: Hash of what the offset log says about the newest batch; empty for unknown.
         origin_batch: That batch.
-        tickets: For each client, what lets a task in to its gateway on a network; "" or none for one of this machine.
-        authority: The authorities of those gateways' certificates as PEM text.
         scope: What the names of a stream's writers begin with, before the query's id.
     """
 
@@ -91,8 +89,6 @@ class PartitionSender:
     confirm_s: float | None
     origin: str = ""
     origin_batch: int | None = None
-    tickets: tuple[str, ...] = ()
-    authority: str = ""
     scope: str = ""
 
     @property
@@ -102,13 +98,12 @@ class PartitionSender:
 
     def of(self, partition: int) -> PartitionSender:
         """What brings the rows of a part, to its client."""
-        number = partition % len(self.places)
-        ticket = self.tickets[number] if self.tickets else ""
-        return replace(self, places=(self.places[number].admitted(ticket, self.authority),))
+        return replace(self, places=(self.places[partition % len(self.places)],))
 
     def signed(self, tickets: Sequence[str]) -> PartitionSender:
-        """With tickets for the tasks. On the driver."""
-        return replace(self, tickets=tuple(tickets), authority=self.place.trusted())
+        """With tickets for the tasks, one for each client. On the driver."""
+        places = zip(self.places, tickets, strict=True)
+        return replace(self, places=tuple(place.admitted(ticket, place.trusted()) for place, ticket in places))
 
     def bring(self, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
         """Bring all rows of a batch, and wait for the broker if that was asked for.
@@ -293,7 +288,7 @@ class MqttBatchWriter(DataSourceArrowWriter):
     def _end(self) -> None:
         """Nothing depends on it: a gateway that is away lets go of the job's names by itself, days later."""
         for place in self._sender.places:
-            with contextlib.suppress(GatewayError, JournalError), place.connect() as client:
+            with contextlib.suppress(GatewayError, JournalError), place.admitted("", "").connect() as client:
                 client.end_job(f"job-{self._job}")
 
 
@@ -337,7 +332,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
             'Use mode("append").',
         )
     sender, job = _sender(options, schema), uuid.uuid4().hex
-    tickets = [_admission(place, f"job-{job}") for place in sender.places if place.remote]
+    tickets = [_admission(place, f"job-{job}") if place.remote else "" for place in sender.places]
     return MqttBatchWriter(sender.signed(tickets), job)
 
 

@@ -20,7 +20,7 @@ LOCAL = GatewayPlace("/state/é", "", settings='{"name": "g"}', owner=ProcessMar
 REMOTE = GatewayPlace("", "grpc+tls://h:1", access=Access("/token", "/ca", "name"), ticket_s=5)
 SLICES = (
     Slice(LOCAL, "j1", 3, 9, "inc"),
-    Slice(REMOTE, "j2", 0, 4, "", None, "ticket", "PEM"),
+    Slice(REMOTE.admitted("ticket", "PEM"), "j2", 0, 4),
     Slice(LOCAL, "j3", 5, 5),
 )
 
@@ -42,7 +42,7 @@ def test_a_slice_is_read_by_the_task_that_writes_where_the_plan_says(asked: list
     """Its ticket lets it in to a gateway on a network; one without rows is nothing to read."""
     (batch,) = SliceReader(ReadPlan(LOCAL), 3).read(WriterPartition(SLICES, 2, 3))
     slices = [slice_of(text) for text in batch.column(SLICE).to_pylist()]
-    assert [(one.writer, one.writers) for one in slices] == [(2, 3)] * 2
+    assert [of for _, *of in slices] == [[2, 3]] * 2
     assert asked == [(LOCAL, "j1", 3, 9, "inc"), (REMOTE.admitted("ticket", "PEM"), "j2", 0, 4, "")]
     assert not list(SliceReader(ReadPlan(LOCAL), 3).read(WriterPartition([], 0, 3)))
 

@@ -118,7 +118,7 @@ def test_an_expired_ticket_is_told_without_showing_it(far: Remote, plan: ReadPla
     far.server.service.tickets._clock = lambda: 1e11
     with pytest.raises(GatewayError, match="TL-G42") as refused:
         list(stream.read(part))
-    assert part.ticket not in str(refused.value)
+    assert part.place.ticket not in str(refused.value)
     stream.stop()
 
 
@@ -128,7 +128,7 @@ def test_a_ticket_is_worth_as_long_as_the_option_says(far: Remote) -> None:
     (part,) = MqttBatchReader(source._plan).partitions()
     assert isinstance(part, Slice)
     tickets = far.server.service.tickets
-    assert 7100 < tickets.opened(part.ticket).expires - tickets._clock() < 7210
+    assert 7100 < tickets.opened(part.place.ticket).expires - tickets._clock() < 7210
 
 
 def test_on_a_unix_socket_nothing_changes(far: Remote) -> None:
@@ -138,7 +138,7 @@ def test_on_a_unix_socket_nothing_changes(far: Remote) -> None:
     end = stream.latestOffset(start, ALL)
     (part,) = stream.partitions(start, end)
     assert isinstance(part, Slice)
-    assert (part.ticket, part.authority) == ("", "")
+    assert (part.place.ticket, part.place.authority) == ("", "")
     assert table(stream, start, end).num_rows == 5
     stream.stop()
 

@@ -172,7 +172,7 @@ def test_one_here_and_one_on_a_network(tmp_path: Path) -> None:
         at = stream.initialOffset()
         end = until(stream, at, lambda place: sorted(ends(place).values()) == [3, 4])
         parts = stream.partitions(at, end)
-        assert [bool(part.ticket) for part in parts if isinstance(part, Slice)] == [False, False, True, True]
+        assert [bool(part.place.ticket) for part in parts if isinstance(part, Slice)] == [False, False, True, True]
         stream.stop()
         far.pki.directory.rename(tmp_path / "the driver's alone")
         worker = MqttStreamReader(plan)

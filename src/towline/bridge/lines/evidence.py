@@ -14,7 +14,6 @@ from towline.bridge.config.services import in_the_file
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import GatewayError, GatewayUnreachable, NotAllowed
 from towline.gateway.access import REFUSALS, Access
-from towline.gateway.launch import discover
 from towline.spark.link import GatewayPlace
 
 if TYPE_CHECKING:
@@ -101,12 +100,9 @@ def status_of(gateway: GatewayClient) -> dict[str, Any]:
 
 
 def gateway_status(state_dir: Path) -> dict[str, Any] | None:
-    """What the gateway of a state directory says of itself; None when none answers. Raises as `discover`."""
+    """What the gateway of a state directory says of itself; None when none answers; raises NotAllowed."""
     try:
-        client = discover(state_dir)
-        if client is None:
-            return None
-        with client:
+        with GatewayPlace(str(state_dir), "").attach() as client:
             return status_of(client)
     except NotAllowed:
         raise

@@ -215,19 +215,16 @@ class UplinkQuery(LineQuery[Line]):
             "dedupes": str(self.line.within is not None).lower(),
             "empty": "" if self._empty is None else str(self._empty),
         }
-        return self.prepared(rows).writeStream.format(RECORDS).options(**own, **self._guaranteed_sink(identity))
-
-    def _guaranteed_sink(self, identity: Identity) -> dict[str, str]:
-        return {"guarantee": self.line.guarantee.value, **self._sink_options(identity)}
+        return self.prepared(rows).writeStream.format(RECORDS).options(**own, **self._sink_options(identity))
 
     def sink_settings(self) -> SinkSettings:
         """What the sink of the line's next start is told; no connection is made."""
-        return SinkSettings.parse(self._guaranteed_sink(Identity.of(self.bridge, self.line)))
+        return SinkSettings.parse(self._sink_options(Identity.of(self.bridge, self.line)))
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
         keeps = self.line.dead_letter_topic and policy(self.line.guarantee).serves_again
         own = {"deadLetterTopic": str(self.line.dead_letter_topic)} if keeps else {}
-        return self.bridge.sink_options(self.line, identity.sink) | own
+        return {"guarantee": self.line.guarantee.value, **self.bridge.sink_options(self.line, identity.sink), **own}
 
     def _set_markers(self, identity: Identity, batch: int) -> None:
         """Make a batch the last one that the line's sink has written."""

@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -249,31 +249,23 @@ class SliceReader(MqttStreamReader):
 def _to_json(part: Slice, of: WriterPartition) -> str:
     """A slice as text: plain values, none of which is a secret but its ticket, which is worth this slice alone."""
     rows = [part.journal, part.start, part.end, part.incarnation]
-    return json.dumps({"rows": rows, "place": asdict(part.admitted), "writer": [of.writer, of.writers]})
+    return json.dumps({"rows": rows, "place": asdict(part.place), "writer": [of.writer, of.writers]})
 
 
-class WrittenSlice(NamedTuple):
-    """A slice as the task that writes it gets it.
+def slice_of(text: str) -> tuple[Iterator[RecordBatch], int, int]:
+    """A slice as the task that writes it gets it, of a value of the column `SLICE`.
 
-    Attributes:
-        rows: Its rows, to be read once, the same ones each time [I4]. Raises GatewayError where the journal is another
-            one or does not have them, GatewayUnreachable when no gateway answers for a minute.
-        writer: Number of the writer.
-        writers: How many there are.
+    Returns:
+        Its rows, to be read once, the same ones each time [I4]; the number of the writer, and how many there are.
+        Reading raises GatewayError where the journal is another one or does not have them, GatewayUnreachable when no
+        gateway answers for a minute.
     """
-
-    rows: Iterator[pa.RecordBatch]
-    writer: int
-    writers: int
-
-
-def slice_of(text: str) -> WrittenSlice:
-    """Read a value of the column `SLICE`."""
     entry = json.loads(text)
     place = entry["place"]
     place["access"] = Access(**place["access"])
     place["owner"] = place["owner"] and ProcessMark(**place["owner"])
-    return WrittenSlice(GatewayPlace(**place).rows(*entry["rows"]), *entry["writer"])
+    writer, writers = entry["writer"]
+    return GatewayPlace(**place).rows(*entry["rows"]), writer, writers
 
 
 class RoutedSource(MqttDataSource):
