@@ -609,17 +609,40 @@ class RowsForDriver:
         Raises:
             KafkaError: TL-K23, the disk is full or the limit is reached; TL-K66, too many for an answer.
         """
-        out, rows = _Growing(self), 0
+        shared = bool(self.directory) and Path(self.directory).is_dir()
+        sink: Any = pa.BufferOutputStream()
+        writer: Any = None
+        rows, file, inline = 0, "", list[Any]()
         try:
             for batch in batches:
                 rows += batch.num_rows
-                out.write(batch)
-            return out.end(rows)
+                writer = writer or pa.ipc.new_stream(sink, batch.schema)
+                writer.write_batch(batch)
+                if not file and not shared and sink.tell() > ANSWER_BYTES:
+                    raise _too_many(sink.tell())
+                if not file and shared:
+                    inline.append(batch)
+                    if sink.tell() > INLINE_BYTES:
+                        file = str(Path(self.directory) / uuid.uuid4().hex)  # a second attempt may be at work
+                        sink = pa.OSFile(file, "wb")
+                        writer = pa.ipc.new_stream(sink, batch.schema)
+                        while inline:
+                            writer.write_batch(inline.pop(0))
+                if file and self.disk is not None and sink.tell() > self.disk:
+                    least = f"a task needs more than {self.disk:,} bytes there"
+                    raise full(least, "Raise spoolDiskBytes, or leave it out")
+            if writer is not None:
+                writer.close()
+            if file:
+                return Left(rows, sink.tell(), None, file)
+            content: bytes = sink.getvalue().to_pybytes()
+            return Left(rows, len(content), content)
         except OSError as problem:
             why = problem.strerror or str(problem)
             raise full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
         finally:
-            out.close()
+            with suppress(OSError):
+                sink.close()
 
     def leave_empty(self) -> None:
         """Take the directory away again when nothing lies in it; never raises."""
@@ -627,55 +650,6 @@ class RowsForDriver:
             if self.directory:
                 Path(self.directory).rmdir()
                 Path(self.directory).parent.rmdir()
-
-
-class _Growing:
-    """An Arrow stream in memory, and from `INLINE_BYTES` on in a file where the driver sees it."""
-
-    def __init__(self, place: RowsForDriver) -> None:
-        self._place = place
-        self._shared = bool(place.directory) and Path(place.directory).is_dir()
-        self._sink: Any = pa.BufferOutputStream()
-        self._writer: Any = None
-        #: Path of the file; "" while the rows are in memory.
-        self._file = ""
-
-    def write(self, batch: Any) -> None:
-        if self._writer is None:
-            self._writer = pa.ipc.new_stream(self._sink, batch.schema)
-        self._writer.write_batch(batch)
-        size = self._sink.tell()
-        if not self._file and self._shared and size > INLINE_BYTES:
-            self._to_file(batch.schema)
-        elif not self._file and size > ANSWER_BYTES:
-            raise _too_many(size)
-        if self._file and self._place.disk is not None and size > self._place.disk:
-            least = f"a task needs more than {self._place.disk:,} bytes there"
-            raise full(least, "Raise spoolDiskBytes, or leave it out")
-
-    def _to_file(self, schema: Any) -> None:
-        """Go on in a file; the name is this attempt's own, a second attempt of the task may be at work."""
-        self._writer.close()
-        kept = self._sink.getvalue()
-        self._file = str(Path(self._place.directory) / uuid.uuid4().hex)
-        self._sink = pa.OSFile(self._file, "wb")
-        self._writer = pa.ipc.new_stream(self._sink, schema)
-        for batch in pa.ipc.open_stream(kept):
-            self._writer.write_batch(batch)
-
-    def end(self, rows: int) -> Left:
-        if self._writer is not None:
-            self._writer.close()
-        if not self._file:
-            content: bytes = self._sink.getvalue().to_pybytes()
-            return Left(rows, len(content), content)
-        size = self._sink.tell()
-        self._sink.close()
-        return Left(rows, size, None, self._file)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._sink.close()
 
 
 def _stream(source: Any) -> Iterator[Any]:
