@@ -15,7 +15,7 @@ from towline.bridge.lines.evidence import Evidence, read_checkpoint
 from towline.bridge.lines.identity import Identity, settle
 from towline.bridge.lines.recovery import CheckpointSettings, ResumeStep, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
-from towline.bridge.uplink.query import Seen, beginnings, offsets_of
+from towline.bridge.uplink.query import beginnings
 from towline.errors import TowlineError, stays
 from towline.gateway.identity import MISMATCHES
 
@@ -46,8 +46,8 @@ def at(offset: int, **more: str) -> str:
     return json.dumps({"telemetry": {"journal": "j1", "offset": offset, **more}})
 
 
-def begin(one: Line, identity: Identity, part: Evidence) -> str | int:
-    return beginnings(one, identity, Seen(Evidence(), {"telemetry": part}))["telemetry"]
+def begin(one: Line, identity: Identity, part: Evidence) -> int:
+    return beginnings(one, identity, {"telemetry": part})["telemetry"]
 
 
 @pytest.mark.parametrize(
@@ -217,12 +217,15 @@ def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: 
     assert examine(one, tmp_path / "b", replace(KNOWN, guarantee=was), UNDECIDED).places == at(start)
 
 
-def test_where_a_checkpoint_begins_is_known_before_its_first_batch() -> None:
+def test_where_a_checkpoint_begins_is_known_before_its_first_batch(tmp_path: Path) -> None:
     """Spark does not report it, and what was left out of that batch is counted from there."""
     part = Evidence(gateway_journal="j1", committed=700, first=650, tip=900)
-    seen = Seen(Evidence(), {"g": part})
-    assert [offsets_of({"g": begin}, seen)["g"] for begin in ("committed", "latest", 720)] == [700, 900, 720]
-    assert offsets_of({"g": "committed"}, Seen(Evidence(), {"g": replace(part, committed=0)})) == {"g": 650}
+    fresh, most = replace(KNOWN, query=""), line(tmp_path, guarantee="at_most_once")
+    again = replace(fresh, generation=2)
+    assert [begin(one, fresh, part) for one in (line(tmp_path), most)] == [700, 700]
+    assert [begin(one, again, part) for one in (line(tmp_path), most)] == [700, 900]
+    assert [begin(one, replace(again, places=at(720)), part) for one in (line(tmp_path), most)] == [720, 720]
+    assert begin(line(tmp_path), fresh, replace(part, committed=0)) == 650
 
 
 def test_routes_of_a_batch_in_several_parts_wait_for_its_end(tmp_path: Path) -> None:
@@ -272,9 +275,9 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert begin(one, fresh, Evidence(gateway_journal="j1", committed=90, tip=300, written_by="a1")) == 100
     assert begin(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, written_by="a1")) == 200
     assert begin(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, first=150)) == 200
-    assert begin(one, fresh, Evidence(gateway_journal="j2", committed=5, tip=300)) == "committed"
+    assert begin(one, fresh, Evidence(gateway_journal="j2", committed=5, tip=300)) == 5
     older = Evidence(gateway_journal="j1", committed=90, tip=300, written_by="b2")
-    assert begin(one, fresh, older) == "committed", "an older copy that has gone on: what is below 100 is new"
+    assert begin(one, fresh, older) == 90, "an older copy that has gone on: what is below 100 is new"
 
 
 def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from towline.bridge.config.model import Bridge, Line
 from towline.bridge.config.plan import plan_of, render
 from towline.bridge.lines import evidence
 from towline.bridge.lines.account import uplink_account
-from towline.bridge.lines.evidence import away_trouble, combined
+from towline.bridge.lines.evidence import Evidence, away_trouble, combined
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.notes import LineNotes
 from towline.bridge.lines.recovery import begin_again
@@ -247,8 +247,8 @@ def write(
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
 
 
-def gathered(line: Line, identity: Identity) -> query.Seen:
-    return query.gather(line, Access(), identity)
+def gathered(line: Line, identity: Identity) -> dict[str, Evidence]:
+    return query.gather(line, Access(), identity)[1]
 
 
 def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Served, Served]) -> None:
@@ -259,7 +259,7 @@ def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Serve
     write(line, 3, g1=(one, 7), g2=(other, 5))
     seen = gathered(line, KNOWN)
     query.belong(line, tmp_path / "bridge.toml", KNOWN, seen)
-    assert {name: (part.planned_end, part.committed, part.tip) for name, part in seen.parts.items()} == {
+    assert {name: (part.planned_end, part.committed, part.tip) for name, part in seen.items()} == {
         "g1": (7, 5, 10),
         "g2": (5, 5, 10),
     }
@@ -295,7 +295,7 @@ def test_a_line_with_a_gateway_of_its_own_is_one_of_a_list_of_one(
         one.journal.commit("bridge", 4)
         new = gathered(line, Identity.new("plant-7", "telemetry"))
         begin = query.beginnings(line, Identity.new("plant-7", "telemetry"), new)
-        assert (begin, query.offsets_of(begin, new)) == ({"telemetry": "committed"}, {"telemetry": 4})
+        assert begin == {"telemetry": 4}
         KNOWN.save(line.gateway.state_dir)
         write(line, 3, telemetry=(one, 7))
         query.belong(line, "bridge.toml", KNOWN, gathered(line, KNOWN))
@@ -315,7 +315,7 @@ def test_one_that_is_away_does_not_keep_a_line_from_going_on(tmp_path: Path) -> 
     with served(tmp_path / "g1", name="g1") as one:
         with served(tmp_path / "g2", name="g2") as other:
             write(line, 3, g1=(one, 0), g2=(other, 0))
-        assert list(gathered(line, KNOWN).parts) == ["g1"]
+        assert list(gathered(line, KNOWN)) == ["g1"]
 
 
 def test_a_line_begins_again_behind_what_is_done_at_each(tmp_path: Path, two: tuple[Served, Served]) -> None:
@@ -329,10 +329,7 @@ def test_a_line_begins_again_behind_what_is_done_at_each(tmp_path: Path, two: tu
     identity = Identity.read(line.gateway.state_dir)
     assert identity is not None
     assert identity.sink == "plant-7.telemetry.2"
-    seen = gathered(line, identity)
-    begin = query.beginnings(line, identity, seen)
-    assert begin == {"g1": 7, "g2": 5}
-    assert query.offsets_of(begin, seen) == {"g1": 7, "g2": 5}
+    assert query.beginnings(line, identity, gathered(line, identity)) == {"g1": 7, "g2": 5}
 
 
 def test_it_waits_for_each_gateway_that_it_begins_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,10 +353,7 @@ def test_a_new_line_begins_where_each_account_stands(tmp_path: Path, two: tuple[
     two[0].add(10)
     two[0].journal.commit("bridge", 4)
     fresh = Identity.new("plant-7", "telemetry")
-    seen = gathered(line, fresh)
-    begin = query.beginnings(line, fresh, seen)
-    assert begin == {"g1": "committed", "g2": "committed"}
-    assert query.offsets_of(begin, seen) == {"g1": 4, "g2": 0}
+    assert query.beginnings(line, fresh, gathered(line, fresh)) == {"g1": 4, "g2": 0}
 
 
 # -- supervision and status ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,27 +45,17 @@ if TYPE_CHECKING:
     from towline.gateway.access import Access
     from towline.gateway.client import GatewayClient
 
-__all__ = ["Seen", "UplinkQuery", "beginnings", "belong", "gather", "offsets_of", "oldest_waiting"]
+__all__ = ["UplinkQuery", "beginnings", "belong", "gather", "oldest_waiting"]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a checkpoint and its gateways say of themselves.
-
-    Attributes:
-        checkpoint: What the checkpoint says, whoever serves its journals.
-        parts: The same with each gateway that answered, by its name.
-    """
-
-    checkpoint: Evidence
-    parts: Mapping[str, Evidence]
-
-
-def gather(line: Line, access: Access, identity: Identity) -> Seen:
+def gather(line: Line, access: Access, identity: Identity) -> tuple[Evidence, dict[str, Evidence]]:
     """Read a line's checkpoint and ask its gateways; those that are away are done without.
 
     A query without a checkpoint that begins behind what was carried needs the gateways it was carried from: each knows
     alone whether its journal is still the same.
+
+    Returns:
+        What the checkpoint says, whoever serves its journals; and the same with each gateway that answered, by name.
 
     Raises:
         GatewayError: None of the gateways that are needed answers.
@@ -90,38 +80,34 @@ def gather(line: Line, access: Access, identity: Identity) -> Seen:
             tip=int(status["end"]),
             written_by=incarnation,
         )
-    return Seen(seen, parts)
+    return seen, parts
 
 
-def belong(line: Line, file: Path | str, identity: Identity, seen: Seen) -> None:
+def belong(line: Line, file: Path | str, identity: Identity, parts: Mapping[str, Evidence]) -> None:
     """See that the checkpoint and the journal of each gateway that answered belong together.
 
     Raises:
         TowlineError: TL-B22 to TL-B25, TL-B50, TL-B52, TL-B53, with both ways out.
     """
     settings = CheckpointSettings.of(line, identity)
-    for name, part in sorted(seen.parts.items()):
+    for name, part in sorted(parts.items()):
         if reason := problem(identity, part, settings):
             code, what, way = reason
             raise refusal(line, file, code, f"gateway {name}: {what}" if line.gateways else what, way)
 
 
-def beginnings(line: Line, identity: Identity, seen: Seen) -> dict[str, str | int]:
-    """Where a query without a checkpoint begins at each gateway, as the source's option ``startingOffset`` says it."""
+def beginnings(line: Line, identity: Identity, parts: Mapping[str, Evidence]) -> dict[str, int]:
+    """The offsets where a query without a checkpoint begins, by gateway, when these say what they said."""
     # A line that begins again may have written the uncommitted rows already, and at_most_once doubles nothing.
-    other = "committed" if policy(line.guarantee).serves_again or identity.generation == 1 else "latest"
-    starts: dict[str, str | int] = {}
-    for name, part in seen.parts.items():
+    gives_up = not policy(line.guarantee).serves_again and identity.generation > 1
+    starts = {}
+    for name, part in parts.items():
         place = _of_journal(identity.begins, part.gateway_journal)
-        same = place and not is_other(place.incarnation, part.written_by, place.offset, part.first)
-        starts[name] = max(place.offset, part.committed) if place and same and place.offset <= part.tip else other
+        starts[name] = part.tip if gives_up else max(part.first, part.committed)
+        other = place and is_other(place.incarnation, part.written_by, place.offset, part.first)
+        if place and not other and place.offset <= part.tip:
+            starts[name] = max(place.offset, part.committed)
     return starts
-
-
-def offsets_of(begin: Mapping[str, str | int], seen: Seen) -> dict[str, int]:
-    """The offsets that `beginnings` has named, when the gateways say what they said."""
-    named = {name: {"committed": max(one.first, one.committed), "latest": one.tip} for name, one in seen.parts.items()}
-    return {name: where if isinstance(where, int) else named[name][where] for name, where in begin.items()}
 
 
 def oldest_waiting(line: Line) -> float | None:
@@ -191,21 +177,20 @@ class UplinkQuery(LineQuery[Line]):
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         line, file, access = self.line, str(self.bridge.file), self.bridge.gateway.access()
         former = Identity.of(self.bridge, line)
-        seen = gather(line, access, former)
-        belong(line, file, former, seen)
-        identity = examine(line, file, former, seen.checkpoint, self._set_markers)
-        new = seen.checkpoint.planned is None
+        seen, parts = gather(line, access, former)
+        belong(line, file, former, parts)
+        identity = examine(line, file, former, seen, self._set_markers)
+        new = seen.planned is None
         if identity.generation != former.generation:  # it begins anew behind what is done
-            seen = gather(line, access, identity)
-        begin, again = offsets_of(beginnings(line, identity, seen), seen), policy(line.guarantee).serves_again
-        done = seen.checkpoint.done
+            seen, parts = gather(line, access, identity)
+        begin, again = beginnings(line, identity, parts), policy(line.guarantee).serves_again
         if new:
-            first = [JournalPlace(name, one.gateway_journal, begin[name]) for name, one in seen.parts.items()]
+            first = [JournalPlace(name, one.gateway_journal, begin[name]) for name, one in parts.items()]
             begin_totals(line.checkpoint, first, gives_up=not again)
-        elif done is not None:
-            begin_totals(line.checkpoint, places_at(Checkpoint(str(line.checkpoint)), done), batch=done)
-        if not again and not seen.checkpoint.decided:
-            self._empty = seen.checkpoint.planned
+        elif seen.done is not None:
+            begin_totals(line.checkpoint, places_at(Checkpoint(str(line.checkpoint)), seen.done), batch=seen.done)
+        if not again and not seen.decided:
+            self._empty = seen.planned
         return self._writer(self.source(spark, begin), identity), identity
 
     def _writer(self, rows: DataFrame, identity: Identity) -> DataStreamWriter:
