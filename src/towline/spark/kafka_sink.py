@@ -284,7 +284,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def _result(self, written: Sequence[KafkaWritten], batch: int, note: SinkNote) -> BatchResult:  # noqa: ARG002 - a line's own asks
         """What the sink says of a batch; `note` is of those before."""
-        return result_of(written, self._write_missing_markers(written, batch), self._sink(written))
+        others = self._write_missing_markers(written, batch)
+        counted = [answer.done for answer in written if not answer.done.by_hand]
+        counts = sum((Counter(answer.counts) for answer in written), Counter[str]())
+        counts["given"] = sum(answer.given if answer.marked is None else answer.marked for answer in written)
+        counts["acknowledged"] = sum(done.rows for done in counted)
+        counts["dead_lettered"] = sum(done.dead_lettered for done in counted)
+        counts["lost"] = sum(done.lost for done in counted)
+        counts["unknown"] = sum(answer.given for answer in written if answer.done.by_hand)
+        marks = MarkerStep.over([*(answer.done.marks for answer in written), *(one.marks for one in others)])
+        seconds = [one.seconds for one in counted if one.marks is not None and one.seconds is not None]
+        return BatchResult(counts, marks, self._sink(written), seconds)
 
     def _write_missing_markers(self, written: Sequence[KafkaWritten], batch: int) -> list[Delivered]:
         """Write the markers of the partitions that had no task."""
@@ -477,26 +487,6 @@ def _refuse_speculation() -> None:
 
 def _out_of_place(what: str, do: str) -> KafkaError:
     return KafkaError("TL-K08", FORMAT, what, do)
-
-
-def result_of(written: Sequence[KafkaWritten], others: Sequence[Delivered], sink: str) -> BatchResult:
-    """What the sink says of a batch.
-
-    Args:
-        written: Answers of its tasks.
-        others: What became of partitions that had no task: they have a marker too.
-        sink: As `BatchResult` has it.
-    """
-    counted = [answer.done for answer in written if not answer.done.by_hand]
-    counts = sum((Counter(answer.counts) for answer in written), Counter[str]())
-    counts["given"] = sum(answer.given if answer.marked is None else answer.marked for answer in written)
-    counts["acknowledged"] = sum(done.rows for done in counted)
-    counts["dead_lettered"] = sum(done.dead_lettered for done in counted)
-    counts["lost"] = sum(done.lost for done in counted)
-    counts["unknown"] = sum(answer.given for answer in written if answer.done.by_hand)
-    marks = MarkerStep.over([*(answer.done.marks for answer in written), *(one.marks for one in others)])
-    seconds = [one.seconds for one in counted if one.marks is not None and one.seconds is not None]
-    return BatchResult(counts, marks, sink, seconds)
 
 
 def log_outcome(written: Sequence[KafkaWritten], batch: int | None) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from towline.checkpoint import Checkpoint
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["BatchMessages", "BatchResult", "BatchTotals", "SinkNote", "Span", "pace_of", "totals_after"]
+__all__ = ["BatchMessages", "BatchResult", "BatchTotals", "SinkNote", "Span", "pace_of"]
 
 
 class Span(NamedTuple):
@@ -162,34 +162,6 @@ class BatchTotals:
         )
 
 
-def totals_after(
-    before: BatchTotals | None, former: BatchTotals | None, batch: int, result: BatchResult
-) -> BatchTotals:
-    """The totals with a batch.
-
-    Args:
-        before: Of the batches before; None where there are none, or nobody knows them.
-        former: Of the batch, by a run before this one; None where it is the first.
-        batch: The batch.
-        result: What the sink says of it.
-    """
-    marks, histogram = result.marks, Histogram(BATCHES) if before is None else before.histogram
-    for open_s in result.seconds:
-        histogram.observe(open_s)
-    total = Counter(before.counts if before else {})
-    total.update(result.counts)
-    if former is not None and not (marks is not None and (result.sink, marks.after) == (former.sink, former.marks)):
-        written = former.since(before)["acknowledged"]  # else the markers stand there: nothing was written again
-        total["again"] += min(written, result.counts.get("acknowledged", 0))
-    last = before if before is not None and before.batch == batch - 1 and before.sink == result.sink else None
-    if last is not None and last.marks is not None and marks is not None and marks.before is not None:
-        total["drift"] += marks.before.rows - last.marks.rows
-        total["drift_dead"] += marks.before.dead_lettered - last.marks.dead_lettered
-    counts = {name: count for name, count in total.items() if count}
-    after = marks.after if marks else None
-    return BatchTotals(batch, counts, result.spans, after, result.sink, tuple(histogram.counts), histogram.seconds)
-
-
 #: Batches of which the totals are kept: more than whoever asks for those of a batch is behind.
 _KEPT: Final = 10
 
@@ -259,7 +231,24 @@ class SinkNote:
             result: What the sink says of it.
             pace: How Kafka took it; None for what was noted before.
         """
-        totals = totals_after(self.before(batch), self.upto(batch), batch, result)
+        before, former = self.before(batch), self.upto(batch)  # of the batches before; and by a run before this one
+        marks, histogram = result.marks, Histogram(BATCHES) if before is None else before.histogram
+        for seconds in result.seconds:
+            histogram.observe(seconds)
+        total = Counter(before.counts if before else {})
+        total.update(result.counts)
+        if former is not None and not (marks is not None and (result.sink, marks.after) == (former.sink, former.marks)):
+            written = former.since(before)["acknowledged"]  # else the markers stand there: nothing was written again
+            total["again"] += min(written, result.counts.get("acknowledged", 0))
+        last = before if before is not None and before.batch == batch - 1 and before.sink == result.sink else None
+        if last is not None and last.marks is not None and marks is not None and marks.before is not None:
+            total["drift"] += marks.before.rows - last.marks.rows
+            total["drift_dead"] += marks.before.dead_lettered - last.marks.dead_lettered
+        counts = {name: count for name, count in total.items() if count}
+        after = marks.after if marks else None
+        totals = BatchTotals(
+            batch, counts, result.spans, after, result.sink, tuple(histogram.counts), histogram.seconds
+        )
         return replace(self.begun(totals), pace=pace or self.pace)
 
     def begun(self, totals: BatchTotals) -> Self:
