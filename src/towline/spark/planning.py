@@ -114,7 +114,7 @@ class BatchPlanner:
             self.gateways.ask({}, patience_s)
             patience_s = 0.0
         known, former = self._known(here)
-        left = self._leaving(former, safe)
+        left = [place.gateway for place in former if self._may_leave(place, safe)]
         news = bool(left) or bool(self._newcomers(known))
         placed = {one: replace(place, at=one.place.text) for one, place in known.items()}
         questions = {one: self._question(place, safe, limit) for one, place in placed.items()}
@@ -240,15 +240,12 @@ class BatchPlanner:
 
     # -- gateways that were taken out of the list ----------------------------------------------------------------
 
-    def _leaving(self, former: Sequence[JournalPlace], safe: Position | None) -> list[str]:
-        """The gateways that may leave the checkpoint: all that they hold is in the commit log, and surely so.
+    def _may_leave(self, place: JournalPlace, safe: Position | None) -> bool:
+        """Whether a gateway may leave the checkpoint: all that it holds is in the commit log, and surely so.
 
         Raises:
-            ConfigError: TL-G51, one can't be asked. TL-G52, messages wait at one.
+            ConfigError: TL-G51, it can't be asked. TL-G52, messages wait there.
         """
-        return [place.gateway for place in former if self._may_leave(place, safe)]
-
-    def _may_leave(self, place: JournalPlace, safe: Position | None) -> bool:
         if place.gateway in self._plan.removed:
             _LOG.warning("gateway %s leaves the checkpoint unasked, as removedGateways says", place.gateway)
             return True
