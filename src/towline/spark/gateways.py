@@ -71,29 +71,6 @@ def is_absence(error: BaseException | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Absence:
-    """Since when a gateway is done without, and why.
-
-    Attributes:
-        since: Seconds since 1970.
-        error: What it, or the way to it, said last: silence or a refusal.
-    """
-
-    since: float
-    error: TowlineError
-
-    @property
-    def refused(self) -> bool:
-        """Whether only a person can end it."""
-        return is_refusal(self.error)
-
-    @property
-    def why(self) -> str:
-        """In words; of a refusal what to do about it, too."""
-        return f"{self.error.what}. {self.error.do}" if self.refused else self.error.what
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     """What a poll asks: commit up to ``safe``, and tell what lies beyond ``here`` within the limits of a batch."""
 
@@ -128,7 +105,8 @@ class SourceGateway:
         name: Its name; set with the first answer, and the same afterwards.
         journal: Id of its journal; set with the name.
         lease: As it was given last; None before the first.
-        absence: Why it is done without now, or None.
+        absence: Why it is done without now: what it, or the way to it, said last; None while it is there.
+        away_since: Since when, in seconds since 1970.
         tip: Offset after the newest row it told of.
         poll: What it was asked last; None when the answer was taken.
         rests_until: It is not asked again before, on `time.monotonic`.
@@ -142,7 +120,8 @@ class SourceGateway:
         self.name = ""
         self.journal = ""
         self.lease: Lease | None = None
-        self.absence: Absence | None = None
+        self.absence: TowlineError | None = None
+        self.away_since = 0.0
         self.tip = 0
         self.poll: _Poll | None = None
         self.rests_until = 0.0
@@ -360,7 +339,7 @@ class SourceGateways:
         if not any(one.is_there for one in wanted):
             absence = next((one.absence for one in wanted if one.absence), None)
             silence = GatewayUnreachable("TL-G01", wanted[0].place.text, "no gateway answers", "Is it running?")
-            raise absence.error if absence else silence
+            raise absence or silence
 
     def _met(self, one: SourceGateway, name: str, journal: str) -> None:
         """Refuse a gateway that another one of the list is already, before it takes that one's lease."""
@@ -468,7 +447,7 @@ class SourceGateways:
 
     def _refused(self) -> TowlineError | None:
         """The error where each gateway refuses: only a person can help then."""
-        refusals = [(one.called, one.absence.error) for one in self.all if one.absence and one.absence.refused]
+        refusals = [(one.called, one.absence) for one in self.all if one.absence and is_refusal(one.absence)]
         if len(refusals) < len(self.all):
             return None
         first = refusals[0][1]
@@ -482,15 +461,15 @@ class SourceGateways:
     def miss(self, one: SourceGateway, error: BaseException | None) -> None:
         """Do without a gateway for now, and say so: silence once, a refusal each minute; later it is asked again."""
         assert isinstance(error, TowlineError)
-        now, before = time.monotonic(), one.absence
-        one.absence = absence = Absence(before.since if before else time.time(), error)
-        one.rests_until = now + (_REFUSED_PAUSE_S if absence.refused else _PAUSE_S)
-        new = before is None or before.refused is not absence.refused
-        if new or (absence.refused and now - one.warned_at >= _REMIND_S):
+        now, before, refused = time.monotonic(), one.absence, is_refusal(error)
+        one.absence = error
+        if before is None:
+            one.away_since = time.time()
+        one.rests_until = now + (_REFUSED_PAUSE_S if refused else _PAUSE_S)
+        new = before is None or is_refusal(before) is not refused
+        if new or (refused and now - one.warned_at >= _REMIND_S):
             one.warned_at = now
-            how, code, do = "away", "TL-G54", ""
-            if absence.refused:
-                how, code, do = "held back", error.code, f". {error.do}"
+            how, code, do = ("held back", error.code, f". {error.do}") if refused else ("away", "TL-G54", "")
             others = ", the others' go on" if len(self.all) > 1 else ""
             what = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
             _LOG.warning(what, one.called, how, error.what, others, do, code)
@@ -502,7 +481,7 @@ class SourceGateways:
 
     def _present(self, one: SourceGateway) -> None:
         if one.absence is not None:
-            since = datetime.fromtimestamp(one.absence.since).astimezone()
+            since = datetime.fromtimestamp(one.away_since).astimezone()
             _LOG.warning("gateway %s is back; it was away since %s", one.called, f"{since:%H:%M:%S}")
             one.absence = None
 

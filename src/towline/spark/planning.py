@@ -399,9 +399,10 @@ class BatchPlanner:
         if trouble := (status.get("last_error") or {}).get("text"):
             said["last_error"] = trouble
         if one.absence is not None:
-            since = datetime.fromtimestamp(one.absence.since, UTC).isoformat(timespec="seconds")
-            said |= {"away_since": since, "last_error": one.absence.why}
-            said |= {"refused": True} if one.absence.refused else {}
+            since = datetime.fromtimestamp(one.away_since, UTC).isoformat(timespec="seconds")
+            refused, error = is_refusal(one.absence), one.absence
+            said |= {"away_since": since, "last_error": f"{error.what}. {error.do}" if refused else error.what}
+            said |= {"refused": True} if refused else {}
         return {**said, "tip": one.tip, "queued": max(0, one.tip - self._reached.get(one, one.tip))}
 
 
