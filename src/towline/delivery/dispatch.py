@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from towline.journal.ranges import Ranges
 
-__all__ = ["Dispatch", "Fate"]
-
 #: First pause before a message that was put off is tried again, in seconds; doubles up to the longest.
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0

@@ -42,8 +42,6 @@ from towline.gateway.tickets import Ticket, TicketKey
 from towline.logfile import LogStream
 from towline.threads import guarded_thread
 
-__all__ = ["Calls", "Forwarding", "Gatekeeper", "Refusals", "RemoteService", "check_call", "main"]
-
 #: A header longer than any token or ticket is not looked at.
 _LONGEST: Final = 8192
 #: Refused calls are told once in so many seconds, with their number.

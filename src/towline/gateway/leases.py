@@ -15,8 +15,6 @@ from towline.errors import Fenced, GatewayError
 from towline.processes import ProcessMark
 from towline.threads import guarded_thread
 
-__all__ = ["BEAT_S", "FOREIGN_LEASE_S", "Heartbeat", "Leases", "now_text"]
-
 #: Seconds between two signs. A batch may take longer than any lease, and Spark asks for nothing meanwhile.
 BEAT_S: Final = 10
 #: A reader on another host, or in another container, whose pid can't be seen, is taken for dead after so many seconds

@@ -59,8 +59,6 @@ from towline.schema import NO_ROWS
 from towline.text import printable
 from towline.timing import Stamp
 
-__all__ = ["Pump"]
-
 _T = TypeVar("_T")
 #: Of the inbox's ledger, as `Pump.status` shows them.
 _COUNTERS = ("deduplicated", *COUNTERS.values(), "packet_ids_reused", "lower_qos", "sessions_lost")

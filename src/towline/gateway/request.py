@@ -19,8 +19,6 @@ from towline.text import cause
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Request", "bad_request", "errors_on_the_wire", "refusal", "unforeseen"]
-
 #: Slices of a micro-batch: more than a cluster has cores.
 _MOST_RANGES: Final = 10_000
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from towline.journal import Batch, Journal, Outbox
     from towline.journal.outbox import Appended
 
-__all__ = ["MAX_WAIT_S", "InboxService", "take_batch"]
-
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
 #: How often a waiting call looks whether its caller is still there, in seconds.

@@ -26,22 +26,6 @@ if TYPE_CHECKING:
 
     from towline.journal.frames import Bytes
 
-__all__ = [
-    "NO_ROOM",
-    "Disk",
-    "Limits",
-    "Lock",
-    "Name",
-    "Room",
-    "failed",
-    "failing",
-    "full",
-    "new_file",
-    "prepare",
-    "segment_names",
-    "write_all",
-]
-
 
 _IOV_MAX = 1024  # Linux: UIO_MAXIOV
 

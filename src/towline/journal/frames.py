@@ -24,22 +24,6 @@ from towline.errors import JournalError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "HEADER_BYTES",
-    "VERSION",
-    "Bytes",
-    "Encoded",
-    "Header",
-    "Kind",
-    "encode",
-    "frame_bytes",
-    "header_at",
-    "intact_after",
-    "intact_at",
-    "payload_at",
-    "section_at",
-]
-
 Bytes: TypeAlias = Any  # bytes, memoryview or pyarrow.Buffer: anything with the buffer protocol
 
 MAGIC = b"TWLJ"

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from towline.journal.recovery import RecoveredJournal
     from towline.journal.segment import Segment
 
-__all__ = ["Journal", "Limits"]
-
 _NO_CHANGES: Final = Changes()
 _SIZE: Final = attrgetter("size")
 _Params = ParamSpec("_Params")

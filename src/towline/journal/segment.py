@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from towline.journal.state import Snapshot
     from towline.timing import Histogram
 
-__all__ = ["Active", "Index", "Segment", "View", "damaged", "new_segment", "removable"]
-
 
 STRIDE = 1 << 16
 

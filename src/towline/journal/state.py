@@ -17,18 +17,6 @@ from towline.errors import JournalDamaged, JournalError
 from towline.journal.frames import Header, Kind
 from towline.version import version
 
-__all__ = [
-    "Changes",
-    "JournalState",
-    "Provenance",
-    "Snapshot",
-    "apply",
-    "decode_json",
-    "encode_json",
-    "foreign",
-    "section_of",
-]
-
 FORMAT = 2
 
 

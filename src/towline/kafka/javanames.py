@@ -15,8 +15,6 @@ from typing import Final, TypeAlias
 from towline.errors import ConfigError
 from towline.kafka.clientconfig import REFERENCE, PlainSecret
 
-__all__ = ["RULES", "translated"]
-
 Said: TypeAlias = Mapping[str, str]
 Rule: TypeAlias = Callable[[str, Said], Mapping[str, str]]
 """Makes librdkafka's settings of a value, with a look at what else is said.

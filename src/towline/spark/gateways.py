@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from towline.spark.link import GatewayPlace
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["LIST", "Question", "SourceGateway", "SourceGateways", "foreign", "is_absence", "is_refusal"]
-
 #: Where the errors of the list stand.
 LIST: Final = 'format("mqtt") option "gateways"'
 #: Pause before a gateway that is away is asked again, in seconds.

@@ -18,8 +18,6 @@ from towline.spark.cadence import LONGEST_DELAY_MS
 from towline.spark.gateway_options import WHERE, at_least_one
 from towline.spark.readplan import ReadPlan
 
-__all__ = ["DEFAULT_MAX_BYTES", "DEFAULT_MAX_ROWS", "OPTIONS", "parse_options"]
-
 _T = TypeVar("_T")
 
 #: Rows of one micro-batch unless told otherwise: about 40 MB of small messages, 0.3 to 0.7 s of Spark's time.

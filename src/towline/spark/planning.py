@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from towline.gateway.client import Window
     from towline.spark.readplan import JournalRange, ReadPlan
 
-__all__ = ["BatchPlanner", "Offer", "admit", "fitting", "shares"]
-
 _LOG = logging.getLogger("towline.spark")
 _T = TypeVar("_T")
 

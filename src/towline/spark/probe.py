@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["facts"]
-
 
 def facts(names: tuple[str, ...], marks: tuple[str, ...], files: tuple[str, ...]) -> dict[str, Any]:
     """The host, its Python, which version it has of each distribution, and which files.

@@ -22,8 +22,6 @@ from towline.spark import options as source
 from towline.spark.gateway_options import WHERE
 from towline.spark.link import GatewayPlace, Retry
 
-__all__ = ["OPTIONS", "SinkOptions", "parse_sink_options", "places_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:

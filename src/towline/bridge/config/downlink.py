@@ -20,8 +20,6 @@ from towline.bridge.messages import COLUMNS, DOCUMENT, FIELDS, VALUES
 from towline.bridge.patterns import Template, kafka_name_problem, payload_path
 from towline.guarantee import Guarantee
 
-__all__ = ["DownlinkSection", "FailureNotice", "KafkaPattern", "Spoken", "Sql", "template_of"]
-
 #: Names no field may have: columns of Spark's Kafka source and of the sink.
 _COLUMNS: Final = frozenset((*COLUMNS, "timestampType", "fault"))
 #: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].

@@ -20,8 +20,6 @@ from towline.spark.session import pyspark_version
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
 
-__all__ = ["equipped", "java_client", "source_text"]
-
 _PACKAGES: Final = "spark.jars.packages"
 #: What the connector is called among those packages.
 _KAFKA: Final = "spark-sql-kafka-0-10"

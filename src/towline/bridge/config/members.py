@@ -20,16 +20,6 @@ from towline.mqtt.filters import common
 if TYPE_CHECKING:
     from towline.bridge.config.tables import UplinkTable
 
-__all__ = [
-    "LONGEST_NAME",
-    "member_settings",
-    "render_share",
-    "restricted",
-    "share_plan",
-    "share_warnings",
-    "share_way",
-]
-
 #: Of a gateway's name, as rows have it.
 LONGEST_NAME: Final = 64
 

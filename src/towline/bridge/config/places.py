@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from towline.errors import ConfigError
 
-__all__ = ["REFERENCE", "Document", "KeyPath", "Places", "names_variable", "plain_path"]
-
 #: A variable of the environment in a text of the file; after a second dollar it is that text.
 REFERENCE: Final = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 

@@ -23,8 +23,6 @@ from towline.bridge.config.section import NAME, Section
 from towline.bridge.config.sqltext import literal
 from towline.errors import ConfigError, did_you_mean
 
-__all__ = ["Profile", "graft", "profile_of", "shipped"]
-
 _FOLDER: Final = Path(__file__).parents[1] / "profiles"
 #: Keys whose texts are Spark SQL, beside all below ``fields``.
 _SQL: Final = frozenset({"where", "reject", "sql", "header_map"})

@@ -18,8 +18,6 @@ from towline.gateway.settings import SubscribedFilter
 from towline.guarantee import Guarantee, policy
 from towline.mqtt.events import Filter
 
-__all__ = ["LineChange", "changes"]
-
 #: What is said of the file, and what is compared line by line.
 _READ: Final = ("file", "lines", "leave_waiting")
 _DO: Final = "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."

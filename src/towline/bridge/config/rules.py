@@ -28,19 +28,6 @@ from towline.mqtt.rules import filter_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA
 from towline.spark.session import shares_files
 
-__all__ = [
-    "ROOT",
-    "Violation",
-    "cluster_problems",
-    "dead_letter_topic",
-    "file_problems",
-    "gateway_problems",
-    "line_problems",
-    "member_problems",
-    "mqtt_problems",
-    "route_problems",
-]
-
 #: Keys of a line that say what its gateway does.
 _OF_A_GATEWAY: Final = ("ack_after", "journal", "listen", "mqtt", "receipts")
 #: Names no field may have: columns of the source and of the record.

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Container
 from typing import Final
 
-__all__ = ["check_sql", "literal", "names_a_field"]
-
 #: Names that begin with towline_ are columns of ours.
 _FIELD: Final = re.compile(r"(?!towline_)[a-z][a-z0-9_]*")
 _BRACES: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")

@@ -11,8 +11,6 @@ from towline.bridge.routes import Route
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import common, unshared
 
-__all__ = ["SubscribedRoute", "at_odds", "covers", "repeatable", "shadowed", "subscriptions"]
-
 #: A subscription that says nothing of its own.
 _NO_TERMS: Final = Filter("")
 

@@ -20,8 +20,6 @@ from towline.options import path
 from towline.spark.cadence import LONGEST_DELAY_MS
 from towline.spark.gateway_options import gateway_list
 
-__all__ = ["LINES", "BridgeTable", "DownlinkTable", "MemberSection", "MqttTable", "UplinkTable"]
-
 #: The tables of lines.
 LINES: Final = ("uplink", "downlink")
 

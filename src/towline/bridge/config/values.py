@@ -10,8 +10,6 @@ from typing import Any, Final
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.places import REFERENCE, KeyPath, names_variable
 
-__all__ = ["FileValues"]
-
 _SIZE: Final = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
 _UNITS: Final = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
 #: Tables whose keys are the user's, or another program's.

@@ -10,8 +10,6 @@ from typing import Any, Final
 from towline.bridge.config.places import REFERENCE, Document, names_variable
 from towline.net.transport import Endpoint
 
-__all__ = ["WrittenValues"]
-
 #: A wildcard with a name, of a route's ``from``; braces after a dollar sign are a variable's.
 _NAMED: Final = re.compile(r"(?<![${])\{[^{}]*\}")
 _TOPICS: Final = ("topic", "fallback_topic", "dead_letter_topic", "from")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from towline.bridge.config.model import AnyLine
 
-__all__ = ["Mapper", "Remapped", "row_of"]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: Largest numbers of the columns; what is larger was not written by a gateway.
 _QOS, _EXPIRY, _SUBSCRIPTION, _MOMENT, _OFFSET = 2, 0xFFFFFFFF, 268_435_455, 1 << 57, (1 << 63) - 1

@@ -45,18 +45,6 @@ if TYPE_CHECKING:
 
     from towline.bridge.lines.evidence import Evidence, KafkaOffsets
 
-__all__ = [
-    "GLANCE_S",
-    "DownlinkQuery",
-    "TopicFindings",
-    "begun_line",
-    "covering",
-    "find_modules",
-    "look_at_topics",
-    "mapping_of",
-    "ways_out",
-]
-
 #: Seconds to wait for Kafka here, on the driver's main thread: other lines wait as long.
 GLANCE_S: Final = 4.0
 _CREATE: Final = "Create it, and the line goes on by itself; or take it out of the file."

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-__all__ = ["DEAD_LETTERS", "FORMAT", "MQTT", "DownlinkSink", "DownlinkWriter", "sorted_out"]
-
 FORMAT: Final = "towline_downlink"
 #: What options of either side begin with.
 MQTT, DEAD_LETTERS = "mqtt.", "letters."

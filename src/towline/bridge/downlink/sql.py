@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-__all__ = ["COUNTER", "apply"]
-
 #: Name of the observed metrics in a query's progress.
 COUNTER: Final = "towline"
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from towline.bridge.lines.notes import LineNotes
     from towline.spark.tally import Span
 
-__all__ = ["AccountWords", "LineAccount", "downlink_account", "remark", "sink_disagreements", "uplink_account"]
-
 
 @dataclass(frozen=True, slots=True)
 class AccountWords:

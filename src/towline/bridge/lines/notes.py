@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["LineNotes", "add_spark_counts", "begin_totals", "carry_totals", "keep_spark_counts"]
-
 _SPARK_NOTE: Final = "towline.spark"
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
     from towline.gateway.listen import ListenSettings
 
-__all__ = ["LineQuery", "reachable"]
-
 #: Addresses that stand for all of a machine's.
 _EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from towline.bridge.patterns import Template
 
-__all__ = ["EACH_ONCE", "NO_TEXT", "asked", "literal", "refusal", "template", "tried"]
-
 NO_TEXT: Final = "CAST(NULL AS STRING)"
 #: The setting of a session without which ``observe`` counts the rows of all attempts of a task: Spark's default, which
 #: [spark.conf] must not change.

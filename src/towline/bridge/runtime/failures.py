@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from towline.errors import TowlineError, stays
 
-__all__ = ["MAX_TEXT", "NO_JVM", "FailureReason", "reason"]
-
 #: Said when `pyspark` found no JVM behind the process that it started.
 NO_JVM = "Spark's JVM ended before it was ready"
 

@@ -28,8 +28,6 @@ from towline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["KEPT_S", "ROUTES_FILE", "KeptRoutes", "RetiredRoute"]
-
 ROUTES_FILE: Final = "routes.json"
 #: A retired route is kept for so long at least, in seconds: what a broker had queued has come by then.
 KEPT_S: Final = 86400.0

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from towline.gateway.access import Access
     from towline.gateway.client import GatewayClient
 
-__all__ = ["UplinkQuery", "beginnings", "belong", "gather", "oldest_waiting"]
-
 
 def gather(line: Line, access: Access, identity: Identity) -> tuple[Evidence, dict[str, Evidence]]:
     """Read a line's checkpoint and ask its gateways; those that are away are done without.

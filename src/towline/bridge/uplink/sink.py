@@ -54,24 +54,6 @@ if TYPE_CHECKING:
     from towline.spark.readplan import ReadPlan, Slice
     from towline.spark.tally import SinkNote
 
-__all__ = [
-    "FORMATS",
-    "RECORDS",
-    "ROUTED",
-    "SLICE",
-    "SLICES",
-    "LineWriter",
-    "LineWritten",
-    "RecordColumns",
-    "RecordMapping",
-    "RecordSink",
-    "RoutedSource",
-    "Routing",
-    "SliceSource",
-    "parted",
-    "slice_of",
-]
-
 _WRITTEN: Final = frozenset(("topic", "key", "value", "headers", "timestamp"))
 #: What a message has that says nothing more than all do.
 _NOTHING: Final[Mapping[str, Any]] = dict.fromkeys(("retain", *OPTIONAL))

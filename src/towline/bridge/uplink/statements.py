@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql import DataFrame
 
-__all__ = ["REPEATED", "Statements", "of_schema"]
-
 #: Whether a message was taken in whole; nobody who writes a condition or a key is asked about another
 #: (`towline.mqtt.stubs`). No payload of MQTT is null.
 _WHOLE: Final = "payload IS NOT NULL"
