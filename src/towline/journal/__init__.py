@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from towline.journal.disk import Disk
-from towline.journal.journal import Journal, Limits
+from towline.journal.disk import Disk, Limits
+from towline.journal.journal import Journal
 from towline.journal.outbox import Batch, Flight, Outbox
 from towline.journal.reading import largest_frame
 from towline.journal.recovery import Recovery

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from towline.errors import JournalError, JournalFull
-from towline.journal.disk import full
-from towline.journal.journal import Journal, Limits
+from towline.journal.disk import Limits, full
+from towline.journal.journal import Journal
 from towline.journal.ranges import Range, Ranges, joined
 from towline.journal.reading import BATCH_BYTES
 from towline.journal.recovery import state_in

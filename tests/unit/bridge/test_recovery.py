@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import replace
@@ -10,14 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, changed, read
-from towline.bridge.config.model import Line
+from towline.bridge.config.model import DownLine, Line
+from towline.bridge.lines import recovery
 from towline.bridge.lines.evidence import Evidence, read_checkpoint
 from towline.bridge.lines.identity import Identity, settle
+from towline.bridge.lines.notes import LineNotes, begin_totals
 from towline.bridge.lines.recovery import CheckpointSettings, ResumeStep, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
 from towline.bridge.uplink.query import beginnings
 from towline.errors import TowlineError, stays
 from towline.gateway.identity import MISMATCHES
+from towline.spark.offsets import JournalPlace
+from towline.spark.tally import SinkNote
 
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
 FINE = Evidence("q1", 7, 7, "j1", 700, 700, "j1", 700, 900)
@@ -297,6 +302,49 @@ def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path)
     fresh = Identity.read(one.gateway.state_dir)
     assert fresh is not None
     assert json.loads(fresh.offsets) == {"commands": {"0": 100}}
+
+
+@pytest.mark.parametrize("killed_at", ["carry_totals", "SinkNote.keep", "_free", "Identity.save"])
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_beginning_again_goes_on_where_it_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direction: str, killed_at: str
+) -> None:
+    """Between the move of the checkpoint and the new identity: offsets, places and totals are those of the old one."""
+    down = GOOD + '\n[[downlink]]\nname = "telemetry2"\nfrom = "commands"\ntopic = "a/{key}"\n'
+    one: Line | DownLine = line(tmp_path) if direction == "up" else read(down, tmp_path).downlinks[0]
+    if isinstance(one, Line):
+        batch(one, 7, 700)
+    else:
+        (one.checkpoint / "offsets").mkdir(parents=True)
+        (one.checkpoint / "commits").mkdir()
+        (one.checkpoint / "offsets" / "7").write_text('v1\n{}\n{"commands":{"0":200}}')
+        (one.checkpoint / "commits" / "7").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    (one.checkpoint / "metadata").write_text('{"id":"q1"}')
+    begin_totals(one.checkpoint, [JournalPlace("telemetry", "j1", 700, "a1")], batch=7)
+    Identity(one.name, f"plant-7.{one.name}", query="q1").save(one.gateway.state_dir)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, contextlib.suppress(Killed):
+        owner, _, name = killed_at.rpartition(".")
+        patched.setattr({"": recovery, "SinkNote": SinkNote, "Identity": Identity}[owner], name, kill)
+        begin_again(one)
+    assert Identity.read(one.gateway.state_dir).generation == 1  # type: ignore[union-attr] # it is there
+    begin_again(one)
+    fresh = Identity.read(one.gateway.state_dir)
+    assert fresh is not None
+    assert fresh.generation == 2
+    if direction == "up":
+        assert json.loads(fresh.places)["telemetry"]["offset"] == 700
+    else:
+        assert json.loads(fresh.offsets) == {"commands": {"0": 200}}
+    totals = LineNotes.read(one.checkpoint).totals
+    assert totals is not None
+    assert [span.upto for span in totals.spans.values()] == [700]
 
 
 def test_checkpoints_that_were_put_aside_do_not_pile_up(tmp_path: Path) -> None:

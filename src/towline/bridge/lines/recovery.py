@@ -284,33 +284,37 @@ def begin_again(line: AnyLine) -> str:
 def _begin(line: AnyLine, identity: Identity) -> Identity:
     """Cut after the last batch that is done; at_most_once after the last that was begun.
 
-    A crash after the move shows as a checkpoint that is gone [TL-B22], and beginning again is one of its ways out.
+    After a crash behind the move, which shows as TL-B22, the next call goes on with the checkpoint that was moved.
     """
-    old = read_checkpoint(line.checkpoint)
+    moved = [path for generation, path in _replaced(line.checkpoint) if generation == identity.generation]
+    going_on = bool(moved) and not Checkpoint(str(line.checkpoint)).query
+    former = moved[-1] if going_on else line.checkpoint
+    old, logs = read_checkpoint(former), Checkpoint(str(former))
     # A batch that was begun with at_most_once is given up, whatever the line promises now.
     again = policy(line.guarantee).serves_again and policy(former_guarantee(line, identity)).serves_again
     batch = old.done if again else old.planned
     # Without a batch it begins where it began before, which "latest" would not say.
-    at = kafka_offsets(line.checkpoint, batch)
+    at = kafka_offsets(former, batch)
     offsets = json.dumps(at) if at else identity.offsets
-    ends = {place.gateway: place.to_json() for place in places_at(Checkpoint(str(line.checkpoint)), batch)}
+    ends = {place.gateway: place.to_json() for place in places_at(logs, batch)}
     fresh = identity.again(json.dumps(ends) if ends else "", offsets, sinks(line.gateway.state_dir))
-    fresh = replace(fresh, topic_ids=json.dumps(kept_ids(Checkpoint(str(line.checkpoint)))))
-    if line.checkpoint.exists():
-        former = _free(line.checkpoint.with_name(f"checkpoint.{identity.generation}"))
-        line.checkpoint.rename(former)
+    fresh = replace(fresh, topic_ids=json.dumps(kept_ids(logs)))
+    if former.exists():
+        former = former if going_on else former.rename(_free(former.with_name(f"checkpoint.{identity.generation}")))
         carry_totals(former, line.checkpoint)
-        _remove_oldest(line.checkpoint)
+        for _, path in _replaced(line.checkpoint)[:-_KEPT_CHECKPOINTS]:
+            shutil.rmtree(path, ignore_errors=True)
     fresh.save(line.gateway.state_dir)
     return fresh
 
 
-def _remove_oldest(checkpoint: Path) -> None:
-    """Of the checkpoints that were replaced only the newest are of use: a person may bring one back."""
-    ours = [(match, path) for path in checkpoint.parent.iterdir() if (match := _REPLACED.fullmatch(path.name))]
-    replaced = sorted(ours, key=lambda one: (int(one[0][1]), int(one[0][2] or 0)))
-    for _, path in replaced[:-_KEPT_CHECKPOINTS]:
-        shutil.rmtree(path, ignore_errors=True)
+def _replaced(checkpoint: Path) -> list[tuple[int, Path]]:
+    """Checkpoints that were moved aside with their generations, oldest first; a person may bring a new one back."""
+    directory = checkpoint.parent
+    names = directory.iterdir() if directory.is_dir() else ()
+    ours = [(match, path) for path in names if (match := _REPLACED.fullmatch(path.name))]
+    ours.sort(key=lambda entry: (int(entry[0][1]), int(entry[0][2] or 0)))
+    return [(int(match[1]), path) for match, path in ours]
 
 
 def _free(path: Path) -> Path:
