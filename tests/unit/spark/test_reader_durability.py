@@ -83,7 +83,7 @@ def test_with_its_checkpoint_known_the_inbox_is_cut_at_once(server: Served, quer
         server.add(10)
         query.batch()
         query.stream.latestOffset(query.at, ALL)
-        assert server.journal.consumers["default"] == end
+        wait_until(lambda: server.journal.consumers["default"] == end, what="the gateway's cut")  # noqa: B023
 
 
 def test_the_commit_log_is_durable_before_the_inbox_is_cut(
