@@ -475,6 +475,7 @@ class Pump:
 
     def _failed(self, error: BrokerError | ConfigError) -> None:
         self.heard.set()
+        self._shown["broker"] = str(self._driver.endpoint)
         if not error.where.startswith(self._settings.name):  # the way to a broker knows of no line
             error.where = f"{self._settings.name} at {error.where}"
         self._note(error)

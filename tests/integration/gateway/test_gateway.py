@@ -212,6 +212,7 @@ def test_an_unreachable_broker_is_told_and_tried_until_it_is_there(
     error = wait_until(lambda: gateway.status()["last_error"])
     assert error["text"].startswith("plant-7 at mqtt://127.0.0.1:"), "a bridge has several lines"
     assert "no connection (connection refused). Is the broker up, and the port right?   [TL-M01]" in error["text"]
+    assert gateway.status()["broker"] == broker.uri, "the one that was tried"
     broker.start()
     gateway.until(state="online")
     assert gateway.status()["last_error"] is None
