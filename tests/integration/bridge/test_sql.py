@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.mapped import frame_of, mapped, message
 from tests.unit.bridge.oracle import becomes, taker
-from towline.bridge.config.model import RouteSection
+from towline.bridge.config.model import Line, RouteSection
 from towline.bridge.config.sqltext import literal
 from towline.bridge.deadletters.remap import Mapper
 from towline.bridge.routes import DEDUPE, REJECT, WHERE, Route
@@ -274,8 +273,18 @@ def test_what_was_refused_goes_by_the_routes_as_they_are_now(spark: SparkSession
     assert one.record[7] == [("site", b"evil"), ("loud", b"EVIL"), ("x", b"q")]
 
 
-def line_of(routes: tuple[Route, ...]) -> Any:
-    return SimpleNamespace(routes=routes)
+class Routed(Line):
+    """A line of routes that are compiled."""
+
+    compiled: Any
+
+    @property
+    def routes(self) -> Any:
+        return self.compiled
+
+
+def line_of(routes: tuple[Route, ...]) -> Line:
+    return Routed.model_construct(compiled=routes)
 
 
 def test_lines_ask_spark_for_no_more_than_their_sql_needs() -> None:
