@@ -22,6 +22,8 @@ __all__ = ["check_provider", "credential", "secret_of"]
 
 T = TypeVar("T")
 
+#: Bytes of a file that are read at most: it may be one without an end, as /dev/zero.
+_LONGEST: Final = 1 << 20
 _NAME: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -85,12 +87,17 @@ def secret_of(key: str, path: str | Path, read: Callable[[bytes], T], code: str 
         do: What to do about it.
 
     Raises:
-        ConfigError: The file can't be read, is empty, or holds something else.
+        ConfigError: The file can't be read, is empty or larger than 1 MiB, or holds something else.
     """
     try:
-        if content := Path(path).expanduser().read_bytes().rstrip(b"\r\n"):
+        with Path(path).expanduser().open("rb") as file:
+            content = file.read(_LONGEST + 1)
+        if len(content) > _LONGEST:
+            what = f"{key} is larger than 1 MiB"
+        elif content := content.rstrip(b"\r\n"):
             return read(content)
-        what = f"{key} is empty: is it being written?"
+        else:
+            what = f"{key} is empty: is it being written?"
     except OSError as error:
         what = f"{key} can't be read ({files.why(error)})"
     except ValueError as error:  # UnicodeDecodeError is one, and would quote it

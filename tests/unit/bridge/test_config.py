@@ -379,6 +379,18 @@ def test_a_mistake_is_one_line(tmp_path: Path, old: str, new: str, expected: str
     assert told(changed(old, new), tmp_path) == [expected]
 
 
+def test_the_home_of_a_user_who_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    for key in ('password_file = "{}"', 'tls = {{ ca_file = "{}" }}'):
+        found = told(changed("[kafka]", key.format("~no-such-user/pw") + "\n[kafka]"), tmp_path)
+        assert any('"~no-such-user/pw" names the home of a user who is not known here' in line for line in found)
+    named = changed('name = "telemetry"', 'name = "telemetry"\ngateways = ["~no-such-user/g"]')
+    assert any("TL-C15" in line for line in told(named, tmp_path))
+    profile = changed('name = "telemetry"', 'name = "telemetry"\nprofile = "~no-such-user/p.toml"')
+    assert any("TL-C208" in line for line in told(profile, tmp_path))
+    jars = GOOD.replace("[[uplink]]", '[spark]\nkafka_jars = ["~no-such-user/jars"]\n[[uplink]]', 1)
+    assert any("TL-C15" in line for line in told(jars, tmp_path))
+
+
 @pytest.mark.parametrize("uri", ["http://a", "mqtt://u:hunter2@a", "mqtt://a:99999", "mqtt://"])
 def test_a_wrong_broker_is_told_at_its_line(tmp_path: Path, uri: str) -> None:
     (line,) = told(changed("mqtt://a:1883", uri), tmp_path)

@@ -7,7 +7,6 @@ is the literal text); relative paths are relative to the file. Secrets are named
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
@@ -33,7 +32,6 @@ from towline.bridge.config.rules import (
     mqtt_problems,
     route_problems,
 )
-from towline.bridge.config.section import NAME
 from towline.bridge.config.services import LISTENING, KafkaSection
 from towline.bridge.config.subscriptions import SubscribedRoute, repeatable, subscriptions
 from towline.bridge.config.tables import LINES, BridgeTable, DownlinkTable, UplinkTable
@@ -221,9 +219,7 @@ class _Reader:
             return
         key = str(place[0])
         if key in LINES and len(place) > 1:
-            lines, number = self._raw[key], int(place[1])
-            name = lines[number].get("name") if isinstance(lines[number], dict) else None
-            lines[number] = {**_STAND_INS[key], **({"name": name} if _is_name(name) else {})}
+            self._raw[key][place[1]] = _STAND_INS[key]
         elif key in _STAND_INS and key not in LINES:
             self._raw[key] = _STAND_INS[key]
         else:
@@ -238,7 +234,7 @@ class _Reader:
             do = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
             self._mistakes.add("TL-C16", place, what, do, subject="[spark.conf]")
         jars: dict[Path, None] = {}  # in order, each once
-        for named in (self._file.parent / jar.expanduser() for jar in section.kafka_jars):
+        for named in section.kafka_jars:
             folder, pattern = (named, "*.jar") if named.is_dir() else (named.parent, named.name)
             globbed = (folder / one for one in sorted(glob(pattern, root_dir=folder)))  # noqa: PTH207 - takes a**b
             files = dict.fromkeys(one for one in (named, *globbed) if one.is_file())
@@ -464,7 +460,3 @@ def _delay_ms(uplink: UplinkTable) -> int:
 
 def _subject(path: KeyPath, table: UplinkTable | DownlinkTable) -> str:
     return f'{path[0]} "{table.name}"'
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and re.fullmatch(NAME, name) is not None

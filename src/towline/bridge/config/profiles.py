@@ -237,7 +237,7 @@ def profile_of(directory: Path, kind: str, name: str) -> tuple[Profile, int]:
     """
     path, _, part = name.partition("#")
     own = path.endswith(".toml")
-    files = (Profile(directory / Path(path).expanduser()),) if own else shipped()
+    files = (Profile(_at(directory, path)),) if own else shipped()
     lines = {line.name: (one, at) for one in files for at, line in enumerate(getattr(one.file, kind))}
     wanted = part or next(iter(lines), "") if own else name
     if wanted in lines:
@@ -245,6 +245,14 @@ def profile_of(directory: Path, kind: str, name: str) -> tuple[Profile, int]:
     what = f'{path} has no {kind} "{part}"' if own else f'there is no profile "{name}"'
     do = did_you_mean(wanted, lines, f"Known are {', '.join(lines)}." if lines else f"Add a [[{kind}]] to it.")
     raise ConfigError("TL-C208" if own else "TL-C06", "", what, do)
+
+
+def _at(directory: Path, path: str) -> Path:
+    """A profile's file; where a user's home is not known, the path as it is, which can't be read."""
+    try:
+        return directory / Path(path).expanduser()
+    except RuntimeError:
+        return directory / path
 
 
 def graft(document: Document, directory: Path) -> None:

@@ -71,8 +71,8 @@ class FileValues:
             return self._location(text, path) if key == "location" and text != "probe" else text
         if len(path) < 2 or path[0] not in _OURS or not _OPEN.isdisjoint(path):
             return text
-        if path[-2] == "gateways":
-            return text if "://" in text or not text else str(self._directory / Path(text).expanduser())
+        if path[-2] in ("gateways", "kafka_jars"):
+            return text if "://" in text or not text else str(self._at(text, path) or text)
         if "_bytes" in key:
             return self._size(text, path)
         return self._file(text, path) if key.endswith("_file") else text
@@ -93,15 +93,23 @@ class FileValues:
 
     def _location(self, text: str, path: KeyPath) -> str:
         """A file of Kafka's client, or a directory of certificates, as from this file."""
-        if (place := self._directory / Path(text).expanduser()).is_dir():
-            return str(place)
-        return self._there(text, path, ".".join(map(str, path[2:])), "Name it as from this file, or by its whole path.")
+        key, do = ".".join(map(str, path[2:])), "Name it as from this file, or by its whole path."
+        return self._there(text, path, key, do, directory=True)
 
-    def _there(self, text: str, path: KeyPath, key: str, do: str) -> str:
-        file = self._directory / Path(text).expanduser()
-        if not file.is_file():
+    def _there(self, text: str, path: KeyPath, key: str, do: str, *, directory: bool = False) -> str:
+        file = self._at(text, path)
+        if file is not None and not (file.is_file() or (directory and file.is_dir())):
             self._mistakes.add("TL-C15", path, f"{key} {file} is not there", do)
-        return str(file)
+        return str(file or text)
+
+    def _at(self, text: str, path: KeyPath) -> Path | None:
+        """A path as from the file, or from a user's home; None where that is not known, which is noted."""
+        try:
+            return self._directory / Path(text).expanduser()
+        except RuntimeError:
+            what = f'"{text}" names the home of a user who is not known here'
+            self._mistakes.add("TL-C15", path, what, "Correct the path, or write it whole.")
+            return None
 
 
 def _stays(path: KeyPath) -> bool:
