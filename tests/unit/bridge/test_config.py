@@ -134,6 +134,8 @@ def test_sizes_have_units(tmp_path: Path) -> None:
     (line,) = read(text, tmp_path).lines
     assert line.gateway.journal.max_bytes == 20_000_000_000
     assert line.gateway.journal.min_free_bytes == 1 << 30
+    (line,) = read(changed("[kafka]", 'max_packet_bytes = "2 MiB"\n[kafka]'), tmp_path).lines
+    assert line.gateway.max_packet_bytes == 2 << 20
 
 
 def test_at_most_once_subscribes_with_qos_0(tmp_path: Path) -> None:

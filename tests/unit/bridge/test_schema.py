@@ -103,6 +103,7 @@ brokers = ["mqtt://a:1883"]
 client_id_prefix = "p"
 keep_alive_s = 30
 linger_ms = 0.5
+max_packet_bytes = "1 MiB"
 protocol = "5"
 follow_redirects = false
 username = "u"

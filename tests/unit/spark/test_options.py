@@ -66,6 +66,7 @@ def test_every_gateway_option_arrives() -> None:
         receiveMaximum="100",
         maxPacketBytes="1m",
         lingerMs="2.5",
+        connectTimeout="2.5",
         unknownSession="adopt",
         retainHandling="2",
         tlsCaFile="/ca",
@@ -87,6 +88,7 @@ def test_every_gateway_option_arrives() -> None:
     assert settings.retain_handling == 2
     assert (settings.keep_alive_s, settings.session_expiry_s, settings.receive_maximum) == (30, 3600, 100)
     assert (settings.max_packet_bytes, settings.linger_ms, settings.unknown_session) == (1 << 20, 2.5, "adopt")
+    assert settings.connect_timeout_s == 2.5
     assert settings.tls == Tls(Path("/ca"), Path("/cert"), Path("/key"), server_name="broker.local", insecure=True)
     assert (settings.journal.max_bytes, settings.journal.min_free_bytes) == (2 << 30, 0)
     assert settings.journal.retain_bytes == 10 << 20
