@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from towline.mqtt.events import Filter
     from towline.net.client import Client
     from towline.net.messages import Message
-    from towline.net.options import ClientSettings
-    from towline.net.transport import Proxy, Tls
+    from towline.net.settings import ClientSettings, WillSettings
+    from towline.net.transport import Tls
     from towline.publisher import AsyncPublisher, Publisher
     from towline.spark.executors import check_executors
     from towline.spark.session import register, spark_conf
@@ -21,9 +21,9 @@ __all__ = [
     "ClientSettings",
     "Filter",
     "Message",
-    "Proxy",
     "Publisher",
     "Tls",
+    "WillSettings",
     "check_executors",
     "publisher_metrics",
     "register",
@@ -33,10 +33,11 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("AsyncPublisher", "Publisher"), "towline.publisher"),
     "Client": "towline.net.client",
-    "ClientSettings": "towline.net.options",
+    "ClientSettings": "towline.net.settings",
     "Filter": "towline.mqtt.events",
     "Message": "towline.net.messages",
-    **dict.fromkeys(("Proxy", "Tls"), "towline.net.transport"),
+    "Tls": "towline.net.transport",
+    "WillSettings": "towline.net.settings",
     "check_executors": "towline.spark.executors",
     "publisher_metrics": "towline.monitor.publisher",
     "register": "towline.spark.session",

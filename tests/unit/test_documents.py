@@ -15,9 +15,10 @@ import pytest
 from towline.bridge.config.model import DownlinkSection, RouteSection
 from towline.bridge.config.tables import UplinkTable
 from towline.cli import main
-from towline.gateway.settings import GatewaySettings, WillSettings
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
 from towline.kafka.options import NAMES as SINK_OPTIONS
+from towline.net.settings import WillSettings
 from towline.net.transport import Tls
 from towline.spark.options import OPTIONS as SOURCE_OPTIONS
 

@@ -11,8 +11,9 @@ import pytest
 from towline.bridge.config import model, tables
 from towline.bridge.config.mistakes import _keys_of
 from towline.errors import ConfigError, ProtocolViolation, TowlineError, _foreign, _letters, did_you_mean, one_line
-from towline.gateway.settings import GatewaySettings, OutboxSettings, WillSettings
+from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.kafka.options import NAMES as KAFKA
+from towline.net.settings import WillSettings
 from towline.net.transport import Tls
 from towline.spark.options import OPTIONS as SOURCE
 from towline.spark.sink_options import OPTIONS as SINK

@@ -6,7 +6,6 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,7 +18,7 @@ from towline.mqtt.reasons import reason_words
 from towline.mqtt.rules import message_problem
 from towline.net.client import Client
 from towline.net.messages import PublishResult
-from towline.net.options import ClientSettings
+from towline.net.settings import ClientSettings
 from towline.net.transport import Endpoint, Tls
 from towline.text import counted
 
@@ -65,7 +64,7 @@ def pub(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="BROKER") from None
     properties = [_pair(text) for text in user_property or []]
-    tls = Tls(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if ca_file or cert_file or key_file else None
+    tls = Tls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
     settings = ClientSettings(username=username, password_file=password_file, tls=tls)
     more = {"qos": qos, "retain": retain, "user_properties": properties}
     messages = _messages(topic, message, count, rate)
@@ -114,7 +113,7 @@ def _open(broker: str, settings: ClientSettings) -> Client:
     except Refused as error:
         if error.code != "TL-M12":
             raise
-        return Client(broker, client_id=client_id, settings=replace(settings, session_expiry_s=0))
+        return Client(broker, client_id=client_id, settings=settings.model_copy(update={"session_expiry_s": 0}))
 
 
 def _published(

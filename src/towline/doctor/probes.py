@@ -21,14 +21,14 @@ from towline.bridge.config.model import Line
 from towline.doctor.case import PROBE, Case, LineGateway, Target, filters_of
 from towline.doctor.table import NotAsked, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
-from towline.gateway.sessions import connection_options
+from towline.gateway.sessions import connection_of
 from towline.mosquitto_conf import MosquittoConf, read
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import matches, unshared
 from towline.net.client import Client
 from towline.net.credentials import read_credentials
 from towline.net.messages import Message, PublishResult
-from towline.net.options import ClientSettings, ProtocolName
+from towline.net.settings import ClientSettings, ProtocolName
 
 if TYPE_CHECKING:
     from mqtt5 import ConnAckPacket
@@ -350,24 +350,25 @@ class Broker(contextlib.ExitStack):
         With an expiry of 0 it ends a session that is there; without `adopt` such a session ends the connection, before
         anything of it is acknowledged.
         """
-        options = connection_options(self.target.settings)
-        session, (credentials, headers, _) = options.session, read_credentials(options, lambda: False)
+        given, connection = self.target.settings, connection_of(self.target.settings)
+        credentials, headers, _ = read_credentials(connection, lambda: False)
         level = vars(self).get("level", 0)  # what the broker answered to first
         settings = ClientSettings(
-            username=session.username,
+            username=given.username,
             **credentials,
-            protocol=_PROTOCOLS[level] if level else options.protocol,
+            tls=given.tls,
+            proxy=given.proxy,
+            proxy_password_file=given.proxy_password_file,
+            protocol=_PROTOCOLS.get(level, given.protocol),
             session_expiry_s=expiry_s,
             unknown_session="adopt" if adopt else "refuse",
             keep_alive_s=30,
             receive_maximum=window,
-            tls=options.tls,
-            proxy=options.proxy,
             connect_timeout_s=self.case.patience,
             reconnect_delay_s=_NEVER_S,
             reconnect_max_delay_s=_NEVER_S,
             websocket_headers=dict(headers),
-            websocket_query_file=options.websocket_query_file,
+            websocket_query_file=given.websocket_query_file,
         )
         return Client(self.target.endpoint, client_id=client_id, subscribe=subscribe, settings=settings)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from towline.delivery.inbound import Uplink
     from towline.gateway.settings import GatewaySettings
     from towline.journal import Journal
-    from towline.net.options import ConnectionOptions
+    from towline.net.settings import BrokerConnection
 
 __all__ = ["Drain", "DrainFacts", "DrainStep", "Stillness", "drainable", "end_session", "step_of"]
 
@@ -92,7 +92,7 @@ class Stillness:
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
-        #: Connection, messages received and handshakes open when the silence began; None for no silence.
+        #: BrokerConnection, messages received and handshakes open when the silence began; None for no silence.
         self._here: tuple[int, int, int] | None = None
         self._since = self._looked = 0.0
         #: PINGREQs since then.
@@ -214,14 +214,14 @@ def drainable(settings: GatewaySettings) -> None:
         raise ConfigError("TL-G57", settings.name, what, do)
 
 
-def end_session(options: ConnectionOptions, client_id: str, cancelled: Callable[[], bool]) -> None:
+def end_session(connection: BrokerConnection, client_id: str, cancelled: Callable[[], bool]) -> None:
     """End a session at every broker where one may be.
 
     A CONNECT with Clean Start discards the session that is there [MQTT-3.1.2-4], and CONNACK says that it is done; with
     expiry 0 (MQTT 3.x: CleanSession 1) the one that it makes ends with the connection.
 
     Args:
-        options: How to get there.
+        connection: How to get there.
         client_id: Whose session; nobody may be connected with it.
         cancelled: Whether to give it up.
 
@@ -230,7 +230,7 @@ def end_session(options: ConnectionOptions, client_id: str, cancelled: Callable[
         ConfigError: A broker can't be reached as configured.
     """
     session = replace(
-        options.session,
+        connection.session,
         client_id=client_id,
         filters=(),
         will=None,
@@ -240,17 +240,17 @@ def end_session(options: ConnectionOptions, client_id: str, cancelled: Callable[
         durable_ids=False,
         exactly_once=False,
     )
-    places = [(broker,) for broker in options.brokers] if options.several_sessions else [options.brokers]
+    places = [(broker,) for broker in connection.brokers] if connection.several_sessions else [connection.brokers]
     for brokers in places:
-        _end(replace(options, session=session, brokers=brokers), cancelled)
+        _end(replace(connection, session=session, brokers=brokers), cancelled)
 
 
-def _end(options: ConnectionOptions, cancelled: Callable[[], bool]) -> None:
+def _end(connection: BrokerConnection, cancelled: Callable[[], bool]) -> None:
     def fresh(level: int) -> Session:
-        return Session(options.session_at(level))
+        return Session(connection.session_at(level))
 
     deadline = time.monotonic() + _ENDING_S
-    driver = SessionDriver(options, Hooks(new_session=fresh, perform=_nothing))
+    driver = SessionDriver(connection, Hooks(new_session=fresh, perform=_nothing))
     try:
         while not driver.online:
             if driver.fatal is not None:

@@ -33,7 +33,7 @@ from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, 
 from towline.gateway.clients import directories, end_client, given_up, note_client
 from towline.gateway.draining import Drain, DrainStep, end_session
 from towline.gateway.filters import WantedFilters
-from towline.gateway.sessions import connection_options, filters_of, inbound_config, receipt_ledger
+from towline.gateway.sessions import connection_of, filters_of, inbound_config, receipt_ledger
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox
@@ -140,13 +140,13 @@ class Pump:
             notice=self._log.warning,
             plain=plain_run,
         )
-        self._options = connection_options(settings)
+        self._connection = connection_of(settings)
         self._drain = None if settings.drain_s is None else Drain(settings.name, inbox, settings.drain_s)
         #: None while the gateway is drained: it has no filter, and gets none.
         self.filters = WantedFilters(settings, self.wake) if self._drain is None else None
         #: A client id whose session is to be ended at the broker, because its owner has given it up; "" for none.
         self._given_up = given_up(settings, inbox.session)
-        self._driver = SessionDriver(self._options, hooks)
+        self._driver = SessionDriver(self._connection, hooks)
         #: Of the driver, when the last look was taken: another one is a new connection.
         self._connections = 0
 
@@ -201,7 +201,7 @@ class Pump:
             **{name: ledger.get(name, 0) for name in _COUNTERS},
             "session_kept_s": self._session_kept_s,
             "broker_max_packet_bytes": server.max_packet_size if server else None,
-            "proxy": str(self._options.proxy) if self._options.proxy else None,
+            "proxy": str(self._settings.way) if self._settings.way else None,
             "insecure": self._settings.tls.insecure,
             "ack_after": self._settings.acks.value,
             "outbox": self._downlink.status() if self._downlink else None,
@@ -334,7 +334,7 @@ class Pump:
         """A session that knows what the journal holds of it."""
         settings = self._settings
         filters = () if self.filters is None else self.filters.wanted
-        config = replace(self._options.session_at(level), filters=filters)
+        config = replace(self._connection.session_at(level), filters=filters)
         record = recall(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held:  # packet ids of a session that is given up are none of the next one's
             self._inbox.append(NO_ROWS, held={}, released=list(self._inbox.held), notes={})
@@ -418,7 +418,7 @@ class Pump:
         client_id = self._settings.mqtt_client_id
         self._driver.leave()
         try:
-            end_session(self._options, client_id, self._stopping.is_set)
+            end_session(self._connection, client_id, self._stopping.is_set)
             self._inbox.set_session({})
         except (BrokerError, ConfigError, JournalFull) as error:
             drain.put_off()
@@ -433,7 +433,7 @@ class Pump:
         """End the session of a client id that was given up, so that it collects nothing more; tried once a start."""
         client_id, self._given_up = self._given_up, ""
         try:
-            end_session(self._options, client_id, self._stopping.is_set)
+            end_session(self._connection, client_id, self._stopping.is_set)
         except (BrokerError, ConfigError) as error:
             what = f'the session of client id "{client_id}", which was given up, is not ended: {error}'
             self._log.warning(what, code="TL-G59")

@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
-from mqtt5 import QoS, Will
+from dataclasses import replace
 
 from towline.delivery.inbound import InboundConfig
 from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.ledger import Ledger
-from towline.gateway.settings import GatewaySettings, WillSettings
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Journal
-from towline.mqtt.events import Filter, SessionConfig
-from towline.net.options import NOT_READ_YET, Connecting, ConnectionOptions
+from towline.mqtt.events import Filter
+from towline.net.settings import BrokerConnection
 
-__all__ = ["connection_options", "filters_of", "inbound_config", "receipt_ledger"]
+__all__ = ["connection_of", "filters_of", "inbound_config", "receipt_ledger"]
 
 
-def connection_options(settings: GatewaySettings) -> ConnectionOptions:
-    """The part of the connection and its session; secrets are read at each connection."""
+def connection_of(settings: GatewaySettings) -> BrokerConnection:
+    """The gateway's connection and its session; secrets are read at each connection."""
     delivers = settings.outbox is not None
-    session = SessionConfig(
-        client_id=settings.mqtt_client_id,
-        where=settings.name,
-        filters=filters_of(settings),
-        username=settings.username,
-        password=NOT_READ_YET if settings.password_file or settings.token_provider else None,
+    session = settings.session(
+        settings.mqtt_client_id,
+        settings.name,
+        filters_of(settings),
         session_expiry_s=settings.session_expiry_s,
         receive_maximum=settings.window,
-        keep_alive_s=settings.keep_alive_s,
-        connect_timeout_s=settings.connect_timeout_s,
         unknown_session=settings.unknown_session or ("adopt" if settings.acks is AckAfter.KAFKA else "refuse"),
         durable=policy(settings.guarantee).persistent,
         durable_ids=delivers,
         exactly_once=delivers and settings.guarantee is Guarantee.EXACTLY_ONCE,
-        topic_alias_maximum=settings.topic_alias_maximum,
-        will=_will(settings.will) if settings.will else None,
     )
-    return ConnectionOptions(
+    return BrokerConnection(
+        settings=settings,
         session=session,
         brokers=settings.brokers,
         linger_s=settings.linger_ms / 1000,
         linger_after_silence_s=settings.linger_after_silence_ms / 1000 if settings.linger_ms else 0.0,
-        authenticator=settings.authenticator,
-        **{one.name: getattr(settings, one.name) for one in fields(Connecting)} | {"proxy": settings.way},
     )
 
 
@@ -88,19 +79,3 @@ def receipt_ledger(settings: GatewaySettings, inbox: Journal) -> Ledger | None:
     )
     ledger.commit(inbox.committed)
     return ledger
-
-
-def _will(settings: WillSettings) -> Will:
-    return Will(
-        settings.topic,
-        payload=settings.payload.encode(),
-        qos=QoS(settings.qos),
-        retain=settings.retain,
-        payload_format_indicator=int(settings.payload_is_utf8),
-        message_expiry_interval=settings.expiry_s,
-        content_type=settings.content_type,
-        response_topic=settings.response_topic,
-        correlation_data=None if settings.correlation_data is None else settings.correlation_data.encode(),
-        will_delay_interval=settings.delay_s,
-        user_properties=list(settings.user_properties),
-    )

@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
-    field_validator,
     model_validator,
 )
 
@@ -27,12 +24,10 @@ from towline.journal import Limits
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import overlapping
 from towline.mqtt.rules import filter_problem
-from towline.net.options import LONGEST_DELAY_S, ProtocolName
-from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from towline.net.transport import Endpoint, Proxy, Tls
+from towline.net.settings import Brokers, MqttSettings
+from towline.validation import SettingsModel
 
 __all__ = [
-    "ConnectionSettings",
     "GatewaySettings",
     "ListenSettings",
     "OutboxLimits",
@@ -40,12 +35,7 @@ __all__ = [
     "ReceiptSettings",
     "ShareSettings",
     "ShareWay",
-    "WillSettings",
 ]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def _one_filter(value: object) -> object:
@@ -74,37 +64,7 @@ SubscribedFilter = Annotated[
 ]
 
 
-class WillSettings(_Model):
-    """The message the broker publishes when the gateway's connection ends without DISCONNECT [MQTT 5 section 3.1.3.2].
-
-    Attributes:
-        topic: Without wildcards.
-        payload: Text.
-        qos: 0 to 2.
-        retain: Keep it for later subscribers.
-        delay_s: Seconds the broker waits for us to come back before it publishes (MQTT 5).
-        expiry_s: Seconds after which nobody gets it any more; None for never (MQTT 5).
-        content_type: What the payload is (MQTT 5).
-        response_topic: Where an answer is expected (MQTT 5).
-        user_properties: Pairs, in order (MQTT 5).
-        payload_is_utf8: Whether the payload is said to be UTF-8 text (MQTT 5).
-        correlation_data: What an answer repeats, as text (MQTT 5).
-    """
-
-    topic: str = Field(min_length=1, max_length=65535, pattern=r"^[^+#\x00]+$")
-    payload: str = ""
-    qos: Annotated[int, Field(ge=0, le=2)] = 0
-    retain: bool = False
-    delay_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 0
-    expiry_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | None = None
-    content_type: str | None = None
-    response_topic: str | None = None
-    user_properties: tuple[tuple[str, str], ...] = ()
-    payload_is_utf8: bool = True
-    correlation_data: str | None = None
-
-
-class OutboxLimits(_Model):
+class OutboxLimits(SettingsModel):
     """When the outbox takes no more, and when its messages are too old [I7].
 
     Attributes:
@@ -133,7 +93,7 @@ class OutboxSettings(OutboxLimits):
     number: Annotated[int, Field(ge=0)] = 0
 
 
-class ReceiptSettings(_Model):
+class ReceiptSettings(SettingsModel):
     """End-to-end receipts for publishers that ask for them (docs/receipts.md).
 
     Attributes:
@@ -161,7 +121,7 @@ class ShareWay(StrEnum):
     SUBSCRIPTION = "subscription"
 
 
-class ShareSettings(_Model):
+class ShareSettings(SettingsModel):
     """One member among the gateways of a line.
 
     Attributes:
@@ -181,123 +141,11 @@ class ShareSettings(_Model):
         return f"{self.client_id}-{member}"
 
 
-#: ``package.module:function``.
-FUNCTION: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 #: A larger one costs Mosquitto, which looks through it for each answer, more than it spares the gateway.
 _WINDOW_QOS_2: Final = 2000
 
 
-def _endpoints(value: object) -> object:
-    if isinstance(value, str):
-        value = [part for part in value.split(",") if part.strip()]
-    if isinstance(value, list | tuple):
-        return tuple(Endpoint.parse(item.strip()) if isinstance(item, str) else item for item in value)
-    return value
-
-
-#: Written as URIs, in a list or with commas between them.
-Brokers = Annotated[
-    tuple[Endpoint, ...],
-    BeforeValidator(_endpoints, json_schema_input_type=str | list[str]),
-]
-
-
-class ConnectionSettings(_Model):
-    """How a gateway reaches its brokers and what it says to them, whichever way messages go: ``[mqtt]``.
-
-    Every face has its names: the bridge file as they are, options of Spark in camel case without unit. Secrets stand in
-    files. Times are seconds, but for ``linger_ms``; sizes are bytes.
-
-    Attributes:
-        brokers: Tried in this order, again from the first after the last, and after a connection that worked.
-        proxy: ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT`` on the way to the brokers.
-        proxy_password_file: Its password.
-        client_id: Stable MQTT client id; default the name.
-        username: For the broker; None for none.
-        password_file: Holds its password; read at each connection, as all these files are.
-        token_provider: ``module:function`` that gives the password at each connection, for one that is short-lived.
-        tls: How the broker is verified, and how we show who we are, with ``mqtts://`` and ``wss://``.
-        connect_timeout_s: Seconds that a connection and its CONNACK may take.
-        keep_alive_s: MQTT keep alive in seconds; a shorter value of the server wins [MQTT-3.2.2-21].
-        session_expiry_s: How long the broker keeps the session while we are away; 0xFFFFFFFF for ever.
-        receive_maximum: Unacknowledged messages we allow the broker [MQTT 5 section 3.1.2.11.3]. At most 65534: 65535
-            is the standard's default and so not sent, and a Mosquitto that is told nothing keeps to 20, queues 1,000
-            more and drops the rest. Default 65534, and 2000 with QoS 2, whose answers cost Mosquitto a search through
-            the whole window (100,000 messages: 4 s with 1000, minutes with 65534, measured on 2.0.21).
-        max_packet_bytes: Of a larger message only a row without payload is kept (`towline.mqtt.stubs`). It is not
-            announced to the broker, which would silently drop larger messages [MQTT-3.1.2-25].
-        linger_ms: How long a chunk may wait for more before it is made durable: twice as long in a stream, up to three
-            times elsewhere.
-        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it, as it
-            says, or shows by ending the connection or by silence in place of CONNACK. 3.1 and 3.1.1 have no expiry, no
-            Receive Maximum and no properties.
-        will: Published by the broker when the gateway's connection breaks.
-        topic_alias_maximum: Topic aliases the broker may use, which makes packets with long topics shorter.
-        retain_handling: Retained messages when a filter is subscribed: 0 always, 1 only where the broker's session did
-            not have it, 2 never (MQTT 5). Default 1, so that a SUBSCRIBE that is sent a second time brings none twice,
-            and 0 for a filter that this journal never subscribed. MQTT 3.x always sends them.
-        unknown_session: What to do with a broker session the journal knows nothing of [MQTT-3.2.2-4]: ``refuse``
-            and ask, ``adopt`` its queue, or ``discard`` it. Default ``refuse``, because a lost journal has acknowledged
-            what the session holds no more; ``adopt`` with ``ack_after = "kafka"``, where Kafka has all of that.
-        abandon_session: A former client id of this state directory whose session at the broker is given up, with all
-            that waits in it; without it a changed client id is refused.
-        follow_redirects: Go to the server that a broker names with "use another server" or "server moved", with the
-            same scheme and TLS verification; otherwise its word is shown as an error.
-        brokers_share_sessions: The brokers are one cluster that keeps one session for us, whichever we reach. Without
-            it each is taken to have a session of its own: at least once holds, exactly once does not.
-        reconnect_delay_s: First pause before another connection; each further one is twice as long.
-        reconnect_max_delay_s: The longest pause.
-        websocket_headers_file: Further headers of the request that opens a WebSocket, ``Name: value`` a line; a file,
-            because one may be a secret.
-        websocket_query_file: The query of that request, in place of the URI's, or a whole presigned URL.
-        authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
-            gives an `towline.mqtt.Authenticator`.
-    """
-
-    brokers: Brokers = ()
-    client_id: str = Field(default="", max_length=256)
-    username: str | None = None
-    password_file: Path | None = None
-    token_provider: str | None = Field(default=None, pattern=FUNCTION)
-    tls: Tls = Tls()
-    proxy: str | None = None
-    proxy_password_file: Path | None = None
-    keep_alive_s: Annotated[int, Field(ge=5, le=65535)] = 60
-    session_expiry_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 0xFFFFFFFF
-    receive_maximum: Annotated[int, Field(ge=1, le=65534)] | None = None
-    max_packet_bytes: Annotated[int, Field(ge=1024, le=268_435_460)] = 64 << 20
-    linger_ms: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    connect_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
-    protocol: ProtocolName = "5"
-    will: WillSettings | None = None
-    topic_alias_maximum: Annotated[int, Field(ge=0, le=65535)] = 0
-    retain_handling: Annotated[int, Field(ge=0, le=2)] | None = None
-    unknown_session: Literal["refuse", "adopt", "discard"] | None = None
-    abandon_session: str = Field(default="", max_length=256)
-    follow_redirects: bool = False
-    brokers_share_sessions: bool = False
-    reconnect_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = FIRST_PAUSE_S
-    reconnect_max_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = LONGEST_PAUSE_S
-    websocket_headers_file: Path | None = None
-    websocket_query_file: Path | None = None
-    authenticator: str | None = Field(default=None, pattern=FUNCTION)
-
-    @field_validator("tls", mode="before")
-    @classmethod
-    def _one_protocol_or_more(cls, value: object) -> object:
-        if isinstance(value, Mapping) and isinstance(alpn := value.get("alpn"), str):
-            return {**value, "alpn": tuple(alpn.replace(",", " ").split())}
-        return value
-
-    @field_validator("tls")
-    @classmethod
-    def _usable_tls(cls, value: Tls) -> Tls:
-        if problem := value.problem():
-            raise ValueError(problem)
-        return value
-
-
-class GatewaySettings(ConnectionSettings):
+class GatewaySettings(MqttSettings):
     """Everything one gateway needs; secrets only as names of files.
 
     Attributes:
@@ -344,8 +192,7 @@ class GatewaySettings(ConnectionSettings):
             raise ValueError("subscriptions is empty, and there is no outbox: nothing to do")
         if len({s.pattern for s in self.subscriptions}) != len(self.subscriptions):
             raise ValueError("a topic filter is subscribed twice; give each filter one QoS")
-        if self.password_file and self.token_provider:
-            raise ValueError("password_file and token_provider both give the password; keep one")
+        self.check_connection(self.brokers)
         table = policy(self.guarantee)
         if table.persistent and self.session_expiry_s == 0:
             raise ValueError(
@@ -403,17 +250,6 @@ class GatewaySettings(ConnectionSettings):
             raise ValueError('share = "subscription" and filters with $share/ go together, all of them')
         return self
 
-    @model_validator(mode="after")
-    def _proxied(self) -> Self:
-        if self.proxy is None:
-            if self.proxy_password_file:
-                raise ValueError("proxy_password_file needs proxy")
-            return self
-        Proxy.parse(self.proxy, self.proxy_password_file)
-        if any(broker.scheme == "unix" for broker in self.brokers):
-            raise ValueError("a Unix socket is not reached through a proxy")
-        return self
-
     @property
     def single(self) -> list[str]:
         """Filters of which no message may come twice."""
@@ -425,11 +261,6 @@ class GatewaySettings(ConnectionSettings):
     def several_sessions(self) -> bool:
         """Whether the next broker may be one that has another session of ours."""
         return (len(self.brokers) > 1 or self.follow_redirects) and not self.brokers_share_sessions
-
-    @property
-    def way(self) -> Proxy | None:
-        """The proxy on the way to the brokers."""
-        return Proxy.parse(self.proxy, self.proxy_password_file) if self.proxy else None
 
     @property
     def window(self) -> int:

@@ -18,23 +18,11 @@ __all__ = [
     "connack_problem",
     "filter_problem",
     "message_problem",
-    "number_problem",
     "topic_problem",
     "unsupported",
     "version_problem",
-    "whole_number_problem",
 ]
 
-#: Settings of a `SessionConfig` that are whole numbers: the least and the most [MQTT 5 sections 3.1.2.10, 3.1.2.11].
-_WHOLE_NUMBERS: Final = {
-    "session_expiry_s": (0, 0xFFFFFFFF),
-    "receive_maximum": (1, 0xFFFF),
-    "keep_alive_s": (0, 0xFFFF),
-    "topic_alias_maximum": (0, 0xFFFF),
-}
-#: Seconds for a broker's answer: more is a mistake in the unit.
-_LONGEST_PATIENCE: Final = 86_400
-_UNKNOWN_SESSION: Final = ("adopt", "discard", "refuse")
 #: Of a PUBLISH beside texts and payload: length of the topic, packet id, property length, payload format indicator,
 #: message expiry interval, topic alias, each with its identifier.
 _FIXED_PARTS: Final = 2 + 2 + 4 + 2 + 5 + 3
@@ -181,12 +169,12 @@ def _bytes(value: bytes | bytearray | memoryview | str) -> int:
 
 
 def check_config(config: SessionConfig) -> None:
-    """Refuse what the standard, or the protocol version, has no way to say.
+    """Refuse what the standard, or the protocol version, has no way to say; `towline.net.settings` has the bounds.
 
     Raises:
         ConfigError: TL-C51 for a value by itself, TL-C50 for what the version can't say.
     """
-    if problem := _setting_problem(config):
+    if problem := _text_setting_problem(config):
         raise ConfigError("TL-C51", *problem, "Change it.")
     if rule := version_problem(config):
         raise ConfigError("TL-C50", config.where, f"not possible with this protocol version: {rule}", "Change one.")
@@ -198,36 +186,13 @@ def version_problem(config: SessionConfig) -> str | None:
     return next((rule for broken, rule in rules if broken), None)
 
 
-def _setting_problem(config: SessionConfig) -> tuple[str, str] | None:
-    """The setting that has a value it can't have, and what is wrong with it."""
-    for name, (least, most) in _WHOLE_NUMBERS.items():
-        if problem := whole_number_problem(getattr(config, name), least, most):
-            return name, problem
-    seconds: object = config.connect_timeout_s
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_PATIENCE:
-        return "connect_timeout_s", f"{seconds!r} is no number of seconds above 0 and up to {_LONGEST_PATIENCE:,}"
+def _text_setting_problem(config: SessionConfig) -> tuple[str, str] | None:
+    """The setting that MQTT can't carry, and what is wrong with it."""
     for name in ("client_id", "username"):
         text = getattr(config, name)
         if text is not None and (problem := _text_problem("it", text)):
             return name, problem
-    password: object = config.password
-    if password is not None and not (isinstance(password, bytes) and len(password) <= 0xFFFF):
-        return "password", "it is bytes or text, at most 65,535 bytes"
-    if config.unknown_session not in _UNKNOWN_SESSION:
-        return "unknown_session", f"{config.unknown_session!r} is none of {', '.join(_UNKNOWN_SESSION)}"
-    return None
-
-
-def whole_number_problem(value: object, least: int, most: int) -> str | None:
-    """Say that a setting is no whole number within these bounds, or None."""
-    fine = isinstance(value, int) and _is_whole(value) and least <= value <= most
-    return None if fine else f"{value!r} is no whole number from {least:,} to {most:,}"
-
-
-def number_problem(value: object, least: float, most: float) -> str | None:
-    """Say that a setting is no number within these bounds, or None."""
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-    return None if fine else f"{value!r} is no number from {least:,} to {most:,}"
+    return None if len(config.password or b"") <= 0xFFFF else ("password", "it has more than 65,535 bytes")
 
 
 def _always(config: SessionConfig) -> Iterable[tuple[bool, str]]:

@@ -43,7 +43,7 @@ from towline.mqtt.session import Session
 from towline.mqtt.suspects import Culprits
 from towline.net.driver import GOODBYE_S, Hooks, SessionDriver
 from towline.net.messages import Arrivals, Message, Properties, PublishResult, outbound
-from towline.net.options import ClientSettings
+from towline.net.settings import ClientSettings
 from towline.net.transport import Endpoint
 from towline.threads import Condition, guarded_thread
 
@@ -82,17 +82,17 @@ class Client:
         subscribe: str | Filter | Sequence[str | Filter] = (),
         settings: ClientSettings = ClientSettings(),  # noqa: B008 - frozen
     ) -> None:
-        self._options = settings.options(uri, client_id, subscribe)
-        self._where = self._options.session.where
+        self._connection = settings.connection(uri, client_id, subscribe)
+        self._where = self._connection.session.where
         self._pid = os.getpid()
         #: The message at which the broker ends the connection, where there is one.
         self._culprits = Culprits()
         hooks = Hooks(
-            new_session=lambda level: Session(self._options.session_at(level)),
+            new_session=lambda level: Session(self._connection.session_at(level)),
             perform=self._perform,
             ended=self._ended_connection,
         )
-        self._driver = SessionDriver(self._options, hooks)
+        self._driver = SessionDriver(self._connection, hooks)
         #: Guards everything below; told of every change.
         self._changed = Condition()
         self._closing = False
@@ -208,7 +208,7 @@ class Client:
             Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or another process's (TL-M34).
             BrokerError: Why the client has ended.
         """
-        if qos == 2 and self._options.several_sessions:
+        if qos == 2 and self._connection.several_sessions:
             raise ConfigError("TL-C51", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
         content = outbound(topic, payload, qos, retain=retain, **properties)
         self._check_process()

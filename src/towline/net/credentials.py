@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from towline.errors import ConfigError, Unreachable
 from towline.mqtt.events import Authenticator
-from towline.net.options import ConnectionOptions
+from towline.net.settings import BrokerConnection
 from towline.net.transport import header_problem, query_problem
 from towline.net.transport.patience import Patience
 from towline.providers import credential, secret_of
@@ -22,30 +22,33 @@ _LONGEST_PASSWORD: Final = 0xFFFF
 _URL: Final = re.compile(r"wss?://[^?]*\?")
 
 
-def read_credentials(options: ConnectionOptions, cancelled: Callable[[], bool]) -> tuple[dict[str, Any], Headers, str]:
+def read_credentials(
+    connection: BrokerConnection, cancelled: Callable[[], bool]
+) -> tuple[dict[str, Any], Headers, str]:
     """The credentials as they are now: fields of `SessionConfig`, and headers and query of a WebSocket's request.
 
     Args:
-        options: Where they are.
+        connection: Where they are.
         cancelled: Ends the wait for a provider, which has as long as a connection.
 
     Raises:
         ConfigError: TL-C31, a file can't be read, is empty, or holds something else. TL-C179, the authenticator.
         Unreachable: TL-C179, the provider gave no password: it may do better with the next try.
     """
-    session, headers, query = options.session, options.websocket_headers, ""
+    settings, session = connection.settings, connection.session
+    headers, query = connection.websocket_headers, ""
     password, authenticator = session.password, session.authenticator
-    if options.password_file is not None:
-        password = secret_of("password_file", options.password_file, _password)
-    elif options.token_provider is not None:
-        password = _provided(options.token_provider, session.where, Patience(session.connect_timeout_s, cancelled))
-    if options.authenticator is not None:
+    if settings.password_file is not None:
+        password = secret_of("password_file", settings.password_file, _password)
+    elif settings.token_provider is not None:
+        password = _provided(settings.token_provider, session.where, Patience(session.connect_timeout_s, cancelled))
+    if isinstance(settings.authenticator, str):
         given = (session.username, password)
-        authenticator = credential(options.authenticator, session.where, _authenticator, "an Authenticator", *given)
-    if options.websocket_headers_file is not None:
-        headers += secret_of("websocket_headers_file", options.websocket_headers_file, _headers)
-    if options.websocket_query_file is not None:
-        query = secret_of("websocket_query_file", options.websocket_query_file, _query)
+        authenticator = credential(settings.authenticator, session.where, _authenticator, "an Authenticator", *given)
+    if settings.websocket_headers_file is not None:
+        headers += secret_of("websocket_headers_file", settings.websocket_headers_file, _headers)
+    if settings.websocket_query_file is not None:
+        query = secret_of("websocket_query_file", settings.websocket_query_file, _query)
     return {"password": password, "authenticator": authenticator}, headers, query
 
 

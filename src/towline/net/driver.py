@@ -43,8 +43,8 @@ from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES, Versions
 from towline.net.credentials import read_credentials
-from towline.net.options import ConnectionOptions
 from towline.net.reconnect import Attempts, Pauses
+from towline.net.settings import BrokerConnection
 from towline.net.transport import Endpoint, Transport, connect, other_port
 
 __all__ = ["GOODBYE_S", "Hooks", "SessionDriver"]
@@ -55,7 +55,7 @@ GOODBYE_S: Final = 2.0
 _LONGEST_TURN: Final = 60.0
 #: Patience in seconds with bytes that are still to be sent when a connection ends.
 _LAST_WORDS: Final = 0.2
-#: A chunk below may be the beginning of more, and waits `ConnectionOptions.linger_s`; above, waiting gains nothing.
+#: A chunk below may be the beginning of more, and waits `BrokerConnection.linger_s`; above, waiting gains nothing.
 _SMALL_CHUNK: Final = 128 << 10
 #: Packets of a chunk in a stream.
 _STREAM: Final = 100
@@ -103,18 +103,19 @@ class SessionDriver:
     """Drives a `Session`.
 
     Args:
-        options: How to get to the brokers; the session is told its part by its owner, see `Hooks.new_session`.
+        connection: To be made, and made anew; the session is told its part by its owner, see `Hooks.new_session`.
         hooks: The owner's part.
     """
 
-    def __init__(self, options: ConnectionOptions, hooks: Hooks) -> None:
-        self._options = options
+    def __init__(self, connection: BrokerConnection, hooks: Hooks) -> None:
+        self._connection = connection
+        self._settings = settings = connection.settings
         self._hooks = hooks
         #: Another version is taken only while nothing is connected.
-        self._versions = Versions(options.levels)
-        self.session = hooks.new_session(options.levels[0])
-        pauses = Pauses(options.reconnect_max_delay_s, options.reconnect_delay_s)
-        self._attempts = Attempts(options.brokers, pauses, follow_redirects=options.follow_redirects)
+        self._versions = Versions(connection.levels)
+        self.session = hooks.new_session(connection.levels[0])
+        pauses = Pauses(settings.reconnect_max_delay_s, settings.reconnect_delay_s)
+        self._attempts = Attempts(connection.brokers, pauses, follow_redirects=settings.follow_redirects)
         self._decoder = self._new_decoder()
         self._transport: Transport | None = None
         #: Connections opened so far: tells one from the next.
@@ -128,7 +129,7 @@ class SessionDriver:
         #: What no other try will mend; the owner has to stop.
         self.fatal: BrokerError | ConfigError | None = None
         self._reading = True
-        self._linger = Linger(options.linger_s, options.linger_after_silence_s)
+        self._linger = Linger(connection.linger_s, connection.linger_after_silence_s)
         #: When the last chunk had been handled, on `time.monotonic`.
         self._answered = 0.0
         self._cancelled = threading.Event()
@@ -141,7 +142,7 @@ class SessionDriver:
             os.set_blocking(descriptor, False)
 
     def _new_decoder(self) -> Decoder:
-        return Decoder(self._options.max_packet_bytes, self._versions.level, self._hooks.plain)
+        return Decoder(self._settings.max_packet_bytes, self._versions.level, self._hooks.plain)
 
     # -- from any thread --
 
@@ -283,12 +284,12 @@ class SessionDriver:
     def _connect(self) -> None:
         endpoint = self._attempts.begin()
         try:
-            credentials, headers, query = read_credentials(self._options, self._cancelled.is_set)
+            credentials, headers, query = read_credentials(self._connection, self._cancelled.is_set)
             self._transport = connect(
                 endpoint,
-                tls=self._options.tls,
-                proxy=self._options.proxy,
-                timeout_s=self._options.session.connect_timeout_s,
+                tls=self._settings.tls,
+                proxy=self._settings.way,
+                timeout_s=self._settings.connect_timeout_s,
                 keep_alive_s=self.session.config.keep_alive_s or 60,
                 cancelled=self._cancelled.is_set,
                 headers=headers,
@@ -304,9 +305,9 @@ class SessionDriver:
         self._decoder = self._new_decoder()
         self._reading = True
         self.count += 1
-        server = "" if self._options.brokers_share_sessions else str(endpoint)
+        server = "" if self._settings.brokers_share_sessions else str(endpoint)
         config = replace(self.session.config, **credentials)
-        self.handle(Opened(server, not self._options.several_sessions, config))
+        self.handle(Opened(server, not self._connection.several_sessions, config))
 
     def _wait(self, transport: Transport | None, timeout_s: float) -> None:
         poller = select.poll()

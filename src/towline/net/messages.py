@@ -13,7 +13,7 @@ from towline.mqtt.message import OutboundMessage
 from towline.mqtt.reasons import reason_words
 from towline.mqtt.rules import message_problem
 from towline.mqtt.stubs import Published
-from towline.net.options import refuse
+from towline.net.settings import refuse
 
 __all__ = ["Arrivals", "Message", "Properties", "PublishResult", "outbound"]
 

@@ -20,7 +20,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, Self, Unpack
+from typing import Annotated, Any, Final, Literal, NoReturn, Self, Unpack
+
+from pydantic import AfterValidator, Field
 
 from towline.delivery.outbound import Downlink, Outcome
 from towline.delivery.outrows import arrived, rows_of
@@ -30,11 +32,11 @@ from towline.delivery.record import recall
 from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, PublisherError, Unreachable
 from towline.journal import Limits, Outbox, largest_frame
 from towline.mqtt.events import Action, Deliver, Event, Filter, Online, Remember, SessionLost, Settled, Stored
-from towline.mqtt.rules import NO_QOS_2, message_problem, number_problem, whole_number_problem
+from towline.mqtt.rules import NO_QOS_2, message_problem
 from towline.mqtt.session import Session
 from towline.net.driver import Hooks, SessionDriver
 from towline.net.messages import Properties
-from towline.net.options import ClientSettings
+from towline.net.settings import Arguments, ClientSettings, refuse
 from towline.options import path
 from towline.ownership import check_owner
 from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep, keys_of
@@ -54,6 +56,17 @@ _QUEUED_BYTES: Final = 64 << 20
 #: How often a full disk or outbox is tried again, in seconds.
 _ROOM_RETRY: Final = 0.2
 _NOT_BELIEVED: Final = "a receipt without a code of our key: of a gateway without it, or a forged one"
+
+
+class _Outbox(Arguments):
+    """What the arguments of a `Publisher` may be."""
+
+    state_dir: Annotated[str, AfterValidator(path)]
+    max_bytes: Annotated[int, Field(ge=1)] | None
+    min_free_bytes: Annotated[int, Field(ge=0)]
+    max_age_s: Annotated[float, Field(ge=0)] | None
+    overflow: Literal["block", "refuse"]
+    receipt_patience_s: Annotated[float, Field(ge=0.001, le=1e9)]
 
 
 class Publisher:
@@ -105,23 +118,18 @@ class Publisher:
         receipt_patience_s: float = 30.0,
         on_outcome: Callable[[int, str], None] | None = None,
     ) -> None:
-        options = settings.options(brokers, client_id or "towline", session_expiry_s=0xFFFFFFFF)
-        if overflow not in ("block", "refuse"):
-            raise _wrong("overflow is block or refuse")
+        connection = settings.connection(brokers, client_id or "towline", session_expiry_s=0xFFFFFFFF)
+        own = _Outbox(
+            state_dir=str(state_dir),
+            max_bytes=max_bytes,
+            min_free_bytes=min_free_bytes,
+            max_age_s=max_age_s,
+            overflow=overflow,
+            receipt_patience_s=receipt_patience_s,
+        )
         if receipts and settings.protocol != "5":
-            raise _wrong('receipts need protocol "5"')
-        problems = {
-            "min_free_bytes": whole_number_problem(min_free_bytes, 0, 1 << 62),
-            "max_bytes": None if max_bytes is None else whole_number_problem(max_bytes, 1, 1 << 62),
-            "max_age_s": None if max_age_s is None else number_problem(max_age_s, 0, 1e12),
-            "receipt_patience_s": number_problem(receipt_patience_s, 0.001, 1e9),
-        }
-        if wrong := next((f"{name}: {problem}" for name, problem in problems.items() if problem), None):
-            raise _wrong(wrong)
-        try:
-            self._directory = Path(path(str(state_dir)))
-        except ValueError as error:
-            raise _wrong(f"state_dir: {error}") from None
+            refuse("receipts", 'they need protocol "5"')
+        self._directory = Path(own.state_dir)
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
         check_owner(self._directory)
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
@@ -134,14 +142,14 @@ class Publisher:
                 journal.forget(CONSUMER)
             newest = Filter(receipt_topic(receipt_prefix, journal.journal_id), 1, retain_handling=0)
             session = replace(
-                options.session,
+                connection.session,
                 client_id=client_id or f"towline-{journal.journal_id}",
                 filters=(newest,) if receipts else (),  # the newest receipt is retained
                 durable_ids=True,
             )
-            self._options = replace(options, session=session)
+            self._connection = replace(connection, session=session)
             #: its condition guards what the threads share
-            self._life = Lifecycle(self._directory, str(options.brokers[0]), self._awaited, self._outbox.end)
+            self._life = Lifecycle(self._directory, str(connection.brokers[0]), self._awaited, self._outbox.end)
             self._changed = self._life.changed
             #: one of several threads that close it at the same time ends it, the others wait
             self._ending = threading.RLock()
@@ -160,7 +168,7 @@ class Publisher:
                 mark=self._awaited.mark if self._awaited is not None else None,
             )
             hooks = Hooks(new_session=self._new_session, perform=self._perform, ended=self._ended_connection)
-            self._driver = SessionDriver(self._options, hooks)
+            self._driver = SessionDriver(self._connection, hooks)
         except BaseException:
             self._outbox.close()
             raise
@@ -220,7 +228,7 @@ class Publisher:
             properties: Of MQTT 5, see `towline.net.messages.Properties`; the seconds of an expiry begin now.
 
         Raises:
-            ConfigError: TL-C52, MQTT has no way to say this message.
+            ConfigError: TL-C51, MQTT has no way to say this message.
             PublisherError: TL-O01, the outbox is full and `overflow` is ``refuse``. TL-O30, not taken within `timeout`.
                 TL-O02, the publisher is closed.
                 TL-O08, it belongs to the process that was forked. TL-O09, it has ended by a fault. TL-O10, this is a
@@ -228,7 +236,7 @@ class Publisher:
             JournalFailed: TL-J04, the disk failed: what was not durable before is not promised.
         """
         fields = fields_of(
-            topic, payload, qos, several_sessions=self._options.several_sessions, retain=retain, **properties
+            topic, payload, qos, several_sessions=self._connection.several_sessions, retain=retain, **properties
         )
         if wait:
             self._life.may_wait()
@@ -290,7 +298,7 @@ class Publisher:
             **self._downlink.status(),
             "receipts": awaited.status(self._outbox.end) if awaited is not None else None,
             "online": self._driver.online,
-            "client_id": self._options.session.client_id,
+            "client_id": self._connection.session.client_id,
             "broker": str(self._driver.endpoint),
             "last_error": str(error) if error else None,
             "closed": self._life.ended,
@@ -354,7 +362,7 @@ class Publisher:
             self._downlink.turn(unsent=driver.unsent)
         except JournalFull as error:  # what can't be made durable must not be acted on
             what = f"what is sent can't be recorded: {error.what}"
-            driver.renew(Unreachable("TL-M13", self._options.session.where, what, error.do))
+            driver.renew(Unreachable("TL-M13", self._connection.session.where, what, error.do))
         if driver.fatal is not None:
             # What is on disk is safe, and another may mend the broker: go on trying, and say so.
             self._log.warning("no connection", code=driver.fatal.code, reason=str(driver.fatal))
@@ -370,10 +378,10 @@ class Publisher:
         self._driver.handle(event)
 
     def _new_session(self, level: int) -> Session:
-        record = recall(self._outbox.session, str(self._directory), self._options.session, self._abandoned)
+        record = recall(self._outbox.session, str(self._directory), self._connection.session, self._abandoned)
         if record is not None and self._awaited is not None:  # to get the newest receipt, which the broker retains
             record = replace(record, subscriptions={})
-        session = Session(self._options.session_at(level), record)
+        session = Session(self._connection.session_at(level), record)
         self._downlink.attach(session)
         return session
 
@@ -698,16 +706,16 @@ def fields_of(
     """The columns of a message's row.
 
     Raises:
-        ConfigError: TL-C52, MQTT has no way to say it, with the marks of receipts, which it may get in a later life.
+        ConfigError: TL-C51, MQTT has no way to say it, with the marks of receipts, which it may get in a later life.
     """
     if qos == 2 and several_sessions:
-        raise ConfigError("TL-C52", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
+        raise ConfigError("TL-C51", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
     pairs = tuple(user_properties or ())
     said = {"content_type": content_type, "response_topic": response_topic, "correlation_data": correlation_data}
     room = MARK_BYTES
     if problem := message_problem(topic, payload, qos, room, user_properties=pairs, expiry_s=expiry_s, **said):
         what = f"MQTT has no way to say it: {problem}"
-        raise ConfigError("TL-C52", f"message to {str(topic)[:80]!r}", what, "Change it.")
+        raise ConfigError("TL-C51", f"message to {str(topic)[:80]!r}", what, "Change it.")
     return {
         "topic": topic,
         "payload": payload.encode() if isinstance(payload, str) else bytes(payload),
@@ -743,8 +751,3 @@ def _why(receipts: Mapping[str, int | bool]) -> str:
         ". No receipt has ever come: the line that takes these messages up needs `receipts`, with the same prefix and "
         "the key that this publisher's is made of, and has to reach Kafka"
     )
-
-
-def _wrong(what: str) -> ConfigError:
-    """The error of an argument that can't be."""
-    return ConfigError("TL-C52", "Publisher", what, "Change it.")

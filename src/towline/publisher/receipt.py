@@ -90,7 +90,7 @@ class Lifecycle:
         if awaited is None:
             self.no_end = Completion(self)
             what = "this publisher asks for no receipts"
-            self.no_end.settle(failure=ConfigError("TL-C52", where, what, "Open it with receipts=True."))
+            self.no_end.settle(failure=ConfigError("TL-C51", where, what, "Open it with receipts=True."))
 
     @property
     def inherited(self) -> bool:

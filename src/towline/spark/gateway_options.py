@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from towline import options as read
 from towline.errors import ConfigError
 from towline.gateway.access import REMOTE, Access, is_remote
-from towline.gateway.settings import ConnectionSettings, GatewaySettings, OutboxLimits, WillSettings
+from towline.gateway.settings import GatewaySettings, OutboxLimits
 from towline.gateway.tickets import LONGEST_VALID_S
 from towline.guarantee import Guarantee, sharing_problem
+from towline.net.settings import MqttSettings, WillSettings
 from towline.net.transport import Tls
 from towline.options import Given, Option
 from towline.processes import ProcessMark
@@ -164,7 +165,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
 _NAMES: Final = {"brokers": "broker"}
 #: Settings that may hold a password, where a user put one.
 _ADDRESSES: Final = frozenset({"brokers", "proxy", "username"})
-#: Of a `ConnectionSettings`, what only a gateway that receives needs.
+#: Of a `MqttSettings`, what only a gateway that receives needs.
 _RECEIVING: Final = frozenset({"receive_maximum", "topic_alias_maximum", "retain_handling", "linger_ms"})
 
 
@@ -199,13 +200,13 @@ def _options(model: type, prefix: str = "", leave_out: Container[str] = ()) -> I
 
 #: How the gateway reaches its brokers, whichever way messages go; `Option.into` names settings of the gateway.
 CONNECTION: Final = (
-    *_options(ConnectionSettings, leave_out=_RECEIVING),
+    *_options(MqttSettings, leave_out=_RECEIVING),
     Option("name", read.label, "name"),
     Option("gatewayLife", lambda text: read.word("query", "detached")(text) == "detached", "detached"),
 )
 #: What only a gateway that receives needs.
 RECEIVING: Final = (
-    *(one for one in _options(ConnectionSettings) if one.into in _RECEIVING),
+    *(one for one in _options(MqttSettings) if one.into in _RECEIVING),
     Option("subscribe", parse_subscriptions, "subscriptions"),
     Option("ackAfter", into="ack_after"),
     *_options(type(GatewaySettings.model_fields["journal"].default), "journal.", {"segment_bytes"}),

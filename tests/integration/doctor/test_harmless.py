@@ -27,7 +27,7 @@ from towline.doctor.table import Finding
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
 from towline.gateway.settings import GatewaySettings
-from towline.net.options import ClientSettings
+from towline.net.settings import ClientSettings
 from towline_prove.devstack import Mosquitto
 
 pytestmark = pytest.mark.broker

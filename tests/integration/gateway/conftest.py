@@ -167,7 +167,7 @@ def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int =
     Each time as another client: one that takes over from itself loses the QoS 0 messages Mosquitto has not read yet.
     """
     uri = broker.uri.replace("mqtt://", "mqtts://") if tls else broker.uri
-    with Client(uri, client_id=f"test-{uuid.uuid4().hex}", settings=ClientSettings(tls=tls)) as client:
+    with Client(uri, client_id=f"test-{uuid.uuid4().hex}", settings=ClientSettings(tls=tls or Tls())) as client:
         for result in [client.publish(topic, b"%d" % number, qos=qos) for number in numbers]:
             result.wait(60)
 

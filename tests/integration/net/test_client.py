@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mqtt5 import Will
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.test_outbox import save
 from tests.integration.net.conftest import Authority
-from towline import Client, ClientSettings, Filter, Message, Tls
+from towline import Client, ClientSettings, Filter, Message, Tls, WillSettings
 from towline.errors import Refused, TakenOver, TowlineError, Unreachable
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.ports import free_port
@@ -144,10 +143,8 @@ def test_a_broker_that_has_lost_the_session_is_told(mosquitto: Mosquitto) -> Non
 def test_a_will_is_published_when_the_process_dies(mosquitto: Mosquitto) -> None:
     script = """
 import os, signal, sys
-from mqtt5 import QoS
-from mqtt5 import Will
-from towline import Client, ClientSettings
-will = Will("state/reader", payload=b"gone", qos=QoS.AT_LEAST_ONCE, content_type="text/plain")
+from towline import Client, ClientSettings, WillSettings
+will = WillSettings(topic="state/reader", payload=b"gone", qos=1, content_type="text/plain")
 with Client(sys.argv[1], client_id="reader", settings=ClientSettings(will=will)):
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -160,7 +157,9 @@ with Client(sys.argv[1], client_id="reader", settings=ClientSettings(will=will))
 def test_a_goodbye_publishes_no_will(mosquitto: Mosquitto) -> None:
     with Client(mosquitto.uri, client_id="watcher", subscribe=["state/#"]) as watcher:
         with Client(
-            mosquitto.uri, client_id="reader", settings=ClientSettings(will=Will("state/reader", payload=b"gone"))
+            mosquitto.uri,
+            client_id="reader",
+            settings=ClientSettings(will=WillSettings(topic="state/reader", payload=b"gone")),
         ):
             pass
         watcher.publish("state/end", b"end").wait(60)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mqtt5 import QoS, Will
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.subscribeoptions import SubscribeOptions
@@ -21,7 +20,7 @@ from tests.integration.net.authenticators import scram
 from tests.integration.net.scripted import Scripted
 from tests.integration.net.test_authentication import PASSWORD, honest
 from tests.integration.net.ways import Relay, exactly
-from towline import Client, ClientSettings, Publisher
+from towline import Client, ClientSettings, Publisher, WillSettings
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.ports import free_port
 
@@ -55,20 +54,8 @@ class Overheard(Relay):
         return broker
 
 
-def will_of(name: str) -> Will:
-    said = {**WILL, "topic": WILL["topic"].format(name)}
-    return Will(
-        said["topic"],
-        payload=said["payload"].encode(),
-        qos=QoS.AT_LEAST_ONCE,
-        retain=True,
-        payload_format_indicator=1,
-        message_expiry_interval=said["expiry_s"],
-        content_type=said["content_type"],
-        response_topic=said["response_topic"],
-        correlation_data=said["correlation_data"].encode(),
-        user_properties=said["user_properties"],
-    )
+def will_of(name: str) -> WillSettings:
+    return WillSettings(**{**WILL, "topic": WILL["topic"].format(name)})
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.integration.gateway.conftest import Gateway, NewGateway
 from tests.integration.net.conftest import Authority
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline import Client, ClientSettings
-from towline.net.transport import Proxy, Tls
+from towline.net.transport import Tls
 from towline_prove.devstack.ports import free_port
 
 COUNT = 2000
@@ -27,16 +28,14 @@ def contents(longest: int) -> list[bytes]:
     return [b"%d:" % number + chance.randbytes(size) for number, size in enumerate(sizes)]
 
 
-def carried(
-    gateway: Gateway, uri: str, *, tls: Tls | None = None, proxy: Proxy | None = None
-) -> tuple[list[bytes], list[bytes]]:
+def carried(gateway: Gateway, uri: str, *, tls: Tls | None = None, **way: Any) -> tuple[list[bytes], list[bytes]]:
     """What was published over a transport, and what the journal of a gateway on the same transport holds."""
     # Mosquitto 2.0 sends 4 KiB of a WebSocket message per turn of its loop, every 0.1 s (its issue #411).
     sent = contents(longest=20_000 if uri.startswith("ws") else 2_500_000)
     gateway.start()
     status = gateway.until(state="online")
     assert status["broker"] == uri
-    with Client(uri, client_id="device", settings=ClientSettings(tls=tls, proxy=proxy)) as client:
+    with Client(uri, client_id="device", settings=ClientSettings(tls=tls or Tls(), **way)) as client:
         for result in [client.publish("t/1", payload) for payload in sent]:
             result.wait(60)
     status = gateway.until(journaled=COUNT)
@@ -128,7 +127,7 @@ def test_proxy(
     with kind("me:opensesame", {"broker.internal": ("127.0.0.1", port)}) as proxy:
         way = f"{'http' if kind is HttpProxy else 'socks5'}://me@{proxy.address}"
         gateway = new_gateway(uri, proxy=way, proxy_password_file=secret, tls=Tls(ca_file=authority.ca_file))
-        sent, kept = carried(gateway, uri, tls=Tls(ca_file=authority.ca_file), proxy=Proxy.parse(way, secret))
+        sent, kept = carried(gateway, uri, tls=Tls(ca_file=authority.ca_file), proxy=way, proxy_password_file=secret)
         assert kept == sent
         assert proxy.connections == 2
         assert all("broker.internal:1" in request for request in proxy.requests), "the proxy looked the name up"

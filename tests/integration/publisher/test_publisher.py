@@ -195,9 +195,9 @@ def test_a_full_outbox_refuses_or_blocks_as_it_was_told(broker: Mosquitto, tmp_p
 
 def test_a_message_that_can_not_be_said_is_refused_at_once(broker: Mosquitto, tmp_path: Path) -> None:
     with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
-        with pytest.raises(ConfigError, match="TL-C52"):
+        with pytest.raises(ConfigError, match="TL-C51"):
             publisher.publish("d/#", b"")
-        with pytest.raises(ConfigError, match="TL-C52"):
+        with pytest.raises(ConfigError, match="TL-C51"):
             publisher.publish("d/1", b"", qos=3)
         expired = publisher.publish("d/1", "1", expiry_s=0)
         with pytest.raises(PublisherError, match="TL-O05"):
@@ -350,7 +350,7 @@ def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:
     nowhere = ["mqtt://127.0.0.1:1", "mqtt://127.0.0.1:2"]
     publisher = Publisher(nowhere, state_dir=tmp_path / "a")
     publisher.publish("t", b"1", qos=1)
-    with pytest.raises(ConfigError, match=r"brokers_share_sessions=True.*TL-C52"):
+    with pytest.raises(ConfigError, match=r"brokers_share_sessions=True.*TL-C51"):
         publisher.publish("t", b"2", qos=2)
     assert publisher.close(0) == 1
     with Publisher(nowhere, state_dir=tmp_path / "b", settings=ClientSettings(brokers_share_sessions=True)) as shared:

@@ -15,7 +15,7 @@ from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.plan import plan_of
 from towline.errors import ConfigError
-from towline.gateway.sessions import connection_options
+from towline.gateway.sessions import connection_of
 from towline.guarantee import AckAfter, Guarantee
 
 GOOD = """\
@@ -153,13 +153,13 @@ def test_after_kafka_the_broker_keeps_what_kafka_has_not(tmp_path: Path) -> None
     ):
         bridge = read(changed('name = "telemetry"', f'name = "telemetry"\nack_after = "{said}"'), tmp_path)
         (line,) = bridge.uplinks
-        assert connection_options(line.gateway).session.unknown_session == meets
+        assert connection_of(line.gateway).session.unknown_session == meets
         (plan,) = plan_of(bridge)["lines"]
         assert any(shown in text for text in plan["limits"])
         assert ("as long as the broker keeps its session" in plan["lost"]) is (said == "kafka")
     text = changed('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
     (line,) = read(text.replace("[mqtt]", '[mqtt]\nunknown_session = "refuse"'), tmp_path).uplinks
-    assert connection_options(line.gateway).session.unknown_session == "refuse"
+    assert connection_of(line.gateway).session.unknown_session == "refuse"
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,12 @@ def test_the_connection_is_that_of_the_gateway(bridge: Bridge, tmp_path: Path) -
         "TLS": ("1.2 and newer", "default"),
         "certificate of the broker": ("verified", "default"),
         "server name": ("broker", "7"),
-        "connect time-out": ("10 s", "default"),
-        "first pause": ("0.25 s", "default"),
-        "longest pause": ("30 s", "default"),
+        "connect timeout": ("10 s", "default"),
+        "reconnect delay": ("0.25 s", "default"),
+        "reconnect max delay": ("30 s", "default"),
         "linger": ("1 ms", "default"),
         "unknown session": ("refuse", "default"),
-        "follows redirects": ("false", "default"),
+        "follow redirects": ("false", "default"),
         "brokers share sessions": ("false", "default"),
     }
     assert "acknowledged after" not in shown(bridge, "down", "MQTT"), "it receives nothing"

@@ -11,10 +11,10 @@ import pytest
 
 from towline import ClientSettings
 from towline.errors import ConfigError, TowlineError, Unreachable
-from towline.gateway.sessions import connection_options
+from towline.gateway.sessions import connection_of
 from towline.gateway.settings import GatewaySettings
 from towline.net.credentials import Headers, read_credentials
-from towline.net.options import ConnectionOptions
+from towline.net.settings import BrokerConnection
 
 HANGS = threading.Event()
 
@@ -60,12 +60,12 @@ class Told:
         del data
 
 
-def options(**settings: Any) -> ConnectionOptions:
-    return ClientSettings(username="u", **settings).options("ws://b", "c")
+def options(**settings: Any) -> BrokerConnection:
+    return ClientSettings(username="u", **settings).connection("ws://b", "c")
 
 
 def read(
-    wanted: ConnectionOptions, cancelled: Callable[[], bool] = lambda: False
+    wanted: BrokerConnection, cancelled: Callable[[], bool] = lambda: False
 ) -> tuple[dict[str, Any], Headers, str]:
     return read_credentials(wanted, cancelled)
 
@@ -74,7 +74,7 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("password_file", "websocket_headers_file", "websocket_query_file")}
     gateway = {"name": "g", "state_dir": tmp_path, "brokers": "ws://b", "subscriptions": [{"filter": "a"}]}
     told = GatewaySettings.model_validate({**gateway, "authenticator": f"{__name__}:Told", **files})
-    for wanted in (options(**files), connection_options(told)):
+    for wanted in (options(**files), connection_of(told)):
         for turn in ("1", "2"):
             files["password_file"].write_text(f"p{turn}\n")
             files["websocket_headers_file"].write_text(f"\nA: h{turn}\nB:x\n")
@@ -85,7 +85,7 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
             assert headers == (("A", f"h{turn}"), ("B", "x"))
             if isinstance(made := login["authenticator"], Told):
                 assert made.made == (told.username, b"p" + turn.encode())
-    assert isinstance(read(connection_options(told))[0]["authenticator"], Told)
+    assert isinstance(read(connection_of(told))[0]["authenticator"], Told)
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_a_provider_that_hangs_does_not_hold_up_the_end() -> None:
 def test_one_thing_gives_the_password(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="each give the password"):
         options(password="x", password_file=tmp_path)
-    with pytest.raises(TowlineError, match=r"not module:function.*TL-C179"):
-        read(options(token_provider="x"))
+    with pytest.raises(TowlineError, match=r"must be module:function.*TL-C51"):
+        options(token_provider="x")
     gateway = {"name": "g", "state_dir": tmp_path, "brokers": "b", "subscriptions": [{"filter": "a"}]}
     with pytest.raises(ValueError, match="password_file and token_provider both give the password"):
         GatewaySettings.model_validate({**gateway, "password_file": "p", "token_provider": "m:f"})
     for way in ({"password_file": tmp_path}, {"token_provider": "m:f"}):
         with pytest.raises(ConfigError, match="a password needs a username"):
-            ClientSettings(protocol="3.1.1", **way).options("mqtt://b", "c")
+            ClientSettings(protocol="3.1.1", **way).connection("mqtt://b", "c")

@@ -27,7 +27,7 @@ from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.net import driver as module
 from towline.net.driver import Hooks, SessionDriver
-from towline.net.options import ConnectionOptions
+from towline.net.settings import BrokerConnection, ClientSettings
 from towline.net.transport import Endpoint
 from towline.net.transport.stream import Transport
 
@@ -90,9 +90,14 @@ class World:
         given: dict[str, Any] = {
             "brokers": (FIRST, SECOND),
             "session": SessionConfig("c", "test", (Filter("t", 1),)),
-        } | options
-        self.options = ConnectionOptions(**given)
-        self.driver = SessionDriver(self.options, hooks)
+        }
+        given |= {
+            name: options.pop(name)
+            for name in ("brokers", "session", "linger_s", "linger_after_silence_s")
+            if name in options
+        }
+        self.connection = BrokerConnection(settings=ClientSettings(**options), **given)
+        self.driver = SessionDriver(self.connection, hooks)
 
     def connect(self, endpoint: Endpoint, **_: Any) -> Any:
         self.tried.append(endpoint)
@@ -102,7 +107,7 @@ class World:
         return line
 
     def new_session(self, level: int) -> Session:
-        return Session(self.options.session_at(level))
+        return Session(self.connection.session_at(level))
 
     def perform(self, action: Action) -> None:
         self.performed.append(action)

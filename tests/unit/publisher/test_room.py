@@ -91,7 +91,7 @@ def test_a_second_publisher_of_this_process_is_told_so(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_setting_that_cannot_be_leaves_the_directory_alone(tmp_path: Path, setting: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=rf"{next(iter(setting))}.*TL-C52"):
+    with pytest.raises(ConfigError, match=rf"{next(iter(setting))}.*TL-C51"):
         Publisher(NOWHERE, **{"state_dir": tmp_path / "p", **setting})  # type: ignore[arg-type]
     assert not (tmp_path / "p").exists()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.unit.bridge.test_config import GOOD, read, told
-from towline.gateway.sessions import connection_options
+from towline.gateway.sessions import connection_of
 from towline.gateway.settings import GatewaySettings
 from towline.mqtt.events import Filter
-from towline.net.options import ConnectionOptions
 from towline.net.reconnect import Attempts, Pauses
+from towline.net.settings import BrokerConnection
 from towline.net.transport import Endpoint
 from towline.spark.options import parse_options
 from towline.spark.sink_options import parse_sink_options
@@ -68,14 +68,14 @@ subscription_id = 7
 """
 
 
-def facts(options: ConnectionOptions) -> list[object]:
-    will = options.session.will
+def facts(connection: BrokerConnection) -> list[object]:
+    will, settings = connection.session.will, connection.settings
     assert will is not None
     return [
-        options.reconnect_delay_s,
-        options.reconnect_max_delay_s,
-        options.follow_redirects,
-        options.session.filters,
+        settings.reconnect_delay_s,
+        settings.reconnect_max_delay_s,
+        settings.follow_redirects,
+        connection.session.filters,
         will.write() if hasattr(will, "write") else repr(will),
     ]
 
@@ -88,7 +88,7 @@ def test_all_faces_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "headers").write_text("A: b\n")
     text = GOOD.partition("[[uplink.route]]")[0] + "[uplink.mqtt]" + TOML + ROUTE
     (line,) = read(text, tmp_path).uplinks
-    spark, toml, out = (connection_options(one) for one in (source, line.gateway, sink))
+    spark, toml, out = (connection_of(one) for one in (source, line.gateway, sink))
     assert facts(spark) == facts(toml)
     wanted = Filter("a/#", 1, no_local=True, retain_as_published=False, retain_handling=2, identifier=7)
     assert spark.session.filters == (wanted,)

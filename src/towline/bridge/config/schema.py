@@ -36,7 +36,7 @@ _SETTING: Final = {
 _WAYS: Final = {
     ("Tls", "alpn"): {"type": "string"},
     ("UplinkTable", "max_bytes_per_trigger"): _SIZE,
-    **{(name, "max_packet_bytes"): _SIZE for name in ("ConnectionSettings", "MqttTable")},
+    **{(name, "max_packet_bytes"): _SIZE for name in ("MqttSettings", "MqttTable")},
     **{("Limits", name): _SIZE for name in ("max_bytes", "min_free_bytes", "segment_bytes", "retain_bytes")},
     **{("OutboxLimits", name): _SIZE for name in ("max_bytes", "min_free_bytes", "segment_bytes")},
 }

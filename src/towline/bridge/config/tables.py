@@ -13,9 +13,10 @@ from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.config.model import BATCH_BYTES, Dedupe, RouteSection
 from towline.bridge.config.section import NAME, Section, SettingError
 from towline.bridge.config.services import GatewaySection, KafkaSection, MonitorSection, SparkSection
-from towline.gateway.settings import ConnectionSettings, OutboxLimits, ReceiptSettings, ShareWay
+from towline.gateway.settings import OutboxLimits, ReceiptSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Limits
+from towline.net.settings import MqttSettings
 from towline.options import path
 from towline.spark.cadence import LONGEST_DELAY_MS
 from towline.spark.gateway_options import gateway_list
@@ -43,7 +44,7 @@ def _gateways(value: tuple[str, ...]) -> tuple[str, ...]:
         raise SettingError("TL-C110", str(error), do) from None
 
 
-class MqttTable(ConnectionSettings):
+class MqttTable(MqttSettings):
     """The MQTT broker, and what is said to it.
 
     Attributes:
@@ -109,7 +110,7 @@ class UplinkTable(Section):
     removed_gateways: tuple[str, ...] = ()
     share: ShareWay | None = None
     share_group: Annotated[str, Field(pattern=NAME)] | None = None
-    mqtt: ConnectionSettings = ConnectionSettings()
+    mqtt: MqttSettings = MqttSettings()
     journal: Limits = Limits()
     route: Annotated[
         tuple[RouteSection, ...],
@@ -131,7 +132,7 @@ class DownlinkTable(DownlinkSection):
     """
 
     profile: str | None = None
-    mqtt: ConnectionSettings = ConnectionSettings()
+    mqtt: MqttSettings = MqttSettings()
     outbox: OutboxLimits = OutboxLimits()
 
 

@@ -16,7 +16,7 @@ from towline.bridge.config.places import Document, KeyPath
 from towline.bridge.config.written import WrittenValues
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
-from towline.gateway.sessions import connection_options
+from towline.gateway.sessions import connection_of
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import policy
 from towline.kafka.clientconfig import file_property
@@ -26,7 +26,7 @@ from towline.kafka.producers import OWN
 from towline.mqtt.events import Filter, SessionConfig
 from towline.mqtt.handshake import connect_packet
 from towline.mqtt.versions import NAMES
-from towline.net.options import ConnectionOptions
+from towline.net.settings import BrokerConnection, MqttSettings
 from towline.net.transport import Tls
 
 DEFAULT: Final = "default"
@@ -42,6 +42,14 @@ _NAMED: Final = {
     "sasl.password.file": "password_file",
     "ssl.key.password.file": "key_password_file",
 }
+#: Settings of a connection that rows of their own show, as CONNECT and the handshake say them.
+_IN_CONNECT: Final = frozenset(
+    {
+        "brokers", "protocol", "client_id", "username", "password_file", "token_provider", "authenticator", "tls",
+        "session_expiry_s", "receive_maximum", "keep_alive_s", "topic_alias_maximum", "max_packet_bytes", "will",
+        "retain_handling", "abandon_session",
+    }
+)  # fmt: skip
 #: Longest value, in characters, that the column of the sources waits for.
 _WIDEST: Final = 24
 
@@ -113,8 +121,8 @@ def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterato
 
 def _connection(line: AnyLine, gateway: GatewaySettings, origins: Origins, table: tuple[str, int]) -> Iterator[Setting]:
     """The settings of one gateway's connection; `table` is the kind and number of the line's."""
-    options = connection_options(gateway)
-    config = options.session_at(options.levels[0])
+    connection = connection_of(gateway)
+    config = connection.session_at(connection.levels[0])
 
     def settings(rows: Iterable[tuple[str, object, str]]) -> Iterator[Setting]:
         names = origins.at(("mqtt", "client_id_prefix"), ("name",)), origins.at((*table, "name"))
@@ -125,7 +133,7 @@ def _connection(line: AnyLine, gateway: GatewaySettings, origins: Origins, table
             if value is not None:
                 yield _setting(name, _text(origins.written.shown(value, key)), source)
 
-    yield from settings(_session(gateway, options, config, origins))
+    yield from settings(_session(gateway, connection, config, origins))
     promised = f"guarantee = {line.guarantee}"
     for one in config.filters:
         shown = origins.written.shown(one.pattern, "filter")
@@ -133,17 +141,17 @@ def _connection(line: AnyLine, gateway: GatewaySettings, origins: Origins, table
     if config.filters:
         place = origins.at((*table, "ack_after")) or promised
         yield _setting("acknowledged after", gateway.acks.value, place)
-    yield from settings(_way(gateway, options, config))
+    yield from settings(_way(gateway, config))
 
 
 def _session(
-    gateway: GatewaySettings, options: ConnectionOptions, config: SessionConfig, origins: Origins
+    gateway: GatewaySettings, connection: BrokerConnection, config: SessionConfig, origins: Origins
 ) -> Iterator[tuple[str, object, str]]:
     """Name, value and key of who connects, and what the CONNECT says; nothing where the value is None."""
     packet = connect_packet(config, None, discarding=False)
     announced = packet.max_packet_size
-    yield "brokers", ", ".join(map(str, options.brokers)), "brokers"
-    yield "protocol", ", then ".join(NAMES[level] for level in options.levels), "protocol"
+    yield "brokers", ", ".join(map(str, gateway.brokers)), "brokers"
+    yield "protocol", ", then ".join(NAMES[level] for level in connection.levels), "protocol"
     yield "client id", config.client_id, "client_id"
     yield "user name", config.username, "username"
     yield "password", _file(gateway.password_file), "password_file"
@@ -155,28 +163,32 @@ def _session(
     yield "Keep Alive", _seconds(packet.keep_alive), "keep_alive_s"
     yield "Topic Alias Maximum", _text(packet.topic_alias_max), "topic_alias_maximum"
     yield "Maximum Packet Size", "not announced" if announced is None else f"{announced:,} B", ""
-    yield "taken in whole", f"up to {options.max_packet_bytes:,} B", "max_packet_bytes"
+    yield "taken in whole", f"up to {gateway.max_packet_bytes:,} B", "max_packet_bytes"
     if (will := packet.will) is not None:
         retained = ", retained" if will.retain else ""
         yield "will", f"{origins.written.shown(will.topic, 'topic')}, QoS {int(will.qos)}{retained}", "will"
 
 
-def _way(
-    gateway: GatewaySettings, options: ConnectionOptions, config: SessionConfig
-) -> Iterator[tuple[str, object, str]]:
-    """The same of the way to the broker."""
-    if any(broker.tls for broker in options.brokers):
-        yield from _tls(options.tls or gateway.tls)
-    yield "proxy", options.proxy, "proxy"
-    yield "WebSocket headers", _file(gateway.websocket_headers_file), "websocket_headers_file"
-    yield "WebSocket query", _file(gateway.websocket_query_file), "websocket_query_file"
-    yield "connect time-out", _seconds(config.connect_timeout_s), "connect_timeout_s"
-    yield "first pause", _seconds(options.reconnect_delay_s), "reconnect_delay_s"
-    yield "longest pause", _seconds(options.reconnect_max_delay_s), "reconnect_max_delay_s"
-    yield "linger", f"{options.linger_s * 1000:g} ms", "linger_ms"
-    yield "unknown session", config.unknown_session, "unknown_session"
-    yield "follows redirects", options.follow_redirects, "follow_redirects"
-    yield "brokers share sessions", options.brokers_share_sessions, "brokers_share_sessions"
+def _way(gateway: GatewaySettings, config: SessionConfig) -> Iterator[tuple[str, object, str]]:
+    """The same of the way to the broker: every setting that no row above says."""
+    if any(broker.tls for broker in gateway.brokers):
+        yield from _tls(gateway.tls)
+    values = {**vars(gateway), "unknown_session": config.unknown_session}
+    for name in MqttSettings.model_fields:
+        if name not in _IN_CONNECT:
+            yield _words(name), _shown(name, values[name]), name
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_s").removesuffix("_ms").removesuffix("_file").replace("_", " ")
+
+
+def _shown(name: str, value: object) -> object:
+    """A value with its unit; None for none."""
+    unit = " ms" if name.endswith("_ms") else " s" if name.endswith("_s") else ""
+    if value is None or value == "":
+        return None
+    return _file(value) if isinstance(value, Path) else f"{value:g}{unit}" if unit else value
 
 
 def _source_of(one: Filter, line: AnyLine, origins: Origins, table: tuple[str, int], promised: str) -> str:

@@ -27,7 +27,7 @@ from towline.gateway.clients import end_client, read_clients
 from towline.gateway.draining import drainable, end_session
 from towline.gateway.launch import end_running
 from towline.gateway.process import run
-from towline.gateway.sessions import connection_options
+from towline.gateway.sessions import connection_of
 from towline.journal.outbox import waiting_in
 from towline.text import counted
 
@@ -113,5 +113,5 @@ def _end_sessions(line: AnyLine) -> None:
         for one in read_clients(settings.state_dir):
             if one.ended is None:
                 end_running(settings.state_dir)
-                end_session(connection_options(settings), one.client_id, lambda: False)
+                end_session(connection_of(settings), one.client_id, lambda: False)
                 end_client(settings.state_dir, one.client_id, "discarded")
