@@ -45,7 +45,7 @@ from towline.mqtt.versions import NAMES, Versions
 from towline.net.credentials import read_credentials
 from towline.net.reconnect import Attempts, Pauses
 from towline.net.settings import BrokerConnection
-from towline.net.transport import Endpoint, Transport, connect, other_port
+from towline.net.transport import Endpoint, Transport, other_port
 
 __all__ = ["GOODBYE_S", "Hooks", "SessionDriver"]
 
@@ -285,11 +285,8 @@ class SessionDriver:
         endpoint = self._attempts.begin()
         try:
             credentials, headers, query = read_credentials(self._connection, self._cancelled.is_set)
-            self._transport = connect(
+            self._transport = self._settings.connect(
                 endpoint,
-                tls=self._settings.tls,
-                proxy=self._settings.way,
-                timeout_s=self._settings.connect_timeout_s,
                 keep_alive_s=self.session.config.keep_alive_s or 60,
                 cancelled=self._cancelled.is_set,
                 headers=headers,

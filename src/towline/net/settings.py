@@ -5,7 +5,6 @@ A further option is a field of `ConnectionSettings` and the place of its effect:
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from towline.mqtt.events import Filter, SessionConfig
 from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem
 from towline.mqtt.versions import LEVELS
 from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from towline.net.transport import Endpoint, Proxy, Tls, header_problem
+from towline.net.transport import Endpoint, Proxy, Tls, Transport, connect, header_problem
 from towline.validation import SettingsModel, requirement
 
 __all__ = ["BrokerConnection", "ClientSettings", "ConnectionSettings", "MqttSettings", "ProtocolName", "WillSettings"]
@@ -49,13 +48,6 @@ _FOR_EVER: Final = 0xFFFFFFFF
 
 _Seconds = Annotated[int, Field(ge=0, le=_FOR_EVER)]
 _Pause = Annotated[float, Field(gt=0, le=_LONGEST_DELAY_S)]
-
-
-def _address(value: str) -> str:
-    try:
-        return str(ipaddress.ip_address(value))
-    except ValueError:
-        raise ValueError("must be an IP address of this machine") from None
 
 
 def _callable(value: str) -> str:
@@ -211,6 +203,10 @@ class ConnectionSettings(SettingsModel):
             ValueError: It can't be one.
         """
         return Proxy.parse(self.proxy, self.proxy_password_file) if self.proxy else None
+
+    def connect(self, broker: Endpoint, **more: Any) -> Transport:
+        """Open a connection to a broker by these settings; ``more`` and errors as in `towline.net.transport.connect`."""
+        return connect(broker, tls=self.tls, proxy=self.way, timeout_s=self.connect_timeout_s, **more)
 
     def check_connection(self, brokers: Iterable[Endpoint]) -> None:
         """Refuse settings that contradict each other.

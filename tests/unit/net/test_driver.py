@@ -25,7 +25,7 @@ from towline.errors import BrokerError, ConfigError, Refused, Unreachable
 from towline.mqtt.events import Action, Deliver, Filter, Publish, Remember, SessionConfig
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
-from towline.net import driver as module
+from towline.net import settings as connection_settings
 from towline.net.driver import Hooks, SessionDriver
 from towline.net.settings import BrokerConnection, ClientSettings
 from towline.net.transport import Endpoint
@@ -137,7 +137,7 @@ def new_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[NewWorld]:
 
     def make(*lines: Any, **given: Any) -> World:
         worlds.append(World(*lines, **given))
-        monkeypatch.setattr(module, "connect", worlds[-1].connect)
+        monkeypatch.setattr(connection_settings, "connect", worlds[-1].connect)
         return worlds[-1]
 
     yield make
