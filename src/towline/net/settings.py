@@ -205,7 +205,7 @@ class ConnectionSettings(SettingsModel):
         return Proxy.parse(self.proxy, self.proxy_password_file) if self.proxy else None
 
     def connect(self, broker: Endpoint, **more: Any) -> Transport:
-        """Open a connection to a broker by these settings; ``more`` and errors as in `towline.net.transport.connect`."""
+        """Open a connection to a broker by these settings; arguments and errors of `towline.net.transport.connect`."""
         return connect(broker, tls=self.tls, proxy=self.way, timeout_s=self.connect_timeout_s, **more)
 
     def check_connection(self, brokers: Iterable[Endpoint]) -> None:
