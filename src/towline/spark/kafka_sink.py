@@ -113,9 +113,7 @@ class KafkaGathered(TaskAnswer):
 class KafkaTransactional(DataSource):
     """Sink of Kafka records with a guarantee; options and columns as Spark's own Kafka sink has them.
 
-    Options (docs/options.md has units and defaults): kafka.bootstrap.servers, further kafka.*, topic, guarantee,
-    includeHeaders, deliveryTimeout, deadLetterTopic, sinkId, batchId, parallelism, transactionalIdPrefix, markerTopic,
-    createMarkerTopic, verifySourceTopics, verifyOnSkip, spoolMemoryBytes, spoolDiskBytes.
+    docs/options.md has all options.
     """
 
     @one_line

@@ -24,23 +24,8 @@ __all__ = ["MqttDataSource"]
 class MqttDataSource(DataSource):
     """Messages from and to an MQTT broker, by way of a gateway's durable inbox and outbox.
 
-    Options are validated here, because only errors of ``__init__`` and ``schema`` come out cleanly at ``load()``. Those
-    of both directions (docs/options.md has units and defaults): broker, stateDir (or gateway instead of both), name,
-    clientId, username, passwordFile, tokenProvider, protocol, guarantee, keepAlive, sessionExpiry, maxPacketBytes,
-    brokersShareSessions, unknownSession, abandonSession, connectTimeout, reconnectDelay, reconnectMaxDelay,
-    followRedirects, proxy, proxyPasswordFile, authenticator, webSocketHeadersFile, webSocketQueryFile, tlsCaFile,
-    tlsCertFile, tlsKeyFile, tlsKeyPasswordFile, tlsAlpn, tlsMinVersion, tlsServerName, tlsStrict, tlsInsecure,
-    willTopic, willPayload, willQos, willRetain, willDelay, willExpiry, willContentType, willResponseTopic,
-    willCorrelationData, willPayloadIsUtf8, willUserProperties, gatewayTokenFile, gatewayCaFile, gatewayServerName,
-    gatewayTicketValidity, gatewayLife.
-
-    To read: subscribe, consumer, maxMessagesPerTrigger, maxBytesPerTrigger, maxTriggerDelayMs, minPartitions,
-    maxRecordsPerPartition, startingOffset, endingOffset, pollMs, checkpointLocation, eventTime, gateways,
-    removedGateways, retainHandling, ackAfter, receiveMaximum, topicAliasMaximum, lingerMs, journalMaxBytes,
-    journalMinFreeBytes, journalRetainBytes.
-
-    To write: topic, qos, retain, clients, confirm, confirmTimeout, retryStrategy, retryInterval, retryMultiplier,
-    retryCap, retryAttempts, outboxMaxBytes, outboxMinFreeBytes, outboxMaxAge.
+    Options are validated here, because only errors of ``__init__`` and ``schema`` come out cleanly at ``load()``;
+    docs/options.md has all of them.
 
     Raises:
         ConfigError: One line for the first mistake in the options, see `towline.spark.options.parse_options`.

@@ -12,12 +12,8 @@ import pyspark_kafka_transactional
 import pyspark_mqtt
 import towline
 from towline.errors import ConfigError, SetupError
-from towline.kafka.options import NAMES
 from towline.schema import SPARK_SCHEMA
 from towline.spark import session
-from towline.spark.kafka_sink import KafkaTransactional
-from towline.spark.options import OPTIONS as SOURCE
-from towline.spark.sink_options import OPTIONS as SINK
 from towline.spark.source import MqttDataSource
 
 if TYPE_CHECKING:
@@ -34,12 +30,6 @@ def test_a_state_directory_that_keeps_nothing_is_refused_at_load(tmp_path: Path)
         with pytest.raises(ConfigError, match=rf"^{wrong}: the state directory can't be used .*TL-C25"):
             source(wrong).schema()
     assert re.sub(" COMMENT '[^']*'", "", source(str(tmp_path / "new")).schema()) == SPARK_SCHEMA
-
-
-def test_help_lists_every_option() -> None:
-    for kind, names in ((MqttDataSource, {*SOURCE, *SINK}), (KafkaTransactional, set(NAMES))):
-        listed = set(re.findall(r"\w+", str(kind.__doc__)))
-        assert names <= listed, names - listed
 
 
 @pytest.mark.parametrize("ours", ["4.1.0", "4.1.0.dev1", "4.0.1", "3.5.6"])
