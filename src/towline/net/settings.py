@@ -5,6 +5,7 @@ A further option is a field of `ConnectionSettings` and the place of its effect:
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,13 @@ _FOR_EVER: Final = 0xFFFFFFFF
 
 _Seconds = Annotated[int, Field(ge=0, le=_FOR_EVER)]
 _Pause = Annotated[float, Field(gt=0, le=_LONGEST_DELAY_S)]
+
+
+def _address(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        raise ValueError("must be an IP address of this machine") from None
 
 
 def _callable(value: str) -> str:
@@ -136,6 +144,8 @@ class ConnectionSettings(SettingsModel):
         authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
             gives an `towline.mqtt.Authenticator`.
         tls: How the broker is verified, and how we show who we are, with ``mqtts://`` and ``wss://``.
+        source_address: Address of this machine that connections come from, for a firewall or a second network; None for
+            the one that the system chooses.
         proxy: ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT`` on the way to the brokers.
         proxy_password_file: Its password.
         protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it, as it
@@ -165,6 +175,7 @@ class ConnectionSettings(SettingsModel):
     token_provider: _Function | None = None
     authenticator: _Function | None = None
     tls: Tls = Tls()
+    source_address: Annotated[str, AfterValidator(_address)] | None = None
     proxy: str | None = None
     proxy_password_file: Path | None = None
     protocol: ProtocolName = "5"
@@ -206,20 +217,24 @@ class ConnectionSettings(SettingsModel):
 
     def connect(self, broker: Endpoint, **more: Any) -> Transport:
         """Open a connection to a broker by these settings; arguments and errors of `towline.net.transport.connect`."""
-        return connect(broker, tls=self.tls, proxy=self.way, timeout_s=self.connect_timeout_s, **more)
+        own: dict[str, Any] = {"tls": self.tls, "proxy": self.way, "source_address": self.source_address}
+        return connect(broker, timeout_s=self.connect_timeout_s, **own, **more)
 
     def check_connection(self, brokers: Iterable[Endpoint]) -> None:
         """Refuse settings that contradict each other.
 
         Raises:
-            ValueError: Two passwords, or a proxy that can't be.
+            ValueError: Two passwords, a proxy that can't be, or what a Unix socket has not.
         """
         if self.password_file and self.token_provider:
             raise ValueError("password_file and token_provider both give the password; keep one")
         if self.proxy_password_file and not self.proxy:
             raise ValueError("proxy_password_file needs proxy")
-        if self.way and any(broker.scheme == "unix" for broker in brokers):
+        unix = any(broker.scheme == "unix" for broker in brokers)
+        if self.way and unix:
             raise ValueError("a Unix socket is not reached through a proxy")
+        if self.source_address and unix:
+            raise ValueError("a Unix socket has no source_address")
 
     def session(self, client_id: str, where: str, filters: tuple[Filter, ...] = (), **terms: Any) -> SessionConfig:
         """The session's part of these settings.

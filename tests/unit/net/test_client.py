@@ -67,6 +67,8 @@ def opened(uri: str | list[str] = URI, **settings: Any) -> Client:
         ({"connect_timeout_s": float("nan")}, "connect_timeout_s: must be at most 600"),
         ({"client_id": "a\0b"}, "client_id: it has a surrogate or U+0000 [MQTT-1.5.4-1, -2]"),
         ({"client_id": 5}, "client_id: it is text, not int"),
+        ({"source_address": "eth0"}, "source_address: must be an IP address of this machine"),
+        ({"source_address": "10.0.0.1", "uri": "unix:///run/b"}, "a Unix socket has no source_address"),
         ({"keepalive": 5}, 'keepalive: no such setting. Did you mean "keep_alive_s"?'),
         ({"username": "a" * 65_536}, "username: it has more than 65,535 bytes"),
         ({"password": 5}, "password: must be bytes or text"),

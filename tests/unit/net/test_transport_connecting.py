@@ -43,9 +43,9 @@ def answering(*answers: bytes) -> Iterator[int]:
         thread.join(60)
 
 
-def refusal(uri: str, proxy: Proxy | None = None, timeout_s: float = 3) -> str:
+def refusal(uri: str, proxy: Proxy | None = None, timeout_s: float = 3, source_address: str | None = None) -> str:
     with pytest.raises(TowlineError) as caught:
-        connect(Endpoint.parse(uri), proxy=proxy, timeout_s=timeout_s)
+        connect(Endpoint.parse(uri), proxy=proxy, timeout_s=timeout_s, source_address=source_address)
     return str(caught.value)
 
 
@@ -138,6 +138,31 @@ def test_all_addresses_fail_and_each_reason_is_told_once(monkeypatch: pytest.Mon
         addresses(monkeypatch, (LOOPBACK, port), hole)
         said = refusal("mqtt://many.example", timeout_s=3)
         assert "to any of 2 addresses (connection refused; no answer within 3 s)" in said
+
+
+def test_a_source_address_that_is_not_here_is_told() -> None:
+    """192.0.2.0/24 is for documentation (RFC 5737)."""
+    said = refusal(f"mqtt://{LOOPBACK}:{free_port()}", source_address="192.0.2.1")
+    assert "no connection from 192.0.2.1 (" in said
+    assert said.endswith("[TL-M01]")
+    said = refusal(f"mqtt://{LOOPBACK}:{free_port()}", source_address="::1")
+    assert f'no address for "{LOOPBACK}" that fits source_address ::1' in said
+
+
+@pytest.mark.parametrize("kind", [HttpProxy, SocksProxy])
+def test_a_source_address_is_that_of_the_connection_to_a_proxy(kind: type[HttpProxy]) -> None:
+    scheme = "http" if kind is HttpProxy else "socks5"
+    seen: list[str] = []
+
+    class Proxied(kind):  # type: ignore[valid-type, misc]
+        def meet(self, client: socket.socket) -> socket.socket | None:
+            seen.append(client.getpeername()[0])
+            return super().meet(client)  # type: ignore[no-any-return]
+
+    with answering(b"x") as port, Proxied() as proxy:
+        way = Proxy.parse(f"{scheme}://{proxy.address}")
+        connect(Endpoint("mqtt", LOOPBACK, port), proxy=way, source_address="127.0.0.7").close()
+    assert seen == ["127.0.0.7"]
 
 
 def test_connecting_is_given_up_when_asked() -> None:

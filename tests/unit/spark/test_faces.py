@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 from tests.unit.bridge.test_config import GOOD, read, told
@@ -9,8 +10,8 @@ from towline.gateway.sessions import connection_of
 from towline.gateway.settings import GatewaySettings
 from towline.mqtt.events import Filter
 from towline.net.reconnect import Attempts, Pauses
-from towline.net.settings import BrokerConnection
-from towline.net.transport import Endpoint
+from towline.net.settings import BrokerConnection, ClientSettings
+from towline.net.transport import Endpoint, Tls
 from towline.spark.options import parse_options
 from towline.spark.sink_options import parse_sink_options
 
@@ -22,6 +23,7 @@ SPARK = {
     "broker": "ws://h/x",
     "clientId": "c",
     "followRedirects": "true",
+    "sourceAddress": "127.0.0.7",
     "reconnectDelay": "1",
     "reconnectMaxDelay": "128",
     "webSocketHeadersFile": "/headers",
@@ -40,6 +42,7 @@ SPARK = {
 TOML = """
 client_id = "c"
 follow_redirects = true
+source_address = "127.0.0.7"
 reconnect_delay_s = 1
 reconnect_max_delay_s = 128
 websocket_headers_file = "headers"
@@ -75,6 +78,7 @@ def facts(connection: BrokerConnection) -> list[object]:
         settings.reconnect_delay_s,
         settings.reconnect_max_delay_s,
         settings.follow_redirects,
+        settings.source_address,
         connection.session.filters,
         will.write() if hasattr(will, "write") else repr(will),
     ]
@@ -92,7 +96,7 @@ def test_all_faces_say_the_same(tmp_path: Path) -> None:
     assert facts(spark) == facts(toml)
     wanted = Filter("a/#", 1, no_local=True, retain_as_published=False, retain_handling=2, identifier=7)
     assert spark.session.filters == (wanted,)
-    assert [*facts(out)[:3], facts(out)[4]] == [*facts(toml)[:3], facts(toml)[4]]
+    assert [*facts(out)[:4], facts(out)[5]] == [*facts(toml)[:4], facts(toml)[5]]
     assert (line.gateway.websocket_headers_file, source.websocket_headers_file) == (
         tmp_path / "headers",
         Path("/headers"),
@@ -112,3 +116,14 @@ def test_the_first_pause_and_the_longest_are_those_that_are_set() -> None:
         attempts.begin()
         attempts.failed(100.0, served=False)
         assert longest / 4 <= attempts.due - 100.0 <= longest
+
+
+def test_the_oldest_tls_spoken_is_of_every_face(tmp_path: Path) -> None:
+    options = {"broker": "mqtts://h", "stateDir": str(tmp_path), "tlsMinVersion": "1.3"}
+    places = (parse_options({**options, "subscribe": "a"}).place, parse_sink_options({**options, "topic": "t"}).place)
+    gateways = [GatewaySettings.model_validate_json(place.settings) for place in places]
+    mqtt = '[uplink.mqtt]\nbrokers = "mqtts://h"\ntls = { min_version = "1.3" }\n'
+    gateways.append(read(GOOD.partition("[[uplink.route]]")[0] + mqtt + ROUTE, tmp_path).uplinks[0].gateway)
+    connections = [connection_of(one) for one in gateways]
+    connections.append(ClientSettings(tls=Tls(min_version="1.3")).connection("mqtts://h", "c"))
+    assert [one.settings.tls.context().minimum_version for one in connections] == [ssl.TLSVersion.TLSv1_3] * 4

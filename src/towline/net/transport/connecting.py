@@ -40,6 +40,7 @@ def connect(
     *,
     tls: Tls | None = None,
     proxy: Proxy | None = None,
+    source_address: str | None = None,
     timeout_s: float = 10.0,
     keep_alive_s: int = 60,
     cancelled: Callable[[], bool] = lambda: False,
@@ -52,6 +53,7 @@ def connect(
         endpoint: The broker.
         tls: How to encrypt where the endpoint is ``mqtts`` or ``wss``; None for the defaults.
         proxy: The way there; None for the straight one.
+        source_address: Address of this machine that the connection comes from; None for the system's choice.
         timeout_s: Seconds for all of it, the look-up of the name and all its addresses too.
         keep_alive_s: A peer that answers nothing on the TCP level for 1.5 times as long is given up; from 1.
         cancelled: Asked while waiting; True gives up at once.
@@ -68,7 +70,7 @@ def connect(
     where = str(endpoint)
     security = (tls or Tls()) if endpoint.tls else None
     context = security.context() if security else None  # its files first: what is wrong there, no broker mends
-    sock = _reach(endpoint, proxy, keep_alive_s, patience)
+    sock = _reach(endpoint, proxy, source_address, keep_alive_s, patience)
     if security and context:
         sock = handshake(sock, security, context, endpoint.host, where, patience)
     if not endpoint.websocket:
@@ -85,16 +87,15 @@ def connect(
     return transport
 
 
-def _reach(endpoint: Endpoint, proxy: Proxy | None, keep_alive_s: int, patience: Patience) -> socket.socket:
+def _reach(
+    endpoint: Endpoint, proxy: Proxy | None, source: str | None, keep_alive_s: int, patience: Patience
+) -> socket.socket:
     if endpoint.scheme == "unix":
         if proxy:
             what = "a Unix socket is on this machine, and not reached through a proxy"
             raise ConfigError("TL-C35", str(endpoint), what, "Remove one of the two.")
         return _connect_unix(endpoint, patience)
-    if proxy:
-        sock = connect_through(proxy, endpoint, patience)
-    else:
-        sock = _connect_tcp(endpoint.host, endpoint.port, str(endpoint), patience)
+    sock = connect_through(proxy, endpoint, patience, source) if proxy else _connect_tcp(endpoint, source, patience)
     _tune(sock, keep_alive_s)
     return sock
 
@@ -132,20 +133,24 @@ def _connect_unix(endpoint: Endpoint, patience: Patience) -> socket.socket:
         raise Unreachable("TL-M01", str(endpoint), f"no connection ({plain(error)})", advice) from error
 
 
-def _connect_tcp(host: str, port: int, where: str, patience: Patience) -> socket.socket:
+def _connect_tcp(endpoint: Endpoint, source: str | None, patience: Patience) -> socket.socket:
     """Connect to the first address of a name that answers; a slow one gets company after `STAGGER` seconds."""
+    host, port, where = endpoint.host, endpoint.port, str(endpoint)
+    family = socket.AF_UNSPEC if source is None else socket.AF_INET6 if ":" in source else socket.AF_INET
     try:
-        answers = patience.call(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        answers = patience.call(lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
     except (OSError, UnicodeError) as error:
         reason = plain(error) if isinstance(error, OSError) else "not a host name"
         advice = "Check the broker's host, and the DNS of this machine."
-        raise Unreachable("TL-M01", where, f'no address for "{host}" ({reason})', advice) from error
+        like = f" that fits source_address {source}" if source else ""
+        raise Unreachable("TL-M01", where, f'no address for "{host}"{like} ({reason})', advice) from error
     addresses = interleaved(Address(family, where) for family, _, _, _, where in answers)
-    with _Race(addresses) as race:
+    with _Race(addresses, source) as race:
         try:
             return race.run(patience)
         except OSError as error:
             many = f" to any of {len(addresses)} addresses" if len(addresses) > 1 else ""
+            many += f" from {source}" if source else ""
             reasons = "; ".join([*dict.fromkeys(map(plain, [*race.failures, error]))][:_REASONS_SHOWN])
             advice = "Is the broker up, and the port right?"
             raise Unreachable("TL-M01", where, f"no connection{many} ({reasons})", advice) from error
@@ -154,7 +159,8 @@ def _connect_tcp(host: str, port: int, where: str, patience: Patience) -> socket
 class _Race:
     """Attempts to several addresses, started one after the other, of which one wins."""
 
-    def __init__(self, addresses: list[Address]) -> None:
+    def __init__(self, addresses: list[Address], source: str | None) -> None:
+        self._source = source
         self._waiting = deque(addresses)
         self._running: dict[int, socket.socket] = {}
         self._next_at = 0.0
@@ -194,6 +200,8 @@ class _Race:
             return
         sock.setblocking(False)
         try:
+            if self._source is not None:
+                sock.bind((self._source, 0))
             with contextlib.suppress(BlockingIOError):
                 sock.connect(address.where)
         except OSError as error:

@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
 
 from towline.errors import ConfigError, Unreachable
@@ -81,7 +81,9 @@ class Proxy:
         return secret_of("proxy_password_file", self.password_file, bytes.decode) if self.password_file else ""
 
 
-def connect_through(proxy: Proxy, endpoint: Endpoint, patience: Patience) -> socket.socket:
+def connect_through(
+    proxy: Proxy, endpoint: Endpoint, patience: Patience, source_address: str | None = None
+) -> socket.socket:
     """A non-blocking socket that leads to the broker.
 
     Raises:
@@ -97,11 +99,9 @@ def connect_through(proxy: Proxy, endpoint: Endpoint, patience: Patience) -> soc
     http = proxy.scheme == "http"
     kind = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
     connector = Connector(kind, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
-    timeout = patience.left()
+    own: dict[str, Any] = {"timeout": patience.left(), "local_addr": (source_address, 0) if source_address else None}
     try:
-        sock = patience.call(
-            lambda: connector.connect(endpoint.host, endpoint.port, timeout=timeout), lambda late: late.close()
-        )
+        sock = patience.call(lambda: connector.connect(endpoint.host, endpoint.port, **own), lambda late: late.close())
     except UnicodeError:  # it would carry the password
         what = "the proxy's user or password has characters that can't be carried"
         raise ConfigError("TL-C31", str(proxy), what, "Use ASCII.") from None
