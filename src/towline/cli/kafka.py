@@ -72,7 +72,7 @@ def reset(
     from towline.kafka.markerstore import MarkerStore, set_markers  # noqa: PLC0415 - loaded when it is called
 
     if (to_batch is None) == (not remove):
-        raise ConfigError("TL-C47", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
+        raise ConfigError("TL-C23", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
     looking = _settings(servers, prefix, marker_topic, more)
     count = parallelism or _partitions(MarkerStore(looking, sink))
     settings = _settings(servers, prefix, marker_topic, more, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
@@ -25,6 +26,7 @@ from towline.mqtt.events import Filter
 from towline.mqtt.filters import overlapping
 from towline.mqtt.rules import filter_problem
 from towline.net.settings import Brokers, MqttSettings
+from towline.options import OptionText, label, parts
 from towline.validation import SettingsModel
 
 __all__ = [
@@ -43,6 +45,51 @@ def _one_filter(value: object) -> object:
     if isinstance(value, Mapping) and "filter" in value:
         return {"pattern": value["filter"], **{name: one for name, one in value.items() if name != "filter"}}
     return value
+
+
+def subscriptions(text: str) -> list[dict[str, object]]:
+    """Read ``telemetry/#:1, alarms/+`` or a JSON list of the same texts (for filters with a comma), or of objects.
+
+    Args:
+        text: Filters, each with ``:QOS`` behind it or not; an object has ``filter`` and any of `_SUBSCRIPTION`.
+
+    Raises:
+        ValueError: For an empty list, or JSON that is none of these.
+    """
+    filters = parts(text, "filters", '["a,b/#:1"]', str | dict)
+    if not filters:
+        raise ValueError("it has no topic filter")
+    return [_subscription(part) for part in filters]
+
+
+#: Keys of a subscription as a JSON object, and what the gateway calls them [MQTT 5 section 3.8.3.1].
+_SUBSCRIPTION: Final = {
+    "filter": "filter",
+    "qos": "qos",
+    "noLocal": "no_local",
+    "retainAsPublished": "retain_as_published",
+    "retainHandling": "retain_handling",
+    "subscriptionId": "identifier",
+}
+
+
+def _subscription(said: str | dict[str, object]) -> dict[str, object]:
+    if isinstance(said, dict):
+        unknown = next((name for name in said if name not in _SUBSCRIPTION), None)
+        if unknown is not None or "filter" not in said:
+            known = ", ".join(_SUBSCRIPTION)
+            raise ValueError(f'a subscription has {known}, and no "{unknown}"' if unknown else "a filter is missing")
+        return {_SUBSCRIPTION[name]: value for name, value in said.items()}
+    text = said.strip()
+    match = re.fullmatch(r"(.*):([0-9]+)", text, re.DOTALL)
+    return {"filter": match[1], "qos": int(match[2])} if match else {"filter": text}
+
+
+def _life(text: str) -> bool:
+    """Whether a gateway outlives who has it started."""
+    if text.lower() not in ("query", "detached"):
+        raise ValueError("must be query or detached")
+    return text.lower() == "detached"
 
 
 def _filter_settings(value: Filter) -> dict[str, object]:
@@ -168,9 +215,9 @@ class GatewaySettings(MqttSettings):
             least once. Others may have no topic in common, unless the guarantee is at_least_once.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: Annotated[str, AfterValidator(label)]
     state_dir: Path
-    subscriptions: tuple[SubscribedFilter, ...] = ()
+    subscriptions: Annotated[tuple[SubscribedFilter, ...], OptionText("subscribe", subscriptions)] = ()
     outbox: OutboxSettings | None = None
     receipts: ReceiptSettings | None = None
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
@@ -178,7 +225,7 @@ class GatewaySettings(MqttSettings):
     linger_after_silence_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0
     journal: Limits = Limits()
     owner_pid: int | None = None
-    detached: bool = False
+    detached: Annotated[bool, OptionText("gatewayLife", _life)] = False
     drain_s: Annotated[float, Field(ge=0)] | None = None
     checkpoint: str = ""
     listen: ListenSettings | None = None

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+from annotated_types import Ge, Le
 
 from towline.errors import ConfigError
-from towline.guarantee import POLICIES, Guarantee, policy
+from towline.guarantee import Guarantee, policy
 from towline.kafka.clientconfig import check_client
 from towline.kafka.javanames import translated
 from towline.kafka.reserved import reserved
-from towline.options import SPARKS, Format, Option, between, truth, whole, without_properties
+from towline.options import SPARKS, Format, OptionText, options_of, size, without_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from towline.options import Given
 
@@ -55,6 +58,27 @@ TUNING: Final = MappingProxyType(
 _SLOW_REQUEST: Final = 64 << 10
 
 
+#: Kafka's rule for names of topics (org.apache.kafka.common.internals.Topic); 200 leave room for what is added.
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
+#: More partitions than a sink can sensibly have; each has a marker and a transactional id.
+MOST_PARTITIONS: Final = 1000
+
+
+def _topic(text: str) -> str:
+    if not text:
+        raise ValueError("is empty; name a topic, or leave it out and give a column topic")
+    return text
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text) or text in (".", ".."):
+        raise ValueError("is no name for Kafka; use 1 to 200 of the characters a-z A-Z 0-9 . _ -")
+    return text
+
+
+_KafkaName = Annotated[str, OptionText(read=_name)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SinkSettings:
     """The validated options of one sink; picklable, and free of secrets [I12].
@@ -84,24 +108,24 @@ class SinkSettings:
         spool_disk: Bytes of a task's rows kept on disk beyond that; None for what the disk holds.
     """
 
-    guarantee: str
+    guarantee: Guarantee
     servers: str
-    timeout_s: float
+    timeout_s: Annotated[float, Ge(1), Le(900), OptionText("deliveryTimeout")]
     client: Mapping[str, str] = field(hash=False)
-    topic: str | None = None
+    topic: Annotated[str, OptionText(read=_topic)] | None = None
     include_headers: bool = True
-    dead_letter_topic: str | None = None
-    sink_id: str | None = None
-    batch: int | None = None
-    parallelism: int = 1
+    dead_letter_topic: _KafkaName | None = None
+    sink_id: _KafkaName | None = None
+    batch: Annotated[int, Ge(0), Le(1 << 63), OptionText("batchId")] | None = None
+    parallelism: Annotated[int, Ge(1), Le(MOST_PARTITIONS)] = 1
     gather: bool = False
-    prefix: str = "towline"
-    marker_topic: str | None = None
+    prefix: Annotated[str, OptionText("transactionalIdPrefix", _name)] = "towline"
+    marker_topic: _KafkaName | None = None
     create_marker_topic: bool = True
-    verify: bool | None = None
-    source_topics: bool = False
-    spool_memory: int = 64 << 20
-    spool_disk: int | None = None
+    verify: Annotated[bool, OptionText("verifyOnSkip")] | None = None
+    source_topics: Annotated[bool, OptionText("verifySourceTopics")] = False
+    spool_memory: Annotated[int, Ge(0), OptionText("spoolMemoryBytes", size)] = 64 << 20
+    spool_disk: Annotated[int, Ge(0), OptionText("spoolDiskBytes", size)] | None = None
 
     def verifies(self, *, same_offsets: bool) -> bool:
         """Whether the rows of a skipped batch are compared with its marker.
@@ -142,8 +166,8 @@ class SinkSettings:
         """Validate an option map; keys in any case.
 
         Raises:
-            ConfigError: TL-C01 unknown option, TL-C40 the guarantee, TL-C41 a contradiction to the guarantee, TL-C47
-                a value of another kind, and what `check_client` raises.
+            ConfigError: TL-C01 unknown option, TL-C21 a value that can't be, TL-C41 a contradiction to the guarantee,
+                and what `check_client` raises.
         """
         texts = {key.lower(): text for key, text in without_properties(options).items()}
         kafka = {key.removeprefix("kafka."): texts.pop(key) for key in [k for k in texts if k.startswith("kafka.")]}
@@ -151,8 +175,9 @@ class SinkSettings:
             do = "Name a property of Kafka's client after the dot."
             raise ConfigError("TL-C01", FORMAT, 'unknown option "kafka."', do)
         given = _FORMAT.read({**texts, **_delivery_timeout(kafka, texts)})
-        guarantee: str = given.value("guarantee", Guarantee.EXACTLY_ONCE.value)
-        timeout_s: float = given.value("deliveryTimeout", policy(guarantee).kafka_timeout_s)
+        own = given.values(_OPTIONS)
+        guarantee: Guarantee = own.setdefault("guarantee", Guarantee.EXACTLY_ONCE)
+        timeout_s: float = own.setdefault("timeout_s", policy(guarantee).kafka_timeout_s)
         _check_promise(guarantee, kafka)
         _check_belonging(guarantee, given)
         kafka, written = translated(kafka, FORMAT)
@@ -162,14 +187,9 @@ class SinkSettings:
             client.setdefault("transaction.timeout.ms", client["message.timeout.ms"])
             _check_clock(client)
         check_client(client, FORMAT, written=written)
-        settings = cls(
-            guarantee=guarantee,
-            servers=client["bootstrap.servers"],
-            timeout_s=timeout_s,
-            client=client,
-            gather=policy(guarantee).transactions and "parallelism" not in given,
-            **{**given.values(_FORMAT.options), "sink_id": _sink_id(given)},
-        )
+        own["sink_id"] = _sink_id(given)
+        gather = policy(guarantee).transactions and "parallelism" not in given
+        settings = cls(servers=client["bootstrap.servers"], client=client, gather=gather, **own)
         settings._check_reserved()
         return settings
 
@@ -187,14 +207,15 @@ def _reserves(prefix: str, marker_topic: str | None) -> Callable[[str], re.Match
 
 def _check_belonging(guarantee: str, given: Given) -> None:
     """Refuse options that mean nothing under this promise."""
-    for option in _FORMAT.options:
-        if option.name not in given or guarantee in option.guarantees:
+    for option in _OPTIONS:
+        if option.name not in given:
             continue
-        if len(option.guarantees) == 1:
+        if option.path[0] in _EXACTLY_ONCE and guarantee != Guarantee.EXACTLY_ONCE:
             what = f'option "{option.name}" belongs to guarantee exactly_once, this one is {guarantee}'
             raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose exactly_once.")
-        what = f'option "{option.name}" contradicts guarantee {guarantee}, which gives records up'
-        raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose another guarantee.")
+        if option.path[0] in _NO_LOSS and guarantee == Guarantee.AT_MOST_ONCE:
+            what = f'option "{option.name}" contradicts guarantee {guarantee}, which gives records up'
+            raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose another guarantee.")
 
 
 def _sink_id(given: Given) -> str | None:
@@ -218,7 +239,7 @@ def _delivery_timeout(kafka: dict[str, str], texts: Mapping[str, str]) -> dict[s
     text = kafka.pop(name).strip()
     if not text.isascii() or not text.isdecimal() or not 1000 <= int(text[:9]) <= 900_000:
         what = f'option "kafka.{name}" must be 1000 to 900000 milliseconds, not "{text}"'
-        raise ConfigError("TL-C47", FORMAT, what, "Change it: Kafka ends a transaction after 15 minutes at most.")
+        raise ConfigError("TL-C21", FORMAT, what, "Change it: Kafka ends a transaction after 15 minutes at most.")
     return {"deliverytimeout": str(int(text) / 1000)}
 
 
@@ -271,62 +292,19 @@ def _check_promise(guarantee: str, kafka: Mapping[str, str]) -> None:
             )
 
 
-#: Kafka's rule for names of topics (org.apache.kafka.common.internals.Topic); 200 leave room for what is added.
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
-#: More partitions than a sink can sensibly have; each has a marker and a transactional id.
-MOST_PARTITIONS: Final = 1000
-
-
-def _guarantee(text: str) -> str:
-    if text not in POLICIES:
-        words = "exactly_once (the default), at_least_once (nothing lost) and at_most_once (nothing doubled)"
-        raise ConfigError("TL-C40", FORMAT, f'"{text}" is not a guarantee', f"Choose between {words}.")
-    return text
-
-
-def _topic(text: str) -> str:
-    if not text:
-        raise ValueError("is empty; Name a topic, or leave it out and give a column topic.")
-    return text
-
-
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text) or text in (".", ".."):
-        raise ValueError(f'is "{text}", which is no name for Kafka; Use 1 to 200 of the characters a-z A-Z 0-9 . _ -')
-    return text
-
-
-def _wrong(option: Option, text: str, problem: str) -> ConfigError:
-    what, _, do = problem.partition("; ")
-    if what.startswith("it is "):
-        what = f'must be {what.removeprefix("it is ")}, not "{text}"'
-    return ConfigError("TL-C47", FORMAT, f'option "{option.name}" {what}', do or "Correct it.")
-
-
-_EXACTLY_ONCE: Final = frozenset({Guarantee.EXACTLY_ONCE})
-_NO_LOSS: Final = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE})
-#: Spark's Kafka sink's own options, and ours; ``sinkId`` names the sink in dead letters too. `Option.into` names fields
-#: of `SinkSettings`. Options about transactions mean nothing without them.
+#: Settings that mean nothing without transactions, and those that mean nothing where records are given up.
+_EXACTLY_ONCE: Final = frozenset(
+    {
+        "batch", "parallelism", "prefix", "marker_topic", "create_marker_topic", "verify",
+        "spool_memory", "spool_disk",
+    }
+)  # fmt: skip
+_NO_LOSS: Final = frozenset({"dead_letter_topic"})
+#: Spark's Kafka sink's own options, and ours.
+_OPTIONS: Final = tuple(options_of(SinkSettings, leave_out={"servers", "client", "gather"}))
 _FORMAT: Final = Format(
     FORMAT,
-    (
-        Option("topic", _topic, "topic"),
-        Option("includeHeaders", truth, "include_headers"),
-        Option("guarantee", _guarantee),
-        Option("deliveryTimeout", between(1, 900, "1 to 900 seconds")),
-        Option("deadLetterTopic", _name, "dead_letter_topic", _NO_LOSS),
-        Option("sinkId", _name, "sink_id"),
-        Option("batchId", whole(0, 1 << 63), "batch", _EXACTLY_ONCE),
-        Option("parallelism", whole(1, MOST_PARTITIONS), "parallelism", _EXACTLY_ONCE),
-        Option("transactionalIdPrefix", _name, "prefix", _EXACTLY_ONCE),
-        Option("markerTopic", _name, "marker_topic", _EXACTLY_ONCE),
-        Option("createMarkerTopic", truth, "create_marker_topic", _EXACTLY_ONCE),
-        Option("verifyOnSkip", truth, "verify", _EXACTLY_ONCE),
-        Option("verifySourceTopics", truth, "source_topics"),
-        Option("spoolMemoryBytes", whole(0, 1 << 40), "spool_memory", _EXACTLY_ONCE),
-        Option("spoolDiskBytes", whole(0, 1 << 50), "spool_disk", _EXACTLY_ONCE),
-    ),
-    _wrong,
+    _OPTIONS,
     hint="Known here: {} and kafka.*.",
     ignored=SPARKS,
     also=("kafka.bootstrap.servers",),

@@ -30,6 +30,7 @@ from towline.mqtt.rules import check_config, filter_problem, message_problem, to
 from towline.mqtt.versions import LEVELS
 from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Endpoint, Proxy, Tls, Transport, connect, header_problem
+from towline.options import OptionText, parts
 from towline.validation import SettingsModel, requirement
 
 __all__ = ["BrokerConnection", "ClientSettings", "ConnectionSettings", "MqttSettings", "ProtocolName", "WillSettings"]
@@ -56,6 +57,21 @@ def _address(value: str) -> str:
         return str(ipaddress.ip_address(value))
     except ValueError:
         raise ValueError("must be an IP address of this machine") from None
+
+
+def _pairs(text: str) -> list[Any]:
+    """User properties: ``NAME=VALUE, ...``, or JSON pairs where a comma stands in one."""
+    example = '[["a", "1, 2"]]'
+    pairs = [
+        one.split("=", 1) if isinstance(one, str) else one for one in parts(text, "NAME=VALUE", example, str | list)
+    ]
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise ValueError(f"must be NAME=VALUE with commas between them, or JSON such as {example}")
+    return [tuple(map(str, pair)) for pair in pairs]
+
+
+#: A setting that may hold a password, where a user put one.
+_Secret = Annotated[str, OptionText(hidden=True)]
 
 
 def _callable(value: str) -> str:
@@ -98,7 +114,7 @@ class WillSettings(SettingsModel):
     expiry_s: _Seconds | None = None
     content_type: str | None = None
     response_topic: str | None = None
-    user_properties: tuple[tuple[str, str], ...] = ()
+    user_properties: Annotated[tuple[tuple[str, str], ...], OptionText(read=_pairs)] = ()
     payload_is_utf8: bool = True
     correlation_data: str | SkipJsonSchema[bytes] | None = None
 
@@ -170,13 +186,13 @@ class ConnectionSettings(SettingsModel):
         websocket_query_file: The query of that request, in place of the URI's, or a whole presigned URL.
     """
 
-    username: str | None = None
+    username: _Secret | None = None
     password_file: Path | None = None
     token_provider: _Function | None = None
     authenticator: _Function | None = None
     tls: Tls = Tls()
     source_address: Annotated[str, AfterValidator(_address)] | None = None
-    proxy: str | None = None
+    proxy: _Secret | None = None
     proxy_password_file: Path | None = None
     protocol: ProtocolName = "5"
     connect_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
@@ -257,6 +273,14 @@ class ConnectionSettings(SettingsModel):
         return SessionConfig(client_id, where, filters, **{**own, **terms})
 
 
+def _brokers(text: str) -> str:
+    if not text.strip(" ,"):
+        raise ValueError("must be mqtt://HOST[:PORT], several with a comma between them")
+    if "?" in text:  # Spark shows its options, and a presigned query is a secret
+        raise ValueError("a query is given as webSocketQueryFile")
+    return text
+
+
 def _endpoints(value: object) -> object:
     if isinstance(value, str):
         value = [part for part in value.split(",") if part.strip()]
@@ -269,6 +293,7 @@ def _endpoints(value: object) -> object:
 Brokers = Annotated[
     tuple[Endpoint, ...],
     BeforeValidator(_endpoints, json_schema_input_type=str | list[str]),
+    OptionText("broker", _brokers, hidden=True),
 ]
 
 

@@ -5,27 +5,24 @@ Secrets are refused: options stand in Spark's plans, UI and logs [I12].
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, get_args, get_type_hints
+from typing import Annotated, Any, Final
 
+from annotated_types import Ge, Le
 from pydantic import ValidationError
 
-from towline import options as read
 from towline.errors import ConfigError
 from towline.gateway.access import REMOTE, Access, is_remote
-from towline.gateway.settings import GatewaySettings, OutboxLimits
+from towline.gateway.settings import GatewaySettings
 from towline.gateway.tickets import LONGEST_VALID_S
 from towline.guarantee import Guarantee, sharing_problem
-from towline.net.settings import MqttSettings, WillSettings
-from towline.net.transport import Tls
-from towline.options import Given, Option
+from towline.options import Given, Option, directory, options_of, path
 from towline.processes import ProcessMark
-from towline.spark.link import GatewayPlace, driver_pid
-from towline.text import printable
+from towline.spark.link import GatewayPlace, driver_pid, gateway_location
+from towline.validation import requirement
 
 __all__ = [
     "ACCESS",
@@ -35,16 +32,12 @@ __all__ = [
     "RECEIVING",
     "SENDING",
     "WHERE",
-    "at_least_one",
     "check_sharing",
-    "gateway_list",
     "gateway_place",
     "gateway_settings",
     "gateway_values",
     "in_options",
     "missing",
-    "parse_subscriptions",
-    "wrong",
 ]
 
 WHERE: Final = 'format("mqtt")'
@@ -58,208 +51,40 @@ PASSWORD: Final = (
 )
 
 
-def _brokers(text: str) -> str:
-    if not text.strip(" ,"):
-        raise ValueError("it is mqtt://HOST[:PORT], several with a comma between them")
-    if "?" in text:  # Spark shows its options, and a presigned query is a secret
-        raise ValueError("a query is given as webSocketQueryFile")
-    return text
-
-
-def _number_of(setting: str) -> Callable[[str], float]:
-    """Reads a number; the gateway's settings say how large it may be."""
-
-    def read_number(text: str) -> float:
-        try:
-            return float(text)
-        except ValueError:
-            unit = "milliseconds" if setting.endswith("_ms") else "seconds"
-            raise ValueError(f"it is a number of {unit}") from None
-
-    return read_number
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    """User properties: ``NAME=VALUE, ...``, or JSON pairs where a comma stands in one."""
-    if text.lstrip().startswith("["):
-        try:
-            pairs = json.loads(text)
-        except ValueError:
-            pairs = None
-        if isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-            return [(str(name), str(value)) for name, value in pairs]
-    elif all("=" in part for part in text.split(",")):
-        named = (part.strip().partition("=") for part in text.split(","))
-        return [(name, value) for name, _, value in named]
-    raise ValueError('it is NAME=VALUE with commas between them, or JSON such as [["a", "1, 2"]]')
-
-
-def _parts(text: str) -> object:
-    """What stands between commas, or what JSON holds where it begins as a list; None for broken JSON."""
-    if not text.lstrip().startswith("["):
-        return text.split(",")
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def parse_subscriptions(text: str) -> list[dict[str, object]]:
-    """Read ``telemetry/#:1, alarms/+`` or a JSON list of the same texts (for filters with a comma), or of objects.
-
-    Args:
-        text: Filters, each with ``:QOS`` behind it or not; an object has ``filter`` and any of `_SUBSCRIPTION`.
-
-    Raises:
-        ValueError: For an empty list, or JSON that is none of these.
-    """
-    parts = _parts(text)
-    if not isinstance(parts, list) or not all(isinstance(part, str | dict) for part in parts):
-        raise ValueError('it is filters with a comma between them, or a JSON list such as ["a,b/#:1"]')
-    subscriptions = [_subscription(part) for part in parts if not isinstance(part, str) or part.strip()]
-    if not subscriptions:
-        raise ValueError("it has no topic filter")
-    return subscriptions
-
-
-#: Keys of a subscription as a JSON object, and what the gateway calls them [MQTT 5 section 3.8.3.1].
-_SUBSCRIPTION: Final = {
-    "filter": "filter",
-    "qos": "qos",
-    "noLocal": "no_local",
-    "retainAsPublished": "retain_as_published",
-    "retainHandling": "retain_handling",
-    "subscriptionId": "identifier",
-}
-
-
-def _subscription(said: str | dict[str, object]) -> dict[str, object]:
-    if isinstance(said, dict):
-        unknown = next((name for name in said if name not in _SUBSCRIPTION), None)
-        if unknown is not None or "filter" not in said:
-            known = ", ".join(_SUBSCRIPTION)
-            raise ValueError(f'a subscription has {known}, and no "{unknown}"' if unknown else "a filter is missing")
-        return {_SUBSCRIPTION[name]: value for name, value in said.items()}
-    text = said.strip()
-    match = re.fullmatch(r"(.*):([0-9]+)", text, re.DOTALL)
-    return {"filter": match[1], "qos": int(match[2])} if match else {"filter": text}
-
-
-def at_least_one(value: int) -> int:
-    """A number that has to be more than nothing.
-
-    Raises:
-        ValueError: It is 0.
-    """
-    if value < 1:
-        raise ValueError("it is at least 1")
-    return value
-
-
-#: How a text becomes the value of a setting where its type does not say it.
-_READERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "brokers": _brokers,
-    "will.user_properties": _pairs,
-}
-#: Settings whose options have names of their own.
-_NAMES: Final = {"brokers": "broker"}
-#: Settings that may hold a password, where a user put one.
-_ADDRESSES: Final = frozenset({"brokers", "proxy", "username"})
-#: Of a `MqttSettings`, what only a gateway that receives needs.
-_RECEIVING: Final = frozenset({"receive_maximum", "topic_alias_maximum", "retain_handling", "linger_ms"})
-
-
-def _name_of(setting: str) -> str:
-    """``tls.ca_file`` is ``tlsCaFile``; units of time are left out but for milliseconds."""
-    words = setting.removesuffix("_s").replace("websocket", "web_socket").replace(".", "_").split("_")
-    return words[0] + "".join(word.capitalize() for word in words[1:])
-
-
-def _reader_of(setting: str, kind: Any) -> Callable[[str], Any]:
-    """Reads a text as the type of a setting wants; how large a number may be the setting itself says."""
-    kinds = {kind, *get_args(kind)} | {inner for one in get_args(kind) for inner in get_args(one)}
-    if reader := _READERS.get(setting):
-        return reader
-    if setting.endswith("_bytes"):
-        return read.size
-    readers = {bool: read.truth, int: read.whole(), float: _number_of(setting), Path: read.path}
-    return next((reader for type_, reader in readers.items() if type_ in kinds), str)
-
-
-def _options(model: type, prefix: str = "", leave_out: Container[str] = ()) -> Iterator[Option]:
-    """An option for each setting of a model, and of the tables in it."""
-    for name, kind in get_type_hints(model, include_extras=True).items():
-        setting = f"{prefix}{name}"
-        table = next((one for one in (kind, *get_args(kind)) if one in (Tls, WillSettings)), None)
-        if table is not None:
-            yield from _options(table, f"{name}.")
-        elif name not in leave_out and not name.startswith("model_"):
-            option = _NAMES.get(setting) or _name_of(setting)
-            yield Option(option, _reader_of(setting, kind), setting, address=setting in _ADDRESSES)
-
-
-#: How the gateway reaches its brokers, whichever way messages go; `Option.into` names settings of the gateway.
-CONNECTION: Final = (
-    *_options(MqttSettings, leave_out=_RECEIVING),
-    Option("name", read.label, "name"),
-    Option("gatewayLife", lambda text: read.word("query", "detached")(text) == "detached", "detached"),
+#: Settings of a gateway that are no options of a query that starts it.
+_NO_OPTIONS: Final = frozenset(
+    {
+        "state_dir", "guarantee", "receipts", "linger_after_silence_ms", "owner_pid", "drain_s", "checkpoint", "listen",
+        "share", "repeatable", "journal.segment_bytes", "outbox.segment_bytes", "outbox.checkpoint", "outbox.number",
+    }
+)  # fmt: skip
+#: Of them, what only a gateway that receives needs.
+_RECEIVING: Final = frozenset(
+    {"subscriptions", "ack_after", "receive_maximum", "topic_alias_maximum", "retain_handling", "linger_ms", "journal"}
 )
+#: Their values are judged together, by the model.
+_ALL: Final = tuple(replace(option, kind=Any) for option in options_of(GatewaySettings, leave_out=_NO_OPTIONS))
 #: What only a gateway that receives needs.
-RECEIVING: Final = (
-    *(one for one in _options(MqttSettings) if one.into in _RECEIVING),
-    Option("subscribe", parse_subscriptions, "subscriptions"),
-    Option("ackAfter", into="ack_after"),
-    *_options(type(GatewaySettings.model_fields["journal"].default), "journal.", {"segment_bytes"}),
-)
+RECEIVING: Final = tuple(option for option in _ALL if option.path[0] in _RECEIVING)
 #: What only a gateway that sends needs.
-SENDING: Final = tuple(_options(OutboxLimits, "outbox.", {"segment_bytes"}))
+SENDING: Final = tuple(option for option in _ALL if option.path[0] == "outbox")
+#: What both need: how the gateway reaches its brokers.
+CONNECTION: Final = tuple(option for option in _ALL if option.path[0] not in _RECEIVING | {"outbox"})
 
 
-_REMOTE: Final = re.compile(re.escape(REMOTE) + r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")
-
-
-def _gateway(text: str) -> str:
-    if not text:
-        raise ValueError("it is the state directory of a running gateway, or its location grpc+tls://HOST:PORT")
-    if "://" not in text:
-        return read.path(text)
-    if not text.startswith("grpc+unix:///") and not _REMOTE.fullmatch(text):
-        raise ValueError("a location is grpc+unix:///PATH or grpc+tls://HOST:PORT; there is none without TLS")
-    return text
-
-
-def gateway_list(text: str) -> tuple[str, ...]:
-    """Read several gateways: ``/var/lib/g1, grpc+tls://g2:8815``, or a JSON list of the same texts.
-
-    Raises:
-        ValueError: One is none, or stands there twice, or there is none.
-    """
-    parts = _parts(text)
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise ValueError('it is gateways with a comma between them, or a JSON list such as ["/var/lib/g1"]')
-    named = [_gateway(part.strip()).rstrip("/") for part in parts if part.strip()]
-    if not named:
-        raise ValueError("it names no gateway")
-    if twice := next((one for one in named if named.count(one) > 1), None):
-        raise ValueError(f"{printable(twice, 200)} stands there twice")
-    return tuple(named)
-
-
-#: The files that let Spark in to a gateway on a network; `Option.into` names fields of `GatewayPlace`.
+#: The files that let Spark in to a gateway on a network, in fields of `GatewayPlace`.
 ACCESS: Final = (
-    Option("gatewayTokenFile", read.path, "access.token_file"),
-    Option("gatewayCaFile", read.path, "access.ca_file"),
-    Option("gatewayServerName", into="access.server_name"),
-    Option("gatewayTicketValidity", read.between(60, LONGEST_VALID_S, "60 to 604800 seconds"), "ticket_s"),
+    Option("gatewayTokenFile", ("access", "token_file"), read=path),
+    Option("gatewayCaFile", ("access", "ca_file"), read=path),
+    Option("gatewayServerName", ("access", "server_name")),
+    Option("gatewayTicketValidity", ("ticket_s",), Annotated[float, Ge(60), Le(LONGEST_VALID_S)]),
 )
 #: Where the gateway is: the directory of one to start or to find, or one that runs already.
-PLACE: Final = (Option("stateDir", read.directory), Option("gateway", _gateway, address=True), *ACCESS)
-
-
-def wrong(option: Option, text: str, problem: str) -> ConfigError:
-    """The error for a text that can't be; it shows the text, but for one that may hold a password."""
-    shown = f' = "{printable(text, 60)}"' if text and not option.address else ""
-    return ConfigError("TL-C21", f'{WHERE} option "{option.name}"{shown}', problem)
+PLACE: Final = (
+    Option("stateDir", (), read=directory),
+    Option("gateway", (), read=gateway_location, hidden=True),
+    *ACCESS,
+)
 
 
 def missing(name: str, do: str) -> ConfigError:
@@ -328,10 +153,10 @@ def gateway_settings(given: Given, values: Mapping[str, Any], options: Iterable[
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
     place = tuple(part for part in first["loc"] if isinstance(part, str))
-    message = _named(_SETTINGS, " ".join(first["msg"].removeprefix("Value error, ").split())[:200])
+    message = _named(_SETTINGS, requirement(first))[:200]
     for option in options:
-        if place[: len(option.place)] == option.place:
-            raise given.wrong(option.name, message.replace("Input should", "it should"))
+        if place[: len(option.path)] == option.path:
+            raise given.wrong(option.name, message)
     raise ConfigError("TL-C12", WHERE, message)
 
 
@@ -351,7 +176,7 @@ def _settings_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 #: Settings of a gateway, and the options that hold them.
-_SPOKEN: Final = {option.place[-1]: option.name for option in (*CONNECTION, *RECEIVING) if option.place[0] != "will"}
+_SPOKEN: Final = {option.path[-1]: option.name for option in (*CONNECTION, *RECEIVING) if option.path[0] != "will"}
 #: All of them, for a message that speaks of settings alone; and those that are no English word.
 _SETTINGS: Final = _settings_of(_SPOKEN)
 _SETTING: Final = _settings_of(setting for setting in _SPOKEN if "_" in setting)

@@ -149,7 +149,7 @@ class KafkaTransactional(DataSource):
         at_least_once: a batch of which something must not come twice must not be forgotten by Spark.
 
         Raises:
-            ConfigError: TL-C48 for columns; TL-C47 for verifySourceTopics without a checkpoint on this machine.
+            ConfigError: TL-C48 for columns; TL-C23 for verifySourceTopics without a checkpoint on this machine.
             JournalError: TL-J20.
             KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K13, as `batch_origin` says.
         """
@@ -163,7 +163,7 @@ class KafkaTransactional(DataSource):
         if self._settings.source_topics and (not location or Checkpoint(location).place):
             what = "the ids of the topics are kept in the query's checkpoint, which is on no disk of this machine"
             do = "Give the option checkpointLocation a path of the driver's machine, or leave verifySourceTopics out."
-            raise ConfigError("TL-C47", f"{FORMAT} verifySourceTopics", what, do)
+            raise ConfigError("TL-C23", f"{FORMAT} verifySourceTopics", what, do)
         try:
             if self._settings.source_topics:
                 SourceTopics(self._settings.client, location, FORMAT, _ANEW).look()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self, TypeVar
+
+from annotated_types import Ge
 
 from towline import processes
 from towline.errors import GatewayUnreachable, TowlineError
-from towline.gateway.access import Access, is_remote
+from towline.gateway.access import REMOTE, Access, is_remote
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover, ensure
 from towline.gateway.tickets import DEFAULT_VALID_S
+from towline.options import parts, path
 from towline.processes import ProcessMark
+from towline.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["PATIENCE_S", "GatewayPlace", "Retry", "driver_pid", "patiently"]
+__all__ = ["PATIENCE_S", "GatewayPlace", "Retry", "driver_pid", "gateway_list", "gateway_location", "patiently"]
 
 #: How long a reader waits for a gateway that does not answer, in seconds: a supervisor's restart and its recovery.
 PATIENCE_S = 60.0
@@ -32,6 +37,37 @@ _PAUSE_S = 0.1
 _NO_ACCESS = Access()
 
 _T = TypeVar("_T")
+
+_REMOTE: Final = re.compile(re.escape(REMOTE) + r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")
+
+
+def gateway_location(text: str) -> str:
+    """Read where a gateway is: its state directory, or its location.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if not text:
+        raise ValueError("must be the state directory of a running gateway, or its location grpc+tls://HOST:PORT")
+    if "://" not in text:
+        return path(text)
+    if not text.startswith("grpc+unix:///") and not _REMOTE.fullmatch(text):
+        raise ValueError("a location is grpc+unix:///PATH or grpc+tls://HOST:PORT; there is none without TLS")
+    return text
+
+
+def gateway_list(text: str) -> tuple[str, ...]:
+    """Read several gateways: ``/var/lib/g1, grpc+tls://g2:8815``, or a JSON list of the same texts.
+
+    Raises:
+        ValueError: One is none, or stands there twice, or there is none.
+    """
+    named = [gateway_location(part.strip()).rstrip("/") for part in parts(text, "gateways", '["/var/lib/g1"]')]
+    if not named:
+        raise ValueError("it names no gateway")
+    if twice := next((one for one in named if named.count(one) > 1), None):
+        raise ValueError(f"{printable(twice, 200)} stands there twice")
+    return tuple(named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +205,11 @@ class Retry:
         attempts: Repeats; 0 for one try only, below 0 for ever.
     """
 
-    strategy: str = "capped"
-    interval_s: float = 0.1
-    multiplier: float = 2.0
-    cap_s: float = 5.0
-    attempts: int = 120
+    strategy: Literal["never", "constant", "exponential", "capped"] = "capped"
+    interval_s: Annotated[float, Ge(0.001)] = 0.1
+    multiplier: Annotated[float, Ge(1)] = 2.0
+    cap_s: Annotated[float, Ge(0.001)] = 5.0
+    attempts: Annotated[int, Ge(-1)] = 120
 
     def pauses(self) -> Iterator[float]:
         """The pause before each repeat, in seconds."""

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
-from towline import options as read
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy, qos_problem
-from towline.options import Format, Given, Option
+from towline.options import Format, Given, Option, options_of
 from towline.spark import gateway_options as gateway
-from towline.spark.cadence import LONGEST_DELAY_MS
-from towline.spark.gateway_options import WHERE, at_least_one
+from towline.spark.gateway_options import WHERE
 from towline.spark.readplan import ReadPlan
-
-_T = TypeVar("_T")
 
 #: Rows of one micro-batch unless told otherwise: about 40 MB of small messages, 0.3 to 0.7 s of Spark's time.
 DEFAULT_MAX_ROWS = 200_000
@@ -27,67 +21,15 @@ DEFAULT_MAX_ROWS = 200_000
 DEFAULT_MAX_BYTES = 256 << 20
 
 
-def _starting(text: str) -> str | int:
-    if text.lower() in ("committed", "earliest", "latest"):
-        return text.lower()
-    if re.fullmatch(r"[0-9]{1,18}", text):
-        return int(text)
-    raise ValueError("it is committed, earliest, latest or an offset from 0")
-
-
-def _by_gateway(read_one: Callable[[str], _T]) -> Callable[[str], _T | dict[str, _T]]:
-    """Reads a value, or a JSON object of one for each gateway by its name."""
-
-    def read_all(text: str) -> _T | dict[str, _T]:
-        if not text.startswith("{"):
-            return read_one(text)
-        try:
-            values = json.loads(text)
-            return {read.label(name): read_one(str(value)) for name, value in values.items()}
-        except (ValueError, AttributeError) as error:
-            why = "" if isinstance(error, json.JSONDecodeError) else f"; {error}"
-            raise ValueError(f'of several gateways it is JSON such as {{"g1": "earliest", "g2": 4711}}{why}') from None
-
-    return read_all
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(read.label(part.strip()) for part in text.split(",") if part.strip())
-
-
-def _seconds(text: str) -> float:
-    """Seconds of so many milliseconds."""
-    value = read.whole()(text)
-    if value > LONGEST_DELAY_MS:
-        raise ValueError(f"it is at most {LONGEST_DELAY_MS}, or Spark's idle Python workers end meanwhile")
-    return value / 1000
-
-
 _GATEWAY: Final = (*gateway.CONNECTION, *gateway.RECEIVING)
-#: `Option.into` names fields of `ReadPlan`.
-_READING: Final = (
-    Option("consumer", read.label, "consumer"),
-    Option("guarantee", read.promise),
-    Option("maxMessagesPerTrigger", lambda text: at_least_one(read.whole()(text)), "max_rows"),
-    Option("maxBytesPerTrigger", lambda text: at_least_one(read.size(text)), "max_bytes"),
-    Option("minPartitions", read.whole(1), "min_partitions"),
-    Option("maxRecordsPerPartition", read.whole(1), "max_records"),
-    Option("startingOffset", _by_gateway(_starting), "starting"),
-    Option("endingOffset", _by_gateway(read.whole()), "ending"),
-    Option("maxTriggerDelayMs", _seconds, "max_delay_s"),
-    Option("pollMs", _seconds, "poll_s"),
-    Option("checkpointLocation", into="checkpoint"),
-    Option("eventTime", read.truth, "event_time"),
-    Option("gateways", gateway.gateway_list, "gateways", address=True),
-    Option("removedGateways", _names, "removed"),
-)
+_READING: Final = tuple(options_of(ReadPlan, leave_out={"place", "serves_again", "refused"}))
+_GUARANTEE: Final = Option("guarantee", (), Guarantee, str.lower)
 _UNTRUE_PROGRESS: Final = (
     "asynchronous progress tracking makes Spark report batches as done that are not, and messages would be lost"
 )
 _FORMAT: Final = Format(
     WHERE,
-    (*_GATEWAY, *gateway.PLACE, *_READING),
-    gateway.wrong,
+    (*_GATEWAY, *gateway.PLACE, _GUARANTEE, *_READING),
     # What people expect and that can't be: the reason and the way out.
     refused={
         "password": gateway.PASSWORD,

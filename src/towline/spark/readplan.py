@@ -5,15 +5,20 @@ Pure: a range is always cut the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
+from annotated_types import Ge
 from pyspark.sql.datasource import InputPartition
 
 from towline.errors import ConfigError
-from towline.spark.link import GatewayPlace
+from towline.options import OptionText, label, size
+from towline.spark.cadence import LONGEST_DELAY_MS
+from towline.spark.link import GatewayPlace, gateway_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +29,54 @@ __all__ = ["JournalRange", "ReadPlan", "Slice", "StartingOffset", "divided", "ra
 
 #: ``committed``, ``earliest``, ``latest`` or an offset.
 StartingOffset = str | int
+
+_T = TypeVar("_T")
+
+
+def _starting(text: str) -> str | int:
+    if text.lower() in ("committed", "earliest", "latest"):
+        return text.lower()
+    try:
+        return _offset(text)
+    except ValueError:
+        raise ValueError("must be committed, earliest, latest or an offset from 0") from None
+
+
+def _by_gateway(read_one: Callable[[str], _T]) -> Callable[[str], _T | dict[str, _T]]:
+    """Reads a value, or a JSON object of one for each gateway by its name."""
+
+    def read_all(text: str) -> _T | dict[str, _T]:
+        if not text.startswith("{"):
+            return read_one(text)
+        try:
+            values = json.loads(text)
+            return {label(name): read_one(str(value)) for name, value in values.items()}
+        except (ValueError, AttributeError) as error:
+            why = "" if isinstance(error, json.JSONDecodeError) else f"; {error}"
+            raise ValueError(
+                f'for several gateways must be JSON such as {{"g1": "earliest", "g2": 4711}}{why}'
+            ) from None
+
+    return read_all
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(label(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _seconds(text: str) -> float:
+    """Seconds of so many milliseconds."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ValueError("must be a whole number of milliseconds")
+    if int(text) > LONGEST_DELAY_MS:
+        raise ValueError(f"must be at most {LONGEST_DELAY_MS}, or Spark's idle Python workers end meanwhile")
+    return int(text) / 1000
+
+
+def _offset(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ValueError("must be an offset from 0")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +104,24 @@ class ReadPlan:
     """
 
     place: GatewayPlace
-    consumer: str = "default"
+    consumer: Annotated[str, OptionText(read=label)] = "default"
     serves_again: bool = True
-    max_rows: int | None = None
-    max_bytes: int | None = None
-    starting: StartingOffset | Mapping[str, StartingOffset] | None = None
-    ending: int | Mapping[str, int] | None = None
-    max_delay_s: float = 0.0
-    poll_s: float = 5.0
+    max_rows: Annotated[int, Ge(1), OptionText("maxMessagesPerTrigger")] | None = None
+    max_bytes: Annotated[int, Ge(1), OptionText("maxBytesPerTrigger", size)] | None = None
+    starting: (
+        Annotated[StartingOffset | Mapping[str, StartingOffset], OptionText("startingOffset", _by_gateway(_starting))]
+        | None
+    ) = None
+    ending: Annotated[int | Mapping[str, int], OptionText("endingOffset", _by_gateway(_offset))] | None = None
+    max_delay_s: Annotated[float, OptionText("maxTriggerDelayMs", _seconds)] = 0.0
+    poll_s: Annotated[float, OptionText("pollMs", _seconds)] = 5.0
     refused: ConfigError | None = None
-    checkpoint: str = ""
+    checkpoint: Annotated[str, OptionText("checkpointLocation")] = ""
     event_time: bool = False
-    gateways: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    min_partitions: int | None = None
-    max_records: int | None = None
+    gateways: Annotated[tuple[str, ...], OptionText(read=gateway_list, hidden=True)] = ()
+    removed: Annotated[tuple[str, ...], OptionText("removedGateways", _names)] = ()
+    min_partitions: Annotated[int, Ge(1)] | None = None
+    max_records: Annotated[int, Ge(1), OptionText("maxRecordsPerPartition")] | None = None
 
     @property
     def places(self) -> tuple[GatewayPlace, ...]:

@@ -7,20 +7,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from towline import options as read
+from annotated_types import Ge, Le
+
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy
-from towline.options import SPARKS, Format, Given, Option
+from towline.options import SPARKS, Format, Given, OptionText, options_of
 from towline.spark import gateway_options as gateway
 from towline.spark import options as source
 from towline.spark.gateway_options import WHERE
 from towline.spark.link import GatewayPlace, Retry
+
+
+def _topic(text: str) -> str:
+    if not text or re.search(r"[+#\0]", text):
+        raise ValueError("a topic is not empty and has no +, # or U+0000 [MQTT-3.3.2-2]")
+    return text
+
+
+def _confirmed(text: str) -> bool:
+    """Whether it is the broker that confirms a batch."""
+    if text.lower() not in ("outbox", "broker"):
+        raise ValueError("must be outbox or broker")
+    return text.lower() == "broker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,49 +57,24 @@ class SinkOptions:
     place: GatewayPlace
     guarantee: Guarantee
     levels: tuple[int, ...]
-    topic: str | None = None
-    qos: int
+    topic: Annotated[str, OptionText(read=_topic)] | None = None
+    qos: Annotated[int, Ge(0), Le(2)]
     retain: bool = False
-    to_broker: bool = False
-    confirm_s: float = 600.0
+    to_broker: Annotated[bool, OptionText("confirm", _confirmed)] = False
+    confirm_s: Annotated[float, Ge(0.001), OptionText("confirmTimeout")] = 600.0
     retry: Retry
-    clients: int = 1
-
-
-def _topic(text: str) -> str:
-    if not text or re.search(r"[+#\0]", text):
-        raise ValueError("a topic is not empty and has no +, # or U+0000 [MQTT-3.3.2-2]")
-    return text
-
-
-def _number(low: float) -> Callable[[str], float]:
-    return read.between(low, 1e9, f"a number from {low:g}")
+    clients: Annotated[int, Ge(1), Le(64)] = 1
 
 
 _GATEWAY: Final = (*gateway.CONNECTION, *gateway.SENDING)
-#: Each decides about the other when only one is given.
-_PROMISE: Final = (Option("guarantee", read.promise), Option("qos", lambda text: int(read.word("0", "1", "2")(text))))
-#: `Option.into` names fields of `SinkOptions`.
-_SENDING: Final = (
-    Option("topic", _topic, "topic"),
-    Option("retain", read.truth, "retain"),
-    Option("confirm", lambda text: read.word("outbox", "broker")(text) == "broker", "to_broker"),
-    Option("confirmTimeout", _number(0.001), "confirm_s"),
-    Option("retryStrategy", read.word("never", "constant", "exponential", "capped"), "retry.strategy"),
-    Option("retryInterval", _number(0.001), "retry.interval_s"),
-    Option("retryMultiplier", _number(1), "retry.multiplier"),
-    Option("retryCap", _number(0.001), "retry.cap_s"),
-    Option("clients", read.whole(1, 64), "clients"),
-    Option("retryAttempts", lambda text: int(_number(-1)(text)), "retry.attempts"),
-)
-_OPTIONS: Final = (*_GATEWAY, *gateway.PLACE, *_PROMISE, *_SENDING)
+_SENDING: Final = tuple(options_of(SinkOptions, leave_out={"place", "levels"}))
+_OPTIONS: Final = (*_GATEWAY, *gateway.PLACE, *_SENDING)
 #: Every option, as users write it; Spark adds two of its own.
 OPTIONS: Final = tuple(option.name for option in _OPTIONS)
 
 _FORMAT: Final = Format(
     WHERE,
     _OPTIONS,
-    gateway.wrong,
     refused={
         "password": gateway.PASSWORD,
         **{
@@ -118,13 +107,11 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
         raise ConfigError("TL-C23", where, what, "Give one of the two.")
     several = settings is not None and settings.several_sessions  # no row may ask for QoS 2 then
     values = given.values(_SENDING)
+    retry = Retry(**values.get("retry", {}))
     return SinkOptions(
         place=replace(place, settings=settings.model_dump_json() if settings else ""),
-        guarantee=guarantee,
         levels=tuple(level for level in policy(guarantee).publish_levels if level < 2 or not several),
-        qos=qos,
-        retry=Retry(**values.pop("retry", {})),
-        **values,
+        **{**values, "guarantee": guarantee, "qos": qos, "retry": retry},
     )
 
 

@@ -299,7 +299,7 @@ MISTAKES = [
     ('"plant-7"', '"plant 7"', 'bridge.toml:1: "name" has letters, digits, dots, - and _, begins with a letter or digit, at most 64. Rename it.   [TL-C03]'),
     ('state_dir = "state"\n', "", 'bridge.toml:1: "state_dir" is missing. Name a directory on a local disk; the journals live there.   [TL-C02]'),
     ('"state"', "7", 'bridge.toml:2: "state_dir" must be a path in quotes. Correct the value.   [TL-C03]'),
-    ('"state"', '"s3://bucket/x"', 'bridge.toml:2: "state_dir": it is a path on a disk of this machine, not a URI. Name a directory on a local disk.   [TL-C05]'),
+    ('"state"', '"s3://bucket/x"', 'bridge.toml:2: "state_dir": must be a path on a disk of this machine, not a URI. Name a directory on a local disk.   [TL-C05]'),
     ("state_dir", 'stat_dir = "x"\nstate_dir', 'bridge.toml:2: unknown key "stat_dir". Did you mean "state_dir"?   [TL-C01]'),
     ('["mqtt://a:1883"]', '["mqtt://a:1883"]\nclient_idd = "x"', 'bridge.toml:6  [mqtt]: unknown key "client_idd". Did you mean "client_id"?   [TL-C01]'),
     ('brokers = ["mqtt://a:1883"]\n', "", 'bridge.toml:4  [mqtt]: "brokers" is missing. Add it, as brokers = ["mqtt://localhost:1883"].   [TL-C02]'),

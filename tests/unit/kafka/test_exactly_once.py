@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import Failure, Killed, MemoryKafka, kafka_in_memory, numbers
 from towline.errors import KafkaError
+from towline.guarantee import Guarantee
 from towline.kafka import screening
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Task
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for
@@ -396,7 +397,7 @@ def test_the_markers_are_named_as_the_command_line_takes_them() -> None:
     [("exactly_once", ExactlyOnce), ("at_least_once", AtLeastOnce), ("at_most_once", AtMostOnce)],
 )
 def test_each_guarantee_has_its_delivery(guarantee: str, kind: type) -> None:
-    of = replace(kafka.settings(), guarantee=guarantee)
+    of = replace(kafka.settings(), guarantee=Guarantee(guarantee))
     assert type(delivery_for(of, kafka.columns(of))) is kind
 
 

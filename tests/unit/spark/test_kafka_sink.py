@@ -123,7 +123,7 @@ def test_committing_twice_and_aborting_do_no_harm() -> None:
 @pytest.mark.parametrize("location", [{}, {"checkpointlocation": "hdfs://name/checkpoint"}], ids=["unknown", "hdfs"])
 def test_topic_ids_that_can_be_kept_nowhere_are_not_called_verified(location: dict[str, str]) -> None:
     sink = KafkaTransactional({**OPTIONS, **location, "verifySourceTopics": "true"})
-    with pytest.raises(ConfigError, match=r"on no disk of this machine.*TL-C47"):
+    with pytest.raises(ConfigError, match=r"on no disk of this machine.*TL-C23"):
         sink.streamWriter(SCHEMA, overwrite=False)
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from towline.errors import ConfigError
 from towline.gateway.access import Access
-from towline.gateway.settings import GatewaySettings
+from towline.gateway.settings import GatewaySettings, subscriptions
 from towline.guarantee import AckAfter
 from towline.net.transport import Endpoint, Tls
-from towline.spark.gateway_options import in_options, parse_subscriptions
+from towline.spark.gateway_options import in_options
 from towline.spark.link import GatewayPlace
 from towline.spark.options import (
     DEFAULT_MAX_BYTES,
@@ -137,10 +137,10 @@ def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("stateDir", "s3://bucket/x", "it is a path on a disk of this machine, not a URI"),
-        ("stateDir", "dbfs:/x", "it is a path on a disk of this machine, not a URI"),
-        ("stateDir", "state", f"it is an absolute path; here it would be {Path.cwd()}/state"),
-        ("passwordFile", "s3://bucket/secret", "it is a path on a disk of this machine, not a URI"),
+        ("stateDir", "s3://bucket/x", "must be a path on a disk of this machine, not a URI"),
+        ("stateDir", "dbfs:/x", "must be a path on a disk of this machine, not a URI"),
+        ("stateDir", "state", f"must be an absolute path. Here it would be {Path.cwd()}/state"),
+        ("passwordFile", "s3://bucket/secret", "must be a path on a disk of this machine, not a URI"),
     ],
 )
 def test_a_place_that_is_none_of_this_machine_is_refused(name: str, text: str, said: str) -> None:
@@ -187,7 +187,7 @@ def test_at_most_once_subscribes_with_qos_0() -> None:
     ],
 )
 def test_subscriptions(text: str, wanted: list[tuple[str, int | None]]) -> None:
-    assert [(one["filter"], one.get("qos")) for one in parse_subscriptions(text)] == wanted
+    assert [(one["filter"], one.get("qos")) for one in subscriptions(text)] == wanted
 
 
 #: What is said after ``format("mqtt")``, by the options that are wrong.
@@ -238,7 +238,7 @@ MISTAKES = [
     ),
     (
         {"guarantee": "often"},
-        'option "guarantee" = "often": it is at_most_once, at_least_once or exactly_once.   [TL-C21]',
+        'option "guarantee" = "often": must be "at_most_once", "at_least_once" or "exactly_once".   [TL-C21]',
     ),
     (
         {"subscribe": "a:0"},
@@ -273,18 +273,18 @@ MISTAKES = [
     ),
     (
         {"broker": ","},
-        'option "broker": it is mqtt://HOST[:PORT], several with a comma between them.   [TL-C21]',
+        'option "broker": must be mqtt://HOST[:PORT], several with a comma between them.   [TL-C21]',
     ),
     (
         {"broker": "http://b"},
         (
-            'option "broker": "http://" is not a broker scheme; use mqtt://, mqtts://, ws://, wss:// or '
+            'option "broker": "http://" is not a broker scheme. Use mqtt://, mqtts://, ws://, wss:// or '
             "unix://.   [TL-C21]"
         ),
     ),
     (
         {"broker": "mqtt://u:secret@b"},
-        ('option "broker": a broker URI carries no user or password; use username and passwordFile.   [TL-C21]'),
+        ('option "broker": a broker URI carries no user or password. Use username and passwordFile.   [TL-C21]'),
     ),
     (
         {"broker": "mqtt://b:99999"},
@@ -294,27 +294,27 @@ MISTAKES = [
         {"subscribe": "a/#/b"},
         'option "subscribe" = "a/#/b": # stands alone and last in a topic filter.   [TL-C21]',
     ),
-    ({"subscribe": "a:7"}, 'option "subscribe" = "a:7": it should be less than or equal to 2.   [TL-C21]'),
+    ({"subscribe": "a:7"}, 'option "subscribe" = "a:7": must be at most 2.   [TL-C21]'),
     ({"subscribe": ","}, 'option "subscribe" = ",": it has no topic filter.   [TL-C21]'),
     (
         {"subscribe": "[1]"},
         (
-            'option "subscribe" = "[1]": it is filters with a comma between them, or a JSON list such as '
+            'option "subscribe" = "[1]": must be filters with a comma between them, or a JSON list such as '
             '["a,b/#:1"].   [TL-C21]'
         ),
     ),
-    ({"keepAlive": "1m"}, 'option "keepAlive" = "1m": it is a whole number from 0.   [TL-C21]'),
-    ({"keepAlive": "1"}, 'option "keepAlive" = "1": it should be greater than or equal to 5.   [TL-C21]'),
-    ({"lingerMs": "soon"}, 'option "lingerMs" = "soon": it is a number of milliseconds.   [TL-C21]'),
-    ({"lingerMs": "nan"}, 'option "lingerMs" = "nan": it should be less than or equal to 1000.   [TL-C21]'),
-    ({"tlsInsecure": "yes"}, 'option "tlsInsecure" = "yes": it is true or false.   [TL-C21]'),
+    ({"keepAlive": "1m"}, 'option "keepAlive" = "1m": must be a whole number.   [TL-C21]'),
+    ({"keepAlive": "1"}, 'option "keepAlive" = "1": must be at least 5.   [TL-C21]'),
+    ({"lingerMs": "soon"}, 'option "lingerMs" = "soon": must be a number.   [TL-C21]'),
+    ({"lingerMs": "nan"}, 'option "lingerMs" = "nan": must be at most 1,000.   [TL-C21]'),
+    ({"tlsInsecure": "maybe"}, 'option "tlsInsecure" = "maybe": must be true or false.   [TL-C21]'),
     (
         {"journalMaxBytes": "lots"},
-        'option "journalMaxBytes" = "lots": it is a size such as 1048576, 512m or 2g.   [TL-C21]',
+        'option "journalMaxBytes" = "lots": must be a size such as 1048576, 512m or 2g.   [TL-C21]',
     ),
     (
         {"journalMaxBytes": "5"},
-        'option "journalMaxBytes" = "5": it should be greater than or equal to 1048576.   [TL-C21]',
+        'option "journalMaxBytes" = "5": must be at least 1,048,576.   [TL-C21]',
     ),
     (
         {"broker": "a, b", "subscribe": "t:2", "guarantee": "exactly_once"},
@@ -330,32 +330,32 @@ MISTAKES = [
     ),
     (
         {"unknownSession": "x"},
-        "option \"unknownSession\" = \"x\": it should be 'refuse', 'adopt' or 'discard'.   [TL-C21]",
+        'option "unknownSession" = "x": must be "refuse", "adopt" or "discard".   [TL-C21]',
     ),
     (
         {"name": "-"},
         (
-            'option "name" = "-": it is 1 to 64 letters, digits, dots, dashes or underscores, the first a letter '
+            'option "name" = "-": must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter '
             "or digit.   [TL-C21]"
         ),
     ),
     (
         {"consumer": "a b"},
         (
-            'option "consumer" = "a b": it is 1 to 64 letters, digits, dots, dashes or underscores, the first a '
+            'option "consumer" = "a b": must be 1 to 64 letters, digits, dots, dashes or underscores, the first a '
             "letter or digit.   [TL-C21]"
         ),
     ),
-    ({"maxMessagesPerTrigger": "0"}, 'option "maxMessagesPerTrigger" = "0": it is at least 1.   [TL-C21]'),
-    ({"maxBytesPerTrigger": "0"}, 'option "maxBytesPerTrigger" = "0": it is at least 1.   [TL-C21]'),
+    ({"maxMessagesPerTrigger": "0"}, 'option "maxMessagesPerTrigger" = "0": must be at least 1.   [TL-C21]'),
+    ({"maxBytesPerTrigger": "0"}, 'option "maxBytesPerTrigger" = "0": must be at least 1.   [TL-C21]'),
     (
         {"startingOffset": "-1"},
-        'option "startingOffset" = "-1": it is committed, earliest, latest or an offset from 0.   [TL-C21]',
+        'option "startingOffset" = "-1": must be committed, earliest, latest or an offset from 0.   [TL-C21]',
     ),
-    ({"endingOffset": "latest"}, 'option "endingOffset" = "latest": it is a whole number from 0.   [TL-C21]'),
+    ({"endingOffset": "latest"}, 'option "endingOffset" = "latest": must be an offset from 0.   [TL-C21]'),
     (
         {"pollMs": "60000"},
-        'option "pollMs" = "60000": it is at most 30000, or Spark\'s idle Python workers end meanwhile.   [TL-C21]',
+        'option "pollMs" = "60000": must be at most 30000, or Spark\'s idle Python workers end meanwhile.   [TL-C21]',
     ),
     (
         {"gateway": "/x"},
@@ -469,9 +469,9 @@ def test_several_on_a_network_need_a_token() -> None:
         ("/a,/a", "/a stands there twice"),
         ("/a, /a/", "/a stands there twice"),
         (" , ", "it names no gateway"),
-        ("[1]", "it is gateways with a comma between them"),
-        ('["/a"', "it is gateways with a comma between them"),
-        ("grpc+tcp://x:1", "there is none without TLS"),
+        ("[1]", "must be gateways with a comma between them"),
+        ('["/a"', "must be gateways with a comma between them"),
+        ("grpc+tcp://x:1", "There is none without TLS"),
     ],
 )
 def test_lists_that_can_not_be(text: str, why: str) -> None:

@@ -19,7 +19,7 @@ from towline.journal import Limits
 from towline.net.settings import MqttSettings
 from towline.options import path
 from towline.spark.cadence import LONGEST_DELAY_MS
-from towline.spark.gateway_options import gateway_list
+from towline.spark.link import gateway_list
 
 #: The tables of lines.
 LINES: Final = ("uplink", "downlink")
