@@ -61,6 +61,13 @@ def test_every_option_is_documented() -> None:
     assert [name for name in (*SOURCE_OPTIONS, *SINK_OPTIONS) if f"`{name}`" not in page] == []
 
 
+def test_the_tables_of_options_are_those_of_the_models() -> None:
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "options.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_links_of_the_documents_lead_somewhere() -> None:
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     for page in pages:

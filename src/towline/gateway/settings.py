@@ -115,10 +115,11 @@ class OutboxLimits(SettingsModel):
     """When the outbox takes no more, and when its messages are too old [I7].
 
     Attributes:
-        max_bytes: Most bytes on disk; None for no limit but the disk. More is refused until something was delivered.
+        max_bytes: Most bytes on disk; default no limit but the disk. More is refused until something was delivered; a
+            partition of a batch has to fit (TL-J15).
         min_free_bytes: Space left free on the file system.
         segment_bytes: Size at which a new segment begins.
-        max_age_s: Messages that came so many seconds ago are not sent any more, and counted as expired; None for never.
+        max_age_s: Messages that came so many seconds ago are not sent any more, and counted as expired; default never.
     """
 
     max_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
@@ -196,15 +197,22 @@ class GatewaySettings(MqttSettings):
     """Everything one gateway needs; secrets only as names of files.
 
     Attributes:
-        name: Names the gateway in rows, logs and metrics.
+        name: Names the gateway in rows, logs and metrics; default the last part of the state directory.
         state_dir: Directory of this gateway alone: journal, lock, endpoint.
-        subscriptions: At least one, unless there is an outbox.
+        subscriptions: At least one, unless there is an outbox: ``FILTER:QOS``, several with commas or as a JSON list;
+            ``$share/GROUP/FILTER`` works. A JSON object says more: ``[{"filter": "a/#", "qos": 1, "noLocal": true,
+            "retainAsPublished": true, "retainHandling": 2, "subscriptionId": 7}]``.
         outbox: What to send is taken and delivered; None for a gateway that only receives.
         receipts: Publishers that ask for it learn what is in Kafka, and their repeats are dropped; None for neither.
         guarantee: Sets ``ack_after`` unless it is given.
+        ack_after: When the broker is answered: ``journal``, ``kafka`` (committed by every consumer), ``received`` (at
+            most once only). Default by guarantee.
+        journal: How much disk the inbox may take.
         linger_after_silence_ms: How long it may wait after a moment of silence, for who is in no hurry.
         owner_pid: End when this process has died.
-        detached: Go on when whoever had it started has ended (`towline.gateway.launch.ensure`).
+        detached: Go on when whoever had it started has ended: ``query`` ends with the driver; ``detached`` goes on
+            receiving until ``towline gateway --stop DIR``, or whatever ends all processes of its service or container.
+            While a query runs, one that was killed is started again at once (docs/guarantees.md#outage-budget).
         drain_s: Leave the line (`towline.gateway.draining`), and end the session after so many seconds in which nothing
             came; None to take part.
         checkpoint: Location of the checkpoint of the query that reads here: a journal that it does not belong to takes

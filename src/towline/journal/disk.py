@@ -248,11 +248,11 @@ class Limits:
     """How much disk a journal may take; sizes in bytes, bounds are what a configuration may say.
 
     Attributes:
-        max_bytes: Most bytes of all segments together, none by default. More is `JournalFull`, unless no row waits: a
-            frame that is larger than the limit by itself is taken then.
-        min_free_bytes: What must stay free on the file system, 512 MiB by default. Less is `JournalFull`.
-        segment_bytes: A new file is begun when this one would grow beyond it; 64 MiB by default.
-        retain_bytes: Committed segments are kept up to this size in all, for another look; 0 by default.
+        max_bytes: Most bytes of all segments together, no limit by default. Beyond it nothing is taken, unless no row
+            waits: a frame that is larger than the limit by itself is taken then.
+        min_free_bytes: What must stay free on the file system, or nothing is taken.
+        segment_bytes: A new file is begun when this one would grow beyond it.
+        retain_bytes: Committed segments are kept up to this size in all, for a replay.
     """
 
     max_bytes: Annotated[int, Ge(1 << 20)] | None = None

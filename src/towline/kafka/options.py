@@ -84,28 +84,37 @@ class SinkSettings:
     """The validated options of one sink; picklable, and free of secrets [I12].
 
     Attributes:
-        guarantee: ``exactly_once``, ``at_least_once`` or ``at_most_once``.
+        guarantee: ``exactly_once`` (the default), ``at_least_once`` or ``at_most_once`` (docs/exactly-once.md).
         servers: ``bootstrap.servers`` as written, for messages.
-        timeout_s: Seconds within which Kafka must have confirmed a record.
+        timeout_s: Seconds, 1 to 900, that Kafka may take for a batch that it takes at its usual rate; at least once:
+            how long it may take nothing (docs/kafka.md#a-kafka-that-is-slow). Default 60, at most once 5.
         client: Unresolved librdkafka configuration, complete but for callbacks.
-        topic: Topic of every record; None when the column ``topic`` names it.
+        topic: Topic of every record; default the column ``topic`` names it.
         include_headers: Whether the column ``headers`` is written, if there is one.
-        dead_letter_topic: Where records go that can't be written; None: they stop the query.
-        sink_id: Names the sink in transactional ids and markers; None for the id of the query. In foreachBatch it ends
-            in the option ``topic``, so one name may stand for all outputs of a query.
-        batch: Number of the batch of a write in foreachBatch, whose repeats are skipped; None for a stream and for a
-            batch query that is written as often as it is run.
-        parallelism: Transactions of a batch; with 1, and `gather` off, its query must bring one partition.
+        dead_letter_topic: Where records go that Kafka would refuse, every byte and with the reason; without it they
+            stop the query.
+        sink_id: Names the sink in transactional ids and markers, in dead letters too; default the id of the query. In
+            foreachBatch it ends in the option ``topic``, so one name may stand for all outputs of a query.
+        batch: With ``sinkId``, ``df.write`` and exactly once: number of the batch of a write in foreachBatch, whose
+            repeats are skipped (docs/exactly-once.md#in-foreachbatch).
+        parallelism: Exactly once: partitions of a batch, each its own transaction, written by its task; 1 needs
+            ``.coalesce(1)``, more ``.repartition(N, key)``. Without it the driver writes one transaction
+            (docs/exactly-once.md#one-partition-or-n).
         gather: Whether the driver writes the rows of all tasks in one transaction: exactly once, and no `parallelism`
             was given.
-        prefix: What transactional ids and the marker topic begin with.
-        marker_topic: The compacted topic of the markers; None for ``<prefix>.<sink id>.markers``.
+        prefix: What transactional ids and the marker topic begin with: what ACLs are written for.
+        marker_topic: The topic of the markers, compacted, a partition for each of ``parallelism``, one a sink; default
+            ``<prefix>.<sink id>.markers``.
         create_marker_topic: Whether it is created when it is missing.
-        verify: Whether a skipped batch is compared with its marker; None for "if parallelism > 1, or the
-            source's offsets were not compared".
-        source_topics: Whether the query reads topics of the same Kafka with Spark's source, whose ids are then kept.
-        spool_memory: Bytes of a task's rows kept in memory.
-        spool_disk: Bytes of a task's rows kept on disk beyond that; None for what the disk holds.
+        verify: Whether count and checksum of a batch that is skipped are compared with its marker; where it is off no
+            checksum is taken. Default where ``parallelism`` is over 1, with ``batchId``, and where the checkpoint is
+            not on a local disk.
+        source_topics: The query reads topics of the same Kafka with Spark's Kafka source: their ids are kept in the
+            checkpoint, and one that was deleted and made again stops the query (TL-B06) instead of being read from the
+            old one's offset. With any guarantee; needs a checkpoint on a local disk.
+        spool_memory: Bytes of a task's rows kept in memory until its transaction opens.
+        spool_disk: And on disk (``TMPDIR``) beyond that; default what the disk holds. A planned batch does not shrink:
+            a limit it exceeds stops the query until the limit is raised.
     """
 
     guarantee: Guarantee

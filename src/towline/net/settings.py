@@ -98,10 +98,10 @@ class WillSettings(SettingsModel):
         qos: 0 to 2.
         retain: Keep it for later subscribers.
         delay_s: Seconds the broker waits for us to come back before it publishes (MQTT 5).
-        expiry_s: Seconds after which nobody gets it any more; None for never (MQTT 5).
+        expiry_s: Seconds after which nobody gets it any more; default never (MQTT 5).
         content_type: What the payload is (MQTT 5).
         response_topic: Where an answer is expected (MQTT 5).
-        user_properties: Pairs, in order (MQTT 5).
+        user_properties: Pairs, in order (MQTT 5); as an option ``NAME=VALUE, ...`` or JSON pairs.
         payload_is_utf8: Whether the payload is said to be UTF-8 text (MQTT 5).
         correlation_data: What an answer repeats: text, of a program bytes too (MQTT 5).
     """
@@ -154,14 +154,14 @@ class ConnectionSettings(SettingsModel):
     Secrets stand in files. Times are seconds, sizes bytes.
 
     Attributes:
-        username: For the broker; None for none.
-        password_file: Holds its password; read at each connection, as all these files are.
+        username: For the broker; default none.
+        password_file: Holds its password; read at each connection, as all these files are (docs/transports.md#secrets).
         token_provider: ``module:function`` that gives the password at each connection, for one that is short-lived.
         authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
-            gives an `towline.mqtt.Authenticator`.
+            gives an Authenticator (docs/client.md#enhanced-authentication).
         tls: How the broker is verified, and how we show who we are, with ``mqtts://`` and ``wss://``.
-        source_address: Address of this machine that connections come from, for a firewall or a second network; None for
-            the one that the system chooses.
+        source_address: Address of this machine that connections to brokers come from, for a firewall's rule or a second
+            network; default the one that the system chooses.
         proxy: ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT`` on the way to the brokers.
         proxy_password_file: Its password.
         protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it, as it
@@ -171,14 +171,16 @@ class ConnectionSettings(SettingsModel):
         keep_alive_s: MQTT keep alive in seconds; a shorter value of the server wins [MQTT-3.2.2-21].
         receive_maximum: Unacknowledged messages we allow the broker [MQTT 5 section 3.1.2.11.3].
         topic_alias_maximum: Topic aliases the broker may use, which makes packets with long topics shorter.
-        max_packet_bytes: Of a larger message only a row without payload is kept (`towline.mqtt.stubs`). It is not
-            announced to the broker, which would silently drop larger messages [MQTT-3.1.2-25].
+        max_packet_bytes: Of a larger message only a row without payload is kept
+            (docs/guarantees.md#what-is-not-taken-in-whole). It is not announced to the broker, which would silently
+            drop larger messages [MQTT-3.1.2-25].
         will: Published by the broker when the connection breaks.
         follow_redirects: Go to the server that a broker names with "use another server" or "server moved", with the
             same scheme and TLS verification; otherwise its word is shown as an error.
         brokers_share_sessions: The brokers are one cluster that keeps one session for us, whichever we reach. Without
             it each is taken to have a session of its own: nothing is published with QoS 2 to more than one, and what
-            was under way to us comes again when another takes over: at least once holds, exactly once does not.
+            was under way to us comes again when another takes over: at least once holds, exactly once does not
+            (docs/transports.md#several-brokers).
         reconnect_delay_s: First pause before another connection; each further one is twice as long.
         reconnect_max_delay_s: The longest pause.
         websocket_headers_file: Further headers of the request that opens a WebSocket, ``Name: value`` a line; a file,
@@ -301,13 +303,14 @@ class MqttSettings(ConnectionSettings):
     """A gateway's brokers and its session, whichever way messages go: ``[mqtt]``.
 
     Attributes:
-        brokers: Tried in this order, again from the first after the last, and after a connection that worked.
-        client_id: Stable MQTT client id; default the name.
-        session_expiry_s: How long the broker keeps the session while we are away; 0xFFFFFFFF for ever.
-        receive_maximum: At most 65534: 65535 is the standard's default and so not sent, and a Mosquitto that is told
-            nothing keeps to 20, queues 1,000 more and drops the rest. Default 65534, and 2000 with QoS 2, whose answers
-            cost Mosquitto a search through the whole window (100,000 messages: 4 s with 1000, minutes with 65534,
-            measured on 2.0.21).
+        brokers: ``mqtt://HOST:PORT``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH`` (docs/transports.md). Tried
+            in this order, again from the first after the last, and after a connection that worked.
+        client_id: MQTT client id: stable, never shared; default the name.
+        session_expiry_s: Seconds that the broker keeps the session while we are away; the default is for ever.
+        receive_maximum: Unacknowledged messages allowed to the broker [MQTT 5 section 3.1.2.11.3]. At most 65534: 65535
+            is the standard's default and so not sent, and a Mosquitto that is told nothing keeps to 20, queues 1,000
+            more and drops the rest. Default 65534, and 2000 with QoS 2, whose answers cost Mosquitto a search through
+            the whole window (100,000 messages: 4 s with 1000, minutes with 65534, measured on 2.0.21).
         linger_ms: How long a chunk may wait for more before it is made durable: twice as long in a stream, up to three
             times elsewhere.
         retain_handling: Retained messages when a filter is subscribed: 0 always, 1 only where the broker's session did

@@ -199,9 +199,9 @@ class Retry:
 
     Attributes:
         strategy: ``never``, ``constant``, ``exponential`` or ``capped`` (exponential up to a cap).
-        interval_s: First pause.
+        interval_s: First pause, in seconds.
         multiplier: Of each pause over the one before.
-        cap_s: Longest pause.
+        cap_s: Longest pause, in seconds.
         attempts: Repeats; 0 for one try only, below 0 for ever.
     """
 

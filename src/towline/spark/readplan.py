@@ -85,22 +85,35 @@ class ReadPlan:
 
     Attributes:
         place: Where the one gateway is; of several only how they are reached, their access.
-        consumer: Name under which rows are committed.
+        consumer: Name under which rows are committed; each query on one gateway needs its own.
         serves_again: Whether a batch that was begun before is served again, or empty (`towline.guarantee.Policy`).
-        max_rows: Most rows of a micro-batch.
-        max_bytes: Most bytes of a micro-batch, as the rows lie in the journal, and more by one frame at most; both
-            limits hold, where both are there.
-        starting: Where it begins without a checkpoint, or None for the default of the kind of read.
-        ending: Offset after the last row, batch reads only.
-        max_delay_s: Longest rest between two batches while rows wait, in seconds (`towline.spark.cadence`).
-        poll_s: Longest wait for a message in ``latestOffset``, in seconds.
+        max_rows: Most rows of a micro-batch, of all gateways together; of a query 200,000.
+        max_bytes: Most bytes of a micro-batch, of all gateways together, as the rows lie in the journal, and more by
+            one frame at most; both limits hold. One row is always allowed. Of a query 256 MiB.
+        starting: Where it begins without a checkpoint: ``committed`` (default of a stream), ``earliest`` (of a batch
+            read), ``latest``, an offset; of several gateways one word for all, or JSON: ``{"g1": "latest", "g2":
+            4711}``.
+        ending: Offset after the last row, batch reads only; of several gateways JSON by their names.
+        max_delay_s: Longest rest between two batches while rows wait: milliseconds in the option, at most 30000,
+            seconds here; the more wait, the shorter it is (docs/options.md#when-a-batch-begins). A query with several
+            sources waits for each. ``Trigger.AvailableNow`` and the first batch never wait.
+        poll_s: How long an idle query waits in one call: milliseconds in the option; lower it when a query has several
+            sources.
         refused: Why it can't be read, told by the reader: Spark masks what is raised where a reader is made.
-        checkpoint: Location of the query's checkpoint, "" when it was not told.
-        event_time: Whether rows have an event time that is never late.
-        gateways: State directories and locations of several gateways, each once; empty for the one of `place`.
-        removed: Names of gateways that may leave the checkpoint without being asked what waits there.
-        min_partitions: Wanted number of partitions of a batch, None for one a gateway.
-        max_records: Most rows of a partition, None for no limit.
+        checkpoint: Location of the query's checkpoint, the same as the writer's: a gateway that the source starts
+            compares it with its journal before it takes anything in (docs/guarantees.md#restored-copies), committed
+            rows are removed sooner, and after a power failure the query starts by itself (docs/power-loss.md).
+        event_time: One more column ``event_time timestamp`` for ``withWatermark``; needs ``checkpointLocation`` on a
+            file system of this machine. It is ``received_at``, but always after the query's watermark: with
+            ``received_at`` a clock that was ahead for a moment makes Spark drop every row as late until it has caught
+            up.
+        gateways: In place of ``gateway``: state directories and locations of several that run already, with commas or
+            as a JSON list, each once and in any order (docs/several-gateways.md).
+        removed: Names of gateways that leave the checkpoint unasked, with what may wait there; for one that will never
+            answer again.
+        min_partitions: Wanted number of partitions of a batch, as in Spark's Kafka source: a hint, long ranges are cut
+            in proportion (docs/several-gateways.md#order). Default one a gateway.
+        max_records: Most rows of a partition, as in Spark's Kafka source; default no limit.
     """
 
     place: GatewayPlace

@@ -43,15 +43,18 @@ class SinkOptions:
 
     Attributes:
         place: Where the gateway is, or that of the first of several clients' would be.
-        guarantee: The promise.
+        guarantee: ``at_most_once`` publishes with QoS 0, ``at_least_once`` with 1 (or 2), ``exactly_once`` with 2.
+            Default by ``qos``, else ``at_least_once``.
         levels: QoS that the promise allows.
-        topic: Of rows without one; None when each row has to have its own.
-        qos: Of rows without one.
+        topic: Of rows without one; without it each row has to have its own.
+        qos: Of rows without one; default by guarantee.
         retain: Of rows without one.
-        to_broker: A batch counts as written when the broker has it, not already when the outbox has it.
-        confirm_s: Longest wait for the broker.
+        to_broker: When a batch counts as written: on the disk of the outbox (``outbox``, the default), or when the
+            broker has it (``broker``).
+        confirm_s: Seconds a task waits for the broker.
         retry: Patience with a full outbox.
-        clients: MQTT clients, each with an outbox of its own; the parts of a batch are shared out among them.
+        clients: MQTT clients, ``<clientId>-0`` and so on, each with an outbox in ``<number>-of-<n>`` of the state
+            directory; a part of a batch always goes to the same one (docs/jet.md#several-clients).
     """
 
     place: GatewayPlace

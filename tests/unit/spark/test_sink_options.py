@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -14,7 +13,7 @@ from towline.guarantee import Guarantee
 from towline.schema import MESSAGE_SCHEMA
 from towline.spark.link import Retry
 from towline.spark.sink import SinkColumns
-from towline.spark.sink_options import OPTIONS, parse_sink_options
+from towline.spark.sink_options import parse_sink_options
 
 BASE = {"broker": "mqtt://127.0.0.1", "stateDir": "/tmp/out"}  # noqa: S108 - never made
 PROPERTIES = "array<struct<key:string,value:string>>"
@@ -23,11 +22,6 @@ PROPERTIES = "array<struct<key:string,value:string>>"
 def columns(schema: dict[str, str], **given: object) -> SinkColumns:
     settings = {"topic": None, "qos": 1, "retain": False, "levels": (1, 2), **given}
     return SinkColumns.bind(schema, **settings)  # type: ignore[arg-type]
-
-
-def test_every_option_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "options.md").read_text()
-    assert [name for name in OPTIONS if f"`{name}`" not in page] == []
 
 
 def test_qos_2_to_several_brokers_needs_a_word() -> None:

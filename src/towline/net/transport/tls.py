@@ -41,16 +41,17 @@ class Tls:
     """How to verify the broker and to show who we are; bounds are what a configuration may say.
 
     Attributes:
-        ca_file: Trusted certificates; None for the system's.
-        cert_file: Our certificate chain, with `key_file`, for a broker that asks for one.
-        key_file: Its private key; None when it is in `cert_file`.
+        ca_file: Trusted certificates (PEM); default the system's.
+        cert_file: Our certificate chain, with ``key_file``, for a broker that asks for one.
+        key_file: Its private key; default it is in ``cert_file``.
         key_password_file: Holds the password of an encrypted key.
-        server_name: The name the certificate must carry, and sent as SNI; None for the host of the URI.
-        alpn: Protocols offered (RFC 7301), such as ``mqtt``; none by default.
+        server_name: The name the certificate must carry, and sent as SNI; default the host of the URI.
+        alpn: Protocols offered (RFC 7301), such as ``mqtt``; default none.
         min_version: Oldest TLS spoken.
         strict: Refuse certificates that break RFC 5280's rules about extensions (X509_V_FLAG_X509_STRICT), as Python
-            does by itself from 3.13 on and here on every Python; False verifies chain, dates and name all the same.
-        insecure: Verify nothing; shown wherever the connection is.
+            does by itself from 3.13 on and here on every Python; without it chain, dates and name are verified all the
+            same (docs/transports.md#certificates-that-break-rfc-5280).
+        insecure: Verify nothing; shown in every status.
     """
 
     ca_file: Path | None = None

@@ -1,0 +1,157 @@
+"""Writes the tables of docs/options.md from the models that read the options.
+
+    python scripts/options.py            write them
+    python scripts/options.py --check    exit code 1 if the page says something else
+
+A row is a field: its name on each face, its default, and what its docstring says; ``docs/PAGE.md#PART`` is a link.
+"""
+# ruff: noqa: INP001  a script, no package
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from towline.gateway.settings import GatewaySettings
+from towline.kafka.options import _OPTIONS as KAFKA
+from towline.kafka.options import SinkSettings
+from towline.net.settings import MqttSettings
+from towline.options import Option
+from towline.spark.gateway_options import CONNECTION, RECEIVING, SENDING
+from towline.spark.options import _READING as READING
+from towline.spark.readplan import ReadPlan
+from towline.spark.sink_options import _SENDING as PUBLISHING
+from towline.spark.sink_options import SinkOptions
+
+PAGE = Path(__file__).parents[1] / "docs" / "options.md"
+
+
+def meanings(model: type) -> dict[str, str]:
+    """What the docstring of a class, and those of its bases, say of each field."""
+    said: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        _, found, text = (kind.__dict__.get("__doc__") or "").partition("Attributes:\n")
+        if found:
+            block = re.split(r"\n\s*\n", textwrap.dedent(text))[0]
+            said |= {
+                name: " ".join(what.split())
+                for name, what in re.findall(r"^(\w+): ((?:.|\n(?!\w))*)", block, re.MULTILINE)
+            }
+    return said
+
+
+def field_of(model: type, path: tuple[str, ...]) -> tuple[Any, str]:
+    """Default and meaning of a field, and of one in the models of fields."""
+    name, *rest = path
+    if issubclass(model, BaseModel):
+        field = model.model_fields[name]
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        kind = field.annotation
+    else:
+        entry = next(one for one in dataclasses.fields(model) if one.name == name)
+        default = entry.default if entry.default is not dataclasses.MISSING else None
+        kind = inspect.get_annotations(model, eval_str=True)[name]
+    if not rest:
+        return default, meanings(model)[name]
+    inner = [kind, *getattr(kind, "__args__", ())]
+    return field_of(next(one for one in inner if isinstance(one, type) and one is not type(None)), tuple(rest))
+
+
+def shown(default: Any, option: Option) -> str:
+    """A default as a user writes it; "" where the meaning says it."""
+    own_words = isinstance(default, bool) and option.read is not str
+    if default is None or own_words or (isinstance(default, str | tuple) and not default):
+        return ""
+    if isinstance(default, bool | enum.Enum):
+        return f"`{str(getattr(default, 'value', default)).lower()}`"
+    if "bytes" in option.name.lower() and default and not default % (1 << 20):
+        return f"{default >> 20} MiB"
+    if option.name.endswith("Ms") and not option.path[-1].endswith("_ms"):
+        default *= 1000
+    return f"{default:.10g}" if isinstance(default, int | float) else f"`{default}`"
+
+
+def markdown(text: str) -> str:
+    """The words of a docstring as those of a page."""
+    text = re.sub(r"``(.+?)``", r"`\1`", text)
+
+    def linked(link: re.Match[str]) -> str:
+        page, part = f"{link[1]}.md", link[2] or ""
+        return f"[{(part[1:] or link[1]).replace('-', ' ')}]({part if page == PAGE.name else page + part})"
+
+    text = re.sub(r"docs/([\w-]+)\.md(#[\w-]+)?", linked, text)
+    return text.replace("|", "\\|")
+
+
+def rows(options: Iterable[Option], model: type, *, file: bool) -> Iterator[str]:
+    """A row for each option; with ``file`` it begins with the key of a bridge file."""
+    for option in options:
+        default, meaning = field_of(model, option.path)
+        cells = [f"`{'.'.join(option.path)}`"] if file else []
+        yield "| " + " | ".join([*cells, f"`{option.name}`", shown(default, option), markdown(meaning)]) + " |"
+
+
+def tables() -> dict[str, str]:
+    """Each table of the page, by its name."""
+    every = (*CONNECTION, *RECEIVING)
+    own = [one for one in every if one.path[0] in MqttSettings.model_fields]
+    own.sort(key=lambda one: [*MqttSettings.model_fields].index(one.path[0]))
+    own.sort(key=lambda one: one.path[0] not in {"brokers", "client_id"})
+    found = {
+        "connection": rows(own, GatewaySettings, file=True),
+        "gateway": rows([one for one in every if one not in own], GatewaySettings, file=False),
+        "reading": rows(READING, ReadPlan, file=False),
+        "publishing": [*rows(PUBLISHING, SinkOptions, file=False), *rows(SENDING, GatewaySettings, file=False)],
+        "kafka": rows(KAFKA, SinkSettings, file=False),
+    }
+    heads = {name: ["option", "default", "meaning"] for name in found}
+    heads["connection"].insert(0, "key of `[mqtt]`")
+    return {
+        name: "\n".join([f"| {' | '.join(heads[name])} |", "|---" * len(heads[name]) + "|", *table])
+        for name, table in found.items()
+    }
+
+
+def with_tables(page: str) -> str:
+    """The page with each table between its marks.
+
+    Raises:
+        ValueError: Marks are missing.
+    """
+    for name, table in tables().items():
+        begin, end = f"<!-- table {name}: written by scripts/options.py -->", f"<!-- end {name} -->"
+        head, found, rest = page.partition(begin)
+        _, ended, tail = rest.partition(end)
+        if not found or not ended:
+            raise ValueError(f"{PAGE.name} lacks the marks {begin} and {end}")
+        page = f"{head}{begin}\n{table}\n{end}{tail}"
+    return page
+
+
+def main() -> int:
+    """Write the page or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 if the page is old")
+    check = parser.parse_args().check
+    before = PAGE.read_text(encoding="utf-8")
+    after = with_tables(before)
+    if check and before != after:
+        sys.stderr.write(f"{PAGE.name} is not what the models say: run python scripts/options.py\n")
+        return 1
+    if before != after:
+        PAGE.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
