@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -222,3 +223,8 @@ def commit(client: GatewayClient, consumer: str, upto: int) -> None:
     client.wait(lease, upto, timeout_s=0)
     with contextlib.suppress(GatewayUnreachable):  # a drain ends with it
         client.release(lease)
+
+
+def content(text: str) -> set[str]:
+    """What an error says whatever its prose: its code, quoted words, names of settings, numbers and addresses."""
+    return set(re.findall(r'TL-[A-Z]\d+|"[^"\s]*"|\w+(?:[_.]\w+)+|[a-z]+[A-Z]\w*|\w+://\S*|\d[\d,]*', text))
