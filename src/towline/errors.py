@@ -40,6 +40,7 @@ from towline.text import printable
 __all__ = [
     "BrokerError",
     "ConfigError",
+    "ConfigErrors",
     "Fenced",
     "GatewayError",
     "GatewayUnreachable",
@@ -155,6 +156,28 @@ class TowlineError(Exception):
 
 class ConfigError(TowlineError):
     """A setting that can't be, or two that contradict each other."""
+
+
+class ConfigErrors(ConfigError):
+    """Several settings that can't be, so that a person corrects all of them at once; its text has a line for each.
+
+    Args:
+        errors: At least one.
+    """
+
+    def __init__(self, errors: Iterable[ConfigError]) -> None:
+        self.errors = tuple(errors)
+        first = self.errors[0]
+        super().__init__(first.code, first.where, first.what, first.do)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+    @classmethod
+    def check(cls, errors: Iterable[ConfigError]) -> None:
+        """Raise what there is: nothing, the one error, or all of them."""
+        if found := list(dict.fromkeys(errors)):
+            raise found[0] if len(found) == 1 else cls(found)
 
 
 class SetupError(TowlineError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from towline.errors import ConfigError, did_you_mean
+from towline.errors import ConfigError, ConfigErrors, did_you_mean
 from towline.text import printable
 
 if TYPE_CHECKING:
@@ -181,12 +181,8 @@ class Format:
         """
         texts = without_properties(texts)
         spelling = {name.lower(): name for name in self.names}
-        known: dict[str, str] = {}
-        for key, text in texts.items():
-            if name := spelling.get(key.lower()):
-                known[name] = str(text).strip()
-            elif key.lower() not in self.ignored:
-                raise self._unknown(key)
+        known = {spelling[key.lower()]: str(text).strip() for key, text in texts.items() if key.lower() in spelling}
+        ConfigErrors.check(self._unknown(key) for key in texts if key.lower() not in {*spelling, *self.ignored})
         return Given(self, known)
 
     def _unknown(self, key: str) -> ConfigError:
@@ -231,13 +227,18 @@ class Given:
             ConfigError: As `value`.
         """
         values: dict[str, Any] = {}
+        errors: list[ConfigError] = []
         for option in options:
             if option.name in self:
                 *tables, last = option.path
                 table = values
                 for name in tables:
                     table = table.setdefault(name, {})
-                table[last] = self.value(option.name)
+                try:
+                    table[last] = self.value(option.name)
+                except ConfigError as error:
+                    errors.append(error)
+        ConfigErrors.check(errors)
         return values
 
     def wrong(self, name: str, problem: str) -> ConfigError:

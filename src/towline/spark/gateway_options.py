@@ -13,8 +13,9 @@ from typing import Annotated, Any, Final
 
 from annotated_types import Ge, Le
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from towline.errors import ConfigError
+from towline.errors import ConfigError, ConfigErrors
 from towline.gateway.access import REMOTE, Access, is_remote
 from towline.gateway.settings import GatewaySettings
 from towline.gateway.tickets import LONGEST_VALID_S
@@ -143,7 +144,7 @@ def gateway_values(given: Given, guarantee: Guarantee, options: Iterable[Option]
 
 
 def gateway_settings(given: Given, values: Mapping[str, Any], options: Iterable[Option]) -> GatewaySettings:
-    """The settings, or pydantic's first finding as a line about the option it came from.
+    """The settings, or each of pydantic's findings as a line about the option it came from.
 
     Raises:
         ConfigError: TL-C21 for one option, TL-C12 for several that don't go together.
@@ -151,13 +152,17 @@ def gateway_settings(given: Given, values: Mapping[str, Any], options: Iterable[
     try:
         return GatewaySettings.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    place = tuple(part for part in first["loc"] if isinstance(part, str))
-    message = _named(_SETTINGS, requirement(first))[:200]
-    for option in options:
-        if place[: len(option.path)] == option.path:
-            raise given.wrong(option.name, message)
-    raise ConfigError("TL-C12", WHERE, message)
+        details = error.errors(include_url=False)
+    ConfigErrors.check(_option_error(given, one, options) for one in details)
+    raise AssertionError(details)
+
+
+def _option_error(given: Given, details: ErrorDetails, options: Iterable[Option]) -> ConfigError:
+    """One of pydantic's findings as the error of an option; TL-C12 for settings that don't go together."""
+    place = tuple(part for part in details["loc"] if isinstance(part, str))
+    message = _named(_SETTINGS, requirement(details))[:200]
+    option = next((one for one in options if place[: len(one.path)] == one.path), None)
+    return given.wrong(option.name, message) if option else ConfigError("TL-C12", WHERE, message)
 
 
 def check_sharing(settings: GatewaySettings, publish_qos: int | None = None) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers import content
-from towline.errors import ConfigError
+from towline.errors import ConfigError, ConfigErrors
 from towline.gateway.access import Access
 from towline.gateway.settings import GatewaySettings, subscriptions
 from towline.guarantee import AckAfter
@@ -386,6 +386,22 @@ def test_a_mistake_is_one_line(options: dict[str, str], line: str) -> None:
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"keepAlive": "1m", "lingerMs": "-1", "tlsMinVersion": "1.0"}, ["keepAlive", "lingerMs", "tlsMinVersion"]),
+        ({"brokr": "x", "qos": "1"}, ["brokr", "qos"]),
+        ({"pollMs": "x", "consumer": "a b"}, ["consumer", "pollMs"]),
+    ],
+)
+def test_all_mistakes_are_told_at_once(options: dict[str, str], names: list[str]) -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        parse(**options)
+    lines = str(caught.value).splitlines()
+    assert sorted(name for name in names if any(f'"{name}"' in line for line in lines)) == names
+    assert len(lines) == len(names)
+
+
 @pytest.mark.parametrize("guarantee", ["at_most_once", "exactly_once"])
 def test_filters_that_overlap_are_refused_where_nothing_may_double(guarantee: str) -> None:
     qos = 0 if guarantee == "at_most_once" else 2
@@ -430,9 +446,9 @@ def test_settings_are_named_as_options_are(message: str, here: str | None) -> No
 
 @given(st.dictionaries(st.sampled_from(OPTIONS) | st.text(max_size=12), st.text(max_size=20), max_size=6))
 def test_any_options_give_a_value_or_one_line(options: dict[str, str]) -> None:
-    line = _parsed(BASE | options)
-    assert "\n" not in line
-    assert re.search(r"\[TL-C\d\d\]$|^$", line)
+    lines = _parsed(BASE | options).split("\n")
+    assert all(re.search(r"\[TL-C\d\d\]$|^$", line) for line in lines)
+    assert len(lines) <= max(1, len(options))
 
 
 def _parsed(options: dict[str, str]) -> str:
