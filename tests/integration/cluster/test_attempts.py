@@ -115,7 +115,9 @@ class Attempts:
         wait_until(lambda: executors_of(self.cluster.workers[0]), PATIENCE, "another executor")
 
     def sleeps_within_a_task(self, line: str) -> int:
-        """Let it stand still with its Python until its tasks are done elsewhere, and wake it then.
+        """Let it stand still with its Python until Spark gives its tasks to another, and wake it then.
+
+        Spark's worker kills it 10 s after that, whether the line has gone on by then or not.
 
         Returns:
             How many of its processes were there to be woken.
@@ -124,7 +126,7 @@ class Attempts:
         for process in asleep:
             process.send_signal(signal.SIGSTOP)
         self.kafka.resume()
-        self.goes_on(line)
+        wait_until(lambda: line not in self._tasks_here(), PATIENCE, "the end of its tasks here, as Spark sees it")
         woken = [process for process in asleep if alive(process)]
         for process in woken:
             process.send_signal(signal.SIGCONT)
