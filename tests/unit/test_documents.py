@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from towline.bridge.config.model import DownlinkSection, RouteSection
-from towline.bridge.config.tables import UplinkTable
+from towline.bridge.config.tables import DownlinkSection, RouteSection, UplinkTable
 from towline.cli import main
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee

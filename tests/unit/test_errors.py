@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from towline.bridge.config import model, tables
+from towline.bridge.config import tables
 from towline.bridge.config.mistakes import _keys_of
 from towline.errors import ConfigError, ProtocolViolation, TowlineError, _foreign, _letters, did_you_mean, one_line
 from towline.gateway.settings import GatewaySettings, OutboxSettings
@@ -18,8 +18,8 @@ from towline.net.transport import Tls
 from towline.spark.options import OPTIONS as SOURCE
 from towline.spark.sink_options import OPTIONS as SINK
 
-MODELS = (tables.BridgeTable, GatewaySettings, OutboxSettings, WillSettings, Tls, *vars(model).values())
-KEYS = [key for kind in MODELS if isinstance(kind, type) and hasattr(kind, "__annotations__") for key in _keys_of(kind)]
+SECTIONS = [one for one in vars(tables).values() if isinstance(one, type) and issubclass(one, tables.Section)]
+KEYS = [key for kind in (GatewaySettings, OutboxSettings, WillSettings, Tls, *SECTIONS) for key in _keys_of(kind)]
 MQTT = list(_keys_of(GatewaySettings))
 
 
@@ -32,7 +32,7 @@ MQTT = list(_keys_of(GatewaySettings))
         ("topic", [*_keys_of(tables.UplinkTable), "route"], "Give it in [[uplink.route]]"),
         ("qos", SOURCE, "Give it behind each filter in subscribe"),
         ("maxOffsetsPerTrigger", SOURCE, 'Did you mean "maxMessagesPerTrigger"?'),
-        ("max_offsets_per_trigger", _keys_of(model.DownlinkSection), 'Did you mean "max_messages_per_trigger"?'),
+        ("max_offsets_per_trigger", _keys_of(tables.DownlinkSection), 'Did you mean "max_messages_per_trigger"?'),
         ("maxTriggerDelay", SOURCE, "In milliseconds: maxTriggerDelayMs."),
         ("trigger_interval_s", _keys_of(tables.UplinkTable), "An uplink rests by the rate of its messages"),
         ("startingTimestamp", SOURCE, "There is no start by time"),

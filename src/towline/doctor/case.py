@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from towline.bridge.config.model import Bridge, DownLine, Line
-from towline.bridge.config.section import NAME
+from towline.bridge.config.tables import NAME
 from towline.doctor.table import span
 from towline.gateway.clients import MEMBERS
 from towline.gateway.settings import GatewaySettings

@@ -121,9 +121,8 @@ def _written(line: Line, plain: TopicUse, listed: list[str]) -> Iterator[TopicUs
 
 def _read(line: DownLine, plain: TopicUse, listed: list[str]) -> Iterator[TopicUse]:
     """Topics of a downlink; a pattern takes what is listed."""
-    read = line.section
-    yield from (TopicUse(name, TopicRole.SOURCE, line.name) for name in read.topics)
-    found = (name for name in listed if name not in read.topics and read.reads(name))
+    yield from (TopicUse(name, TopicRole.SOURCE, line.name) for name in line.topics)
+    found = (name for name in listed if name not in line.topics and line.reads(name))
     yield from (TopicUse(name, TopicRole.SOURCE, line.name, must=False) for name in found)
     yield from (replace(plain, name=name, role=TopicRole.NOTICES, must=plain.made) for name in line.listed_topics)
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from towline import files
-from towline.bridge.config.model import BATCH_BYTES, Bridge, Line
+from towline.bridge.config.model import Bridge, Line
+from towline.bridge.config.tables import BATCH_BYTES
 from towline.bridge.lines.identity import left_lines
 from towline.bridge.runtime.surroundings import check_java
 from towline.doctor.case import PROBE, Case, LineLoad

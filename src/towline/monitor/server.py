@@ -33,7 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from towline import files
-from towline.bridge.config.services import read_address
+from towline.bridge.config.tables import read_address
 from towline.errors import ConfigError
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.gateway import GatewayMonitor

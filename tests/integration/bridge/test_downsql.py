@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.losing import numbers, progress_of_a_lost_shuffle
 from tests.unit.bridge.test_messages import SENT, line_of
-from towline.bridge.config.downlink import DownlinkSection
+from towline.bridge.config.tables import DownlinkSection
 from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sink import rendered
 from towline.bridge.messages import FAULT, OUTCOME, MessageOutcome, message_table, own

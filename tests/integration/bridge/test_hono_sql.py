@@ -448,7 +448,7 @@ def commands(spark: SparkSession) -> tuple[list[Any], list[Told]]:
     told = command(subject=None, **ASKED)
     told[6].append((METADATA, b"7"))
     records = [command(content_type="text/x", extra="1"), told, *(record for record, _, _ in BAD_COMMANDS)]
-    return down(spark, bridge().downlinks[0].section, records)
+    return down(spark, bridge().downlinks[0], records)
 
 
 def test_what_is_no_command_is_a_dead_letter_and_the_application_is_told(
@@ -503,7 +503,7 @@ def test_devices_are_told_why(spark: SparkSession, made: list[Any]) -> None:
         (key, value, "b.dead-letters", 0, at, NOW, headers)
         for at, (key, value, headers) in enumerate(map(to_record, made[TOLD]))
     ]
-    rows, _ = down(spark, bridge(TENANTS).downlinks[1].section, letters)
+    rows, _ = down(spark, bridge(TENANTS).downlinks[1], letters)
     told = [f"{row['topic']}: {row['payload'].decode()}" for row in rows]
     body = '{{"code":{},"message":"{}","timestamp":"2026-01-02T03:04:05.678Z","correlation-id":"{}"}}'
     only, data = "Only QoS 1 supported for event messages", "command response topic contains invalid data"

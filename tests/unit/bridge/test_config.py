@@ -417,7 +417,7 @@ def test_a_bridge_needs_a_line(tmp_path: Path) -> None:
 def test_two_lines_share_neither_name_nor_client_id(tmp_path: Path) -> None:
     second = GOOD[GOOD.index("[[uplink]]") :]
     assert told(GOOD + "\n" + second, tmp_path) == [
-        'bridge.toml:18  uplink "telemetry": another line has this name. Rename one.   [TL-C18]'
+        'bridge.toml:18  uplink "telemetry": another line, or a member of one, is "telemetry" too. Rename one.   [TL-C18]'
     ]
     text = GOOD.replace("[mqtt]", '[mqtt]\nclient_id = "one"') + "\n" + second.replace('"telemetry"', '"other"', 1)
     assert told(text, tmp_path) == [

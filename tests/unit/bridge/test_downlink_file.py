@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from towline.bridge.config.downlink import template_of
 from towline.bridge.config.file import parse
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import Bridge, DownLine
 from towline.bridge.config.plan import plan_of, render
+from towline.bridge.config.tables import template_of
 from towline.errors import stays
 from towline.gateway.settings import OutboxSettings
 
@@ -48,7 +48,7 @@ def test_a_small_table_gets_safe_defaults(tmp_path: Path) -> None:
     assert line.gateway.subscriptions == ()
     assert line.gateway.outbox is not None
     assert line.gateway.mqtt_client_id == "plant-7-commands"
-    assert (line.section.starting_offsets, line.section.on_data_loss) == ("earliest", "stop")
+    assert (line.starting_offsets, line.on_data_loss) == ("earliest", "stop")
 
 
 @pytest.mark.parametrize(("protocol", "told"), [("5", False), ("auto", True), ("3.1.1", True), ("3.1", True)])
@@ -89,7 +89,7 @@ def test_it_travels_as_json(tmp_path: Path) -> None:
         ("[[downlink]]\n", '[[downlink]]\nwhere = " "\n', 'bridge.toml:6  downlink "commands": where is empty. Give a condition in Spark SQL, or remove it.   [TL-C05]'),
         ('from = "commands"', 'from = "com mands"', 'bridge.toml:8  downlink "commands": "com mands" is no Kafka topic name: letters, digits, dots, _ and - only. Name one, several in a list, or { pattern = ... }.   [TL-C05]'),
         ("[[downlink]]\n", "[[downlink]]\nmqtt = { session_expiry_s = 0 }\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once needs a session that outlives the connection, session_expiry_s is 0. Raise it; without the key it is for ever.   [TL-C12]'),
-        ("[[downlink]]\n", '[[downlink]]\nname = "commands"\nfrom = "x"\n[[downlink]]\n', 'bridge.toml:10  downlink "commands": another line has this name. Rename one.   [TL-C18]'),
+        ("[[downlink]]\n", '[[downlink]]\nname = "commands"\nfrom = "x"\n[[downlink]]\n', 'bridge.toml:10  downlink "commands": another line, or a member of one, is "commands" too. Rename one.   [TL-C18]'),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(old: str, new: str, message: str, tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_a_batch_that_was_begun_is_finished_by_its_settings(tmp_path: Path) -> N
     bridge = read(new.replace('guarantee = "at_least_once"\n', ""), tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])
     former = query.in_force()
-    assert (former.line.section.where, former.line.guarantee, former.line.parallelism) == ("old", before.guarantee, 2)
-    assert (former.line.dead_letter_topic, former.line.section.on_data_loss) == ("dead", "go_on")
+    assert (former.line.where, former.line.guarantee, former.line.parallelism) == ("old", before.guarantee, 2)
+    assert (former.line.dead_letter_topic, former.line.on_data_loss) == ("dead", "go_on")
     assert former._trigger() == {"once": True}, "and then the file counts"
     checkpoint(before, {"commands": {"0": 12}})
     assert query.in_force().line == query.line
@@ -107,7 +107,7 @@ def test_what_decides_which_record_becomes_which_row(tmp_path: Path, more: str, 
     ],
 )
 def test_it_begins_again_with_every_partition_there_is(tmp_path: Path, source: str, wanted: dict[str, Any]) -> None:
-    section = the_line(GOOD.replace('from = "commands"', f"from = {source}"), tmp_path).section
+    section = the_line(GOOD.replace('from = "commands"', f"from = {source}"), tmp_path)
     stood = {"commands": {"0": 12}, "gone": {"0": 3}}
     topics = {"commands": 3, "new": 1, "__mine": 1, "__consumer_offsets": 50}
     assert covering(stood, topics, section) == wanted

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import read, told
-from towline.bridge.config.downlink import KafkaPattern
+from towline.bridge.config.tables import KafkaPattern
 from towline.guarantee import Guarantee
 
 FILE = """
@@ -36,7 +36,7 @@ def test_a_profile_is_what_a_user_could_write_by_hand(tmp_path: Path) -> None:
     (up,) = bridge.uplinks
     commands, errors = bridge.downlinks
     assert up.guarantee is Guarantee.EXACTLY_ONCE
-    assert {one.promise for one in up.sections} == {Guarantee.AT_LEAST_ONCE}
+    assert {one.promise for one in up.route} == {Guarantee.AT_LEAST_ONCE}
     assert [one.pattern for one in up.gateway.subscriptions] == [
         "telemetry/#",
         "t/#",
@@ -46,7 +46,7 @@ def test_a_profile_is_what_a_user_could_write_by_hand(tmp_path: Path) -> None:
         "c/+/+/s/#",
     ]
     assert {one.qos for one in up.gateway.subscriptions} == {1}
-    assert (commands.section.topics, errors.section.topics) == (("hono.command.t1",), ("plant.dead-letters",))
+    assert (commands.topics, errors.topics) == (("hono.command.t1",), ("plant.dead-letters",))
     assert bridge.topics == (
         "hono.command.t1",
         "hono.command_response.t1",
@@ -65,9 +65,9 @@ def test_what_the_line_says_goes_before_its_profile(tmp_path: Path) -> None:
     assert up.routes[0].topic.text == "own"
     assert len(up.routes) == 7
     assert up.guarantee is Guarantee.AT_LEAST_ONCE
-    assert {(one.promise, one.qos) for one in up.sections[1:]} == {(None, 1)}
-    assert bridge.downlinks[0].section.from_ == KafkaPattern(pattern=r"hono\.command\..+")
-    assert bridge.downlinks[1].section.topics == ("elsewhere",)
+    assert {(one.promise, one.qos) for one in up.route[1:]} == {(None, 1)}
+    assert bridge.downlinks[0].from_ == KafkaPattern(pattern=r"hono\.command\..+")
+    assert bridge.downlinks[1].topics == ("elsewhere",)
 
 
 def test_without_tenants_in_the_file_every_tenant_may_send(tmp_path: Path) -> None:

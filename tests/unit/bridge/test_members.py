@@ -11,9 +11,9 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.bridge.test_listening import LISTENING
 from tests.unit.gateway.remote import Pki
-from towline.bridge.config.members import restricted
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.plan import plan_of, render
+from towline.bridge.config.subscriptions import restricted
 from towline.bridge.runtime.supervisor import _check_members
 from towline.errors import ConfigError
 from towline.mqtt.events import Filter
@@ -83,71 +83,63 @@ def test_a_member_is_found_by_its_name(tmp_path: Path) -> None:
         line.member("g3", bridge.file)
 
 
+ONE_NAME = MEMBERS.replace("g2", "g1")
+RECEIPTS = 'share = "subscription"\nreceipts = { key_file = "bridge.toml" }'
+OLD = 'share = "subscription"\nmqtt = { protocol = "3.1.1" }'
+NO_LOCAL = MEMBERS.replace("\n", "\nno_local = true\n", 1)
+
+
 @pytest.mark.parametrize(
-    ("keys", "more", "line"),
+    ("keys", "more", "code", "line", "said"),
     [
-        (
-            "",
-            MEMBERS,
-            'uplink "telemetry": nothing says how the members share the line\'s messages. Give each member filters, or write share = "subscription".   [TL-C122]',
-        ),
-        (
-            'share = "subscription"',
-            "",
-            "share says how members share a line, and it has none. Add [[uplink.member]] with a name, or remove it.   [TL-C122]",
-        ),
-        (
-            'share = "subscription"',
-            FILTERS,
-            'member "north" has filters, and share = "subscription" says what it takes. Remove one of the two.   [TL-C122]',
-        ),
-        (
-            'share = "filters"',
-            MEMBERS,
-            'member "g2" has no filters, so it would take nothing. Give it some.   [TL-C122]',
-        ),
+        ("", MEMBERS, "TL-C122", 10, ["nothing says how", 'share = "subscription"']),
+        ('share = "subscription"', "", "TL-C111", 12, ["share has no effect without members", "[[uplink.member]]"]),
+        ('share_group = "x"', "", "TL-C111", 12, ["share_group has no effect without members"]),
+        ('share = "subscription"', FILTERS, "TL-C122", 20, ['"north" has filters', 'share = "subscription"']),
+        ('share = "filters"', MEMBERS, "TL-C122", 18, ['"g2" has no filters', 'share = "filters"']),
         (
             'share = "filters"\nshare_group = "x"',
             FILTERS,
-            'share_group says nothing with share = "filters". Remove it.   [TL-C122]',
+            "TL-C111",
+            13,
+            ['share_group has no effect with share = "filters"'],
         ),
-        ('share = "subscription"', MEMBERS.replace("g2", "g1"), 'two members are named "g1". Rename one.   [TL-C122]'),
+        ('share = "subscription"', ONE_NAME, "TL-C18", 21, ['"telemetry-g1"', "another line, or a member of one"]),
         (
             "",
             FILTERS.replace("telemetry/s/#", "+/n/x"),
-            'members "north" and "south" both take "telemetry/n/x", so that it would be doubled. Give the members filters that have no topic in common.   [TL-C121]',
+            "TL-C121",
+            23,
+            ['"north" and "south" both take "telemetry/n/x"'],
         ),
         (
             "",
             FILTERS.replace("telemetry/s/#", "alarms/#"),
-            '"alarms/#" of member "south" takes nothing that a route of the line takes. Correct it, or add a route.   [TL-C124]',
+            "TL-C124",
+            23,
+            ['"alarms/#" of member "south" takes nothing'],
         ),
         (
             "",
             FILTERS.replace("telemetry/s/#", "telemetry/s#"),
-            '"telemetry/s#": # stands alone and last in a topic filter. Write a plain filter, as "telemetry/north/#".   [TL-C67]',
+            "TL-C67",
+            23,
+            ['"telemetry/s#"', "stands alone and last"],
         ),
-        (
-            'share = "subscription"\nreceipts = { key_file = "bridge.toml" }',
-            MEMBERS,
-            'share = "subscription" does not go with receipts, which need every message of a publisher. Change it, or take share = "filters".   [TL-C125]',
-        ),
-        (
-            'share = "subscription"\nmqtt = { protocol = "3.1.1" }',
-            MEMBERS,
-            'share = "subscription" does not go with MQTT 3.x, which has no shared subscriptions. Change it, or take share = "filters".   [TL-C125]',
-        ),
-        (
-            'share = "subscription"',
-            MEMBERS.replace("g2", "x" * 65),
-            '"name" has letters, digits, dots, - and _, begins with a letter or digit, at most 64. Rename it.   [TL-C03]',
-        ),
-        ('share = "chance"', MEMBERS, '"share" must be "filters" or "subscription". Choose one.   [TL-C03]'),
+        ("", FILTERS.replace("telemetry/s/#", ""), "TL-C67", 23, ["it is empty"]),
+        ("", FILTERS.replace('"tele', '"$share/g/tele'), "TL-C67", 20, ["it is a shared subscription"]),
+        (RECEIPTS, MEMBERS, "TL-C05", 13, ["receipts need every message of a publisher", "$share/"]),
+        (OLD, MEMBERS, "TL-C05", 13, ["$share/", 'needs protocol "5"']),
+        ('share = "subscription"', NO_LOCAL, "TL-C05", 19, ["no_local can't be used with a shared subscription"]),
+        ('share = "subscription"', MEMBERS.replace("g2", "x" * 65), "TL-C03", 19, ['"name"', "at most 64"]),
+        ('share = "subscription"', MEMBERS.replace("g2", "x" * 60), "TL-C125", 19, ["more than 64 characters"]),
+        ('share = "chance"', MEMBERS, "TL-C03", 12, ['"share" must be "filters" or "subscription"']),
     ],
 )
-def test_mistakes(keys: str, more: str, line: str, tmp_path: Path) -> None:
+def test_mistakes(keys: str, more: str, code: str, line: int, said: list[str], tmp_path: Path) -> None:
     found, *_ = told(with_line(keys, more), tmp_path)
-    assert found.endswith(line.removeprefix('uplink "telemetry": '))
+    assert (found.partition(" ")[0], found[-(len(code) + 2) :]) == (f"bridge.toml:{line}", f"[{code}]"), found
+    assert [part for part in said if part not in found] == [], found
 
 
 def test_a_shared_route_and_members_are_two_ways_at_once(tmp_path: Path) -> None:
@@ -159,9 +151,9 @@ def test_a_shared_route_and_members_are_two_ways_at_once(tmp_path: Path) -> None
 
 def test_no_two_gateways_have_one_name(tmp_path: Path) -> None:
     other = '\n[[uplink]]\nname = "telemetry-g1"\n[[uplink.route]]\nfrom = "x"\ntopic = "x"\n'
-    found = told(with_line('share = "subscription"', MEMBERS) + other, tmp_path)
-    (said,) = found
-    assert 'the gateway of a member would be "telemetry-g1" in its rows, as another line is' in said
+    (said,) = told(with_line('share = "subscription"', MEMBERS) + other, tmp_path)
+    assert 'another line, or a member of one, is "telemetry-g1" too' in said
+    assert "TL-C18" in said
 
 
 @pytest.mark.parametrize(
@@ -234,4 +226,4 @@ def test_one_file_says_it_for_every_machine(tmp_path: Path) -> None:
 def test_without_members_what_belongs_to_gateways_elsewhere_is_refused(tmp_path: Path) -> None:
     keys = 'journal = { max_bytes = "1 GiB" }\ngateways = ["/var/lib/g1"]'
     (mistake,) = told(with_line(keys), tmp_path)
-    assert "journal belongs to the gateways" in mistake
+    assert "journal has no effect with gateways" in mistake

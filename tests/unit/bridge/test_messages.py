@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.bridge.down_oracle import becomes
-from towline.bridge.config.downlink import DownlinkSection
-from towline.bridge.config.model import RouteSection
+from towline.bridge.config.tables import DownlinkSection, RouteSection
 from towline.bridge.downlink.sink import rendered as rendering
 from towline.bridge.messages import (
     COLUMNS,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.unit.bridge.oracle import becomes, taker
 from towline.bridge import routes as module
 from towline.bridge.config.file import parse
-from towline.bridge.config.model import RouteSection
+from towline.bridge.config.tables import RouteSection
 from towline.bridge.routes import (
     DEDUPE,
     HEADER_MAP,

@@ -238,9 +238,9 @@ def test_routes_of_a_batch_in_several_parts_wait_for_its_end(tmp_path: Path) -> 
     before = line(tmp_path, 2)
     noted = examine(before, tmp_path / "b", replace(KNOWN, parallelism=2), FINE)
     assert noted.split
-    route = before.sections[0]
+    route = before.route[0]
     for change in ({"key": "{device}"}, {"where": "qos > 0"}, {"headers": {"a": "b"}}):
-        other = before.model_copy(update={"sections": (route.model_copy(update=change),)})
+        other = before.model_copy(update={"route": (route.model_copy(update=change),)})
         with pytest.raises(
             TowlineError, match=r"batch 8 was begun when the line said something else.*TL-B52"
         ) as caught:

@@ -98,7 +98,7 @@ class Scene:
         return self.answers["held"]
 
     def _take(self, bridge: Bridge, names: list[str]) -> None:
-        routes = {name: [one.from_ for one in bridge.line(name).sections] for name in names}  # type: ignore[union-attr]
+        routes = {name: [one.from_ for one in bridge.line(name).route] for name in names}  # type: ignore[union-attr]
         self.asked.append(f"take {routes}")
 
     def _see_to(self, _: Bridge, topics: list[str]) -> str:
@@ -125,7 +125,7 @@ class Scene:
         return dict(self.state.reload)
 
     def lines(self) -> list[list[str]]:
-        return [[one.from_ for one in child.line.sections] for child in self.children.values()]
+        return [[one.from_ for one in child.line.route] for child in self.children.values()]
 
 
 BEFORE = [["a/#", "b/#"], ["o/#"]]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.bridge.config.model import RouteSection
 from towline.bridge.config.subscriptions import SubscribedRoute, covers, shadowed, subscriptions
+from towline.bridge.config.tables import RouteSection
 from towline.bridge.patterns import Pattern, Template, allowed, kafka_name_problem, payload_path
 from towline.bridge.routes import RouteOutcome, RouteTable
 from towline.guarantee import Guarantee

@@ -18,9 +18,8 @@ from jsonschema import Draft202012Validator
 
 from towline.bridge.config.file import load
 from towline.bridge.config.mistakes import ConfigMistakes
-from towline.bridge.config.model import RouteSection
 from towline.bridge.config.schema import bridge_schema
-from towline.bridge.config.tables import MqttTable, UplinkTable
+from towline.bridge.config.tables import MqttTable, RouteSection, UplinkTable
 from towline.cli import main
 
 ROOT = Path(__file__).parents[3]

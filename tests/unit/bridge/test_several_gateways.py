@@ -66,9 +66,9 @@ def test_a_line_may_read_gateways_elsewhere(tmp_path: Path) -> None:
         ('["g1", "g2"]', "[]", 'uplink "telemetry": it names no gateway.'),
         ('["g1", "g2"]', '["grpc+tcp://x:1"]', "there is none without TLS."),
         ('["g1", "g2"]', '["grpc+tls://x:1"]', "a gateway on a network lets nobody in without a token."),
-        ('["g1", "g2"]', '["g1"]\nack_after = "journal"', "ack_after belongs to the gateways"),
-        ('["g1", "g2"]', '["g1"]\njournal = { max_bytes = "1 GB" }', "journal belongs to the gateways"),
-        ('gateways = ["g1", "g2"]', 'removed_gateways = ["g1"]', "it belongs to gateways."),
+        ('["g1", "g2"]', '["g1"]\nack_after = "journal"', "ack_after has no effect with gateways"),
+        ('["g1", "g2"]', '["g1"]\njournal = { max_bytes = "1 GB" }', "journal has no effect with gateways"),
+        ('gateways = ["g1", "g2"]', 'removed_gateways = ["g1"]', "removed_gateways has no effect without gateways."),
     ],
 )
 def test_mistakes_have_their_line(tmp_path: Path, old: str, new: str, wanted: str) -> None:

@@ -403,7 +403,7 @@ for line in sys.stdin:
                 print(json.dumps({"kind": "judged", "of": of, "mistakes": mistakes}), flush=True)
         else:
             with open(os.path.join(sys.argv[1], "taken"), "a") as taken:
-                taken.write(order["take"]["name"] + " " + order["take"]["sections"][0]["topic"] + chr(10))
+                taken.write(order["take"]["name"] + " " + order["take"]["route"][0]["topic"] + chr(10))
             print(json.dumps({"kind": "started", "line": order["take"]["name"]}), flush=True)
 """
 
@@ -430,7 +430,7 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(stopping: thre
         )
         child.take(changed.model_copy(update={"lines": (*changed.lines, *other.lines)}), ["telemetry"])
         wait_until(lambda: state.lines["telemetry"].query == "running", what="the query")
-        assert (tmp_path / "taken").read_text() == f"telemetry {changed.uplinks[0].sections[0].topic}\n"
+        assert (tmp_path / "taken").read_text() == f"telemetry {changed.uplinks[0].route[0].topic}\n"
         assert child.given_up == {}, "a line that was given up begins again"
 
         view, place = state.lines["telemetry"], bridge.state_dir / "telemetry"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.config.section import NAME
+from towline.bridge.config.tables import NAME
 from towline.bridge.runtime import supervisor
 from towline.bridge.runtime.surroundings import SCRATCH, check_java, check_python, environment, scratch, short_sockets
 from towline.cli import main

@@ -11,7 +11,7 @@ import pytest
 
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
-from towline.bridge.config.services import read_address
+from towline.bridge.config.tables import read_address
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import ConfigError
 from towline.monitor.serving import bridge_endpoint, gateway_endpoint

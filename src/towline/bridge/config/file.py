@@ -7,18 +7,19 @@ is the literal text); relative paths are relative to the file. Secrets are named
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from towline.bridge.config.document import Document, KeyPath
 from towline.bridge.config.kafka_source import java_client
-from towline.bridge.config.members import member_settings
 from towline.bridge.config.mistakes import UNKNOWN, Mistakes
-from towline.bridge.config.model import CHECKPOINT, Bridge, DownLine, DownlinkSection, Line, SparkSection
-from towline.bridge.config.places import Document, KeyPath
+from towline.bridge.config.model import CHECKPOINT, Bridge, DownLine, Line
 from towline.bridge.config.profiles import Profile, graft, profile_of, shipped
 from towline.bridge.config.rules import (
     ROOT,
@@ -32,18 +33,26 @@ from towline.bridge.config.rules import (
     mqtt_problems,
     route_problems,
 )
-from towline.bridge.config.services import LISTENING, KafkaSection
-from towline.bridge.config.subscriptions import SubscribedRoute, repeatable, subscriptions
-from towline.bridge.config.tables import LINES, BridgeTable, DownlinkTable, UplinkTable
+from towline.bridge.config.subscriptions import SubscribedRoute, repeatable, restricted, subscriptions
+from towline.bridge.config.tables import (
+    LINES,
+    LISTENING,
+    BridgeTable,
+    DownlinkSection,
+    DownlinkTable,
+    KafkaSection,
+    SparkSection,
+    UplinkSection,
+    UplinkTable,
+)
 from towline.bridge.config.values import FileValues
 from towline.errors import ConfigError
+from towline.gateway.clients import MEMBERS
 from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
-from towline.gateway.settings import GatewaySettings
+from towline.gateway.settings import GatewaySettings, ShareSettings, ShareWay
 from towline.guarantee import AckAfter, policy
 from towline.spark.cadence import DEFAULT_DELAY_MS
 from towline.spark.session import is_cluster
-
-__all__ = ["load", "parse"]
 
 #: Client settings the sink sets by itself, from the guarantee or this file.
 _OWNED: Final = (
@@ -88,26 +97,25 @@ def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | 
     except OSError as error:
         reason = (error.strerror or "it can't be read").lower()
         raise ConfigError("TL-C10", str(file), reason, "Name a bridge file; towline init makes one.") from error
-    environ = os.environ if environ is None else environ
     return parse(text, file, environ, master=master)
 
 
-def parse(text: str, file: Path, environ: Mapping[str, str], *, master: str | None = None) -> Bridge:
+def parse(text: str, file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
     """Read the text of a bridge file; `load` tells the rest."""
-    document = Document(text, file)
+    document = Document(text, file, environ)
     spark = document.raw.get("spark", {})
     if master is not None and isinstance(spark, dict):
         document.raw["spark"] = {**spark, "master": master}
-    return _Reader(document, environ).bridge()
+    return _Reader(document).bridge()
 
 
 class _Reader:
     """Reads one file: values, profiles, tables, and then what they say together."""
 
-    def __init__(self, document: Document, environ: Mapping[str, str]) -> None:
+    def __init__(self, document: Document) -> None:
         self._file = document.file.absolute()
         self._mistakes = Mistakes(document)
-        values = FileValues(self._file.parent, self._mistakes, environ)
+        values = FileValues(document, self._mistakes)
         self._raw: dict[str, Any] = values.read(document.raw)
         self._unset = bool(values.unset)
         graft(document, self._file.parent)
@@ -129,24 +137,21 @@ class _Reader:
         self._mistakes.raise_if_any()
         dead_letters = {one.dead_letter_topic for one in lines.values() if one.dead_letter_topic}
         named = {"dead_letter_topics": tuple(sorted(dead_letters))}
-        return Bridge(
-            name=tables.name,
-            file=self._file,
-            state_dir=self._state_dir,
-            leave_waiting=tables.leave_waiting,
-            kafka=tables.kafka,
-            spark=spark,
-            gateway=tables.gateway,
-            monitor=tables.monitor,
-            lines=tuple(one.model_copy(update=named) if isinstance(one, Line) else one for one in lines.values()),
-        )
+        own = {
+            "file": self._file,
+            "state_dir": self._state_dir,
+            "spark": spark,
+            "lines": [one.model_copy(update=named) if isinstance(one, Line) else one for one in lines.values()],
+        }
+        shared = Bridge.model_fields.keys() & BridgeTable.model_fields.keys()
+        return Bridge.model_validate({**{key: getattr(tables, key) for key in shared}, **own})
 
     def _note(self, problems: Iterable[Violation], base: KeyPath = (), subject: str | None = None) -> bool:
         """Note mistakes; whether there is any."""
         problems = list(problems)
-        for problem in problems:
-            key = problem.key[1:] if problem.key[:1] == (ROOT,) else (*base, *problem.key)
-            self._mistakes.add(problem.code, key, problem.what, problem.do, subject=subject)
+        for code, key, what, do in problems:
+            place = key[1:] if key[:1] == (ROOT,) else (*base, *key)
+            self._mistakes.add(code, place, what, do, subject=subject)
         return bool(problems)
 
     # -- profiles and tables
@@ -315,107 +320,83 @@ class _Reader:
         lines: dict[KeyPath, Line | DownLine] = {}
         for path, table in tables.items():
             if path not in self._broken:
+                self._note(line_problems(table, self._tables), path, _subject(path, table))
                 line = self._uplink(path, table) if isinstance(table, UplinkTable) else self._downlink(path, table)
                 lines |= {path: line} if line else {}
         return lines
 
     def _uplink(self, path: KeyPath, table: UplinkTable) -> Line | None:
-        self._note_line(path, table)
-        clean = [self._route(path, number, table) for number in range(len(table.route))]
-        if not all(clean):
+        wrong = False
+        for number, route in enumerate(table.route):
+            wrong |= self._note(route_problems(route, table.guarantee, table.dedupe), (*path, "route", number))
+        if wrong:
             return None
         routes = tuple(route.compile(table.guarantee, table.dedupe) for route in table.route)
         filters = subscriptions(routes)
+        waited_for = table.ack_after is AckAfter.KAFKA or table.receipts is not None
+        delay_ms = 0 if waited_for else DEFAULT_DELAY_MS
+        delay_ms = delay_ms if table.max_trigger_delay_ms is None else table.max_trigger_delay_ms
         elsewhere = bool(table.gateways) and not table.member
-        delay_ms = _delay_ms(table)
         own: dict[str, Any] = {
             "subscriptions": filters,
             "repeatable": repeatable(routes, [one.pattern for one in filters]),
             "journal": table.journal,
             "receipts": table.receipts,
+            "ack_after": table.ack_after if table.ack_after in policy(table.guarantee).acks else None,
             "checkpoint": str(self._state_dir / table.name / CHECKPOINT),
             "linger_after_silence_ms": _LINGER_MS if delay_ms else 0.0,
+            **(_ELSEWHERE if elsewhere else {}),
         }
-        if table.ack_after in policy(table.guarantee).acks:
-            own["ack_after"] = table.ack_after
-        gateway = self._gateway(path, table, {**own, **(_ELSEWHERE if elsewhere else {})})
+        gateway, origins = self._gateway(path, table, own)
         if gateway is None:
             return None
-        line = Line(
-            name=table.name,
-            guarantee=table.guarantee,
-            gateway=gateway,
-            sections=table.route,
-            max_messages_per_trigger=table.max_messages_per_trigger,
-            max_bytes_per_trigger=table.max_bytes_per_trigger,
-            max_trigger_delay_ms=delay_ms,
-            parallelism=table.parallelism,
-            dead_letter_topic=dead_letter_topic(table, self._tables),
-            dedupe=table.dedupe,
-            gateways=table.gateways,
-            removed_gateways=table.removed_gateways,
-            members=self._members(path, table, gateway, routes),
-        )
+        members = []
+        if not self._note(member_problems(table, gateway), path, _subject(path, table)):
+            for number in range(len(table.member)):
+                values = self._member(table, number, gateway, routes)
+                members.append(self._settings(values, (*path, "member", number), origins))
+        resolved = {
+            "gateway": gateway,
+            "members": [one for one in members if one],
+            "max_trigger_delay_ms": delay_ms,
+            "dead_letter_topic": dead_letter_topic(table, self._tables),
+        }
+        line = Line.model_validate({**_said(table, UplinkSection), **resolved})
         self._note(gateway_problems(line, routes, self._brokers(path, gateway)), path, _subject(path, table))
         return line
 
-    def _note_line(self, path: KeyPath, table: UplinkTable | DownlinkTable) -> None:
-        self._note(line_problems(table, self._tables), path, _subject(path, table))
-
-    def _route(self, path: KeyPath, number: int, table: UplinkTable) -> bool:
-        """Whether a route is without mistakes."""
-        problems = route_problems(table.route[number], table.guarantee, table.dedupe)
-        return not self._note(problems, (*path, "route", number))
-
-    def _members(
-        self, path: KeyPath, table: UplinkTable, gateway: GatewaySettings, routes: Sequence[SubscribedRoute]
-    ) -> tuple[GatewaySettings, ...]:
-        """What each member's gateway is told; none where there are no members, or where they have mistakes."""
-        if self._note(member_problems(table, gateway), path, _subject(path, table)):
-            return ()
-        members = []
-        for number in range(len(table.member)):
-            settings = member_settings(table, number, gateway, routes, f"{self._tables.name}-{table.name}")
-            try:
-                members.append(GatewaySettings.model_validate(settings))
-            except ValidationError as error:
-                self._mistakes.add_details(error.errors(), GatewaySettings, (*path, "member", number))
-        return tuple(members)
-
     def _downlink(self, path: KeyPath, table: DownlinkTable) -> DownLine | None:
-        self._note_line(path, table)
         checkpoint = str(self._state_dir / table.name / CHECKPOINT)
         own = {"subscriptions": (), "outbox": {**table.outbox.model_dump(), "checkpoint": checkpoint}}
-        gateway = self._gateway(path, table, own)
+        gateway, _ = self._gateway(path, table, own)
         if gateway is None:
             return None
-        section = table.model_dump(by_alias=True, include=set(DownlinkSection.model_fields))
-        line = DownLine(
-            name=table.name,
-            guarantee=table.guarantee,
-            gateway=gateway,
-            section=DownlinkSection.model_validate(section),
-            max_messages_per_trigger=table.max_messages_per_trigger,
-            parallelism=table.parallelism,
-            dead_letter_topic=dead_letter_topic(table, self._tables),
-        )
+        topic = dead_letter_topic(table, self._tables)
+        resolved = {
+            "gateway": gateway,
+            "dead_letter_topic": topic,
+            "qos": policy(table.guarantee).publish_qos if table.qos is None else table.qos,
+            "control_characters": table.control_characters or ("dead_letter" if topic else "send"),
+        }
+        line = DownLine.model_validate({**_said(table, DownlinkSection), **resolved})
         self._note(gateway_problems(line, (), self._brokers(path, gateway)), path, _subject(path, table))
         return line
 
     def _gateway(
         self, path: KeyPath, table: UplinkTable | DownlinkTable, own: Mapping[str, Any]
-    ) -> GatewaySettings | None:
-        """What the line's gateway is told: by [mqtt], by the line's own mqtt, and by the rest of the file."""
-        sources = ((("mqtt",), self._tables.mqtt), ((*path, "mqtt"), table.mqtt))
+    ) -> tuple[GatewaySettings | None, dict[str, KeyPath]]:
+        """What the line's gateway is told, and where in the file each of its keys is said."""
         mqtt: dict[str, Any] = {}
-        origins: dict[str, KeyPath] = {}
-        for place, section in sources:
+        origins: dict[str, KeyPath] = {"brokers": ("mqtt", "brokers")}
+        for place, section in ((("mqtt",), self._tables.mqtt), ((*path, "mqtt"), table.mqtt)):
             mqtt |= {key: getattr(section, key) for key in section.model_fields_set}
             origins |= {key: (*place, key) for key in section.model_fields_set}
         for code, (key, *_), what, do in mqtt_problems(table.guarantee, mqtt):
             self._mistakes.add(code, origins[str(key)], what, do, subject=_subject(path, table))
             mqtt.pop(str(key))
         prefix = mqtt.pop("client_id_prefix", None) or self._tables.name
+        origins |= {"listen": (*path, "listen") if table.listen else ("gateway", "listen")}
+        origins |= {"receipts": (*path, "receipts")}
         values = {
             "client_id": f"{prefix}-{table.name}",
             **mqtt,
@@ -425,15 +406,40 @@ class _Reader:
             "listen": self._listen(table),
             **own,
         }
+        return self._settings(values, path, origins), origins
+
+    def _settings(
+        self, values: Mapping[str, Any], path: KeyPath, origins: Mapping[str, KeyPath]
+    ) -> GatewaySettings | None:
+        """Settings of a gateway; None where they have mistakes, each at the key that it is of, or names first."""
         try:
             return GatewaySettings.model_validate(values)
         except ValidationError as error:
-            origins.setdefault("brokers", ("mqtt", "brokers"))
-            origins["listen"] = (*path, "listen") if table.listen else ("gateway", "listen")
             for one in error.errors():
-                key = str(next(iter(one["loc"]), ""))
-                self._mistakes.add_details([one], GatewaySettings, origins.get(key, (*path, key))[:-1])
+                words = [str(one["loc"][0])] if one["loc"] else re.findall(r"\w+", re.sub('".*?"', "", one["msg"]))
+                place = next((origins[word] for word in words if word in origins), (*path, *one["loc"][:1]))
+                self._mistakes.add_details([one], GatewaySettings, place[:-1] if one["loc"] else place)
             return None
+
+    def _member(
+        self, table: UplinkTable, number: int, gateway: GatewaySettings, routes: Sequence[SubscribedRoute]
+    ) -> dict[str, Any]:
+        """What the gateway of a member is told, given what the line's would be told if it were the only one."""
+        member, way, every = table.member[number], table.way or ShareWay.FILTERS, gateway.subscriptions
+        names = tuple(sorted(one.name for one in table.member))
+        share = ShareSettings(member=member.name, members=names, way=way, client_id=gateway.mqtt_client_id)
+        prefix = f"$share/{table.share_group or f'{self._tables.name}-{table.name}'}"
+        taken = tuple(replace(one, pattern=f"{prefix}/{one.pattern}") for one in every)
+        taken = restricted(member.filters, every) if way is ShareWay.FILTERS else taken
+        return {
+            **_said(gateway, GatewaySettings),
+            "name": f"{gateway.name}-{member.name}",
+            "client_id": share.id_of(member.name),
+            "state_dir": gateway.state_dir / MEMBERS / member.name,
+            "subscriptions": taken,
+            "repeatable": repeatable(routes, [one.pattern for one in taken]),
+            "share": share,
+        }
 
     def _listen(self, table: UplinkTable | DownlinkTable) -> dict[str, object] | None:
         """Where its gateway listens on a network; None for nowhere, and where what that needs is missing and noted."""
@@ -451,11 +457,9 @@ class _Reader:
         return ("mqtt", key) if key in own.model_fields_set else (ROOT, "mqtt", key)
 
 
-def _delay_ms(uplink: UplinkTable) -> int:
-    """Longest rest between two batches, in milliseconds: none where a broker or a publisher waits for Kafka."""
-    waited_for = uplink.ack_after is AckAfter.KAFKA or uplink.receipts is not None
-    default = 0 if waited_for else DEFAULT_DELAY_MS
-    return default if uplink.max_trigger_delay_ms is None else uplink.max_trigger_delay_ms
+def _said(table: Any, section: type[BaseModel]) -> dict[str, Any]:
+    """What a table says of a section, as that is made."""
+    return {field.alias or name: getattr(table, name) for name, field in section.model_fields.items()}
 
 
 def _subject(path: KeyPath, table: UplinkTable | DownlinkTable) -> str:

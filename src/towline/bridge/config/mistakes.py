@@ -6,22 +6,18 @@ A person mends a file once, not key by key, so reading a file collects every mis
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 from pydantic import BaseModel
 
-from towline.bridge.config.places import plain_path
-from towline.bridge.config.section import SettingError
 from towline.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from towline.bridge.config.places import Document, KeyPath
-
-__all__ = ["UNKNOWN", "ConfigMistakes", "Mistakes", "sentence"]
+    from towline.bridge.config.document import Document, KeyPath
 
 #: What pydantic calls a key that a model, or a dataclass, does not have.
 UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
@@ -54,20 +50,14 @@ class Mistakes:
         self._document = document
         #: Line and error, without repetition.
         self._found: dict[tuple[int, str], ConfigError] = {}
-        #: Values with a variable of the environment in them, by their places, and how they are written [I12].
-        self._hidden: dict[KeyPath, tuple[str, str]] = {}
-
-    def hide(self, path: KeyPath, value: str, written: str) -> None:
-        """Quote the value at a key path as it is written in the file, with its variables."""
-        self._hidden[path] = value, written
 
     def add(self, code: str, path: KeyPath, what: str, do: str = "", *, subject: str | None = None) -> None:
         """Note a mistake at a key path; ``subject`` names the table or line it is in, by default that of the path."""
-        subject = self._document.subject(path) if subject is None else subject
-        where = self._document.where(path)
-        where = f"{where}  {subject}" if subject else where
-        error = ConfigError(code, self._quoting(where, path), self._quoting(what, path), self._quoting(do, path))
-        self._found.setdefault((self._document.line(path), str(error)), error)
+        document = self._document
+        subject = document.subject(path) if subject is None else subject
+        where = f"{document.where(path)}  {subject}" if subject else document.where(path)
+        error = ConfigError(code, *(document.quoted(text, path) for text in (where, what, do)))
+        self._found.setdefault((document.line(path), str(error)), error)
 
     def add_details(
         self, errors: Iterable[ErrorDetails], kind: type[BaseModel], base: KeyPath = (), also: Iterable[str] = ()
@@ -83,18 +73,15 @@ class Mistakes:
         for error in errors:
             loc = tuple(error["loc"])
             path = base + loc
+            key = next((part for part in reversed(path) if isinstance(part, str)), "")
             if error["type"] in UNKNOWN:
                 known = _keys_at(kind, loc)
                 code, what, do = _unknown(str(loc[-1]), [*known, *also] if len(loc) == 1 else known)
-            elif error["type"] == "missing" and len(loc) == 1:
-                code, what, do = _missing(kind, str(loc[0]))
+            elif error["type"] == "missing":
+                code, what, do = _missing(kind if len(loc) == 1 else None, key)
             else:
-                key = next((part for part in reversed(path) if isinstance(part, str)), "")
                 code, what, do = _explain(error, key)
             self.add(code, path, what, do)
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
 
     def raise_if_any(self) -> None:
         """Raise what was found.
@@ -109,26 +96,9 @@ class Mistakes:
         """What was noted, in the order of the file."""
         return [error for _, error in sorted(self._found.items(), key=lambda item: item[0][0])]
 
-    def _quoting(self, text: str, path: KeyPath) -> str:
-        """A text about a key path whose quotations are of the file, not of the environment.
 
-        What is quoted whole is a value wherever that stands; a piece is one if the value stands in the same table.
-        """
-        path = plain_path(path)
-
-        def written(quoted: re.Match[str]) -> str:
-            for place, (value, said) in self._hidden.items():
-                near = path[: len(place) - 1] == place[:-1] and quoted[1] != place[-1]
-                if quoted[1] == value or (near and quoted[1] in value):
-                    return f'"{said}"'
-            return quoted[0]
-
-        return _QUOTED.sub(written, text) if self._hidden else text
-
-
-_QUOTED = re.compile(r'"([^"]+)"')
 #: What a pydantic type error wants, in a user's words.
-_WANTED = {
+_WANTED: Final = {
     "string": "a string in quotes",
     "int": "a whole number",
     "float": "a number",
@@ -141,13 +111,13 @@ _WANTED = {
     "path": "a path in quotes",
     "enum": "one of the known words",
 }
-_BOUNDS = {
+_BOUNDS: Final = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "more than"),
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
 }
-_TYPE_ERROR = re.compile(r"^([a-z]+)(?:_attributes)?_(?:type|parsing|from_float)$")
+_TYPE_ERROR: Final = re.compile(r"^([a-z]+)(?:_attributes)?_(?:type|parsing|from_float)$")
 
 
 def _keys_at(kind: type, loc: KeyPath) -> list[str]:
@@ -173,12 +143,13 @@ def _tables_in(annotation: Any) -> Iterator[type]:
         yield from _tables_in(inner)
 
 
-def _missing(kind: type[BaseModel], key: str) -> tuple[str, str, str]:
+def _missing(kind: type[BaseModel] | None, key: str) -> tuple[str, str, str]:
     """Absence of a key, or of a table, with the advice that its description gives."""
-    field = next(field for name, field in kind.model_fields.items() if key in (name, field.alias))
-    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+    fields = (field for name, field in kind.model_fields.items() if key in (name, field.alias)) if kind else ()
+    field = next(iter(fields), None)
+    if field and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
         return "TL-C02", f"[{key}] is missing", "Add the table."
-    return "TL-C02", f'"{key}" is missing', field.description or "Add it."
+    return "TL-C02", f'"{key}" is missing', (field and field.description) or "Add it."
 
 
 def _unknown(key: str, known: Sequence[str]) -> tuple[str, str, str]:
@@ -192,38 +163,28 @@ def _unknown(key: str, known: Sequence[str]) -> tuple[str, str, str]:
 def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
     """Turn one pydantic finding into code, what and do; its input is never quoted, it may be a secret."""
     kind, context = error["type"], error.get("ctx", {})
-    if kind == "missing":
-        return "TL-C02", f'"{key}" is missing', "Add it."
+    if kind.startswith("TL-"):
+        what, _, advice = error["msg"].rpartition("; ")
+        return kind, what, sentence(f"; {advice}")[1]
+    if kind == "value_error":
+        return "TL-C05", *sentence(context["error"])
+    wanted, do = error["msg"].removeprefix("Input should be "), "Correct the value."
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
-        return "TL-C03", f'"{key}" must be {words} {context[bound]:,}', "Change the number."
-    if kind in ("enum", "literal_error"):
-        return "TL-C03", f'"{key}" must be {_one_of(str(context["expected"]))}', "Choose one."
-    if kind == "string_pattern_mismatch":
-        return (
-            "TL-C03",
-            f'"{key}" has letters, digits, dots, - and _, begins with a letter or digit, at most 64',
-            "Rename it.",
-        )
-    if kind == "value_error":
-        cause = context["error"]
-        return (cause.code, cause.what, cause.do) if isinstance(cause, SettingError) else ("TL-C05", *sentence(cause))
-    return "TL-C03", f'"{key}" must be {_wanted(kind, error)}', "Correct the value."
+        wanted, do = f"{words} {context[bound]:,}", "Change the number."
+    elif kind in ("enum", "literal_error"):
+        wanted, do = str(context["expected"]).replace("'", '"'), "Choose one."
+    elif kind in ("too_short", "string_too_short"):
+        wanted = "something, it is empty"
+    elif kind == "string_pattern_mismatch":
+        what = f'"{key}" has letters, digits, dots, - and _, begins with a letter or digit, at most 64'
+        return "TL-C03", what, "Rename it."
+    elif (match := _TYPE_ERROR.match(kind)) and match[1] in _WANTED:
+        wanted = _WANTED[match[1]]
+    return "TL-C03", f'"{key}" must be {wanted}', do
 
 
-def _wanted(kind: str, error: Mapping[str, Any]) -> str:
-    match = _TYPE_ERROR.match(kind)
-    known = _WANTED.get(match[1]) if match else None
-    if kind in {"too_short", "string_too_short"}:
-        return "something, it is empty"
-    return known or str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-
-
-def _one_of(expected: str) -> str:
-    return expected.replace("'", '"')
-
-
-def sentence(error: ValueError, otherwise: str = "") -> tuple[str, str]:
+def sentence(error: ValueError | str, otherwise: str = "") -> tuple[str, str]:
     """What is wrong and what to do, of an error that says ``what; do``."""
     what, _, advice = str(error).partition("; ")
     return what, f"{advice[:1].upper()}{advice[1:]}." if advice else otherwise

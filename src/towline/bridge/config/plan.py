@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from towline.bridge.config.downlink import KafkaPattern, Sql
+from towline.bridge.config.document import Document
 from towline.bridge.config.kafka_source import source_text
-from towline.bridge.config.members import render_share, share_plan, share_warnings
-from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
-from towline.bridge.config.places import Document
-from towline.bridge.config.subscriptions import SubscribedRoute, shadowed
-from towline.bridge.config.written import WrittenValues
+from towline.bridge.config.model import Bridge, DownLine, Line
+from towline.bridge.config.subscriptions import shadowed
+from towline.gateway.settings import GatewaySettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
 from towline.mqtt.filters import overlapping
 from towline.text import printable
 
-__all__ = ["plan_of", "render", "warnings"]
+#: A line, or all, as JSON values.
+Plan: TypeAlias = dict[str, Any]
 
-#: What the promise of an uplink costs beside the CPU, in words; a downlink's is below.
+#: What the promise costs beside the CPU, in words.
 _COST_UP: Final = {
     Guarantee.AT_MOST_ONCE: "nothing is waited for, and losses are counted where they can be seen",
     Guarantee.AT_LEAST_ONCE: "an fdatasync before each acknowledgement; records are visible at once",
@@ -30,19 +29,10 @@ _COST_DOWN: Final = {
     Guarantee.AT_LEAST_ONCE: "an fdatasync a batch",
     Guarantee.EXACTLY_ONCE: "an fdatasync a batch and a chunk (packet ids); two more packets a message (QoS 2)",
 }
-_LOST_DOWN: Final = {
-    Guarantee.AT_MOST_ONCE: "yes: what is on the way when a process or a broker fails",
-    Guarantee.AT_LEAST_ONCE: "no, from Kafka to the broker, as long as the state directory is kept",
-    Guarantee.EXACTLY_ONCE: "no, from Kafka to the broker, as long as the state directory is kept",
-}
 _DOUBLED_DOWN: Final = {
     Guarantee.AT_MOST_ONCE: "no",
     Guarantee.AT_LEAST_ONCE: "yes: what was not acknowledged when a connection or a process failed",
     Guarantee.EXACTLY_ONCE: "no, for a subscriber with QoS 2",
-}
-#: What no switch can give; first what a single promise has to say.
-_LIMITS_UP_OF: Final = {
-    Guarantee.EXACTLY_ONCE: ("a consumer without isolation.level=read_committed sees aborted records too",),
 }
 #: What no promise keeps by itself, and a `dedupe` key on each route does.
 _REPEATS: Final = {
@@ -54,13 +44,7 @@ _LIMITS_OF_ROUTE: Final = {
     Guarantee.AT_MOST_ONCE: "a message is lost before it is in the journal, or in Kafka once",
     Guarantee.AT_LEAST_ONCE: "a message comes twice where the broker sends it again",
 }
-_LOST_AT_BROKER: Final = "no, from the broker's hand-over on, as long as the broker keeps its session"
-#: Who holds what is not yet in Kafka, by what the broker is answered after.
-_RESTS_ON: Final = {
-    AckAfter.RECEIVED: "{machine} holds what was acknowledged and is not yet in Kafka",
-    AckAfter.JOURNAL: "{machine} holds what was acknowledged and is not yet in Kafka",
-    AckAfter.KAFKA: "while Kafka is down no more than the broker's window is received: its queue has to hold the rest",
-}
+#: What no switch can give.
 _LIMITS_UP: Final = (
     "a broker that loses its store loses what only it held",
     "Kafka with unclean leader election, replication factor 1 or min.insync.replicas 1 can lose what it took",
@@ -74,7 +58,6 @@ _LIMITS_ELSEWHERE: Final = (
     "each gateway has settings of its own: what it acknowledges when, and up to how much it keeps, is said there",
     "the machine of a gateway holds what it acknowledged before Kafka had it",
 )
-_LIMITS_DOWN_ONCE: Final = ("a subscriber with QoS 0 or 1 may lose or double what the broker got once",)
 _LIMITS_DOWN: Final = (
     "a broker that loses its store loses what only it held",
     "the machine that holds state_dir holds what was taken and is not yet delivered",
@@ -85,23 +68,29 @@ _ACKS: Final = {
     AckAfter.JOURNAL: "when the message is on disk (fdatasync); Kafka may be down",
     AckAfter.KAFKA: "when Kafka has the message; the broker keeps what is on the way",
 }
-_DATA_LOSS: Final = {
+#: A value of a downlink in words.
+_WORDS: Final = {
     "stop": "stops when Kafka deleted what it has not read",
     "go_on": "goes on when Kafka deleted records",
-}
-_CONFIRM: Final = {
     "outbox": "a batch is written when it is on disk here",
     "broker": "a batch is written when the broker has it",
-}
-#: The policy for control characters in topics and properties, in words.
-_CONTROLS: Final = {
     "send": "with control characters it is sent; a broker that ends the connection at it gets it three times",
     "dead_letter": "with control characters a record is a dead letter: a broker may end the connection at it",
 }
+#: How the members of a line share it: what is in the order in which it was published, and what that costs.
+_SHARED: Final = {
+    ShareWay.FILTERS: (
+        "kept for each topic, and for each device whose topics one member takes",
+        "each member receives its own messages",
+    ),
+    ShareWay.SUBSCRIPTION: ("not kept", "the broker gives each message to one member"),
+}
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+#: What of a line is shown in another form than it has.
+_OTHERWISE: Final = {"gateway", "members", "route", "dead_letter_topics"}
 
 
-def plan_of(bridge: Bridge) -> dict[str, Any]:
+def plan_of(bridge: Bridge) -> Plan:
     """The plan as JSON values; what the file says with a variable of the environment is as it stands there [I12]."""
     plan = {
         "bridge": bridge.name,
@@ -114,289 +103,287 @@ def plan_of(bridge: Bridge) -> dict[str, Any]:
             "insecure": bool(insecurities(bridge.kafka.client())),
         },
         "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui, "kafka_source": source_text(bridge)},
-        "lines": [
-            _common(line) | (_uplink(line) if isinstance(line, Line) else _downlink(line)) for line in bridge.lines
-        ],
+        "lines": [_line(line) for line in bridge.lines],
         "warnings": warnings(bridge),
     }
-    shown: dict[str, Any] = WrittenValues(Document.again(bridge.file, bridge.file)).shown(plan)
+    shown: Plan = Document.again(bridge.file, bridge.file).shown(plan)
     return shown
 
 
-def _common(line: Line | DownLine) -> dict[str, Any]:
-    gateway = line.gateway
-    elsewhere = isinstance(line, Line) and bool(line.gateways) and not line.members
+def _line(line: Line | DownLine) -> Plan:
+    """What the file says of a line, or leaves to its defaults, and whom it meets."""
+    gateway, elsewhere = line.gateway, not line.each_gateway
     return {
-        "name": line.name,
-        "direction": line.direction,
-        "guarantee": line.guarantee.value,
+        **line.model_dump(mode="json", by_alias=True, exclude=_OTHERWISE),
         "brokers": [] if elsewhere else [str(broker) for broker in gateway.brokers],
         "client_id": None if elsewhere else gateway.mqtt_client_id,
         "kafka_topics": list(line.fixed_topics),
         "state_dir": str(gateway.state_dir),
-        "max_messages_per_trigger": line.max_messages_per_trigger,
-        "parallelism": line.parallelism,
-        "dead_letter_topic": line.dead_letter_topic,
+        **(_uplink(line) if isinstance(line, Line) else _downlink(line)),
     }
 
 
-def _uplink(line: Line) -> dict[str, Any]:
+def _uplink(line: Line) -> Plan:
     gateway, promise = line.gateway, policy(line.guarantee)
+    keyed = all(route.dedupe is not None for route in line.routes)
+    at_broker = "the broker keeps its session" if gateway.acks is AckAfter.KAFKA else "the state directory is kept"
+    cost = {
+        _COST_UP[line.guarantee]: True,
+        "an acknowledgement waits for its batch in Kafka": gateway.acks is AckAfter.KAFKA,
+        "two more packets a message (QoS 2)": any(one.qos == 2 for one in gateway.subscriptions),
+        "a place in Spark's state store for each message, some 200 B": line.within,
+    }
+    writes = "records as they come" + (f", by {line.parallelism} tasks" if line.parallelism > 1 else "")
+    if promise.transactions:
+        writes = "one transaction a batch, all topics and the marker at once"
+        if line.parallelism > 1:
+            writes = f"{line.parallelism} transactions a batch, split by key: each becomes visible by itself"
+    routes = [
+        {
+            **one.model_dump(mode="json", by_alias=True),
+            "filter": route.pattern.filter,
+            "qos": route.qos,
+            "dedupe": route.dedupe and {"key": getattr(route.dedupe, "text", route.dedupe)},
+        }
+        for route, one in zip(line.routes, line.route, strict=True)
+    ]
     return {
-        "gateways": list(line.gateways),
-        "lost": _LOST_AT_BROKER if gateway.acks is AckAfter.KAFKA else promise.lost,
-        "doubled": promise.doubled.replace(_REPEATS.get(line.guarantee, ""), "") if _keyed(line) else promise.doubled,
-        "cost": _uplink_cost(line),
-        "limits": _uplink_limits(line),
+        "lost": promise.lost.replace("the state directory is kept", at_broker),
+        "doubled": promise.doubled.replace(_REPEATS.get(line.guarantee, ""), "") if keyed else promise.doubled,
+        "cost": "; ".join(text for text, paid in cost.items() if paid),
+        "limits": _uplink_limits(line, keyed=keyed),
         "replay": promise.replay,
         "ack_after": gateway.acks.value,
         "acks": _ACKS[gateway.acks],
-        "subscriptions": [{"filter": s.pattern, "qos": s.qos} for s in gateway.subscriptions],
-        "routes": [_route(route, one.promise) for route, one in zip(line.routes, line.sections, strict=True)],
+        "subscriptions": _subscriptions(gateway),
+        "routes": routes,
         "journal_max_bytes": gateway.journal.max_bytes,
-        "max_bytes_per_trigger": line.max_bytes_per_trigger,
-        "max_trigger_delay_ms": line.max_trigger_delay_ms,
-        "writes": _writes(line),
+        "writes": writes,
         "dedupe_within": line.within,
-        "share": share_plan(line),
+        "share": _share(line),
     }
 
 
-def _downlink(line: DownLine) -> dict[str, Any]:
-    section, outbox = line.section, line.gateway.outbox
-    topic, start = section.topic, section.starting_offsets
-    surcharge = "; a transaction a batch" if line.transacts else ""
-    return {
-        "lost": _LOST_DOWN[line.guarantee],
-        "doubled": _DOUBLED_DOWN[line.guarantee],
-        "cost": _COST_DOWN[line.guarantee] + surcharge,
-        "limits": [*(_LIMITS_DOWN_ONCE if line.guarantee is Guarantee.EXACTLY_ONCE else ()), *_LIMITS_DOWN],
-        "from": {"pattern": section.from_.pattern} if isinstance(section.from_, KafkaPattern) else section.topics,
-        "isolation": section.isolation_level,
-        "starting_offsets": start if isinstance(start, str) else "as listed",
-        "on_data_loss": section.on_data_loss,
-        "topic": {"sql": topic.sql} if isinstance(topic, Sql) else topic,
-        "qos": line.qos,
-        "properties": section.properties,
-        "where": section.where,
-        "transform": section.transform,
-        "confirm": section.confirm,
-        "outbox_max_bytes": outbox.max_bytes if outbox else None,
-        "control_characters": line.control_characters,
-    }
+def _subscriptions(gateway: GatewaySettings) -> list[Plan]:
+    return [{"filter": one.pattern, "qos": one.qos} for one in gateway.subscriptions]
 
 
-def _uplink_cost(line: Line) -> str:
-    """What the line pays for its promise."""
-    more = [_COST_UP[line.guarantee]]
-    if line.gateway.acks is AckAfter.KAFKA:
-        more.append("an acknowledgement waits for its batch in Kafka")
-    if any(subscription.qos == 2 for subscription in line.gateway.subscriptions):
-        more.append("two more packets a message (QoS 2)")
-    if line.within:
-        more.append("a place in Spark's state store for each message, some 200 B")
-    return "; ".join(more)
+def _share(line: Line) -> Plan | None:
+    """How the line is shared; None for a line with one gateway."""
+    members = [
+        {
+            "name": one.share.member,
+            "client_id": one.mqtt_client_id,
+            "gateway": one.name,
+            "subscriptions": _subscriptions(one),
+            "state_dir": str(one.state_dir),
+        }
+        for one in line.members
+        if one.share
+    ]
+    if line.way is None:
+        return None
+    order, cost = _SHARED[line.way]
+    return {"way": line.way.value, "order": order, "cost": cost, "members": members}
 
 
-def _keyed(line: Line) -> bool:
-    """Whether each message of a line is recognised by a key when it comes again."""
-    return all(route.dedupe is not None for route in line.routes)
-
-
-def _uplink_limits(line: Line) -> list[str]:
-    limits = list(_LIMITS_UP_OF.get(line.guarantee, ()))
-    if line.guarantee is Guarantee.EXACTLY_ONCE and not _keyed(line):
-        limits.append(_REPEATS[line.guarantee])
+def _uplink_limits(line: Line, *, keyed: bool) -> list[str]:
+    limits = []
+    if line.guarantee is Guarantee.EXACTLY_ONCE:
+        limits.append("a consumer without isolation.level=read_committed sees aborted records too")
+        limits += [] if keyed else [_REPEATS[line.guarantee]]
     for promise, text in _LIMITS_OF_ROUTE.items():
-        if numbers := [str(number) for number, one in enumerate(line.sections, start=1) if one.promise is promise]:
+        if numbers := [str(number) for number, one in enumerate(line.route, start=1) if one.promise is promise]:
             limits.append(f"route{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {text}")
     if line.within:
-        limits.append(
-            f"repeats are dropped for {line.within} at least, and longer while nothing else comes: "
-            "a key must never name two messages"
-        )
+        longer = "and longer while nothing else comes: a key must never name two messages"
+        limits.append(f"repeats are dropped for {line.within} at least, {longer}")
         limits.append(f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it")
-    if line.gateways:
-        limits += _LIMITS_SEVERAL
-    if line.gateways and not line.members:
+    limits += _LIMITS_SEVERAL if line.gateways else ()
+    if not line.each_gateway:
         return [*limits, *_LIMITS_ELSEWHERE, *_LIMITS_UP]
-    machine = "the machine of a member" if line.members else "the machine that holds state_dir"
-    return [*limits, _RESTS_ON[line.gateway.acks].format(machine=machine), *_LIMITS_UP]
+    if line.gateway.acks is AckAfter.KAFKA:
+        rests_on = "while Kafka is down no more than the broker's window is received: its queue has to hold the rest"
+    else:
+        machine = "the machine of a member" if line.members else "the machine that holds state_dir"
+        rests_on = f"{machine} holds what was acknowledged and is not yet in Kafka"
+    return [*limits, rests_on, *_LIMITS_UP]
 
 
-def _writes(line: Line) -> str:
-    """How a batch gets into Kafka."""
-    if not policy(line.guarantee).transactions:
-        return "records as they come" if line.parallelism == 1 else f"records as they come, by {line.parallelism} tasks"
-    if line.parallelism == 1:
-        return "one transaction a batch, all topics and the marker at once"
-    return f"{line.parallelism} transactions a batch, split by key: each becomes visible by itself"
-
-
-def _route(route: SubscribedRoute, promise: Guarantee | None) -> dict[str, Any]:
+def _downlink(line: DownLine) -> Plan:
+    once = line.guarantee is Guarantee.EXACTLY_ONCE
+    limits = ["a subscriber with QoS 0 or 1 may lose or double what the broker got once"] if once else []
     return {
-        "from": route.pattern.text,
-        "filter": route.pattern.filter,
-        "promise": promise.value if promise else None,
-        "qos": route.qos,
-        "topic": route.topic.text,
-        "key": route.key.text if route.key else None,
-        "headers": {name: template.text for name, template in route.headers},
-        "properties": "all" if route.properties else "none",
-        "where": route.where,
-        "allowed_topics": list(route.allowed_topics),
-        "fallback_topic": route.fallback_topic,
-        "key_required": route.key_required,
-        "dedupe": route.dedupe and {"key": getattr(route.dedupe, "text", route.dedupe)},
+        "lost": policy(line.guarantee).lost.replace("from the broker's hand-over on", "from Kafka to the broker"),
+        "doubled": _DOUBLED_DOWN[line.guarantee],
+        "cost": _COST_DOWN[line.guarantee] + ("; a transaction a batch" if line.transacts else ""),
+        "limits": [*limits, *_LIMITS_DOWN],
+        "outbox_max_bytes": line.gateway.outbox.max_bytes if line.gateway.outbox else None,
     }
+
+
+# -- warnings --------------------------------------------------------------------------------------------------------
 
 
 def warnings(bridge: Bridge) -> list[str]:
     """What is allowed and yet deserves a thought."""
-    written = WrittenValues(Document.again(bridge.file, bridge.file))
+    document = Document.again(bridge.file, bridge.file)
     texts = [f"insecure: [kafka] {text}" for text in insecurities(bridge.kafka.client())]
     lines: dict[str, list[str]] = {}
     for line in bridge.lines:
-        own = _uplink_warnings(line, written) if isinstance(line, Line) else _downlink_warnings(line)
-        for text in (*own, *_transport_warnings(line, written)):
+        own = _uplink_warnings(line, document) if isinstance(line, Line) else _downlink_warnings(line)
+        for text in (*own, *_transport_warnings(line, document)):
             lines.setdefault(text, []).append(f'line "{line.name}"')
     return [*texts, *(f"{', '.join(names)}: {text}" for text, names in lines.items())]
 
 
-def _uplink_warnings(line: Line, written: WrittenValues) -> list[str]:
-    routes = line.routes
-    texts = [
-        f"route {later + 1} never gets a message: route {above + 1} takes all of them."
-        for later, above in shadowed(routes)
-    ]
-    texts += [
-        f'the filters "{written.shown(a, "filter")}" and "{written.shown(b, "filter")}" overlap; '
-        "a broker may send a message once for each [MQTT-3.3.4-2], and it would be in Kafka twice. "
-        "Subscribe to one wider filter, or make two lines."
-        for a, b in overlapping([] if line.within else [one.pattern for one in line.gateway.subscriptions])
-    ]
-    texts += [
-        f"route {index + 1} takes its topic from the message and has neither fallback nor dead letters: "
-        "a name that is not legal or not allowed stops the line."
-        for index, route in enumerate(routes)
-        if route.topic.fields and route.fallback_topic is None and line.dead_letter_topic is None
-    ]
-    texts += [
-        f"route {index + 1} drops no repeats, and yet its messages pass through the state store of those that do. "
-        "Give it a line of its own."
-        for index, route in enumerate(routes)
-        if route.dedupe is None and line.within
-    ]
-    return [*texts, *share_warnings(line)]
+def _uplink_warnings(line: Line, document: Document) -> Iterator[str]:
+    for later, above in shadowed(line.routes):
+        yield f"route {later + 1} never gets a message: route {above + 1} takes all of them."
+    for pair in overlapping([] if line.within else [one.pattern for one in line.gateway.subscriptions]):
+        one, other = (document.shown(pattern, "filter") for pattern in pair)
+        yield (
+            f'the filters "{one}" and "{other}" overlap; '
+            "a broker may send a message for each [MQTT-3.3.4-2], and it would be in Kafka twice. "
+            "Subscribe to one wider filter, or make two lines."
+        )
+    for number, route in enumerate(line.routes, start=1):
+        if route.topic.fields and route.fallback_topic is None and line.dead_letter_topic is None:
+            yield (
+                f"route {number} takes its topic from the message and has neither fallback nor dead letters: "
+                "a name that is not legal or not allowed stops the line."
+            )
+        if route.dedupe is None and line.within:
+            yield (
+                f"route {number} drops no repeats, and yet its messages pass through the state store of those that do. "
+                "Give it a line of its own."
+            )
+    yield from _share_warnings(line)
 
 
-def _downlink_warnings(line: DownLine) -> list[str]:
-    texts = []
-    if line.dead_letter_topic is None and line.control_characters == "dead_letter":
-        texts.append("a record with a control character in a topic or property stops the line, too.")
+def _share_warnings(line: Line) -> Iterator[str]:
+    if line.way is ShareWay.FILTERS:
+        taken = {one.pattern for member in line.members for one in member.subscriptions}
+        for pattern in (one.pattern for one in line.gateway.subscriptions if one.pattern not in taken):
+            yield f'of "{pattern}" only what the members\' filters take is received; the rest comes to nobody.'
+    if line.way is ShareWay.SUBSCRIPTION:
+        yield (
+            "the order of a device's messages is not kept: the broker gives them to any member "
+            '(share = "subscription").'
+        )
+        yield "what the broker has queued for a member that is away waits in its session, and is given to no other."
+        yield "a shared subscription brings no retained messages."
+        if line.within:
+            yield "repeats may come to different members; one query that reads all of them drops them all the same."
+    if line.way and line.gateway.receipts is not None:
+        yield (
+            "receipts: each member knows its own messages alone; a publisher whose messages come to several members "
+            "never has all its receipts, and goes on sending."
+        )
+
+
+def _downlink_warnings(line: DownLine) -> Iterator[str]:
     if line.dead_letter_topic is None:
-        texts.append("a record that MQTT can't carry stops the line: there is no dead_letter_topic.")
-    if line.section.isolation_level == "read_uncommitted":
-        texts.append("isolation_level = read_uncommitted: what a transaction aborts is delivered too.")
-    if line.section.on_data_loss == "go_on":
-        texts.append("on_data_loss = go_on: what Kafka deletes before it was read is lost without an error.")
+        if line.control_characters == "dead_letter":
+            yield "a record with a control character in a topic or property stops the line, too."
+        yield "a record that MQTT can't carry stops the line: there is no dead_letter_topic."
+    if line.isolation_level == "read_uncommitted":
+        yield "isolation_level = read_uncommitted: what a transaction aborts is delivered too."
+    if line.on_data_loss == "go_on":
+        yield "on_data_loss = go_on: what Kafka deletes before it was read is lost without an error."
     if line.qos and line.gateway.protocol != "5":
         where = "where the broker speaks no MQTT 5, " if line.gateway.protocol == "auto" else ""
-        texts.append(
-            f"{where}MQTT 3.x has no negative answers: what the broker drops, as by its ACL, counts as delivered."
-        )
-    if line.parallelism > 1 and line.guarantee is Guarantee.EXACTLY_ONCE and line.section.transform:
-        texts.append("the transform has to be deterministic: a batch that a crash interrupted goes through it again.")
-    return texts
+        yield f"{where}MQTT 3.x has no negative answers: what the broker drops, as by its ACL, counts as delivered."
+    if line.parallelism > 1 and line.guarantee is Guarantee.EXACTLY_ONCE and line.transform:
+        yield "the transform has to be deterministic: a batch that a crash interrupted goes through it again."
 
 
-def _transport_warnings(line: AnyLine, written: WrittenValues) -> list[str]:
+def _transport_warnings(line: Line | DownLine, document: Document) -> Iterator[str]:
     if isinstance(line, Line) and line.gateways:
-        return []
+        return
     gateway = line.gateway
-    texts = []
     if gateway.tls.insecure:
-        texts.append("tls.insecure: the broker's certificate is not verified; anyone in between can read and change.")
+        yield "tls.insecure: the broker's certificate is not verified; anyone in between can read and change."
     open_to_all = [broker for broker in gateway.brokers if not broker.tls and broker.host not in _LOOPBACK]
     if gateway.password_file and open_to_all:
-        where = written.shown(str(open_to_all[0]), "brokers")
-        texts.append(f"the password crosses the network in clear text to {where}. Use mqtts:// or wss://.")
-    return texts
+        where = document.shown(str(open_to_all[0]), "brokers")
+        yield f"the password crosses the network in clear text to {where}. Use mqtts:// or wss://."
 
 
-def render(plan: dict[str, Any]) -> str:
+# -- as text ---------------------------------------------------------------------------------------------------------
+
+
+def render(plan: Plan) -> str:
     """The plan as text."""
-    kafka = plan["kafka"]
+    kafka, lines = plan["kafka"], plan["lines"]
     notes = " (missing ones are created)" if kafka["create_topics"] else ""
     notes += "   insecure" if kafka["insecure"] else ""
     topics = ", ".join(kafka["topics"]) or "from messages only"
-    out = [
-        f'bridge "{plan["bridge"]}"   {len(plan["lines"])} line{"s" * (len(plan["lines"]) != 1)}   {plan["file"]}',
-        f"  kafka     {kafka['bootstrap_servers']}   topics {topics}{notes}",
-        f"  state     {plan['state_dir']}",
-    ]
-    if source := plan["spark"]["kafka_source"]:
-        out.append(f"  spark     {source}")
-    if sql := plan.get("sql"):
-        out.append(f"  sql       {sql}")
+    out = [f'bridge "{plan["bridge"]}"   {len(lines)} line{"s" * (len(lines) != 1)}   {plan["file"]}']
+    rows = {
+        "kafka": f"{kafka['bootstrap_servers']}   topics {topics}{notes}",
+        "state": plan["state_dir"],
+        "spark": plan["spark"]["kafka_source"],
+        "sql": plan.get("sql"),
+    }
+    out += [f"  {label:9} {text}" for label, text in rows.items() if text]
     out += [f"  ! {text}" for text in plan["warnings"]]
-    for line in plan["lines"]:
-        out += ["", *(_render_downlink(line) if line["direction"] == "down" else _render_uplink(line))]
-    out += ["", *_render_limits(plan["lines"]), "", f"Nothing was contacted. Run it:   towline run {plan['file']}"]
+    for line in lines:
+        down = line["direction"] == "down"
+        out += ["", f'▸ line "{line["name"]}"   {line["guarantee"]}{"   Kafka → MQTT" if down else ""}']
+        out += [f"  {label:9} {text}" for label, text in (_down_rows if down else _up_rows)(line)]
+    out += ["", "What no promise covers:"]
+    for text in dict.fromkeys(text for line in lines for text in line["limits"]):
+        names = [line["name"] for line in lines if text in line["limits"]]  # said where it is not true of all
+        out.append(f"  limit     {', '.join(names) + ': ' if len(names) < len(lines) else ''}{text}")
+    out += ["", f"Nothing was contacted. Run it:   towline run {plan['file']}"]
     return "\n".join(map(printable, out)) + "\n"
 
 
-def _render_limits(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """What no setting changes, each once, with the lines that it is true of where it is not true of all."""
-    yield "What no promise covers:"
-    for text in dict.fromkeys(text for line in lines for text in line["limits"]):
-        names = [line["name"] for line in lines if text in line["limits"]]
-        whose = f"{', '.join(names)}: " if len(names) < len(lines) else ""
-        yield f"  limit     {whose}{text}"
+def _up_rows(line: Plan) -> Iterator[tuple[str, str]]:
+    for number, place in enumerate(line["gateways"]):
+        yield "" if number else "gateways", place
+    elsewhere = line["gateways"] and not line["share"]
+    if not elsewhere:  # what the gateways of this file take in, and where
+        yield _broker(line)
+    if share := line["share"]:
+        yield "share", f"{share['way']}   order {share['order']}; {share['cost']}"
+        for one in share["members"]:
+            yield "member", f"{one['name']}   client id {one['client_id']}   {_filters(one)}"
+    elif not elsewhere:
+        yield "filters", _filters(line)
+    for number, route in enumerate(line["routes"], start=1):
+        yield f"route {number}", _route(route)
+    if not elsewhere:
+        yield "acks", line["acks"]
+    yield "kafka", f"{line['writes']}   {_dead_letters(line)}"
+    yield "replay", f"a batch that a crash interrupted is {line['replay']}"
+    yield from _promise(line, "journal")
 
 
-def _render_uplink(line: dict[str, Any]) -> list[str]:
-    filters = "   ".join(f"{s['filter']} (QoS {s['qos']})" for s in line["subscriptions"])
-    return [
-        f'▸ line "{line["name"]}"   {line["guarantee"]}',
-        *(_render_gateways(line) if line["gateways"] else []),
-        *(_render_taking(line, filters) if line["share"] or not line["gateways"] else []),
-        *(f"  route {index}   {_render_route(route)}" for index, route in enumerate(line["routes"], start=1)),
-        *([] if line["gateways"] and not line["share"] else [f"  acks      {line['acks']}"]),
-        f"  kafka     {line['writes']}   {_render_dead_letters(line)}",
-        f"  replay    a batch that a crash interrupted is {line['replay']}",
-        *_render_promise(line, "journal"),
-    ]
-
-
-def _render_taking(line: dict[str, Any], filters: str) -> list[str]:
-    """What the gateways of this file take in, and where."""
-    return [_render_broker(line), *(render_share(line["share"]) if line["share"] else [f"  filters   {filters}"])]
-
-
-def _render_gateways(line: dict[str, Any]) -> list[str]:
-    """The gateways that are read; where the list is all there is to say, they are not asked for more here."""
-    heads = ["gateways ", *[""] * (len(line["gateways"]) - 1)]
-    return [f"  {head:9} {place}" for head, place in zip(heads, line["gateways"], strict=True)]
-
-
-def _render_downlink(line: dict[str, Any]) -> list[str]:
-    source = f"topics like {line['from']['pattern']}" if isinstance(line["from"], dict) else ", ".join(line["from"])
-    topic = f"SQL {line['topic']['sql']}" if isinstance(line["topic"], dict) else line["topic"]
-    loss = _DATA_LOSS[line["on_data_loss"]]
-    parts = [f"mqtt:{_cut(topic)}", f"QoS {line['qos']}", f"properties {line['properties']}"]
+def _down_rows(line: Plan) -> Iterator[tuple[str, str]]:
+    read, topic, start = line["from"], line["topic"], line["starting_offsets"]
+    source = f"topics like {read['pattern']}" if isinstance(read, dict) else _listed(read)
+    start = start if isinstance(start, str) else "as listed"
+    topic = _cut(f"SQL {topic['sql']}" if isinstance(topic, dict) else topic)
+    parts = [f"mqtt:{topic}", f"QoS {line['qos']}", f"properties {line['properties']}"]
     parts += [f"where {_cut(line['where'])}"] if line["where"] else []
     parts += [f"transform {line['transform']}"] if line["transform"] else []
-    return [
-        f'▸ line "{line["name"]}"   {line["guarantee"]}   Kafka → MQTT',
-        f"  kafka     {source}   {line['isolation']}   from {line['starting_offsets']}   {loss}",
-        _render_broker(line),
-        f"  publish   {'   '.join(parts)}",
-        f"  confirm   {_CONFIRM[line['confirm']]}   {_render_dead_letters(line)}",
-        f"  text      {_CONTROLS[line['control_characters']]}",
-        "  replay    a batch that a crash interrupted is served again; what is in the outbox stays out",
-        *_render_promise(line, "outbox"),
-    ]
+    yield "kafka", f"{source}   {line['isolation_level']}   from {start}   {_WORDS[line['on_data_loss']]}"
+    yield _broker(line)
+    yield "publish", "   ".join(parts)
+    yield "confirm", f"{_WORDS[line['confirm']]}   {_dead_letters(line)}"
+    yield "text", _WORDS[line["control_characters"]]
+    yield "replay", "a batch that a crash interrupted is served again; what is in the outbox stays out"
+    yield from _promise(line, "outbox")
+
+
+def _filters(one: Plan) -> str:
+    return "   ".join(f"{s['filter']} (QoS {s['qos']})" for s in one["subscriptions"])
+
+
+def _listed(names: str | list[str]) -> str:
+    return names if isinstance(names, str) else ", ".join(names)
 
 
 def _cut(sql: str, most: int = 100) -> str:
@@ -404,37 +391,34 @@ def _cut(sql: str, most: int = 100) -> str:
     return sql if len(sql) <= most else f"{sql[: most - 3]}..."
 
 
-def _render_broker(line: dict[str, Any]) -> str:
-    return f"  broker    {', then '.join(line['brokers'])}   client id {line['client_id']}"
+def _broker(line: Plan) -> tuple[str, str]:
+    return "broker", f"{', then '.join(line['brokers'])}   client id {line['client_id']}"
 
 
-def _render_dead_letters(line: dict[str, Any]) -> str:
+def _dead_letters(line: Plan) -> str:
     return f"dead letters to {line['dead_letter_topic']}" if line["dead_letter_topic"] else "no dead letters"
 
 
-def _render_promise(line: dict[str, Any], store: str) -> list[str]:
+def _promise(line: Plan, store: str) -> Iterator[tuple[str, str]]:
     """What it promises, what that costs, and where the journal or outbox is."""
+    yield from ((key, line[key]) for key in ("lost", "doubled", "cost"))
     most = line[f"{store}_max_bytes"]
-    limit = f"{most:,} B" if most else "the disk"
-    where = f"{line['state_dir']}   {store} up to {limit}"
+    where = f"{store} up to {f'{most:,} B' if most else 'the disk'}"
     if line.get("gateways"):
-        where = f"{line['state_dir']}   checkpoint and identity; the messages wait at the gateways"
-    return [
-        f"  lost      {line['lost']}",
-        f"  doubled   {line['doubled']}",
-        f"  cost      {line['cost']}",
-        f"  state     {where}",
-    ]
+        where = "checkpoint and identity; the messages wait at the gateways"
+    yield "state", f"{line['state_dir']}   {where}"
 
 
-def _render_route(route: dict[str, Any]) -> str:
-    parts = [f"{route['from']} → kafka:{route['topic']}"]
-    parts += [route["promise"]] if route["promise"] else []
-    parts += [f"key {route['key']}"] if route["key"] is not None else ["no key"]
-    parts += [f"headers {', '.join(route['headers'])}"] if route["headers"] else []
-    parts += ["no MQTT properties"] if route["properties"] == "none" else []
-    parts += [f"where {_cut(route['where'])}"] if route["where"] else []
-    parts += [f"else kafka:{route['fallback_topic']}"] if route["fallback_topic"] else []
-    parts += ["key required"] if route["key_required"] else []
-    parts += [f"repeats by {route['dedupe']['key']}"] if route["dedupe"] else []
-    return "   ".join(parts)
+def _route(route: Plan) -> str:
+    parts = {
+        f"{route['from']} → kafka:{route['topic']}": True,
+        route["promise"]: route["promise"],
+        "no key" if route["key"] is None else f"key {route['key']}": True,
+        f"headers {', '.join(route['headers'])}": route["headers"],
+        "no MQTT properties": route["properties"] == "none",
+        f"where {_cut(route['where'] or '')}": route["where"],
+        f"else kafka:{route['fallback_topic']}": route["fallback_topic"],
+        "key required": route["key_required"],
+        f"repeats by {(route['dedupe'] or {}).get('key')}": route["dedupe"],
+    }
+    return "   ".join(text for text, holds in parts.items() if holds)

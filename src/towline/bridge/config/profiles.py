@@ -17,10 +17,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
+from towline.bridge.config.document import REFERENCE, Document, KeyPath
 from towline.bridge.config.mistakes import Mistakes
-from towline.bridge.config.places import REFERENCE, Document, KeyPath
-from towline.bridge.config.section import NAME, Section
 from towline.bridge.config.sqltext import literal
+from towline.bridge.config.tables import NAME, Section
 from towline.errors import ConfigError, did_you_mean
 
 _FOLDER: Final = Path(__file__).parents[1] / "profiles"

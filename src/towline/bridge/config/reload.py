@@ -85,7 +85,7 @@ class LineChange:
         """The change in one line."""
         if self.before is None:
             return f'line "{self.after.name}": new'
-        old, new = (getattr(line, "sections", ()) for line in (self.before, self.after))
+        old, new = (getattr(line, "route", ()) for line in (self.before, self.after))
         parts = [f"{len(old)} route{'s' * (len(old) != 1)} → {len(new)}"] if old != new else []
         if not _elsewhere(self.after)[0]:
             parts += [f"subscribed {', '.join(self.added)}"] if self.added else []

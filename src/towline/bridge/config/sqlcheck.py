@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from towline.bridge.config.document import Document, KeyPath, names_variable
 from towline.bridge.config.mistakes import Mistakes
-from towline.bridge.config.model import Bridge, Dedupe, DownLine, Line, Section
-from towline.bridge.config.places import Document, KeyPath, names_variable
+from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.config.profiles import graft
+from towline.bridge.config.tables import Dedupe, Section
 from towline.bridge.messages import KINDS
 from towline.bridge.patterns import Pattern
 from towline.schema import SPARK_SCHEMA
@@ -85,7 +86,7 @@ def _wildcards(line: Line | DownLine, table: KeyPath) -> tuple[str, ...]:
     """Those that the SQL of a table may name."""
     if not isinstance(line, Line):
         return ()
-    routes = [line.sections[int(table[1])]] if table else line.sections
+    routes = [line.route[int(table[1])]] if table else line.route
     return tuple(dict.fromkeys(name for one in routes for name in Pattern.parse(one.from_).names))
 
 
@@ -101,9 +102,9 @@ def _expressions(bridge: Bridge) -> Iterator[tuple[Line | DownLine, KeyPath, lis
     """
     for line in bridge.lines:
         expressions: set[str] = set()
-        tables: list[tuple[KeyPath, Section]] = [((), line.section if isinstance(line, DownLine) else line)]
+        tables: list[tuple[KeyPath, Section]] = [((), line)]
         if isinstance(line, Line):
-            tables += ((("route", number), one) for number, one in enumerate(line.sections))
+            tables += ((("route", number), one) for number, one in enumerate(line.route))
         for table, section in tables:
             said = sorted(_said(section), key=lambda one: one[0][0] != "fields")
             if said and (words := repr((_wildcards(line, table), said))) not in expressions:

@@ -84,3 +84,19 @@ def at_odds(routes: Sequence[SubscribedRoute]) -> tuple[int, int] | None:
             if same_group and covers(wide.pattern, route.pattern) and wide.terms != route.terms:
                 return one, other
     return None
+
+
+def restricted(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple[Filter, ...]:
+    """The subscriptions, as far as one of the filters takes their topics; each with the options of the line's own."""
+    found: dict[str, Filter] = {}
+    for wanted in subscriptions:
+        for text in filters:
+            pattern = common(text, wanted.pattern)
+            if pattern is not None and (pattern not in found or found[pattern].qos < wanted.qos):
+                found[pattern] = replace(wanted, pattern=pattern)
+    below = {wide: [one for one in found.values() if common(wide, one.pattern) == one.pattern] for wide in found}
+    return tuple(
+        replace(one, qos=max(other.qos for other in below[pattern]))
+        for pattern, one in found.items()
+        if not any(one in below[other] for other in found if other != pattern)
+    )

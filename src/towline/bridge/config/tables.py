@@ -3,34 +3,359 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from towline.bridge.config.downlink import DownlinkSection
-from towline.bridge.config.model import BATCH_BYTES, Dedupe, RouteSection
-from towline.bridge.config.section import NAME, Section, SettingError
-from towline.bridge.config.services import GatewaySection, KafkaSection, MonitorSection, SparkSection
+from towline.bridge.config.sqltext import check_sql, names_a_field
+from towline.bridge.config.subscriptions import SubscribedRoute
+from towline.bridge.messages import COLUMNS, DOCUMENT, FIELDS, VALUES
+from towline.bridge.patterns import Pattern, Template, kafka_name_problem, payload_path
+from towline.gateway.access import Access
 from towline.gateway.settings import OutboxLimits, ReceiptSettings, ShareWay
-from towline.guarantee import AckAfter, Guarantee
+from towline.gateway.tickets import DEFAULT_VALID_S, LONGEST_VALID_S
+from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
+from towline.mqtt.events import Filter
 from towline.net.settings import MqttSettings
 from towline.options import path
 from towline.spark.cadence import LONGEST_DELAY_MS
 from towline.spark.link import gateway_list
+from towline.spark.quickstart import Tier
 
+#: Names of bridges and lines: they become file names, client ids and metric labels.
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 #: The tables of lines.
 LINES: Final = ("uplink", "downlink")
+#: Most bytes of a micro-batch, if the file says nothing: a whole one may be in memory twice on its way to the sink.
+BATCH_BYTES: Final = 64 << 20
+#: Files without which nothing listens on a network.
+LISTENING: Final = ("cert_file", "key_file", "token_file")
 
 
-def _tables(code: str, what: str, do: str) -> BeforeValidator:
+class Section(BaseModel):
+    """A table of the file: unknown keys are mistakes, nothing changes afterwards, and no error quotes a value [I12]."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+# -- [kafka], [spark], [gateway], [monitor] -------------------------------------------------------------------------
+
+
+#: Keys of ``[gateway]`` that let Spark in, by the options of ``format("mqtt")`` that say the same.
+_KEYS: Final = {to_camel(f"gateway_{key}"): key for key in ("token_file", "ca_file", "server_name")}
+#: ``HOST:PORT``, or a port of the loopback address; an address of IP version 6 in brackets.
+_ADDRESS: Final = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):)?(?P<port>[0-9]{1,5})")
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class CreateTopics(Section):
+    """How missing topics are made; off unless the table is there.
+
+    Attributes:
+        partitions: Partitions of a new topic.
+        replication_factor: Copies; -1 takes the cluster's default.
+    """
+
+    partitions: Annotated[int, Field(ge=1)] = 6
+    replication_factor: Annotated[int, Field(ge=-1)] = -1
+
+
+def _joined(value: object) -> object:
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _switched(value: object) -> object:
+    return {} if value is True else None if value is False else value
+
+
+class KafkaSection(Section):
+    """Where records go.
+
+    Attributes:
+        bootstrap_servers: ``host:port,host:port``.
+        settings: Further librdkafka client settings, no secrets.
+        password_file: Holds ``sasl.password``.
+        key_password_file: Holds ``ssl.key.password``.
+        token_provider: ``module:function`` that gives tokens for OAUTHBEARER (AWS MSK IAM, Azure).
+        create_topics: Make the topics that are missing and known: fixed ones, and those that ``allowed_topics`` names.
+    """
+
+    bootstrap_servers: Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[str])] = Field(
+        min_length=1
+    )
+    settings: dict[str, str | bool | int | float] = Field(default_factory=dict)
+    password_file: Path | None = None
+    key_password_file: Path | None = None
+    token_provider: str | None = None
+    create_topics: Annotated[
+        CreateTopics | None, BeforeValidator(_switched, json_schema_input_type=CreateTopics | bool)
+    ] = None
+
+    def client(self) -> dict[str, str]:
+        """The settings as librdkafka names them; secrets as names of files (`towline.kafka.clientconfig`)."""
+        made = {"bootstrap.servers": self.bootstrap_servers}
+        made |= {name: _as_text(value) for name, value in self.settings.items()}
+        if self.password_file:
+            made["sasl.password.file"] = str(self.password_file)
+        if self.key_password_file:
+            made["ssl.key.password.file"] = str(self.key_password_file)
+        if self.token_provider:
+            made = {"sasl.mechanism": "OAUTHBEARER", **made, "sasl.oauthbearer.token.provider": self.token_provider}
+        return made
+
+
+class SparkSection(Section):
+    """The Spark session of the bridge.
+
+    Attributes:
+        master: ``local[*]``, or a cluster (docs/cluster.md).
+        secret_file: Holds the secret of ``spark.authenticate``, for a standalone cluster or Kubernetes; elsewhere Spark
+            makes one by itself.
+        ui: Whether Spark's web page is served (on loopback).
+        conf: Further Spark settings.
+        kafka_jars: Jars of Spark's Kafka source, for downlinks: files, directories, patterns; by default Maven's.
+        tier: How Spark's JVM is tuned, with a local master: ``quick`` for a quick start and low rates, ``peak`` for
+            full load over hours, ``auto`` for the one that suits the machine's cores.
+    """
+
+    master: str = Field(default="local[*]", min_length=1)
+    secret_file: Path | None = None
+    ui: bool = False
+    conf: dict[str, str | bool | int | float] = Field(default_factory=dict)
+    kafka_jars: tuple[Path, ...] = ()
+    tier: Tier = Tier.AUTO
+
+
+def _as_text(value: str | float) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class GatewaySection(Section):
+    """Where gateways listen on a network, and what lets Spark in to gateways elsewhere.
+
+    Attributes:
+        listen: ``HOST:PORT`` of the gateway on a network; None for its unix socket alone. A line may have its own.
+        cert_file: Certificate chain of a gateway that listens (PEM).
+        key_file: Its private key (PEM).
+        token_file: Tokens, one a line; a gateway takes each, Spark shows the first.
+        ca_file: Authorities that Spark trusts in gateways elsewhere; None for the system's.
+        server_name: Name in their certificates, where it is not the host that is named.
+        ticket_valid_s: Seconds that a ticket of Spark's workers is worth something.
+    """
+
+    listen: str | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    server_name: str = Field(default="", max_length=253)
+    ticket_valid_s: Annotated[float, Field(ge=60, le=LONGEST_VALID_S)] = DEFAULT_VALID_S
+
+    def access(self) -> Access:
+        """What lets Spark in."""
+        return Access(str(self.token_file or ""), str(self.ca_file or ""), self.server_name)
+
+    def options(self) -> dict[str, str]:
+        """What lets Spark in, as options of its source and sink."""
+        said = {option: str(value) for option, key in _KEYS.items() if (value := getattr(self, key))}
+        return {**said, "gatewayTicketValidity": f"{self.ticket_valid_s:g}"}
+
+
+def in_the_file(message: str) -> str:
+    """Name options of Spark in an error as the keys of ``[gateway]`` that hold them."""
+    return re.sub("|".join(_KEYS), lambda found: f"{_KEYS[found[0]]} of [gateway]", message)
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; without a host it is the loopback address.
+
+    Raises:
+        ValueError: It is neither; the message says what is wanted.
+    """
+    found = _ADDRESS.fullmatch(text.strip())
+    if not found or int(found["port"]) > 0xFFFF:
+        raise ValueError('it is no address to listen on; write it as "127.0.0.1:9464"')
+    return (found["host"] or _LOOPBACK).strip("[]"), int(found["port"])
+
+
+class MonitorSection(Section):
+    """Where metrics are served, and what has to be told for them.
+
+    Attributes:
+        listen: ``HOST:PORT`` of the endpoint with metrics, health and status; None for none. There is no TLS: another
+            address than loopback is for a network on which everybody may read them.
+        token_file: Tokens, one a line; each lets a client pause, resume and restart lines there. Without it nobody may.
+        broker_queue_messages: Most messages that the broker keeps for one client while it is away, such as Mosquitto's
+            ``max_queued_messages``; for the metric of that outage budget. None where it has no limit or is not known.
+    """
+
+    listen: str | None = None
+    token_file: Path | None = None
+    broker_queue_messages: Annotated[int, Field(ge=1)] | None = None
+
+    @field_validator("listen")
+    @classmethod
+    def _an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            read_address(value)
+        return value if value is None or ":" in value else f"{_LOOPBACK}:{value}"
+
+
+# -- routes ---------------------------------------------------------------------------------------------------------
+
+
+#: How long keys are remembered: ``10 minutes``, at least a second, at most 30 days.
+_WITHIN = re.compile(r"^([1-9][0-9]{0,6}) ?(second|minute|hour|day)s?$")
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_LONGEST_S = 30 * 86400
+
+
+class Dedupe(Section):
+    """How repeats are recognised.
+
+    Attributes:
+        key: What names a message for ever: a template such as ``{mqtt.user.id}``, or Spark SQL over the columns of the
+            source. It must never be used again for another message of the same topic.
+        within: How long a key is remembered at least, by the time of receipt: ``10 minutes``.
+    """
+
+    key: str = Field(min_length=1)
+    within: str = "10 minutes"
+
+    @field_validator("within")
+    @classmethod
+    def _a_time(cls, value: str) -> str:
+        found = _WITHIN.match(value.strip().lower())
+        if not found or int(found[1]) * _SECONDS[found[2]] > _LONGEST_S:
+            raise ValueError('within is a time of at most 30 days; write it as "10 minutes" or "2 hours"')
+        return f"{found[1]} {found[2]}s"
+
+    def compile(self, captures: Iterable[str]) -> Template | str:
+        """The key as a template where it has braces, else the SQL it is.
+
+        Raises:
+            ValueError: As `Template.parse`.
+        """
+        return Template.parse(self.key, captures) if "{" in self.key else self.key
+
+
+#: Keys of a route that are templates, and those that a compiled route has as they are written.
+TEMPLATES: Final = ("topic", "key", "value", "timestamp")
+_AS_WRITTEN: Final = ("where", "allowed_topics", "fallback_topic", "key_required", "reject", "header_map")
+
+
+class RouteSection(Section):
+    """``[[uplink.route]]`` as written; `compile` makes it a `SubscribedRoute`.
+
+    Attributes:
+        from_: Topic filter; ``{name}`` is a wildcard of one level with a name.
+        topic: Kafka topic, a template: ``{name}`` of ``from``, ``{mqtt.topic}``, ``{mqtt.user.NAME}``,
+            ``{payload.PATH}`` of a JSON payload.
+        promise: ``at_most_once`` or ``at_least_once`` on an ``exactly_once`` line: subscribed with QoS 0 or 1.
+        qos: Of the subscription; without it what the promise takes.
+        key: Of the record, a template: the same key is the same partition, and so in order.
+        value: Of the record, a template; without it the payload.
+        timestamp: Of the record, a template that gives milliseconds since 1970; without it, or where it gives nothing,
+            the time of receipt.
+        headers: Further headers of the record, each a template.
+        where: Spark SQL; messages for which it is not true are left out and counted, those for which it is null apart.
+        allowed_topics: Names, or globs with ``*`` and ``?``, of what a topic with fields may become.
+        fallback_topic: Where a message goes whose topic is illegal or not allowed.
+        properties: Whether MQTT's properties travel as headers: ``all`` or ``none``.
+        key_required: Whether a message that gives no key is a dead letter.
+        fields: Names for templates and SQL, and the Spark SQL of each, in order.
+        reject: Spark SQL that says why a message is refused, null where it is not; what is refused is a dead letter.
+        header_map: Spark SQL of a map of texts: further headers, after the others; one without text is left out.
+        missing_headers: Whether a header whose template gives nothing is there without a value (``null``) or left out
+            (``omit``).
+        no_local: Whether the broker leaves out what this client published itself (MQTT 5).
+        retain_as_published: Whether the RETAIN flag comes as it was published (MQTT 5).
+        retain_handling: Retained messages at a SUBSCRIBE: 0 always, 1 for a new subscription, 2 never (MQTT 5).
+        subscription_id: Subscription identifier (MQTT 5).
+        dedupe: How repeats are recognised; without it as the line says.
+    """
+
+    from_: str = Field(alias="from", min_length=1)
+    topic: str = Field(min_length=1)
+    promise: Guarantee | None = None
+    qos: Annotated[int, Field(ge=0, le=2)] | None = None
+    key: str | None = None
+    value: str | None = None
+    timestamp: str | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    where: str | None = None
+    allowed_topics: tuple[str, ...] = ()
+    fallback_topic: str | None = None
+    properties: Literal["all", "none"] = "all"
+    key_required: bool = False
+    fields: dict[str, str] = Field(default_factory=dict)
+    reject: str | None = None
+    header_map: str | None = None
+    missing_headers: Literal["null", "omit"] = "null"
+    no_local: bool = False
+    retain_as_published: bool = True
+    retain_handling: Annotated[int, Field(ge=0, le=2)] | None = None
+    subscription_id: Annotated[int, Field(ge=1, le=268_435_455)] | None = None
+    dedupe: Dedupe | None = None
+
+    def compile(
+        self, guarantee: Guarantee, dedupe: Dedupe | None = None, dead_letter_topics: tuple[str, ...] = ()
+    ) -> SubscribedRoute:
+        """The route, with the QoS the guarantee takes when none is given (design section 4).
+
+        Args:
+            guarantee: Of the line.
+            dedupe: Of the line, for a route without its own.
+            dead_letter_topics: Of all lines.
+
+        Raises:
+            ValueError: As `Pattern.parse` and `Template.parse` say.
+        """
+        pattern = Pattern.parse(self.from_)
+        names = (*pattern.names, *self.fields)
+        dedupe, promise = self.dedupe or dedupe, policy(self.promise or guarantee)
+        qos = promise.qos if self.qos is None else self.qos
+        texts = {key: text for key in TEMPLATES if (text := getattr(self, key)) is not None}
+        made: dict[str, Any] = {key: Template.parse(text, names) for key, text in texts.items()}
+        made |= {key: getattr(self, key) for key in _AS_WRITTEN}
+        return SubscribedRoute(
+            pattern=pattern,
+            qos=qos,
+            **made,
+            headers=tuple((name, Template.parse(text, names)) for name, text in self.headers.items()),
+            properties=self.properties == "all",
+            fields=tuple(self.fields.items()),
+            omit_missing=self.missing_headers == "omit",
+            terms=Filter(
+                "",
+                no_local=self.no_local,
+                retain_as_published=self.retain_as_published,
+                retain_handling=self.retain_handling,
+                identifier=self.subscription_id,
+            ),
+            dedupe=None if dedupe is None else dedupe.compile(names),
+            key_tells=qos < promise.least_qos,
+            repeatable=dedupe is not None or (self.promise or guarantee) is Guarantee.AT_LEAST_ONCE,
+            dead_letter_topics=dead_letter_topics,
+        )
+
+
+# -- lines ----------------------------------------------------------------------------------------------------------
+
+
+def _tables(code: str, mistake: str) -> BeforeValidator:
     """Tables that are written with two brackets each, of which there is one at least."""
 
     def listed(value: object) -> object:
         if not isinstance(value, list | tuple) or not value:
-            raise SettingError(code, what, do)
+            raise PydanticCustomError(code, mistake)
         return value
 
     return BeforeValidator(listed)
@@ -40,8 +365,40 @@ def _gateways(value: tuple[str, ...]) -> tuple[str, ...]:
     try:
         return gateway_list(json.dumps(value))
     except ValueError as error:
-        do = 'Write each as "grpc+tls://HOST:PORT" or as the state directory of a gateway of this machine.'
-        raise SettingError("TL-C110", str(error), do) from None
+        do = 'write each as "grpc+tls://HOST:PORT" or as the state directory of a gateway of this machine'
+        raise PydanticCustomError("TL-C110", "{what}", {"what": f"{error}; {do}"}) from None
+
+
+class LineSection(Section):
+    """What a line of either direction says.
+
+    Attributes:
+        name: Part of the client id, the sink id, and the name of its state directory; unique in the file.
+        guarantee: The promise.
+        parallelism: Writers of a batch; more than one split it, by key on the way up and by MQTT topic on the way down.
+        dead_letter_topic: Where goes what can't be mapped or written; ``false`` stops the line there instead. Where it
+            is not said: ``<bridge>.dead-letters`` if missing topics are created, else nowhere.
+    """
+
+    name: str = Field(pattern=NAME)
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    parallelism: Annotated[int, Field(ge=1, le=256)] = 1
+    dead_letter_topic: str | Literal[False] | None = None
+
+
+class LineTable(Section):
+    """What the table of a line says beside that; its gateway has it all.
+
+    Attributes:
+        profile: A convention that says the rest, such as Eclipse Hono's.
+        listen: ``HOST:PORT`` of its gateway on a network; ``false`` for nowhere. Where it is not said, as [gateway]
+            says.
+        mqtt: What differs from [mqtt].
+    """
+
+    profile: str | None = None
+    listen: str | Literal[False] | None = None
+    mqtt: MqttSettings = MqttSettings()
 
 
 class MqttTable(MqttSettings):
@@ -66,106 +423,325 @@ class MemberSection(Section):
     filters: tuple[str, ...] = ()
 
 
-class UplinkTable(Section):
-    """A line from MQTT to Kafka.
+class UplinkSection(LineSection):
+    """What becomes of the messages of a line from MQTT to Kafka.
 
     Attributes:
-        name: Part of the client id, the sink id, and the name of its state directory; unique in the file.
-        profile: A convention that says the rest, such as Eclipse Hono's.
-        guarantee: The promise.
-        ack_after: When the broker is answered, as far as the guarantee leaves it open.
         max_messages_per_trigger: Most messages in one micro-batch.
         max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``; both limits hold.
         max_trigger_delay_ms: Longest rest between two batches while messages wait, in milliseconds; the more wait, the
             shorter it is (`towline.spark.cadence`). 0 for the lowest latency. Where it is not said: 1000, and 0 where
             somebody waits for Kafka, with ``ack_after = "kafka"`` or receipts.
-        parallelism: Writers of a batch; more than one split it by key.
-        dead_letter_topic: Where messages go that can't be mapped or written; ``false`` stops the line there instead.
-        dedupe: How repeats are recognised.
-        receipts: Publishers that ask learn what is in Kafka: a table with ``key_file``.
-        listen: ``HOST:PORT`` of its gateway on a network; ``false`` for nowhere.
+        dedupe: How repeats are recognised on routes that do not say it themselves.
         gateways: State directories and locations of gateways that run elsewhere, which the line reads.
-        removed_gateways: Names of gateways that leave the line unasked.
-        share: How members share the line's messages.
-        share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``.
-        mqtt: What differs from [mqtt].
-        journal: How much disk it may take.
+        removed_gateways: Names of gateways that leave the line without being asked what waits there.
         route: The first route that matches takes the message.
-        member: Gateways that share the line's messages.
     """
 
-    name: str = Field(pattern=NAME)
-    profile: str | None = None
-    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
-    ack_after: AckAfter | None = None
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
     max_bytes_per_trigger: Annotated[int, Field(ge=1)] = BATCH_BYTES
     max_trigger_delay_ms: Annotated[int, Field(ge=0, le=LONGEST_DELAY_MS)] | None = None
-    parallelism: Annotated[int, Field(ge=1, le=256)] = 1
-    dead_letter_topic: str | Literal[False] | None = None
     dedupe: Dedupe | None = None
-    receipts: ReceiptSettings | None = None
-    listen: str | Literal[False] | None = None
     gateways: Annotated[tuple[str, ...], AfterValidator(_gateways)] = ()
     removed_gateways: tuple[str, ...] = ()
-    share: ShareWay | None = None
-    share_group: Annotated[str, Field(pattern=NAME)] | None = None
-    mqtt: MqttSettings = MqttSettings()
-    journal: Limits = Limits()
     route: Annotated[
         tuple[RouteSection, ...],
-        _tables("TL-C61", "a line needs at least one [[uplink.route]]", "Add one with from and topic."),
+        _tables("TL-C61", "a line needs at least one [[uplink.route]]; add one with from and topic"),
     ] = Field(default=(), validate_default=True)
+
+
+class UplinkTable(LineTable, UplinkSection):
+    """A line from MQTT to Kafka.
+
+    Attributes:
+        ack_after: When the broker is answered, as far as the guarantee leaves it open.
+        receipts: Publishers that ask learn what is in Kafka: a table with ``key_file``.
+        journal: How much disk it may take.
+        share: How members share the line's messages.
+        share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``.
+        member: Gateways that share the line's messages.
+    """
+
+    ack_after: AckAfter | None = None
+    receipts: ReceiptSettings | None = None
+    journal: Limits = Limits()
+    share: ShareWay | None = None
+    share_group: Annotated[str, Field(pattern=NAME)] | None = None
     member: Annotated[
-        tuple[MemberSection, ...],
-        _tables("TL-C122", "members are written [[uplink.member]]", "Add one with a name."),
+        tuple[MemberSection, ...], _tables("TL-C122", "members are written [[uplink.member]]; add one with a name")
     ] = ()
 
+    @property
+    def way(self) -> ShareWay | None:
+        """How its members share it; None for no members, and where nothing says it."""
+        way = self.share or (ShareWay.FILTERS if any(member.filters for member in self.member) else None)
+        return way if self.member else None
 
-class DownlinkTable(DownlinkSection):
+
+# -- a downlink -----------------------------------------------------------------------------------------------------
+
+
+#: Names no field may have: columns of Spark's Kafka source and of the sink.
+_COLUMNS: Final = frozenset((*COLUMNS, "timestampType", "fault"))
+#: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].
+_UNLISTED: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+_KNOWN: Final = "known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, " + ", ".join(f"{{{n}}}" for n in FIELDS)
+
+
+class Sql(Section):
+    """A value said in Spark SQL.
+
+    Attributes:
+        sql: An expression over ``key, value, topic, partition, offset, timestamp, headers``.
+    """
+
+    sql: str
+
+
+Spoken: TypeAlias = str | Sql
+
+
+class FailureNotice(Section):
+    """What Kafka is told of a record that MQTT can't carry, beside its dead letter: one more record.
+
+    Its SQL may name ``fault``, why the record can't go, beside the columns of Spark's Kafka source.
+
+    Attributes:
+        topic: Where it goes; no notice where that is null.
+        key: None for no key.
+        payload: None for an empty one.
+        headers: In order; one whose value is null is left out.
+        copy_headers: Names of the record's headers that come along, as they are; ``name*`` for all that begin so.
+        where: Spark SQL; of records for which it is not true nothing is told.
+        allowed_topics: Topics that are made with the others where missing ones are created.
+    """
+
+    topic: Spoken
+    key: Spoken | None = None
+    payload: Spoken | None = None
+    headers: dict[str, Spoken] = Field(default_factory=dict)
+    copy_headers: tuple[str, ...] = ()
+    where: str | None = None
+    allowed_topics: tuple[str, ...] = ()
+
+    def spoken(self) -> dict[str, Spoken | None]:
+        """What is said of the record; headers by their names in hexadecimal, with a prefix."""
+        headers = {f"header_{name.encode().hex()}": text for name, text in self.headers.items()}
+        return {"topic": self.topic, "key": self.key, "payload": self.payload, **headers}
+
+
+class KafkaPattern(Section):
+    """Topics by a regular expression, as Spark's ``subscribePattern`` takes it (java.util.regex)."""
+
+    pattern: str = Field(min_length=1)
+
+
+def _column_of(name: str, fields: Collection[str]) -> str | None:
+    """The column behind a field that a template may name; None for another name."""
+    if name in ("key", "value") or name in fields:
+        return name
+    if name.startswith("header.") and name != "header.":
+        return "headers"
+    return DOCUMENT if payload_path(name, DOCUMENT) else FIELDS.get(name)
+
+
+def _field_problem(name: str, fields: Collection[str]) -> str:
+    return "" if _column_of(name, fields) else f"which a record does not have; {_KNOWN}"
+
+
+def template_of(text: str, fields: Collection[str] = ()) -> Template:
+    """Read a template over the fields of a record.
+
+    Args:
+        text: As written.
+        fields: Names the line gives beside those that every record has.
+
+    Raises:
+        ValueError: As `Template.read`.
+    """
+    return Template.read(text, partial(_field_problem, fields=fields))
+
+
+def _plain(said: dict[str, Any]) -> dict[str, Any]:
+    return {name: {} if isinstance(value, Sql) else value for name, value in said.items()}
+
+
+def _sql_of(section: Section | None) -> Iterator[tuple[str, str]]:
+    """Keys, and what they say in SQL."""
+    for name, value in section or ():
+        tables = value if isinstance(value, dict) else {name: value}
+        yield from ((key, said.sql) for key, said in tables.items() if isinstance(said, Sql))
+        if name in ("where", "reject") and value is not None:
+            yield name, value
+        yield from value.items() if name == "fields" else ()
+
+
+class DownlinkSection(LineSection):
+    """What becomes of the records of a line from Kafka to MQTT.
+
+    Attributes:
+        from_: A Kafka topic, a list of them, or ``{ pattern = "REGEX" }``.
+        starting_offsets: Where the line begins before it has a checkpoint: ``earliest``, ``latest``, or a table
+            ``{ TOPIC = { "0" = 12 } }``.
+        isolation_level: Kafka's ``isolation.level``: records of a transaction when it is committed, or as they are
+            written, whatever becomes of it.
+        on_data_loss: What to do when Kafka has deleted records that were not read yet: ``stop`` the line and say so, or
+            ``go_on`` with what is left.
+        topic: MQTT topic; where none is said, that of the header ``mqtt.topic``.
+        qos: Of every PUBLISH; where none is said, what the guarantee takes.
+        retain: Keep it for later subscribers; where it is not said, the header ``mqtt.retain``.
+        expiry: Seconds the message lives from its arrival in the outbox on; where it is not said, the header
+            ``mqtt.message-expiry``.
+        content_type: Where it is not said, the header ``mqtt.content-type``.
+        response_topic: Where an answer is expected; where it is not said, the header ``mqtt.response-topic``.
+        correlation_data: What an answer repeats; where it is not said, the header ``mqtt.correlation-data``.
+        payload: Where it is not said, the record's value.
+        properties: Which headers travel: ``all`` (those of MQTT as what they are, the others as user properties),
+            ``mqtt`` (only those of MQTT), ``none``.
+        fields: Names for templates and SQL beside those of a record, and the Spark SQL of each, in order; it may name
+            the columns of Spark's Kafka source and the fields before it.
+        where: Spark SQL; records for which it is not true are left out and counted.
+        reject: Spark SQL that says why a record is refused, null where it is not; what is refused is a dead letter.
+        failure_notice: What Kafka is told of each dead letter, beside it.
+        transform: ``package.module:function``, a deterministic function from DataFrame to DataFrame that keeps the
+            columns.
+        confirm: When a batch counts as written: on disk in the outbox, or at the broker.
+        control_characters: What to do with a record that would bring control characters or non-characters into a
+            topic or property, at which a broker may end the connection [MQTT 5 section 1.5.4]: ``send`` it, or make it
+            a ``dead_letter``. Where it is not said: a dead letter where the line has such a topic.
+        max_messages_per_trigger: Most records in one micro-batch.
+        trigger_interval_s: Seconds between batches.
+    """
+
+    from_: str | tuple[str, ...] | KafkaPattern = Field(alias="from")
+    starting_offsets: Literal["earliest", "latest"] | dict[str, dict[str, int]] = "earliest"
+    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    on_data_loss: Literal["stop", "go_on"] = "stop"
+    topic: Spoken = "{header.mqtt.topic}"
+    qos: Annotated[int, Field(ge=0, le=2)] | None = None
+    retain: bool | Sql | None = None
+    expiry: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | str | Sql | None = None
+    content_type: Spoken | None = None
+    response_topic: Spoken | None = None
+    correlation_data: Spoken | None = None
+    payload: Spoken | None = None
+    properties: Literal["all", "mqtt", "none"] = "all"
+    fields: dict[str, str] = Field(default_factory=dict)
+    where: str | None = None
+    reject: str | None = None
+    failure_notice: FailureNotice | None = None
+    transform: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    confirm: Literal["outbox", "broker"] = "outbox"
+    control_characters: Literal["send", "dead_letter"] | None = None
+    max_messages_per_trigger: Annotated[int, Field(ge=1)] = 50_000
+    trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+
+    @field_validator("from_")
+    @classmethod
+    def _legal(cls, value: str | tuple[str, ...] | KafkaPattern) -> str | tuple[str, ...] | KafkaPattern:
+        if isinstance(value, KafkaPattern):
+            try:
+                re.compile(value.pattern)  # Java's are much the same; Spark tells the rest
+            except re.error as error:
+                raise ValueError(f"pattern is no regular expression ({error}); correct it") from None
+            return value
+        names = (value,) if isinstance(value, str) else value
+        problem = next((found for name in names if (found := kafka_name_problem(name))), None)
+        if problem or not names:
+            raise ValueError(f"{problem or 'from names no topic'}; name one, several in a list, or {{ pattern = ... }}")
+        return value
+
+    @model_validator(mode="after")
+    def _words(self) -> DownlinkSection:
+        for text in self._texts():
+            template_of(text, self.fields)
+        for name in self.fields:
+            if not names_a_field(name, _COLUMNS):
+                raise ValueError(
+                    f"\"{name}\" can't name a field; take small letters, digits and _, and no column's name"
+                )
+        for name, said in (*_sql_of(self), *_sql_of(self.failure_notice)):
+            check_sql(name, said, partial(_column_of, fields=self.fields))
+        return self
+
+    def rendering(self) -> dict[str, Any]:
+        """What `towline.bridge.messages.MessageTable` takes of it: SQL is a table without its text [I12]."""
+        notice, told = self.failure_notice, dict[str, Any]()
+        if notice is not None:
+            told = {**notice.spoken(), "where": notice.where and Sql(sql=notice.where)}
+        copied = () if notice is None else notice.copy_headers
+        return {
+            "values": _plain(self.spoken()),
+            "properties": self.properties,
+            "notice": _plain(told),
+            "copied": copied,
+        }
+
+    def spoken(self) -> dict[str, Any]:
+        """What is said of the messages: templates, SQL, constants; None for nothing."""
+        return {name: getattr(self, name) for name in VALUES}
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """Those of its messages and of their failure notices."""
+        return tuple(template_of(text, self.fields) for text in self._texts())
+
+    def _texts(self) -> Iterator[str]:
+        """Its templates, as written."""
+        told = self.failure_notice.spoken() if self.failure_notice else {}
+        return (said for said in (*self.spoken().values(), *told.values()) if isinstance(said, str))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The Kafka topics that are named; none for a pattern."""
+        if isinstance(self.from_, KafkaPattern):
+            return ()
+        return (self.from_,) if isinstance(self.from_, str) else self.from_
+
+    def reads(self, topic: str) -> bool:
+        """Whether a Kafka topic is among those it comes from; a pattern is looked for in the name, as Spark does."""
+        if isinstance(self.from_, KafkaPattern):
+            return topic not in _UNLISTED and re.search(self.from_.pattern, topic) is not None
+        return topic in self.topics
+
+
+class DownlinkTable(LineTable, DownlinkSection):
     """A line from Kafka to MQTT.
 
     Attributes:
-        profile: A convention that says the rest, such as Eclipse Hono's.
-        mqtt: What differs from [mqtt].
         outbox: How much disk it may take, and how old a message may be.
     """
 
-    profile: str | None = None
-    mqtt: MqttSettings = MqttSettings()
     outbox: OutboxLimits = OutboxLimits()
 
 
+# -- the file --------------------------------------------------------------------------------------------------------
+
+
 def _lines(kind: str) -> BeforeValidator:
-    return _tables("TL-C60", f"[[{kind}]] must be written [[{kind}]]", "Add one with a name.")
+    return _tables("TL-C60", f"[[{kind}]] must be written [[{kind}]]; add one with a name")
 
 
-class BridgeTable(Section):
-    """A bridge file of Towline.
+class BridgeSection(Section):
+    """What a bridge has, its lines apart.
 
     Attributes:
         name: Of the bridge.
-        state_dir: Of all its lines.
+        state_dir: Of all its lines; each has a directory of its name inside.
         leave_waiting: Lines taken out of the file that may leave messages waiting in state_dir; retire them instead.
-        mqtt: The MQTT broker, and what is said to it.
         kafka: Where records go.
         spark: The Spark session of the bridge.
         gateway: Gateways on a network.
         monitor: Metrics and health.
-        uplink: Lines from MQTT to Kafka.
-        downlink: Lines from Kafka to MQTT.
     """
 
     name: str = Field(pattern=NAME, description="Name the bridge; it becomes part of the MQTT client ids.")
     state_dir: Path = Field(description="Name a directory on a local disk; the journals live there.")
     leave_waiting: tuple[str, ...] = ()
-    mqtt: MqttTable
     kafka: KafkaSection
     spark: SparkSection = SparkSection()
     gateway: GatewaySection = GatewaySection()
     monitor: MonitorSection = MonitorSection()
-    uplink: Annotated[tuple[UplinkTable, ...], _lines("uplink")] = ()
-    downlink: Annotated[tuple[DownlinkTable, ...], _lines("downlink")] = ()
 
     @field_validator("state_dir", mode="before")
     @classmethod
@@ -177,3 +753,17 @@ class BridgeTable(Section):
         except ValueError as error:
             raise ValueError(f'"state_dir": {error}; name a directory on a local disk') from None
         return value
+
+
+class BridgeTable(BridgeSection):
+    """A bridge file of Towline.
+
+    Attributes:
+        mqtt: The MQTT broker, and what is said to it.
+        uplink: Lines from MQTT to Kafka.
+        downlink: Lines from Kafka to MQTT.
+    """
+
+    mqtt: MqttTable
+    uplink: Annotated[tuple[UplinkTable, ...], _lines("uplink")] = ()
+    downlink: Annotated[tuple[DownlinkTable, ...], _lines("downlink")] = ()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from towline.bridge.config.document import REFERENCE, Document, KeyPath
 from towline.bridge.config.mistakes import Mistakes
-from towline.bridge.config.places import REFERENCE, KeyPath, names_variable
 
 _SIZE: Final = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
 _UNITS: Final = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
@@ -28,16 +27,15 @@ class FileValues:
     """Reads the values of one file.
 
     Args:
-        directory: Of the file, which relative paths start from.
+        document: The file; relative paths start from its directory.
         mistakes: Where mistakes are noted.
-        environ: For ``${NAME}``.
 
     Attributes:
         unset: Key paths whose variables are not set, so that their values stand in for others.
     """
 
-    def __init__(self, directory: Path, mistakes: Mistakes, environ: Mapping[str, str]) -> None:
-        self._directory, self._mistakes, self._environ = directory, mistakes, environ
+    def __init__(self, document: Document, mistakes: Mistakes) -> None:
+        self._directory, self._mistakes, self._environ = document.file.absolute().parent, mistakes, document.environ
         self.unset: set[KeyPath] = set()
 
     def read(self, value: Any, path: KeyPath = ()) -> Any:
@@ -49,8 +47,6 @@ class FileValues:
         if not isinstance(value, str) or _stays(path):
             return value
         text = REFERENCE.sub(lambda reference: self._variable(reference, path), value)
-        if names_variable(value):
-            self._mistakes.hide(path, text, value)
         return text if path in self.unset else self._typed(text, path)
 
     def _variable(self, reference: re.Match[str], path: KeyPath) -> str:
@@ -58,24 +54,26 @@ class FileValues:
         if reference[1]:
             return reference[0][1:]
         if name not in self._environ:
-            what = f"the environment variable {name} is not set"
             do = f"Set it, or write $${{{name}}} for the text itself."
-            self._mistakes.add("TL-C04", path, what, do)
+            self._mistakes.add("TL-C04", path, f"the environment variable {name} is not set", do)
             self.unset.add(path)
-            return "x"
-        return self._environ[name]
+        return self._environ.get(name, "x")
 
     def _typed(self, text: str, path: KeyPath) -> Any:
         key = str(path[-1])
-        if path[:2] == ("kafka", "settings"):
-            return self._location(text, path) if key == "location" and text != "probe" else text
+        if path[:2] == ("kafka", "settings"):  # a file of its client, or a directory of certificates
+            name, do = ".".join(map(str, path[2:])), "Name it as from this file, or by its whole path."
+            return self._there(text, path, name, do) if key == "location" and text != "probe" else text
         if len(path) < 2 or path[0] not in _OURS or not _OPEN.isdisjoint(path):
             return text
         if path[-2] in ("gateways", "kafka_jars"):
             return text if "://" in text or not text else str(self._at(text, path) or text)
         if "_bytes" in key:
             return self._size(text, path)
-        return self._file(text, path) if key.endswith("_file") else text
+        if not key.endswith("_file"):
+            return text
+        do = next((do for end, do in _MISSING.items() if path[-len(end) :] == end), "")
+        return self._there(text, path, key, do or "Write the secret into it, mode 0600.", file=True)
 
     def _size(self, text: str, path: KeyPath) -> int:
         """Bytes from ``"20 GB"`` (powers of 1,000) or ``"20 GiB"`` (powers of 1,024)."""
@@ -86,21 +84,12 @@ class FileValues:
         unit = match[2].removesuffix("B")
         return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.removesuffix("i")])
 
-    def _file(self, text: str, path: KeyPath) -> str:
-        """The path of a file, which must be there [design section 10]."""
-        do = next((do for end, do in _MISSING.items() if path[-len(end) :] == end), None)
-        return self._there(text, path, str(path[-1]), do or "Write the secret into it, mode 0600.")
-
-    def _location(self, text: str, path: KeyPath) -> str:
-        """A file of Kafka's client, or a directory of certificates, as from this file."""
-        key, do = ".".join(map(str, path[2:])), "Name it as from this file, or by its whole path."
-        return self._there(text, path, key, do, directory=True)
-
-    def _there(self, text: str, path: KeyPath, key: str, do: str, *, directory: bool = False) -> str:
-        file = self._at(text, path)
-        if file is not None and not (file.is_file() or (directory and file.is_dir())):
-            self._mistakes.add("TL-C15", path, f"{key} {file} is not there", do)
-        return str(file or text)
+    def _there(self, text: str, path: KeyPath, key: str, do: str, *, file: bool = False) -> str:
+        """The path of what must be there, a ``file`` or a directory too [design section 10]."""
+        place = self._at(text, path)
+        if place is not None and not (place.is_file() or (place.is_dir() and not file)):
+            self._mistakes.add("TL-C15", path, f"{key} {place} is not there", do)
+        return str(place or text)
 
     def _at(self, text: str, path: KeyPath) -> Path | None:
         """A path as from the file, or from a user's home; None where that is not known, which is noted."""
@@ -114,8 +103,7 @@ class FileValues:
 
 def _stays(path: KeyPath) -> bool:
     """Whether a reference is left for the process that connects: a secret of Kafka's client never travels [I12]."""
-    return path[:2] == ("kafka", "settings") and "." in (key := ".".join(map(str, path[2:]))) and _secret(key)
-
-
-def _secret(key: str) -> bool:
-    return "password" in key or "secret" in key or key.endswith((".pem", ".passphrase", ".extensions", "endpoint.url"))
+    key = ".".join(map(str, path[2:]))
+    ends = (".pem", ".passphrase", ".extensions", "endpoint.url")
+    secret = "password" in key or "secret" in key or key.endswith(ends)
+    return path[:2] == ("kafka", "settings") and "." in key and secret

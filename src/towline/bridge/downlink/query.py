@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from towline.bridge.config.downlink import DownlinkSection, KafkaPattern
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
+from towline.bridge.config.tables import DownlinkSection, KafkaPattern
 from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MESSAGES, MQTT, WAYS_OUT, WHERE, DownlinkSink
 from towline.bridge.downlink.sql import COUNTER, apply
 from towline.bridge.lines.evidence import awaited, kafka_offsets, places_of, read_checkpoint, status_of
@@ -96,7 +96,7 @@ def look_at_topics(
             records that were not read; TL-K01, no answer to a line that has no offsets yet.
         JournalError: TL-J20, the ids can't be noted.
     """
-    section, logs, where = line.section, Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
+    section, logs, where = line, Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
     before, begun = _batch(line.checkpoint, evidence.planned)
     stood = begun if evidence.decided else {**before, **begun}
     kept = kept_ids(logs) if stood else {}
@@ -185,7 +185,7 @@ def _told(name: str, ranges: list[tuple[str, int, int]]) -> str:
 _EARLIEST: Final = -2
 _LATEST: Final = -1
 #: What does not decide which record becomes which row of a batch that was begun: it is as the file says now.
-_UNDECIDING: Final = ("name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s", "listen")
+_UNDECIDING: Final = ("name", "starting_offsets", "on_data_loss", "confirm", "trigger_interval_s")
 
 
 class DownlinkQuery(LineQuery[DownLine]):
@@ -217,14 +217,14 @@ class DownlinkQuery(LineQuery[DownLine]):
         return former
 
     def _interval_s(self) -> float:
-        return self.line.section.trigger_interval_s
+        return self.line.trigger_interval_s
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
         line, file, identity = self.line, str(self.bridge.file), Identity.of(self.bridge, self.line)
         evidence = read_checkpoint(line.checkpoint)
         identity = examine(line, file, identity, evidence)
-        limit = begun_line(line, identity.mapping).section.max_messages_per_trigger
+        limit = begun_line(line, identity.mapping).max_messages_per_trigger
         evidence = read_checkpoint(line.checkpoint)  # it may begin anew behind what is done
         self._findings = look_at_topics(line, file, evidence, self.bridge.kafka.client(), limit)
         self.remarks = self._findings.remarks
@@ -233,7 +233,7 @@ class DownlinkQuery(LineQuery[DownLine]):
         self._finishes = self._finishes or self._passes
         identity = _with_mapping(line, identity, evidence)
         records, messages, transform = self._records(spark, identity), self._messages(identity), _transform(line)
-        rows = apply(records, line.section, messages, transform, parallelism=line.parallelism)
+        rows = apply(records, line, messages, transform, parallelism=line.parallelism)
         return rows.writeStream.format(FORMAT).options(**self._both_sinks(identity)), identity
 
     def count_spark(self, progress: Mapping[str, Any]) -> None:
@@ -250,7 +250,7 @@ class DownlinkQuery(LineQuery[DownLine]):
         taken = int(observed["rows"] or 0)
         start, end = _offsets(source.get("startOffset")), _offsets(source.get("endOffset"))
         room = sum(offset - start.get(place, 0) for place, offset in end.items()) if start else taken
-        transforms = self.line.section.transform is not None
+        transforms = self.line.transform is not None
 
         def numbers(sink: Counter[str]) -> dict[str, int]:
             fewer = taken - sink["records"]
@@ -265,16 +265,16 @@ class DownlinkQuery(LineQuery[DownLine]):
         letters = line.dead_letter_topic and (line.dead_letter_topic, identity.sink)
         sends = line.control_characters == "send"
         more = {"line": line.name, "qos": line.qos, "limit": identity.packet_limit, "letters": letters or None}
-        return json.dumps({**line.section.rendering(), **more, "send_controls": sends})
+        return json.dumps({**line.rendering(), **more, "send_controls": sends})
 
     def _records(self, spark: SparkSession, identity: Identity) -> DataFrame:
-        line, section = self.line, self.line.section
-        pattern = section.from_.pattern if isinstance(section.from_, KafkaPattern) else None
+        line = self.line
+        pattern = line.from_.pattern if isinstance(line.from_, KafkaPattern) else None
         options = {
             **self._reading(),
-            "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(section.topics),
+            "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(line.topics),
             "startingOffsets": self._starting(identity),
-            "failOnDataLoss": str(section.on_data_loss == "stop" and not self._passes).lower(),
+            "failOnDataLoss": str(line.on_data_loss == "stop" and not self._passes).lower(),
             "maxOffsetsPerTrigger": str(line.max_messages_per_trigger),
         }
         return spark.readStream.format("kafka").options(**options).load()
@@ -296,14 +296,14 @@ class DownlinkQuery(LineQuery[DownLine]):
         return {
             **{f"kafka.{name}": value for name, value in java_client(self.bridge.kafka.client(), environ).items()},
             # Spark's source shows uncommitted and aborted records without it.
-            "kafka.isolation.level": self.line.section.isolation_level,
+            "kafka.isolation.level": self.line.isolation_level,
             "includeHeaders": "true",
             "groupIdPrefix": f"towline-{self.bridge.name}-{self.line.name}",
         }
 
     def _starting(self, identity: Identity) -> str:
         """Where a query without a checkpoint begins; with one, Spark asks that."""
-        section = self.line.section
+        section = self.line
         if not identity.offsets:
             start = section.starting_offsets
             return start if isinstance(start, str) else json.dumps(start)
@@ -323,7 +323,7 @@ class DownlinkQuery(LineQuery[DownLine]):
             **self._gateway_options(),
             "guarantee": line.guarantee.value,
             "qos": str(line.qos),
-            "confirm": line.section.confirm,
+            "confirm": line.confirm,
             "retryAttempts": "-1",  # a full outbox is no reason to fail: the batch waits for room [I7]
         }
         kafka = {
@@ -357,9 +357,8 @@ def _with_mapping(line: DownLine, identity: Identity, evidence: Evidence) -> Ide
 
 
 def mapping_of(line: DownLine) -> str:
-    """A line's settings as JSON, with what it leaves to its dead-letter topic filled in."""
-    filled = {"control_characters": line.control_characters, "dead_letter_topic": line.dead_letter_topic or False}
-    return line.section.model_copy(update=filled).model_dump_json(by_alias=True, exclude_defaults=True)
+    """A line's settings as JSON."""
+    return line.model_dump_json(by_alias=True, exclude_defaults=True, include=set(DownlinkSection.model_fields))
 
 
 def begun_line(line: DownLine, mapping: str) -> DownLine:
@@ -369,15 +368,10 @@ def begun_line(line: DownLine, mapping: str) -> DownLine:
         line: As the file says it.
         mapping: Of its identity; "" for a line that never ran. One that this version refuses says nothing.
     """
-    kept = _section(mapping) or DownlinkSection.model_validate_json(mapping_of(line))
-    return line.model_copy(
-        update={
-            "section": kept.model_copy(update={name: getattr(line.section, name) for name in _UNDECIDING}),
-            "guarantee": kept.guarantee,
-            "parallelism": kept.parallelism,
-            "dead_letter_topic": kept.dead_letter_topic or None,
-        }
-    )
+    if (begun := _section(mapping)) is None:
+        return line
+    decided = [name for name in DownlinkSection.model_fields if name not in _UNDECIDING]
+    return line.model_copy(update={name: getattr(begun, name) for name in decided})
 
 
 def _section(mapping: str) -> DownlinkSection | None:
@@ -406,13 +400,13 @@ def covering(
 
 def _transform(line: DownLine) -> Callable[[DataFrame], DataFrame] | None:
     """The user's function, TL-C78; a module beside the bridge file counts too."""
-    if line.section.transform is None:
+    if line.transform is None:
         return None
-    module, _, name = line.section.transform.partition(":")
+    module, _, name = line.transform.partition(":")
     try:
         function: Callable[[DataFrame], DataFrame] = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # a module that ends the process would end all lines
-        what = f'transform "{line.section.transform}" can\'t be loaded ({type(error).__name__}: {error})'
+        what = f'transform "{line.transform}" can\'t be loaded ({type(error).__name__}: {error})'
         raise ConfigError("TL-C78", f'line "{line.name}"', what, "Correct the name, or install the module.") from error
     return function
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from towline.bridge.config.downlink import DownlinkSection, FailureNotice, Sql
+from towline.bridge.config.tables import DownlinkSection, FailureNotice, Sql
 from towline.bridge.lines.sql import asked, refusal, tried
 from towline.bridge.messages import COLUMNS, KINDS, NOTICE, RENDERED_SCHEMA, TEXT, lasting, message_table, own
 from towline.bridge.routes import REJECT, WHERE

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from towline.bridge.config.services import in_the_file
+from towline.bridge.config.tables import in_the_file
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import GatewayError, GatewayUnreachable, NotAllowed
 from towline.gateway.access import REFUSALS, Access

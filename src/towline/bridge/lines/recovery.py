@@ -94,7 +94,7 @@ def former_guarantee(line: AnyLine, identity: Identity) -> Guarantee:
 
 def _split(line: Line) -> str:
     """Changes with whatever a batch's rows are made of."""
-    sections = [one.model_dump_json() for one in (*line.sections, line.dedupe) if one]
+    sections = [one.model_dump_json() for one in (*line.route, line.dedupe) if one]
     return hashlib.sha256(json.dumps([sections, line.dead_letter_topic]).encode()).hexdigest()[:16]
 
 

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from towline.bridge.config.document import Document, KeyPath
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
-from towline.bridge.config.places import Document, KeyPath
-from towline.bridge.config.written import WrittenValues
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
 from towline.gateway.sessions import connection_of
@@ -72,7 +71,7 @@ class Origins:
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge, self._document = bridge, Document.again(bridge.file, Path(bridge.file.name))
-        self.written = WrittenValues(self._document)
+        self.shown = self._document.shown
 
     def table(self, line: AnyLine) -> tuple[str, int]:
         """Kind and number of a line's table."""
@@ -109,7 +108,7 @@ def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterato
             _setting(
                 name,
                 # A login has the user's name in it, whoever gave that.
-                value.partition(" ")[0] if name == "sasl.jaas.config" else origins.written.shown(value, name),
+                value.partition(" ")[0] if name == "sasl.jaas.config" else origins.shown(value, name),
                 own.get(name) or _of_client(bridge, name, origins) or ALWAYS,
             )
             for name, value in query.source_settings().items()
@@ -131,12 +130,12 @@ def _connection(line: AnyLine, gateway: GatewaySettings, origins: Origins, table
             own = DEFAULT if key != "client_id" else " and ".join(filter(None, names))
             source = (origins.at((*table, "mqtt", *keys), ("mqtt", *keys)) or own) if key else ALWAYS
             if value is not None:
-                yield _setting(name, _text(origins.written.shown(value, key)), source)
+                yield _setting(name, _text(origins.shown(value, key)), source)
 
     yield from settings(_session(gateway, connection, config, origins))
     promised = f"guarantee = {line.guarantee}"
     for one in config.filters:
-        shown = origins.written.shown(one.pattern, "filter")
+        shown = origins.shown(one.pattern, "filter")
         yield _setting(f"filter {shown}", _filter(one), _source_of(one, line, origins, table, promised))
     if config.filters:
         place = origins.at((*table, "ack_after")) or promised
@@ -166,7 +165,7 @@ def _session(
     yield "taken in whole", f"up to {gateway.max_packet_bytes:,} B", "max_packet_bytes"
     if (will := packet.will) is not None:
         retained = ", retained" if will.retain else ""
-        yield "will", f"{origins.written.shown(will.topic, 'topic')}, QoS {int(will.qos)}{retained}", "will"
+        yield "will", f"{origins.shown(will.topic, 'topic')}, QoS {int(will.qos)}{retained}", "will"
 
 
 def _way(gateway: GatewaySettings, config: SessionConfig) -> Iterator[tuple[str, object, str]]:
@@ -239,7 +238,7 @@ def _client(bridge: Bridge, settings: SinkSettings, origins: Origins, given: Map
         promised = name in promise.kafka or name in _TIMED or name == "transactional.id"
         own = ALWAYS if always else f"guarantee = {settings.guarantee}" if promised else DEFAULT
         source = _of_client(bridge, name, origins) if settings.client.get(name) == given[name] else None
-        shown = _text(origins.written.shown(given[name], name))
+        shown = _text(origins.shown(given[name], name))
         value = f"in {shown}" if file_property(name) is not None else shown
         found.append(_setting(name, value, source or own))
     return found

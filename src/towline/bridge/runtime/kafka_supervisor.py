@@ -80,7 +80,7 @@ class KafkaSupervisor(ChildSupervisor):
             if admin is not None and taken and not stopped and (left := deadline - time.monotonic()) > 0:
                 with contextlib.suppress(*faults.FOREIGN):
                     found = backlog(admin, taken, left)
-            hidden = found and (found[1] if line.section.isolation_level == "read_committed" else 0)
+            hidden = found and (found[1] if line.isolation_level == "read_committed" else 0)
             with self._state.lock:
                 view = self._state.lines[line.name]
                 view.behind, view.hidden = found and found[0], hidden

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from towline import files, providers
 from towline.bridge.config.kafka_source import java_client
-from towline.bridge.config.model import Bridge, SparkSection
+from towline.bridge.config.model import Bridge
+from towline.bridge.config.tables import SparkSection
 from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.surroundings import quoted, short_sockets
 from towline.bridge.uplink.sink import FORMATS

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final, Self
 from pydantic import ValidationError
 
 from towline import files
-from towline.bridge.config.model import Dedupe, Line, RouteSection
-from towline.bridge.config.section import Section
+from towline.bridge.config.model import Line
 from towline.bridge.config.subscriptions import covers
+from towline.bridge.config.tables import Dedupe, RouteSection, Section
 from towline.bridge.patterns import Pattern
 from towline.errors import ConfigError
 
@@ -76,11 +76,11 @@ class KeptRoutes(Section):
         before += former.retired if former else ()
         since = min(now, now if oldest is None else oldest) - KEPT_S
         return cls(
-            routes=line.sections,
+            routes=line.route,
             dedupe=line.dedupe,
             dead_letter_topic=line.dead_letter_topic,
             dead_letter_topics=line.dead_letter_topics,
-            retired=tuple(_uncovered(line.sections, (one for one in before if one.at >= since))),
+            retired=tuple(_uncovered(line.route, (one for one in before if one.at >= since))),
         )
 
     @classmethod
@@ -120,7 +120,7 @@ class KeptRoutes(Section):
         """A line that makes its records by these routes; its subscriptions are still those of the file."""
         return line.model_copy(
             update={
-                "sections": self.all,
+                "route": self.all,
                 "dedupe": None if self.retired else self.dedupe,
                 "dead_letter_topic": self.dead_letter_topic,
                 "dead_letter_topics": self.dead_letter_topics,

@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.config.model import BATCH_BYTES, CONSUMER, Line
+from towline.bridge.config.model import CONSUMER, Line
+from towline.bridge.config.tables import BATCH_BYTES
 from towline.bridge.lines.evidence import (
     Evidence,
     awaited,
