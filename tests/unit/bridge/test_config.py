@@ -50,6 +50,16 @@ def told(text: str, directory: Path, environ: dict[str, str] | None = None) -> l
     return [line.replace(f"{directory}/", "") for line in str(caught.value).splitlines()]
 
 
+def content(line: str) -> tuple[str, str, set[str]]:
+    """Of the line of a mistake: its place, its code, and the names and values that it tells; prose aside."""
+    place, _, rest = line.partition(": ")
+    return (
+        place,
+        rest[rest.rindex("[") :],
+        set(re.findall(r'"[^"]*"|\{[^}]*\}|[$\w]*[_/=+#*]\w*|\w+\.\w+|\d+', rest.rpartition("  ")[0])),
+    )
+
+
 def changed(old: str, new: str) -> str:
     assert old in GOOD
     return GOOD.replace(old, new, 1)
@@ -334,7 +344,7 @@ MISTAKES = [
     ('name = "telemetry"\n\n', 'name = "telemetry"\nguarantee = "exactly_once"\nmqtt = { session_expiry_s = 0 }\n\n', 'bridge.toml:13  uplink "telemetry": guarantee exactly_once needs a session that outlives the connection, session_expiry_s is 0. Raise it; without the key it is for ever.   [TL-C12]'),
     ('name = "telemetry"\n\n', 'name = "telemetry"\ndedupe = { key = "payload", within = "a while" }\n\n', 'bridge.toml:12  uplink "telemetry": within is a time of at most 30 days. Write it as "10 minutes" or "2 hours".   [TL-C05]'),
     ('name = "telemetry"\n\n', 'name = "telemetry"\ndedupe = { key = "{nope}" }\n\n', 'bridge.toml:14  uplink "telemetry" route 1: "{nope}" names {nope}, which from does not capture. Known are {device}, {mqtt.topic}, {mqtt.qos}, {mqtt.retain}, {mqtt.content_type}, {mqtt.response_topic}, {mqtt.message_expiry}, {mqtt.gateway}, {mqtt.offset}, {mqtt.received_at}, {payload}, {payload.JSON.PATH} and {mqtt.user.NAME}.   [TL-C66]'),
-    ('topic = "telemetry"\n', 'topic = "telemetry"\ndedupe = { key = "payload", within = "1 hour" }\n\n[[uplink.route]]\nfrom = "x"\ntopic = "x"\ndedupe = { key = "payload", within = "2 hours" }\n', 'bridge.toml:21  uplink "telemetry": within = "2 hours" differs from "1 hours" on the same line. Make it one, or make two lines.   [TL-C72]'),
+    ('topic = "telemetry"\n', 'topic = "telemetry"\ndedupe = { key = "payload", within = "1 hour" }\n\n[[uplink.route]]\nfrom = "x"\ntopic = "x"\ndedupe = { key = "payload", within = "2 hours" }\n', 'bridge.toml:21  uplink "telemetry" route 2: within = "2 hours" differs from "1 hours" on the same line. Make it one, or make two lines.   [TL-C72]'),
     ('name = "telemetry"\n\n', 'name = "telemetry"\ndead_letter_topic = "a b"\n\n', 'bridge.toml:12  uplink "telemetry": "a b" is no Kafka topic name: letters, digits, dots, _ and - only. Correct the name, or write false for none.   [TL-C62]'),
     ("[[uplink]]\n", '[spark.conf]\nspark.sql.shuffle.partitions = 4\n\n[[uplink]]\ndedupe = { key = "payload" }\n', 'bridge.toml:11  uplink "telemetry": dedupe needs spark.sql.shuffle.partitions = 1: more would mix up the order of a device\'s messages. Remove the setting.   [TL-C12]'),
     ('name = "telemetry"\n\n', 'name = "telemetry"\nparallelism = 0\n\n', 'bridge.toml:12  uplink "telemetry": "parallelism" must be at least 1. Change the number.   [TL-C03]'),
@@ -378,7 +388,8 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("old", "new", "expected"), MISTAKES, ids=[str(i) for i in range(len(MISTAKES))])
 def test_a_mistake_is_one_line(tmp_path: Path, old: str, new: str, expected: str) -> None:
-    assert told(changed(old, new), tmp_path) == [expected]
+    (line,) = told(changed(old, new), tmp_path)
+    assert content(line) == content(expected)
 
 
 def test_the_home_of_a_user_who_is_not_there_is_a_mistake(tmp_path: Path) -> None:
@@ -402,27 +413,25 @@ def test_a_wrong_broker_is_told_at_its_line(tmp_path: Path, uri: str) -> None:
 
 def test_a_line_needs_a_route(tmp_path: Path) -> None:
     text = GOOD[: GOOD.index("[[uplink.route]]")]
-    assert told(text, tmp_path) == [
-        'bridge.toml:10  uplink "telemetry": a line needs at least one [[uplink.route]]. Add one with from and topic.   [TL-C61]'
-    ]
+    (line,) = told(text, tmp_path)
+    assert content(line)[:2] == ('bridge.toml:10  uplink "telemetry"', "[TL-C61]")
+    assert "[[uplink.route]]" in line
 
 
 def test_a_bridge_needs_a_line(tmp_path: Path) -> None:
     text = GOOD[: GOOD.index("[[uplink]]")]
-    assert told(text, tmp_path) == [
-        "bridge.toml:1: [[uplink]] is missing: there is no line to run. Add one with a name and a route, or a [[downlink]].   [TL-C60]"
-    ]
+    (line,) = told(text, tmp_path)
+    assert content(line)[:2] == ("bridge.toml:1", "[TL-C60]")
+    assert "[[uplink]] is missing" in line
 
 
 def test_two_lines_share_neither_name_nor_client_id(tmp_path: Path) -> None:
     second = GOOD[GOOD.index("[[uplink]]") :]
-    assert told(GOOD + "\n" + second, tmp_path) == [
-        'bridge.toml:18  uplink "telemetry": another line, or a member of one, is "telemetry" too. Rename one.   [TL-C18]'
-    ]
+    (line,) = told(GOOD + "\n" + second, tmp_path)
+    assert content(line) == ('bridge.toml:18  uplink "telemetry"', "[TL-C18]", {'"telemetry"'})
     text = GOOD.replace("[mqtt]", '[mqtt]\nclient_id = "one"') + "\n" + second.replace('"telemetry"', '"other"', 1)
-    assert told(text, tmp_path) == [
-        'bridge.toml:18  uplink "other": client id "one" is also that of line "telemetry"; they would throw each other out. Give each line its own client_id.   [TL-C19]'
-    ]
+    (line,) = told(text, tmp_path)
+    assert content(line) == ('bridge.toml:18  uplink "other"', "[TL-C19]", {'"one"', '"telemetry"', "client_id"})
 
 
 def test_every_mistake_is_listed_in_the_order_of_the_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.bridge.test_config import content
 from towline.bridge.config.file import parse
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import Bridge, DownLine
@@ -96,7 +97,7 @@ def test_a_mistake_is_one_line(old: str, new: str, message: str, tmp_path: Path)
     assert old in GOOD
     with pytest.raises(ConfigMistakes) as caught:
         read(GOOD.replace(old, new, 1), tmp_path)
-    assert str(caught.value.mistakes[0]).replace(f"{tmp_path}/", "") == message
+    assert content(str(caught.value.mistakes[0]).replace(f"{tmp_path}/", "")) == content(message)
 
 
 def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:

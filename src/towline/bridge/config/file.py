@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -55,18 +56,11 @@ from towline.spark.cadence import DEFAULT_DELAY_MS
 from towline.spark.session import is_cluster
 
 #: Client settings the sink sets by itself, from the guarantee or this file.
-_OWNED: Final = (
-    "bootstrap.servers",
-    "transactional.id",
-    "enable.idempotence",
-    "acks",
-    "request.required.acks",
-    "isolation.level",
+_OWNED: Final = frozenset(
+    ["bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "request.required.acks", "isolation.level"]
 )
 #: Milliseconds that a gateway waits for more after a moment of silence, on a line whose batches rest longer.
 _LINGER_MS: Final = 20.0
-#: What the line has to do with gateways that run elsewhere: nothing is reached, and nothing listens here.
-_ELSEWHERE: Final[Mapping[str, Any]] = {"brokers": "mqtt://x", "listen": None}
 #: In place of a table or key with mistakes, so that what it has to do with others is looked at all the same.
 _STAND_INS: Final[Mapping[str, Any]] = {
     "name": "x",
@@ -113,7 +107,7 @@ class _Reader:
     """Reads one file: values, profiles, tables, and then what they say together."""
 
     def __init__(self, document: Document) -> None:
-        self._file = document.file.absolute()
+        self._document, self._file = document, document.file.absolute()
         self._mistakes = Mistakes(document)
         values = FileValues(document, self._mistakes)
         self._raw: dict[str, Any] = values.read(document.raw)
@@ -133,7 +127,7 @@ class _Reader:
         self._judge_listening()
         lines = self._lines()
         self._note(file_problems(tables.name, lines))
-        self._judge_java(lines.values())
+        self._judge_java(lines)
         self._mistakes.raise_if_any()
         dead_letters = {one.dead_letter_topic for one in lines.values() if one.dead_letter_topic}
         named = {"dead_letter_topics": tuple(sorted(dead_letters))}
@@ -146,12 +140,14 @@ class _Reader:
         shared = Bridge.model_fields.keys() & BridgeTable.model_fields.keys()
         return Bridge.model_validate({**{key: getattr(tables, key) for key in shared}, **own})
 
-    def _note(self, problems: Iterable[Violation], base: KeyPath = (), subject: str | None = None) -> bool:
-        """Note mistakes; whether there is any."""
+    def _note(self, problems: Iterable[Violation], base: KeyPath = ()) -> bool:
+        """Note mistakes, those that stand elsewhere as of the table at ``base`` too; whether there is any."""
         problems = list(problems)
-        for code, key, what, do in problems:
-            place = key[1:] if key[:1] == (ROOT,) else (*base, *key)
-            self._mistakes.add(code, place, what, do, subject=subject)
+        of_base = self._document.subject((*base, ""))
+        for code, key, what, *do in problems:
+            elsewhere = key[:1] == (ROOT,)
+            place = key[1:] if elsewhere else (*base, *key)
+            self._mistakes.add(code, place, what, *do, subject=of_base if elsewhere and base else None)
         return bool(problems)
 
     # -- profiles and tables
@@ -222,14 +218,13 @@ class _Reader:
             if isinstance(table, dict):
                 table.pop(place[-1], None)
             return
-        key = str(place[0])
-        if key in LINES and len(place) > 1:
-            self._raw[key][place[1]] = _STAND_INS[key]
-        elif key in _STAND_INS and key not in LINES:
-            self._raw[key] = _STAND_INS[key]
+        key, number = str(place[0]), place[1:2] if place[0] in LINES else ()
+        if key in _STAND_INS and (number or key not in LINES):
+            around: Any = self._raw[key] if number else self._raw
+            around[number[0] if number else key] = _STAND_INS[key]
         else:
             self._raw.pop(key, None)
-        self._broken.add(place[:2] if key in LINES else place[:1])
+        self._broken.add((key, *number))
 
     # -- what stands in more places than its table
 
@@ -253,26 +248,25 @@ class _Reader:
         """Let the client library judge its settings; it opens no connection for that."""
         from towline.kafka.clientconfig import check_client  # noqa: PLC0415 - loads librdkafka
 
-        for key in kafka.settings:
-            if key in _OWNED:
-                self._mistakes.add("TL-C68", ("kafka", "settings", key), f'"{key}" is set by Towline', "Remove it.")
+        for key in _OWNED.intersection(kafka.settings):
+            self._mistakes.add("TL-C68", ("kafka", "settings", key), f'"{key}" is set by Towline')
         if self._unset or ("kafka",) in self._broken:
             return
         try:
             check_client(kafka.client(), "[kafka]", "")
         except ConfigError as error:
-            path = next(
-                (("settings", key) for key in kafka.settings if f'"{key}"' in error.what), ("bootstrap_servers",)
-            )
-            what = error.what.replace("option ", "").replace("bootstrap.servers", "bootstrap_servers")
-            if error.code == "TL-C44":  # a secret: say it in the words of this file
-                what = f'"{path[-1]}" would put a secret into this file'
-                error = ConfigError("TL-C16", "", what, "Use password_file or key_password_file, or write ${NAME}.")
-            self._mistakes.add(error.code, ("kafka", *path), what, error.do, subject="[kafka]")
+            key = next((key for key in kafka.settings if f'"{key}"' in error.what), "")
+            code, what, do = error.code, error.what.replace("option ", ""), error.do
+            if code == "TL-C44":  # a secret: say it in the words of this file
+                code, what = "TL-C16", f'"{key}" would put a secret into this file'
+                do = "Use password_file or key_password_file, or write ${NAME}."
+            place = ("kafka", "settings", key) if key else ("kafka", "bootstrap_servers")
+            what = what.replace("bootstrap.servers", "bootstrap_servers")
+            self._mistakes.add(code, place, what, do, subject="[kafka]")
 
     def _judge_listening(self) -> None:
         """The files of what listens on a network have to be there and to go together."""
-        section = self._tables.gateway
+        section, monitor = self._tables.gateway, self._tables.monitor
         files = {name: getattr(section, name) for name in LISTENING}
         own = [table.get("listen") for _, _, table in self._line_tables()]
         listens = section.listen is not None or any(isinstance(one, str) for one in own)
@@ -281,31 +275,33 @@ class _Reader:
             what = f"what listens on a network has TLS and a token, and {' and '.join(missing)} is missing"
             self._mistakes.add("TL-C02", ("gateway", "listen"), what, "Add it to [gateway], or remove listen.")
         elif listens and all(file.is_file() for file in files.values()):  # else noted
-            try:
+            with self._noting("gateway"):
                 ServerCertificate.read(ListenSettings.model_validate({"address": "localhost:0", **files}))
-            except ConfigError as error:
-                key = next(name for name in (*LISTENING, "ca_file") if error.where.startswith(name))
-                self._mistakes.add(error.code, ("gateway", key), f"{key}: {error.what}", error.do)
-        for table, file in (("gateway", section.token_file), ("monitor", self._tables.monitor.token_file)):
-            try:
-                if file is not None and os.access(file, os.R_OK):  # who may not, looks at the status all the same
-                    TokenFile(file)
-            except ConfigError as error:
-                self._mistakes.add(error.code, (table, "token_file"), f"token_file: {error.what}", error.do)
+        for table, tokens in (("gateway", section.token_file), ("monitor", monitor.token_file)):
+            if tokens is not None and os.access(tokens, os.R_OK):  # who may not, looks at the status all the same
+                with self._noting(table):
+                    TokenFile(tokens)
 
-    def _judge_java(self, lines: Iterable[Line | DownLine]) -> None:
+    @contextmanager
+    def _noting(self, table: str) -> Iterator[None]:
+        """Note what is wrong with a file at the key of a table that names it."""
+        try:
+            yield
+        except ConfigError as error:
+            key = next((one for one in LISTENING if error.where.startswith(one)), "token_file")
+            self._mistakes.add(error.code, (table, key), f"{key}: {error.what}", error.do)
+
+    def _judge_java(self, lines: Mapping[KeyPath, Line | DownLine]) -> None:
         """Java's client has to take the settings of a downlink, and a cluster what its tasks need."""
         secrets: dict[str, str] = {}
-        lines = list(lines)
         try:
             java_client(self._tables.kafka.client(), secrets)
         except ConfigError as error:  # a file that isn't here is told at the start
-            if error.code == "TL-C77" and any(isinstance(line, DownLine) for line in lines):
+            if error.code == "TL-C77" and any(isinstance(line, DownLine) for line in lines.values()):
                 self._mistakes.add(error.code, ("kafka", "settings"), error.what, error.do, subject="[kafka]")
         master = self._tables.spark.master
-        for line in lines if is_cluster(master) else ():
-            subject = f'{line.kind} "{line.name}"'
-            self._note(cluster_problems(line, master, secrets=bool(secrets)), subject=subject)
+        for path, line in lines.items() if is_cluster(master) else ():
+            self._note(cluster_problems(line, master, secrets=bool(secrets)), path)
 
     # -- lines
 
@@ -315,12 +311,11 @@ class _Reader:
             (kind, number): table for kind in LINES for number, table in enumerate(getattr(self._tables, kind))
         }
         if not tables and not any(kind in self._raw or (kind,) in self._broken for kind in LINES):
-            what = "[[uplink]] is missing: there is no line to run"
-            self._mistakes.add("TL-C60", ("uplink",), what, "Add one with a name and a route, or a [[downlink]].")
+            self._mistakes.add("TL-C60", ("uplink",), "[[uplink]] is missing: there is no line to run")
         lines: dict[KeyPath, Line | DownLine] = {}
         for path, table in tables.items():
             if path not in self._broken:
-                self._note(line_problems(table, self._tables), path, _subject(path, table))
+                self._note(line_problems(table, self._tables), path)
                 line = self._uplink(path, table) if isinstance(table, UplinkTable) else self._downlink(path, table)
                 lines |= {path: line} if line else {}
         return lines
@@ -333,10 +328,10 @@ class _Reader:
             return None
         routes = tuple(route.compile(table.guarantee, table.dedupe) for route in table.route)
         filters = subscriptions(routes)
-        waited_for = table.ack_after is AckAfter.KAFKA or table.receipts is not None
-        delay_ms = 0 if waited_for else DEFAULT_DELAY_MS
-        delay_ms = delay_ms if table.max_trigger_delay_ms is None else table.max_trigger_delay_ms
-        elsewhere = bool(table.gateways) and not table.member
+        delay_ms = table.max_trigger_delay_ms
+        if delay_ms is None:  # no rest where a broker or a publisher waits for Kafka
+            waited_for = table.ack_after is AckAfter.KAFKA or table.receipts is not None
+            delay_ms = 0 if waited_for else DEFAULT_DELAY_MS
         own: dict[str, Any] = {
             "subscriptions": filters,
             "repeatable": repeatable(routes, [one.pattern for one in filters]),
@@ -345,13 +340,14 @@ class _Reader:
             "ack_after": table.ack_after if table.ack_after in policy(table.guarantee).acks else None,
             "checkpoint": str(self._state_dir / table.name / CHECKPOINT),
             "linger_after_silence_ms": _LINGER_MS if delay_ms else 0.0,
-            **(_ELSEWHERE if elsewhere else {}),
         }
+        if table.gateways and not table.member:  # they run elsewhere: nothing is reached, and nothing listens here
+            own |= {"brokers": "mqtt://x", "listen": None}
         gateway, origins = self._gateway(path, table, own)
         if gateway is None:
             return None
         members = []
-        if not self._note(member_problems(table, gateway), path, _subject(path, table)):
+        if not self._note(member_problems(table, gateway), path):
             for number in range(len(table.member)):
                 values = self._member(table, number, gateway, routes)
                 members.append(self._settings(values, (*path, "member", number), origins))
@@ -362,13 +358,13 @@ class _Reader:
             "dead_letter_topic": dead_letter_topic(table, self._tables),
         }
         line = Line.model_validate({**_said(table, UplinkSection), **resolved})
-        self._note(gateway_problems(line, routes, self._brokers(path, gateway)), path, _subject(path, table))
+        self._note(gateway_problems(line, routes, origins), path)
         return line
 
     def _downlink(self, path: KeyPath, table: DownlinkTable) -> DownLine | None:
         checkpoint = str(self._state_dir / table.name / CHECKPOINT)
         own = {"subscriptions": (), "outbox": {**table.outbox.model_dump(), "checkpoint": checkpoint}}
-        gateway, _ = self._gateway(path, table, own)
+        gateway, origins = self._gateway(path, table, own)
         if gateway is None:
             return None
         topic = dead_letter_topic(table, self._tables)
@@ -379,7 +375,7 @@ class _Reader:
             "control_characters": table.control_characters or ("dead_letter" if topic else "send"),
         }
         line = DownLine.model_validate({**_said(table, DownlinkSection), **resolved})
-        self._note(gateway_problems(line, (), self._brokers(path, gateway)), path, _subject(path, table))
+        self._note(gateway_problems(line, (), origins), path)
         return line
 
     def _gateway(
@@ -387,16 +383,16 @@ class _Reader:
     ) -> tuple[GatewaySettings | None, dict[str, KeyPath]]:
         """What the line's gateway is told, and where in the file each of its keys is said."""
         mqtt: dict[str, Any] = {}
-        origins: dict[str, KeyPath] = {"brokers": ("mqtt", "brokers")}
+        origins: dict[str, KeyPath] = {key: ("mqtt", key) for key in ("brokers", "follow_redirects")}
+        origins |= {"listen": (*path, "listen") if table.listen else ("gateway", "listen")}
+        origins |= {"receipts": (*path, "receipts")}
         for place, section in ((("mqtt",), self._tables.mqtt), ((*path, "mqtt"), table.mqtt)):
             mqtt |= {key: getattr(section, key) for key in section.model_fields_set}
             origins |= {key: (*place, key) for key in section.model_fields_set}
-        for code, (key, *_), what, do in mqtt_problems(table.guarantee, mqtt):
-            self._mistakes.add(code, origins[str(key)], what, do, subject=_subject(path, table))
-            mqtt.pop(str(key))
+        for key, problem in mqtt_problems(table.guarantee, mqtt, origins):
+            self._note([problem], path)
+            mqtt.pop(key)
         prefix = mqtt.pop("client_id_prefix", None) or self._tables.name
-        origins |= {"listen": (*path, "listen") if table.listen else ("gateway", "listen")}
-        origins |= {"receipts": (*path, "receipts")}
         values = {
             "client_id": f"{prefix}-{table.name}",
             **mqtt,
@@ -450,17 +446,7 @@ class _Reader:
             return None
         return {"address": address, **files}
 
-    def _brokers(self, path: KeyPath, gateway: GatewaySettings) -> KeyPath:
-        """Where the brokers of a line are named, or redirects allowed, from the line's table or the file's root."""
-        key = "brokers" if len(gateway.brokers) > 1 else "follow_redirects"
-        own = getattr(self._tables, str(path[0]))[path[1]].mqtt
-        return ("mqtt", key) if key in own.model_fields_set else (ROOT, "mqtt", key)
-
 
 def _said(table: Any, section: type[BaseModel]) -> dict[str, Any]:
     """What a table says of a section, as that is made."""
     return {field.alias or name: getattr(table, name) for name, field in section.model_fields.items()}
-
-
-def _subject(path: KeyPath, table: UplinkTable | DownlinkTable) -> str:
-    return f'{path[0]} "{table.name}"'

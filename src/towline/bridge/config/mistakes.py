@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 from pydantic import BaseModel
 
-from towline.errors import ConfigError, did_you_mean
+from towline.errors import ConfigError, did_you_mean, explanations
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -51,8 +51,17 @@ class Mistakes:
         #: Line and error, without repetition.
         self._found: dict[tuple[int, str], ConfigError] = {}
 
-    def add(self, code: str, path: KeyPath, what: str, do: str = "", *, subject: str | None = None) -> None:
-        """Note a mistake at a key path; ``subject`` names the table or line it is in, by default that of the path."""
+    def add(self, code: str, path: KeyPath, what: str, do: str | None = None, *, subject: str | None = None) -> None:
+        """Note a mistake at a key path.
+
+        Args:
+            code: Such as ``TL-C12``.
+            path: Where it is.
+            what: What is wrong.
+            do: What to do; by default what the explanation of the code says.
+            subject: The table or line that it is in; by default that of the path.
+        """
+        do = _advice(code) if do is None else do
         document = self._document
         subject = document.subject(path) if subject is None else subject
         where = f"{document.where(path)}  {subject}" if subject else document.where(path)
@@ -95,6 +104,12 @@ class Mistakes:
     def found(self) -> list[ConfigError]:
         """What was noted, in the order of the file."""
         return [error for _, error in sorted(self._found.items(), key=lambda item: item[0][0])]
+
+
+def _advice(code: str) -> str:
+    """What the explanation of a code says to do, without the marks of a page."""
+    text = re.sub(r"`| ?\(\[.*?\]\(.*?\)\)", "", str(explanations()[code]["do"]))
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 #: What a pydantic type error wants, in a user's words.

@@ -16,7 +16,15 @@ from towline.bridge.config.mistakes import sentence
 from towline.bridge.config.model import DownLine, Line
 from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.bridge.config.subscriptions import SubscribedRoute, at_odds, restricted
-from towline.bridge.config.tables import TEMPLATES, BridgeTable, Dedupe, DownlinkTable, RouteSection, UplinkTable
+from towline.bridge.config.tables import (
+    TEMPLATES,
+    BridgeTable,
+    Dedupe,
+    DownlinkTable,
+    RouteSection,
+    UplinkTable,
+    said_in_sql,
+)
 from towline.bridge.patterns import Pattern, Template, allowed, column_of, kafka_name_problem
 from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ShareWay
@@ -35,8 +43,9 @@ _SHUFFLE: Final = "spark.sql.shuffle.partitions"
 _LONGEST_NAME: Final = 64
 #: Begins a key that stands elsewhere than in the table that a rule looks at.
 ROOT: Final = ""
-#: Code, key from the table that the rule looks at (after `ROOT` from the root of the file), what is wrong, what to do.
-Violation: TypeAlias = tuple[str, KeyPath, str, str]
+#: Code, key from the table that the rule looks at (after `ROOT` from the root of the file), what is wrong, and
+#: what to do where the code's explanation is too wide for it.
+Violation: TypeAlias = tuple[str, KeyPath, str] | tuple[str, KeyPath, str, str]
 
 
 # -- a route ---------------------------------------------------------------------------------------------------------
@@ -45,9 +54,7 @@ Violation: TypeAlias = tuple[str, KeyPath, str, str]
 def route_problems(route: RouteSection, guarantee: Guarantee, dedupe: Dedupe | None) -> list[Violation]:
     """What is wrong with a route of a line with this promise and this ``dedupe``; keys are the route's."""
     dedupe = route.dedupe or dedupe
-    sql: dict[KeyPath, str] = {}
-    sql |= {(key,): text for key in ("where", "reject", "header_map") if (text := getattr(route, key)) is not None}
-    sql |= {("fields", name): text for name, text in route.fields.items()}
+    sql = dict(said_in_sql(route))
     problems: list[Violation] = []
     captures: tuple[str, ...] = ()
     readings: list[tuple[str, KeyPath, Callable[[], object]]] = []
@@ -104,23 +111,20 @@ def _names(route: RouteSection, captures: Sequence[str], *, in_sql: bool) -> Ite
         what = f"the wildcard {{{doubled[0]}}} is a column for SQL, which has another of that name"
         yield "TL-C67", ("from",), what, "Give the wildcard another name."
     for name in filter(lambda name: name.startswith(("mqtt.", "towline.")), route.headers):
-        what = f'a header "{name}" would be taken for one that Towline writes'
-        yield "TL-C65", ("headers", name), what, "Name it without the prefix mqtt. or towline."
+        yield "TL-C65", ("headers", name), f'a header "{name}" would be taken for one that Towline writes'
     for index, glob in enumerate(route.allowed_topics):
         if problem := kafka_name_problem(glob.replace("*", "x").replace("?", "x")):
             yield "TL-C62", ("allowed_topics", index), problem, "Use names, or globs with * and ?."
     if route.fallback_topic is not None and (problem := kafka_name_problem(route.fallback_topic)):
-        yield "TL-C62", ("fallback_topic",), problem, "Correct the name."
+        yield "TL-C62", ("fallback_topic",), problem
 
 
 def _topic(route: SubscribedRoute) -> Iterator[Violation]:
     name = route.topic.constant
     if name is None and not route.topic.parts[0] and not route.allowed_topics:
-        what = f'topic "{route.topic.text}" lets a device name any Kafka topic'
-        yield "TL-C63", ("topic",), what, "Begin it with a fixed prefix, or list allowed_topics."
+        yield "TL-C63", ("topic",), f'topic "{route.topic.text}" lets a device name any Kafka topic'
     elif problem := kafka_name_problem("x" + "".join(route.topic.parts[::2]) if name is None else name):
-        part = "fixed part of the " if name is None else ""
-        yield "TL-C62", ("topic",), problem.replace('"x', '"') if part else problem, f"Correct the {part}name."
+        yield "TL-C62", ("topic",), problem.replace('"x', '"') if name is None else problem
     elif name is not None and not allowed(name, route.allowed_topics):
         yield "TL-C63", ("topic",), f'topic "{name}" is not among allowed_topics', "Add it there."
 
@@ -164,14 +168,23 @@ _PROMISED: Final = (
 )
 
 
-def mqtt_problems(guarantee: Guarantee, mqtt: Mapping[str, Any]) -> Iterator[Violation]:
-    """What a line says to its broker by ``[mqtt]`` and its own ``mqtt`` together, and can't; keys are theirs."""
+def mqtt_problems(
+    guarantee: Guarantee, mqtt: Mapping[str, Any], origins: Mapping[str, KeyPath]
+) -> Iterator[tuple[str, Violation]]:
+    """What a line says to its broker by ``[mqtt]`` and its own ``mqtt`` together, and can't, by its key.
+
+    Args:
+        guarantee: Of the line.
+        mqtt: What it says.
+        origins: Where each key is said.
+    """
     if mqtt.get("session_expiry_s") == 0 and policy(guarantee).persistent:
         what = f"guarantee {guarantee} needs a session that outlives the connection, session_expiry_s is 0"
-        yield "TL-C12", ("session_expiry_s",), what, "Raise it; without the key it is for ever."
+        do, key = "Raise it; without the key it is for ever.", "session_expiry_s"
+        yield key, ("TL-C12", (ROOT, *origins[key]), what, do)
     if "tls" in mqtt and mqtt.get("brokers") and not any(broker.tls for broker in mqtt["brokers"]):
         what = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
-        yield "TL-C17", ("tls",), what, "Write mqtts://, or remove tls."
+        yield "tls", ("TL-C17", (ROOT, *origins["tls"]), what)
 
 
 def line_problems(line: UplinkTable | DownlinkTable, file: BridgeTable) -> Iterator[Violation]:
@@ -195,8 +208,7 @@ def line_problems(line: UplinkTable | DownlinkTable, file: BridgeTable) -> Itera
     if isinstance(line, UplinkTable):
         yield from _one_within(line, file)
         if any(map(is_remote, line.gateways)) and file.gateway.token_file is None:
-            what = "a gateway on a network lets nobody in without a token"
-            yield "TL-C112", ("gateways",), what, "Name its file as token_file in the table [gateway]."
+            yield "TL-C112", ("gateways",), "a gateway on a network lets nobody in without a token"
 
 
 def dead_letter_topic(line: UplinkTable | DownlinkTable, file: BridgeTable) -> str | None:
@@ -215,7 +227,7 @@ def _one_within(line: UplinkTable, file: BridgeTable) -> Iterator[Violation]:
     for number, dedupe in own:
         if dedupe.within != first.within:
             what = f'within = "{dedupe.within}" differs from "{first.within}" on the same line'
-            yield "TL-C72", ("route", number, "dedupe", "within"), what, "Make it one, or make two lines."
+            yield "TL-C72", ("route", number, "dedupe", "within"), what
     if str(file.spark.conf.get(_SHUFFLE, 1)) != "1":
         what = f"dedupe needs {_SHUFFLE} = 1: more would mix up the order of a device's messages"
         yield "TL-C12", (ROOT, "spark", "conf", *_SHUFFLE.split(".")), what, "Remove the setting."
@@ -224,8 +236,7 @@ def _one_within(line: UplinkTable, file: BridgeTable) -> Iterator[Violation]:
 def member_problems(line: UplinkTable, gateway: GatewaySettings) -> Iterator[Violation]:
     """Why members can't share what the line's only gateway would be told; keys are the line's."""
     if line.member and line.way is None:
-        do = 'Give each member filters, or write share = "subscription".'
-        yield "TL-C122", ("member",), "nothing says how the members share the line's messages", do
+        yield "TL-C122", ("member",), "nothing says how the members share the line's messages"
     if shared := [route.from_ for route in line.route if line.member and route.from_.startswith("$share/")]:
         what = f'"{shared[0]}" is a shared subscription, and the line has members'
         yield "TL-C125", ("route",), what, 'Write the plain filter, and share = "subscription".'
@@ -236,23 +247,25 @@ def member_problems(line: UplinkTable, gateway: GatewaySettings) -> Iterator[Vio
             yield "TL-C125", ("member", number, "name"), what, "Shorten one of the two names."
         if bool(member.filters) is not (line.way is ShareWay.FILTERS):
             what = f'member "{member.name}" has {"" if member.filters else "no "}filters, and share = "{line.way}"'
-            yield "TL-C122", key, what, 'With share = "filters" each member has some, else none has.'
+            yield "TL-C122", key, what
         for at, text in enumerate(member.filters):
             shares = "it is a shared subscription" if text.startswith("$share/") else None
             if problem := "it is empty" if not text else filter_problem(text) or shares:
                 yield "TL-C67", (*key, at), f'"{text}": {problem}', 'Write a plain filter, as "telemetry/north/#".'
             elif not restricted((text,), gateway.subscriptions):
                 what = f'"{text}" of member "{member.name}" takes nothing that a route of the line takes'
-                yield "TL-C124", (*key, at), what, "Correct it, or add a route."
+                yield "TL-C124", (*key, at), what
 
 
-def gateway_problems(line: Line | DownLine, routes: Sequence[SubscribedRoute], mqtt: KeyPath) -> Iterator[Violation]:
+def gateway_problems(
+    line: Line | DownLine, routes: Sequence[SubscribedRoute], origins: Mapping[str, KeyPath]
+) -> Iterator[Violation]:
     """What contradicts a line's promise in what its gateways are told; keys are the line's.
 
     Args:
         line: With its gateways.
         routes: Its routes, compiled; none of a downlink.
-        mqtt: Where the brokers are named, or redirects allowed.
+        origins: Where each key of its connection is said.
     """
     if pair := at_odds(routes):
         narrow, wide = (routes[number].pattern.text for number in pair)
@@ -260,7 +273,8 @@ def gateway_problems(line: Line | DownLine, routes: Sequence[SubscribedRoute], m
         do = "Give both routes the same no_local, retain_as_published, retain_handling and subscription_id."
         yield "TL-C67", ("route", pair[0], "from"), what, do
     if problem := _sharing(line):
-        yield "TL-C90", mqtt, *problem
+        key = "brokers" if len(line.gateway.brokers) > 1 else "follow_redirects"
+        yield "TL-C90", (ROOT, *origins[key]), *problem
     # No topic is taken by two members: it would be stored twice.
     members = [one for one in line.each_gateway if one.share and one.share.way is ShareWay.FILTERS]
     for (first, one), (second, other) in combinations(enumerate(members), 2):
@@ -269,8 +283,7 @@ def gateway_problems(line: Line | DownLine, routes: Sequence[SubscribedRoute], m
         if both is not None and one.share and other.share:
             names = f'"{one.share.member}" and "{other.share.member}"'
             what = f'members {names} both take "{both}", so that it would be doubled'
-            do = "Give the members filters that have no topic in common."
-            yield "TL-C121", ("member", max(first, second), "filters"), what, do
+            yield "TL-C121", ("member", max(first, second), "filters"), what
 
 
 def _sharing(line: Line | DownLine) -> tuple[str, str] | None:
@@ -287,17 +300,9 @@ def _sharing(line: Line | DownLine) -> tuple[str, str] | None:
 
 #: What no two lines or members have in common: each would throw the other out [MQTT-3.1.4-3], or hide it.
 _UNIQUE: Final = {
-    "name": ("TL-C18", 'another line, or a member of one, is "{0}" too', "Rename one."),
-    "client_id": (
-        "TL-C19",
-        'client id "{0}" is also that of line "{1}"; they would throw each other out',
-        "Give each line its own client_id.",
-    ),
-    "listen": (
-        "TL-C99",
-        'its gateway would listen on "{0}", as that of line "{1}"',
-        "Give each line a listen of its own, or listen = false.",
-    ),
+    "name": ("TL-C18", 'another line, or a member of one, is "{0}" too'),
+    "client_id": ("TL-C19", 'client id "{0}" is also that of line "{1}"; they would throw each other out'),
+    "listen": ("TL-C99", 'its gateway would listen on "{0}", as that of line "{1}"'),
 }
 
 
@@ -317,19 +322,18 @@ def file_problems(bridge: str, lines: Mapping[KeyPath, Line | DownLine]) -> Iter
             names += [(("route", number, key), name, reserved(dead_letters)) for key, name in keys.items()]
         for key, name, pattern in names:
             if name is not None and re.fullmatch(pattern, name):
-                what = f'"{name}" is reserved: markers, dead letters, or Kafka\'s own'
-                yield "TL-C95", (*path, *key), what, "Choose another topic."
+                yield "TL-C95", (*path, *key), f'"{name}" is reserved: markers, dead letters, or Kafka\'s own'
         # A line that reads what its own batches write never comes to an end.
         own = (*written, *filter(None, [line.dead_letter_topic]))
         for name in filter(line.reads, own) if isinstance(line, DownLine) else ():
             what = f'it would read "{name}", and make a batch of each batch: markers, or dead letters of its own'
-            yield "TL-C95", (*path, "from"), what, "Choose other topics."
+            yield "TL-C95", (*path, "from"), what
     seen: dict[tuple[str, ...], tuple[KeyPath, str]] = {}
     for place, whose, fact, name in _facts(lines):
         owner, other = seen.setdefault(fact, (whose, name))
         if owner != whose:
-            code, what, do = _UNIQUE[fact[0]]
-            yield code, place, what.format(fact[-1], other), do
+            code, what = _UNIQUE[fact[0]]
+            yield code, place, what.format(fact[-1], other)
 
 
 def _facts(lines: Mapping[KeyPath, Line | DownLine]) -> Iterator[tuple[KeyPath, KeyPath, tuple[str, ...], str]]:
@@ -354,11 +358,10 @@ def cluster_problems(line: Line | DownLine, master: str, *, secrets: bool) -> It
     for place in elsewhere if not shares_files(master) else ():
         if not is_remote(place):
             what = f'its gateway "{place}" is a directory of this machine, which executors of {master} don\'t see'
-            yield "TL-C140", key, what, "Let it listen, and name it grpc+tls://HOST:PORT."
+            yield "TL-C140", key, what
     if not elsewhere and line.gateway.listen is None and not shares_files(master):
         what = f"its gateway listens on no network, and executors of {master} have no other way to it"
-        yield "TL-C140", key, what, "Set listen in [gateway], with certificate and token."
+        yield "TL-C140", key, what
     if secrets and isinstance(line, DownLine):
         what = f"Spark's Kafka source would need [kafka]'s secrets or certificates on executors of {master}"
-        do = "They never travel: run this line with a local master, in a bridge file of its own."
-        yield "TL-C142", key, what, do
+        yield "TL-C142", key, what

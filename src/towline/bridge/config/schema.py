@@ -32,14 +32,6 @@ _SETTING: Final = {
         {"type": "object", "additionalProperties": {"$ref": "#/$defs/Setting"}},
     ]
 }
-#: A value that may be written in another way than the model holds it: definition, key → one more way.
-_WAYS: Final = {
-    ("Tls", "alpn"): {"type": "string"},
-    ("UplinkTable", "max_bytes_per_trigger"): _SIZE,
-    **{(name, "max_packet_bytes"): _SIZE for name in ("MqttSettings", "MqttTable")},
-    **{("Limits", name): _SIZE for name in ("max_bytes", "min_free_bytes", "segment_bytes", "retain_bytes")},
-    **{("OutboxLimits", name): _SIZE for name in ("max_bytes", "min_free_bytes", "segment_bytes")},
-}
 #: Tables of another program's settings, whose dotted names may be tables.
 _SETTINGS: Final = (("KafkaSection", "settings"), ("SparkSection", "conf"))
 _ENUMERATED: Final = ("enum", "pattern")
@@ -125,10 +117,12 @@ def _words(text: str) -> str:
 
 
 def _other_ways(defs: dict[str, Any]) -> None:
-    for (name, key), way in _WAYS.items():
-        one = defs[name]["properties"][key]
-        about = {word: one.pop(word) for word in _ANNOTATIONS if word in one}
-        defs[name]["properties"][key] = {"anyOf": [one, way], **about}
+    """A size may have a unit, as `towline.bridge.config.values` reads it, and names of protocols be one text."""
+    for properties in (one.get("properties", {}) for one in defs.values()):
+        for key, one in properties.items():
+            if "_bytes" in key or key == "alpn":
+                about = {word: one.pop(word) for word in _ANNOTATIONS if word in one}
+                properties[key] = {"anyOf": [one, _SIZE if "_bytes" in key else {"type": "string"}], **about}
     for name, key in _SETTINGS:
         defs[name]["properties"][key]["additionalProperties"] = {"$ref": "#/$defs/Setting"}
 

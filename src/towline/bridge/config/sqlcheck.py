@@ -14,7 +14,7 @@ from towline.bridge.config.document import Document, KeyPath, names_variable
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.config.profiles import graft
-from towline.bridge.config.tables import Dedupe, Section
+from towline.bridge.config.tables import Section, said_in_sql
 from towline.bridge.messages import KINDS
 from towline.bridge.patterns import Pattern
 from towline.schema import SPARK_SCHEMA
@@ -106,21 +106,7 @@ def _expressions(bridge: Bridge) -> Iterator[tuple[Line | DownLine, KeyPath, lis
         if isinstance(line, Line):
             tables += ((("route", number), one) for number, one in enumerate(line.route))
         for table, section in tables:
-            said = sorted(_said(section), key=lambda one: one[0][0] != "fields")
+            said = sorted(said_in_sql(section), key=lambda one: one[0][0] != "fields")
             if said and (words := repr((_wildcards(line, table), said))) not in expressions:
                 expressions.add(words)
                 yield line, table, said
-
-
-def _said(section: Section) -> Iterator[tuple[KeyPath, str]]:
-    for name, value in section:
-        if name in ("where", "reject", "sql", "header_map") and value is not None:
-            yield (name,), value
-        elif isinstance(value, Dedupe):
-            yield from [((name, "key"), value.key)] if "{" not in value.key else []
-        elif name == "fields":
-            yield from (((name, field), text) for field, text in value.items())
-        else:
-            inner = {(name, key): one for key, one in value.items()} if isinstance(value, dict) else {(name,): value}
-            tables = [(path, one) for path, one in inner.items() if isinstance(one, Section)]
-            yield from (((*path, *key), text) for path, one in tables for key, text in _said(one))

@@ -26,19 +26,17 @@ def names_a_field(name: str, taken: Container[str]) -> bool:
     return name not in taken and _FIELD.fullmatch(name) is not None
 
 
-def check_sql(name: str, text: str | None, column: Callable[[str], str | None] = lambda _: None) -> None:
+def check_sql(name: str, text: str, column: Callable[[str], str | None]) -> None:
     """Refuse SQL without a word, or with a field in braces, which would be the text of its name.
 
     Args:
         name: The key.
-        text: What it says; None where it is not there.
+        text: What it says.
         column: The column behind a field of templates; None for another name.
 
     Raises:
         ValueError: What is wrong, and what to do.
     """
-    if text is None:
-        return
     if not text.strip():
         kind = "a condition" if name == "where" else "an expression"
         raise ValueError(f"{name} is empty; give {kind} in Spark SQL, or remove it")

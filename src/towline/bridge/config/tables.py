@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from towline.bridge.config.document import KeyPath
 from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.bridge.config.subscriptions import SubscribedRoute
 from towline.bridge.messages import COLUMNS, DOCUMENT, FIELDS, VALUES
@@ -67,12 +68,14 @@ class CreateTopics(Section):
     replication_factor: Annotated[int, Field(ge=-1)] = -1
 
 
-def _joined(value: object) -> object:
-    return ",".join(map(str, value)) if isinstance(value, list) else value
-
-
-def _switched(value: object) -> object:
-    return {} if value is True else None if value is False else value
+_JOINED: Final = BeforeValidator(
+    lambda value: ",".join(map(str, value)) if isinstance(value, list) else value,
+    json_schema_input_type=str | list[str],
+)
+_SWITCHED: Final = BeforeValidator(
+    lambda value: ({} if value else None) if isinstance(value, bool) else value,
+    json_schema_input_type=CreateTopics | bool,
+)
 
 
 class KafkaSection(Section):
@@ -87,25 +90,20 @@ class KafkaSection(Section):
         create_topics: Make the topics that are missing and known: fixed ones, and those that ``allowed_topics`` names.
     """
 
-    bootstrap_servers: Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[str])] = Field(
-        min_length=1
-    )
+    bootstrap_servers: Annotated[str, _JOINED] = Field(min_length=1)
     settings: dict[str, str | bool | int | float] = Field(default_factory=dict)
     password_file: Path | None = None
     key_password_file: Path | None = None
     token_provider: str | None = None
-    create_topics: Annotated[
-        CreateTopics | None, BeforeValidator(_switched, json_schema_input_type=CreateTopics | bool)
-    ] = None
+    create_topics: Annotated[CreateTopics | None, _SWITCHED] = None
 
     def client(self) -> dict[str, str]:
         """The settings as librdkafka names them; secrets as names of files (`towline.kafka.clientconfig`)."""
         made = {"bootstrap.servers": self.bootstrap_servers}
-        made |= {name: _as_text(value) for name, value in self.settings.items()}
-        if self.password_file:
-            made["sasl.password.file"] = str(self.password_file)
-        if self.key_password_file:
-            made["ssl.key.password.file"] = str(self.key_password_file)
+        for name, value in self.settings.items():
+            made[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        files = {"sasl.password.file": self.password_file, "ssl.key.password.file": self.key_password_file}
+        made |= {name: str(file) for name, file in files.items() if file}
         if self.token_provider:
             made = {"sasl.mechanism": "OAUTHBEARER", **made, "sasl.oauthbearer.token.provider": self.token_provider}
         return made
@@ -131,10 +129,6 @@ class SparkSection(Section):
     conf: dict[str, str | bool | int | float] = Field(default_factory=dict)
     kafka_jars: tuple[Path, ...] = ()
     tier: Tier = Tier.AUTO
-
-
-def _as_text(value: str | float) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class GatewaySection(Section):
@@ -485,7 +479,10 @@ class UplinkTable(LineTable, UplinkSection):
 _COLUMNS: Final = frozenset((*COLUMNS, "timestampType", "fault"))
 #: What a pattern does not match [Kafka: Topic.INTERNAL_TOPICS].
 _UNLISTED: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-_KNOWN: Final = "known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, " + ", ".join(f"{{{n}}}" for n in FIELDS)
+_UNKNOWN: Final = (
+    "which a record does not have; known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, "
+    + ", ".join(f"{{{name}}}" for name in FIELDS)
+)
 
 
 class Sql(Section):
@@ -545,10 +542,6 @@ def _column_of(name: str, fields: Collection[str]) -> str | None:
     return DOCUMENT if payload_path(name, DOCUMENT) else FIELDS.get(name)
 
 
-def _field_problem(name: str, fields: Collection[str]) -> str:
-    return "" if _column_of(name, fields) else f"which a record does not have; {_KNOWN}"
-
-
 def template_of(text: str, fields: Collection[str] = ()) -> Template:
     """Read a template over the fields of a record.
 
@@ -559,21 +552,22 @@ def template_of(text: str, fields: Collection[str] = ()) -> Template:
     Raises:
         ValueError: As `Template.read`.
     """
-    return Template.read(text, partial(_field_problem, fields=fields))
+    return Template.read(text, lambda name: "" if _column_of(name, fields) else _UNKNOWN)
 
 
-def _plain(said: dict[str, Any]) -> dict[str, Any]:
-    return {name: {} if isinstance(value, Sql) else value for name, value in said.items()}
-
-
-def _sql_of(section: Section | None) -> Iterator[tuple[str, str]]:
-    """Keys, and what they say in SQL."""
-    for name, value in section or ():
-        tables = value if isinstance(value, dict) else {name: value}
-        yield from ((key, said.sql) for key, said in tables.items() if isinstance(said, Sql))
-        if name in ("where", "reject") and value is not None:
-            yield name, value
-        yield from value.items() if name == "fields" else ()
+def said_in_sql(section: Section) -> Iterator[tuple[KeyPath, str]]:
+    """What a section says in Spark SQL, with its keys."""
+    for name, value in section:
+        if name in ("where", "reject", "sql", "header_map") and value is not None:
+            yield (name,), value
+        elif name == "fields":
+            yield from (((name, field), text) for field, text in value.items())
+        elif isinstance(value, Dedupe):
+            yield from [((name, "key"), value.key)] if "{" not in value.key else []
+        else:
+            inner = {(name, key): one for key, one in value.items()} if isinstance(value, dict) else {(name,): value}
+            tables = [(path, one) for path, one in inner.items() if isinstance(one, Section)]
+            yield from (((*path, *key), text) for path, one in tables for key, text in said_in_sql(one))
 
 
 class DownlinkSection(LineSection):
@@ -660,22 +654,19 @@ class DownlinkSection(LineSection):
                 raise ValueError(
                     f"\"{name}\" can't name a field; take small letters, digits and _, and no column's name"
                 )
-        for name, said in (*_sql_of(self), *_sql_of(self.failure_notice)):
-            check_sql(name, said, partial(_column_of, fields=self.fields))
+        for key, said in said_in_sql(self):
+            check_sql(str(key[-2 if key[-1] == "sql" else -1]), said, partial(_column_of, fields=self.fields))
         return self
 
     def rendering(self) -> dict[str, Any]:
         """What `towline.bridge.messages.MessageTable` takes of it: SQL is a table without its text [I12]."""
-        notice, told = self.failure_notice, dict[str, Any]()
-        if notice is not None:
+        notice, values, told = self.failure_notice, self.spoken(), dict[str, Any]()
+        if notice:
             told = {**notice.spoken(), "where": notice.where and Sql(sql=notice.where)}
-        copied = () if notice is None else notice.copy_headers
-        return {
-            "values": _plain(self.spoken()),
-            "properties": self.properties,
-            "notice": _plain(told),
-            "copied": copied,
-        }
+        for said in (values, told):
+            said |= {name: {} for name, value in said.items() if isinstance(value, Sql)}
+        copied = notice.copy_headers if notice else ()
+        return {"values": values, "properties": self.properties, "notice": told, "copied": copied}
 
     def spoken(self) -> dict[str, Any]:
         """What is said of the messages: templates, SQL, constants; None for nothing."""
