@@ -19,7 +19,7 @@ from towline.guarantee import Guarantee, policy
 from towline.mqtt.events import Filter
 
 #: What is said of the file, and what is compared line by line.
-_READ: Final = ("file", "lines", "leave_waiting")
+_READ: Final = {"file", "lines", "leave_waiting"}
 _DO: Final = "Set it back and reload again; or stop the bridge and start it again, which changes all of the file."
 
 
@@ -40,23 +40,25 @@ class LineChange:
     @property
     def added(self) -> list[str]:
         """Filters that are to be subscribed, those with other options included."""
-        known = {one.pattern: one.terms for one in self._former}
+        known = {one.pattern: one.terms for one in self.former}
         return [one.pattern for one in self.after.gateway.subscriptions if known.get(one.pattern) != one.terms]
 
     @property
     def removed(self) -> list[str]:
         """Filters that are to be unsubscribed."""
         wanted = {one.pattern for one in self.after.gateway.subscriptions}
-        return [one.pattern for one in self._former if one.pattern not in wanted]
+        return [one.pattern for one in self.former if one.pattern not in wanted]
 
     @property
     def starts(self) -> bool:
         """Whether its gateway has to be started, with settings that one which runs does not take up."""
         if self.before is None or self.again:
             return True
-        filters = {name: getattr(self.before.gateway, name) for name in ("subscriptions", "repeatable")}
-        same = self.after.gateway.model_copy(update=filters).digest() == self.before.gateway.digest()
-        return not same or _elsewhere(self.before) != _elsewhere(self.after)
+        before, after = (
+            (line.gateway.model_copy(update={"subscriptions": (), "repeatable": ()}).digest(), _elsewhere(line))
+            for line in (self.before, self.after)
+        )
+        return before != after
 
     @property
     def refilters(self) -> bool:
@@ -64,7 +66,8 @@ class LineChange:
         return not self.starts and not _elsewhere(self.after)[0] and bool(self.added or self.removed)
 
     @property
-    def _former(self) -> Sequence[SubscribedFilter]:
+    def former(self) -> Sequence[SubscribedFilter]:
+        """The filters that it had."""
         return self.before.gateway.subscriptions if self.before else ()
 
     @property
@@ -75,7 +78,7 @@ class LineChange:
         where two filters take the same topics a broker may send a message for each [MQTT-3.3.4-2], and what may be lost
         is not doubled.
         """
-        old = {one.pattern: one for one in self._former}
+        old = {one.pattern: one for one in self.former}
         new = {one.pattern: one for one in self.after.gateway.subscriptions}
         if self.after.guarantee is Guarantee.AT_MOST_ONCE:
             return tuple(one for pattern, one in new.items() if pattern in old)
@@ -109,20 +112,21 @@ def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:
         raise ConfigMistakes([ConfigError("TL-C169", where, f"{key} {what}", _DO) for key in fixed])
     before = {line.name: line for line in running.lines}
     found = [LineChange(before.get(line.name), line) for line in wanted.lines if line != before.get(line.name)]
-    passing = [_passing_problem(wanted, one) for one in found]
-    if problems := [problem for problem in passing if problem]:
-        raise ConfigMistakes(problems)
+    problems = []
+    for one in found:
+        if one.before and one.before.gateway.mqtt_client_id == one.after.gateway.mqtt_client_id:  # else another session
+            former, where = (each.pattern for each in one.former), f'{wanted.file}  uplink "{one.after.name}"'
+            problems.append(passing_problem(one.after.gateway, former, where))
+    if passing := [problem for problem in problems if problem]:
+        raise ConfigMistakes(passing)
     return found
 
 
 def _fixed(running: Bridge, wanted: Bridge) -> Iterator[str]:
     """Every key with another value that a running bridge can't take up, as the file calls it."""
-    old, new = (bridge.model_dump(mode="json", exclude=set(_READ)) for bridge in (running, wanted))
-    for key in ("name", "state_dir"):
-        if old.pop(key) != new.pop(key):
-            yield key
-    for table in old:
-        yield from (f"[{table}] {key}" for key in _differing(old[table], new[table]))
+    old, new = (bridge.model_dump(mode="json", exclude=_READ) for bridge in (running, wanted))
+    for table, _, key in (path.partition(".") for path in _differing(old, new)):
+        yield f"[{table}] {key}" if key else table
     lines = {line.name: line.kind for line in wanted.lines}
     for line in running.lines:
         if lines.get(line.name) != line.kind:
@@ -153,10 +157,3 @@ def _differing(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
             yield from _differing(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
     elif old != new:
         yield prefix
-
-
-def _passing_problem(wanted: Bridge, change: LineChange) -> ConfigError | None:
-    if change.before is None or change.before.gateway.mqtt_client_id != change.after.gateway.mqtt_client_id:
-        return None  # another session
-    former, where = change.before.gateway.subscriptions, f'{wanted.file}  uplink "{change.after.name}"'
-    return passing_problem(change.after.gateway, (one.pattern for one in former), where)
