@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ import typer
 from towline.cli.screen import plain
 
 if TYPE_CHECKING:
-    from towline.bridge.draft.answers import Draft, Judge
+    from towline.bridge.draft.answers import Judge, Known
 
 
 def init(
@@ -43,25 +43,20 @@ def init(
     Example:  towline init      or:  towline init --from /etc/mosquitto/mosquitto.conf
     """
     from towline.bridge.draft.answers import answered, default_name, draft_of, refuse_present, write, write_examples  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.draft.mosquitto import bridges, draft_from  # noqa: PLC0415
+    from towline.bridge.draft.mosquitto import known_of  # noqa: PLC0415
     from towline.mosquitto_conf import read  # noqa: PLC0415
 
     if examples is not None:
         sys.stdout.write(plain("".join(f"wrote {path}\n" for path in write_examples(examples, force=force))))
         return
     refuse_present(file, force=force)
-    conf = None if source is None else read(source)
+    known = None if source is None else known_of(read(source), file)
     head = {"name": default_name() if name is None else name, "state_dir": state_dir}
-
-    def made(answers: Mapping[str, str]) -> Draft:
-        return draft_of(answers, file, head) if conf is None else draft_from(conf, answers, file, head)
-
     said = {"broker": broker, "topics": topics, "kafka": kafka, "topic": topic, "guarantee": guarantee}
-    on_a_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    known = frozenset[str]() if conf is None else frozenset({"broker", "topics"} if bridges(conf) else {"broker"})
-    draft = made(answered(said, made, file, _prompt if on_a_terminal else None, known))
-    written = write(draft, file, force=force)
-    sys.stdout.write(plain("".join(f"{line}\n" for line in _told(draft, file, written, source))))
+    ask = _prompt if sys.stdin.isatty() and sys.stdout.isatty() else None
+    text = draft_of(answered(said, file, head, ask, known), file, head, known)
+    written = write(text, file, known.secrets if known else {}, force=force)
+    sys.stdout.write(plain("".join(f"{line}\n" for line in _told(known, file, written, source))))
 
 
 def _prompt(words: str, default: str, judge: Judge) -> str:
@@ -73,9 +68,9 @@ def _prompt(words: str, default: str, judge: Judge) -> str:
     return str(typer.prompt(words, default=default, value_proc=judged))
 
 
-def _told(draft: Draft, file: Path, written: list[Path], conf: Path | None) -> Iterator[str]:
+def _told(known: Known | None, file: Path, written: list[Path], conf: Path | None) -> Iterator[str]:
     yield f"wrote {' and '.join(map(str, written))}, mode 0600"
-    yield from (f"  {note}" for note in draft.notes)
+    yield from (f"  {note}" for note in (known.notes if known else ()))
     measured = "" if conf is None else f" --mosquitto-conf {conf}"
     yield f"Next: towline doctor {file}{measured}   what broker, Kafka and this machine can keep"
     yield f"      towline run {file}      until Ctrl-C; what waits stays on disk"

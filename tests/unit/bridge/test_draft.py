@@ -16,7 +16,7 @@ from towline.bridge.config.file import parse
 from towline.bridge.draft.answers import (
     DEFAULTS,
     QUESTIONS,
-    Draft,
+    Known,
     answered,
     default_name,
     draft_of,
@@ -24,7 +24,7 @@ from towline.bridge.draft.answers import (
     mistake_in,
     write,
 )
-from towline.bridge.draft.mosquitto import draft_from
+from towline.bridge.draft.mosquitto import known_of
 from towline.errors import ConfigError
 from towline.mosquitto_conf import read
 
@@ -33,17 +33,17 @@ HEAD = {"name": "plant-7", "state_dir": "state"}
 NOBODY: dict[str, str | None] = dict.fromkeys(QUESTIONS)
 
 
-def made(answers: Mapping[str, str]) -> Draft:
+def made(answers: Mapping[str, str]) -> str:
     return draft_of(answers, FILE, HEAD)
 
 
 def test_the_template_is_a_right_file() -> None:
     text = files("towline.bridge.draft").joinpath("template.toml").read_text()
-    assert parse(text, FILE, {}) == parse(draft_of(DEFAULTS, FILE, {"name": "bridge"}).text, FILE, {})
+    assert parse(text, FILE, {}) == parse(draft_of(DEFAULTS, FILE, {"name": "bridge"}), FILE, {})
 
 
 def test_the_defaults_are_a_right_file() -> None:
-    text = made(DEFAULTS).text
+    text = made(DEFAULTS)
     bridge = parse(text, FILE, {})
     (line,) = bridge.uplinks
     assert (line.name, line.guarantee.value, line.routes[0].key and line.routes[0].key.text) == (
@@ -57,7 +57,7 @@ def test_the_defaults_are_a_right_file() -> None:
 
 def test_what_is_at_hand_in_comments_is_right_too(tmp_path: Path) -> None:
     """Every comment that begins with a key may be taken out of its comment."""
-    text = made(DEFAULTS | {"broker": "mqtts://b.example"}).text
+    text = made(DEFAULTS | {"broker": "mqtts://b.example"})
     ready = re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE)
     assert ready.count("password_file") == text.count("password_file") > 1
     for name in ("mqtt.password", "kafka.password", "ca.pem"):
@@ -76,7 +76,7 @@ def test_what_is_at_hand_in_comments_is_right_too(tmp_path: Path) -> None:
     ],
 )
 def test_the_key_is_what_the_filter_names(answers: dict[str, str], key: str) -> None:
-    (line,) = parse(made(DEFAULTS | answers).text, FILE, {}).uplinks
+    (line,) = parse(made(DEFAULTS | answers), FILE, {}).uplinks
     assert {route.key.text for route in line.routes if route.key} == {key}
     assert len(line.routes) == answers["topics"].count(",") + 1
 
@@ -86,7 +86,7 @@ def test_any_answer_is_said_or_refused(text: str, key: str) -> None:
     draft = made(DEFAULTS | {key: text})
     mistake = mistake_in(draft, FILE)
     if mistake is None:
-        raw = tomllib.loads(draft.text)
+        raw = tomllib.loads(draft)
         said = {"kafka": raw["kafka"]["bootstrap_servers"], "topic": raw["uplink"][0]["route"][0]["topic"]}
         said |= {"broker": ",".join(raw["mqtt"]["brokers"]), "guarantee": raw["uplink"][0]["guarantee"]}
         said |= {"topics": ",".join(one["from"] for one in raw["uplink"][0]["route"])}
@@ -97,7 +97,7 @@ def test_any_answer_is_said_or_refused(text: str, key: str) -> None:
 
 @given(st.text(max_size=20))
 def test_a_string_is_read_as_it_was(text: str) -> None:
-    assert tomllib.loads(draft_of(DEFAULTS, FILE, {"name": text}).text)["name"] == text
+    assert tomllib.loads(draft_of(DEFAULTS, FILE, {"name": text}))["name"] == text
 
 
 @given(st.text(max_size=80))
@@ -115,10 +115,10 @@ def test_options_answer_and_the_rest_is_asked() -> None:
         assert judge(default) is None
         return default
 
-    answers = answered({**NOBODY, "kafka": "k:1", "guarantee": "at_most_once"}, made, FILE, ask)
+    answers = answered({**NOBODY, "kafka": "k:1", "guarantee": "at_most_once"}, FILE, HEAD, ask)
     assert (answers["kafka"], answers["guarantee"]) == ("k:1", "at_most_once")
     assert asked == [(QUESTIONS[key], DEFAULTS[key]) for key in ("broker", "topics", "topic")]
-    assert answered(NOBODY, made, FILE, None) == DEFAULTS
+    assert answered(NOBODY, FILE, HEAD, None) == DEFAULTS
 
 
 @pytest.mark.parametrize(
@@ -145,28 +145,28 @@ def test_options_answer_and_the_rest_is_asked() -> None:
 def test_an_option_that_cant_be_is_one_line(key: str, text: str, told: str) -> None:
     said = {**NOBODY, key: text} | ({"broker": "mqtt://a,mqtt://b"} if text == "exactly_once" else {})
     with pytest.raises(ConfigError) as found:
-        answered(said, made, FILE, None)
+        answered(said, FILE, HEAD, None)
     assert str(found.value).startswith(told)
     assert str(found.value).endswith("[TL-C163]")
 
 
 def test_files_are_made_whole_or_not_at_all(tmp_path: Path) -> None:
     broker = {"brokers": "mqtt://b", "username": "u", "password_file": "b.password"}
-    secret = Draft(text=draft_of(DEFAULTS, FILE, HEAD, broker).text, secrets={"b.password": "p"})
+    text, secrets = draft_of(DEFAULTS, FILE, HEAD, Known(broker=broker)), {"b.password": "p"}
     file = tmp_path / "bridge.toml"
-    assert write(secret, file, force=False) == [file, tmp_path / "b.password"]
+    assert write(text, file, secrets, force=False) == [file, tmp_path / "b.password"]
     assert [oct(one.stat().st_mode & 0o777) for one in sorted(tmp_path.iterdir())] == ["0o600", "0o600"]
     assert parse(file.read_text(), file, {}).lines[0].gateway.password_file == tmp_path / "b.password"
     file.write_text("mine")
     (tmp_path / "b.password").unlink()
     with pytest.raises(ConfigError, match=r"it is there already.*TL-C162"):
-        write(secret, file, force=False)
+        write(text, file, secrets, force=False)
     assert [one.name for one in tmp_path.iterdir()] == ["bridge.toml"], "the password went with it"
     assert file.read_text() == "mine"
-    write(secret, file, force=True)
+    write(text, file, secrets, force=True)
     assert "mine" not in file.read_text()
     with pytest.raises(ConfigError, match=r"can't be written \(no such file or directory\).*TL-C164"):
-        write(secret, tmp_path / "no" / "bridge.toml", force=False)
+        write(text, tmp_path / "no" / "bridge.toml", secrets, force=False)
 
 
 # -- from Mosquitto's configuration ----------------------------------------------------------------------------------
@@ -194,17 +194,18 @@ topic both/+ both 2
 """
 
 
-def drafted(directory: Path, text: str) -> Draft:
+def drafted(directory: Path, text: str) -> tuple[str, Known]:
     conf, ca = directory / "mosquitto.conf", directory / "ca.pem"
     ca.write_text("a certificate")
     conf.write_text(text.format(ca=ca) if "{ca}" in text else text)
-    return draft_from(read(conf), DEFAULTS, FILE, HEAD)
+    known = known_of(read(conf), FILE)
+    return draft_of(DEFAULTS, FILE, HEAD, known), known
 
 
 def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
-    draft = drafted(tmp_path, CONF)
+    draft, known = drafted(tmp_path, CONF)
     file = tmp_path / "bridge.toml"
-    write(draft, file, force=False)
+    write(draft, file, known.secrets, force=False)
     raw = tomllib.loads(file.read_text())
     out, came = raw["uplink"]
     assert raw["mqtt"] == {}, "what one broker is told must not be told to the other"
@@ -220,20 +221,20 @@ def test_a_connection_becomes_a_line_for_each_side(tmp_path: Path) -> None:
     }
     assert [one["from"] for one in came["route"]] == ["there/sensors/{{x}}/#"]
     assert (tmp_path / "bridge.cloud-in.password").read_text() == "s3cret words\n"
-    assert "s3cret" not in file.read_text() + repr(draft)
+    assert "s3cret" not in file.read_text() + repr(known)
     for said in ("remote_clientid", "cleansession", "round_robin", "the prefixes", "QoS 0", "both ways"):
-        assert any(note.startswith(f"Not carried over: {said}") for note in draft.notes), said
-    assert any(note.startswith("line cloud-in: tls.key_file is missing") for note in draft.notes)
-    assert not any("start_type" in note for note in draft.notes), "a line does the same"
+        assert any(note.startswith(f"Not carried over: {said}") for note in known.notes), said
+    assert any(note.startswith("line cloud-in: tls.key_file is missing") for note in known.notes)
+    assert not any("start_type" in note for note in known.notes), "a line does the same"
     told = " ".join(file.read_text().replace("#", " ").split())
-    assert all(" ".join(note.replace("#", " ").split()) in told for note in draft.notes), "the file says it too"
+    assert all(" ".join(note.replace("#", " ").split()) in told for note in known.notes), "the file says it too"
 
 
 def test_each_connection_keeps_its_own_password(tmp_path: Path) -> None:
     each = "connection clo{}ud\naddress {}\nremote_username u\nremote_password {}\ntopic a in 1\n"
-    draft = drafted(tmp_path, each.format("&", "x", "one") + each.format("-", "y", "two"))
-    said = [line["mqtt"] for line in tomllib.loads(draft.text)["uplink"]]
-    passwords = {one["brokers"][0]: draft.secrets[one["password_file"]] for one in said}
+    draft, known = drafted(tmp_path, each.format("&", "x", "one") + each.format("-", "y", "two"))
+    said = [line["mqtt"] for line in tomllib.loads(draft)["uplink"]]
+    passwords = {one["brokers"][0]: known.secrets[one["password_file"]] for one in said}
     assert passwords == {"mqtt://x:1883": "one", "mqtt://y:1883": "two"}
 
 
@@ -248,16 +249,16 @@ def test_each_connection_keeps_its_own_password(tmp_path: Path) -> None:
 )
 def test_a_connection_is_secure_where_mosquittos_is(tmp_path: Path, setting: str, uri: str, tls: object) -> None:
     """What says something of TLS alone makes none; and a key instead of certificates is no reason to do without."""
-    draft = drafted(tmp_path, f"connection other\naddress x\n{setting}\ntopic a in 1\n")
-    said = tomllib.loads(draft.text)["mqtt"]
+    draft, _ = drafted(tmp_path, f"connection other\naddress x\n{setting}\ntopic a in 1\n")
+    said = tomllib.loads(draft)["mqtt"]
     assert (said["brokers"], said.get("tls")) == ([uri], tls)
     assert mistake_in(draft, FILE) is None
 
 
 @pytest.mark.parametrize("topic", ["a/${x}/#", "a/$${x}/#", "a/{x}/#", "a/${/#"])
 def test_a_topic_is_subscribed_as_mosquitto_has_it(tmp_path: Path, topic: str) -> None:
-    draft = drafted(tmp_path, f"connection other\naddress x\ntopic {topic} in 1\n")
-    (line,) = parse(draft.text, FILE, {}).uplinks
+    draft, _ = drafted(tmp_path, f"connection other\naddress x\ntopic {topic} in 1\n")
+    (line,) = parse(draft, FILE, {}).uplinks
     assert [one.pattern for one in line.gateway.subscriptions] == [topic]
 
 
@@ -277,19 +278,19 @@ def test_a_topic_is_subscribed_as_mosquitto_has_it(tmp_path: Path, topic: str) -
     ],
 )
 def test_a_listener_becomes_the_broker(tmp_path: Path, text: str, uri: str, said: str) -> None:
-    draft = drafted(tmp_path, text)
-    assert tomllib.loads(draft.text)["mqtt"]["brokers"] == [uri]
-    assert said in " ".join(draft.notes)
+    draft, known = drafted(tmp_path, text)
+    assert tomllib.loads(draft)["mqtt"]["brokers"] == [uri]
+    assert said in " ".join(known.notes)
     assert mistake_in(draft, tmp_path / "b.toml") is None
 
 
 def test_connections_with_a_topic_become_lines(tmp_path: Path) -> None:
     two = f"{CONF}connection clo&ud\naddress x\ntopic a in 1\nconnection clo.ud\naddress x\ntopic a in 1\n"
     two += "connection clo&ud\naddress x\ntopic b in 1\nconnection empty\naddress y\n"
-    raw = tomllib.loads(drafted(tmp_path, two).text)
+    raw = tomllib.loads(drafted(tmp_path, two)[0])
     names = [one["name"] for one in raw["uplink"]]
     assert names == ["cloud-out", "cloud-in", "clo-ud-in", "clo.ud-in", "clo-ud-in-2"]
-    raw = tomllib.loads(drafted(tmp_path, "connection other\naddress x\ntopic a in 1\n").text)
+    raw = tomllib.loads(drafted(tmp_path, "connection other\naddress x\ntopic a in 1\n")[0])
     assert raw["mqtt"]["brokers"] == ["mqtt://x:1883"], "one broker stands in [mqtt]"
     assert "mqtt" not in raw["uplink"][0]
     with pytest.raises(ConfigError, match=r"mosquitto.conf:1: connection \"c\" has no address.*TL-C165"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import socket
@@ -29,22 +28,17 @@ from towline.version import ROOT
 _TEMPLATE: Final = Path(__file__).with_name("template.toml")
 _EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 _WIDTH: Final = 110
-#: Question, as the option that answers it → as it is asked, in this order.
-QUESTIONS: Final = {
-    "broker": "MQTT broker",
-    "topics": "MQTT topics",
-    "kafka": "Kafka bootstrap servers",
-    "topic": "Kafka topic",
-    "guarantee": f"Guarantee ({', '.join(Guarantee)})",
+#: Question, as the option that answers it → as it is asked, and its default, in this order. Brokers and topic filters
+#: may be several with commas between; the Kafka topic is a template over the wildcards of each filter.
+_ASKED: Final = {
+    "broker": ("MQTT broker", "mqtt://localhost:1883"),
+    "topics": ("MQTT topics", "telemetry/{device}/#"),
+    "kafka": ("Kafka bootstrap servers", "localhost:9092"),
+    "topic": ("Kafka topic", "telemetry"),
+    "guarantee": (f"Guarantee ({', '.join(Guarantee)})", Guarantee.AT_LEAST_ONCE.value),
 }
-#: Brokers and topic filters with commas between; the Kafka topic is a template over the wildcards of each filter.
-DEFAULTS: Final = {
-    "broker": "mqtt://localhost:1883",
-    "topics": "telemetry/{device}/#",
-    "kafka": "localhost:9092",
-    "topic": "telemetry",
-    "guarantee": Guarantee.AT_LEAST_ONCE.value,
-}
+QUESTIONS: Final = {key: words for key, (words, _) in _ASKED.items()}
+DEFAULTS: Final = {key: default for key, (_, default) in _ASKED.items()}
 Answers: TypeAlias = Mapping[str, str]
 
 
@@ -63,55 +57,47 @@ class DraftLine(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A bridge file before it is written.
+class Known:
+    """What is known of a bridge without an answer.
 
     Attributes:
-        text: Of the file.
-        notes: What has to be known of it; they stand at its head too.
+        broker: Keys of ``[mqtt]``; none for the broker that is answered.
+        lines: In place of the one that broker and answers make.
+        notes: What has to be known of the file; they stand at its head too.
         secrets: Files to be written beside it: name and content.
     """
 
-    text: str
+    broker: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[DraftLine] = ()
     notes: Sequence[str] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    @property
+    def questions(self) -> frozenset[str]:
+        """Those that need no answer."""
+        return frozenset(key for key, known in (("broker", self.broker), ("topics", self.lines)) if known)
 
-def draft_of(
-    answers: Answers,
-    file: Path,
-    head: Mapping[str, str],
-    broker: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
-    lines: Sequence[DraftLine] = (),
-    secrets: Mapping[str, str] | None = None,
-) -> Draft:
-    """Fill the template.
+
+def draft_of(answers: Answers, file: Path, head: Mapping[str, str], known: Known | None = None) -> str:
+    """The text of a bridge file: the template, filled.
 
     Args:
         answers: To every question.
         file: Name of the file, for the commands at its head.
         head: The file's own keys.
-        broker: Keys of ``[mqtt]`` in place of what was answered.
-        notes: As in `Draft`.
-        lines: In place of the one that broker and answers make.
-        secrets: As in `Draft`.
+        known: In place of answers.
     """
-    if not lines:
-        name = legal_name(re.sub(r"[.\-_]?\{[^{}]*\}", "", answers["topic"]), "telemetry")
-        own_broker = broker or {"brokers": _listed(answers["broker"])}
-        lines = [DraftLine(name, _listed(answers["topics"]), own_broker)]
+    known = known or Known()
+    name = legal_name(re.sub(r"[.\-_]?\{[^{}]*\}", "", answers["topic"]), "telemetry")
+    broker = known.broker or {"brokers": _listed(answers["broker"])}
+    lines = known.lines or [DraftLine(name, _listed(answers["topics"]), broker)]
     first, mqtt, kafka, uplink, route = re.split(r"\n(?=\[)", _TEMPLATE.read_text(encoding="utf-8"))
-    rows = [
-        row
-        for note in notes
-        for row in textwrap.wrap(f"- {note}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    ]
-    said = "".join(f"# {row}\n" for row in rows) + "\n" * bool(rows)
+    wrapped = partial(textwrap.wrap, width=_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    said = "".join(f"# {row}\n" for note in known.notes for row in wrapped(f"- {note}"))
     shared = all(line.broker == lines[0].broker for line in lines)
     own = "[mqtt]\n# Each line has a broker of its own, below.\n"
     parts = [
-        _filled(first.replace("FILE", str(file)).replace("\n\n", f"\n\n{said}", 1), head),
+        _filled(first.replace("FILE", str(file)).replace("\n\n", f"\n\n{said}{chr(10) * bool(said)}", 1), head),
         _filled(mqtt, lines[0].broker) if shared else own,
         _filled(kafka, {"bootstrap_servers": answers["kafka"]}),
     ]
@@ -121,7 +107,7 @@ def draft_of(
         for one in line.filters:
             parts.append(_filled(route, {"from": one, "topic": answers["topic"], "key": _key(one)}))
             route = re.sub(r"^#.*\n", "", route, flags=re.MULTILINE)  # said once
-    return Draft(text="\n".join(parts), notes=notes, secrets=secrets or {})
+    return "\n".join(parts)
 
 
 def _filled(part: str, values: Mapping[str, Any]) -> str:
@@ -163,15 +149,12 @@ def _listed(text: str) -> list[str]:
     return [part for one in text.split(",") if (part := one.strip())] or [text]
 
 
-def mistake_in(made: Draft, file: Path) -> ConfigError | None:
+def mistake_in(text: str, file: Path) -> ConfigError | None:
     """The first mistake that reading the file would find, its password files aside; None if it is right."""
-    text = re.sub(r"^(?=password_file = )", "# ", made.text, flags=re.MULTILINE)
     try:
-        parse(text, file, os.environ)
-    except ConfigMistakes as found:
-        return found.mistakes[0]
+        parse(re.sub(r"^(?=password_file = )", "# ", text, flags=re.MULTILINE), file)
     except ConfigError as found:
-        return found
+        return found.mistakes[0] if isinstance(found, ConfigMistakes) else found
     return None
 
 
@@ -183,42 +166,44 @@ Ask: TypeAlias = Callable[[str, str, Judge], str]
 
 def answered(
     said: Mapping[str, str | None],
-    made: Callable[[Answers], Draft],
     file: Path,
+    head: Mapping[str, str],
     ask: Ask | None,
-    known: frozenset[str] = frozenset(),
+    known: Known | None = None,
 ) -> Answers:
     """All answers: those of options, of a person where there is one, and defaults.
 
     Args:
         said: What the options say, by question; None for nothing.
-        made: The draft of answers.
         file: Where it is to be written.
+        head: As in `draft_of`.
         ask: Asks a person; None where there is nobody.
-        known: Questions that something else has answered.
+        known: As in `draft_of`.
 
     Raises:
         ConfigError: TL-C163, an option says what can't be, or answers what is known.
     """
-    answers: dict[str, str] = dict(DEFAULTS)
+    answers = dict(DEFAULTS)
+
+    def refused(where: str, mistake: ConfigError | None) -> None:
+        if mistake is not None:
+            raise ConfigError("TL-C163", where, mistake.what, mistake.do)
 
     def judge(key: str, text: str) -> ConfigError | None:
-        return mistake_in(made(answers | {key: text}), file)
+        return mistake_in(draft_of(answers | {key: text}, file, head, known), file)
 
-    if (mistake := mistake_in(made(answers), file)) is not None:
-        raise ConfigError("TL-C163", "towline init", mistake.what, mistake.do)
+    refused("towline init", mistake_in(draft_of(answers, file, head, known), file))
     for key, words in QUESTIONS.items():
         given = said[key]
-        if key in known:
+        if known and key in known.questions:
             if given is not None:
                 do = "Leave out the option, or --from."
                 raise ConfigError("TL-C163", f"--{key}", "the file that --from names says this", do)
-            continue
-        if given is None and ask is not None:
-            given = ask(words, answers[key], partial(judge, key))
-        elif given is not None and (mistake := judge(key, given)) is not None:
-            raise ConfigError("TL-C163", f"--{key}", mistake.what, mistake.do)
-        answers |= {} if given is None else {key: given}
+        elif given is not None:
+            refused(f"--{key}", judge(key, given))
+            answers[key] = given
+        elif ask is not None:
+            answers[key] = ask(words, answers[key], partial(judge, key))
     return answers
 
 
@@ -232,12 +217,13 @@ def refuse_present(file: Path, *, force: bool) -> None:
         raise _present(file)
 
 
-def write(made: Draft, file: Path, *, force: bool) -> list[Path]:
+def write(text: str, file: Path, secrets: Mapping[str, str], *, force: bool) -> list[Path]:
     """Write a bridge file and its password files, mode 0600: whole or not at all, durable.
 
     Args:
-        made: What it says.
+        text: What it says.
         file: Where; its directory is there.
+        secrets: Files beside it: name and content.
         force: Replace what is there.
 
     Returns:
@@ -246,22 +232,18 @@ def write(made: Draft, file: Path, *, force: bool) -> list[Path]:
     Raises:
         ConfigError: TL-C162, one of them is there; TL-C164, the directory does not take them. Nothing was written then.
     """
-    contents = {file.parent / name: f"{secret}\n" for name, secret in made.secrets.items()}
-    contents[file] = made.text  # last: what it names is there
+    contents = {file.parent / name: f"{secret}\n" for name, secret in secrets.items()} | {file: text}
     written: list[Path] = []
-    try:
-        for path, text in contents.items():
-            if force:
-                files.replace_durably(path, text)
-            else:
-                files.create_durably(path, text)
-                written.append(path)
-    except OSError as error:
-        for path in written:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        raise (_present(path) if isinstance(error, FileExistsError) else _unwritable(path, error)) from error
-    return list(reversed(contents))
+    for path, content in contents.items():  # the file last: what it names is there
+        try:
+            (files.replace_durably if force else files.create_durably)(path, content)
+        except OSError as error:
+            for one in () if force else written:
+                with contextlib.suppress(OSError):
+                    one.unlink()
+            raise (_present(path) if isinstance(error, FileExistsError) else _unwritable(path, error)) from error
+        written.append(path)
+    return written[::-1]
 
 
 def write_examples(directory: Path, *, force: bool) -> list[Path]:

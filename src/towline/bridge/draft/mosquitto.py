@@ -7,28 +7,28 @@ Towline has no word for becomes a note; what the broker's own settings end is do
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
-from towline.bridge.draft.answers import Draft, DraftLine, draft_of, legal_name
+from towline.bridge.draft.answers import DraftLine, Known, legal_name
 from towline.errors import ConfigError
 from towline.mosquitto_conf import BridgeTopic, Connection, Listener, MosquittoConf, Settings
 
 #: Protocols of a connection; without a word Mosquitto takes 3.1.1, which says nothing of what the broker can.
-_PROTOCOLS: Final = {"mqttv31": "3.1", "mqttv311": "3.1.1", "mqttv50": "5"}
+_PROTOCOLS: Final = {"mqttv31": "3.1", "mqttv311": "3.1.1", "mqttv50": None}
 #: Settings of a connection that are carried over.
-_CARRIED: Final = (
-    *("address", "bridge_alpn", "bridge_cafile", "bridge_certfile", "bridge_insecure", "bridge_keyfile", "topic"),
-    *("bridge_protocol_version", "bridge_tls_use_os_certs", "keepalive_interval", "remote_password", "remote_username"),
+_CARRIED: Final = re.compile(
+    "address|topic|keepalive_interval|remote_(username|password)|"
+    "bridge_(alpn|cafile|certfile|insecure|keyfile|protocol_version|tls_use_os_certs)"
 )
-_PSK: Final = "there is no TLS with a pre-shared key: use certificates"
 #: What becomes of others, in words; of those that are not here Towline has no such setting.
 _LEFT: Final[Mapping[str, str]] = {
     "bridge_capath": "name the authorities in one file of PEM, as tls.ca_file",
-    "bridge_identity": _PSK,
-    "bridge_psk": _PSK,
+    "bridge_identity": "there is no TLS with a pre-shared key: use certificates",
+    "bridge_psk": "there is no TLS with a pre-shared key: use certificates",
     "bridge_tls_version": "the newest version that both speak is taken, 1.2 or 1.3: tls.min_version",
     "cleansession": "a line always keeps its session: a clean one loses what comes while it is away",
     "notifications": "Towline's state is seen with towline status and /metrics, not on a topic",
@@ -38,26 +38,28 @@ _LEFT: Final[Mapping[str, str]] = {
     "start_type": "a line always keeps its connection",
 }
 #: The same of its topics.
-_PREFIXES: Final = "the header mqtt.topic of a record has the topic as the broker has it that the line reads"
-_BOTH: Final = (
-    "the line reads here, where the messages of either side are; at the remote broker too it would double them"
-)
-_QOS_0: Final = (
-    "a line subscribes with the QoS that its guarantee needs; what is sent with QoS 0 may be lost all the same"
-)
-_IN: Final = "that connection still does it; from Kafka to a broker goes a [[downlink]]: docs/downlink.md"
+_OF_TOPICS: Final[Mapping[str, tuple[Callable[[BridgeTopic], bool], str]]] = {
+    "the prefixes": (lambda one: one.local != one.remote, "the header mqtt.topic has the topic as the line reads it"),
+    "both ways": (
+        lambda one: one.direction == "both",
+        "the line reads here, where the messages of either side are; at the remote broker too it would double them",
+    ),
+    "QoS 0": (lambda one: one.qos == 0, "a line subscribes as its guarantee needs; what is sent with 0 may be lost"),
+    "delivery to clients here": (
+        lambda one: one.direction == "in",
+        "that connection still does it; from Kafka to a broker goes a [[downlink]]: docs/downlink.md",
+    ),
+}
 #: Values with which a connection does what a line does.
 _SAME: Final = {"cleansession": ("false", "0"), "round_robin": ("false", "0"), "start_type": ("automatic",)}
 
 
-def draft_from(conf: MosquittoConf, answers: Mapping[str, str], file: Path, head: Mapping[str, str]) -> Draft:
-    """The file that a Mosquitto's configuration and the answers make.
+def known_of(conf: MosquittoConf, file: Path) -> Known:
+    """What a Mosquitto's configuration says of a bridge file: a line for each side of a connection, or the broker.
 
     Args:
         conf: The configuration.
-        answers: Kafka's side, the guarantee, and where there is no connection the topics.
         file: Name of the bridge file; password files beside it begin with its stem.
-        head: Its own keys.
 
     Raises:
         ConfigError: TL-C165, a connection has no address; TL-C156, a value can't be read.
@@ -66,7 +68,7 @@ def draft_from(conf: MosquittoConf, answers: Mapping[str, str], file: Path, head
     lines: list[DraftLine] = []
     secrets: dict[str, str] = {}
     notes = [f"Made from {conf.file}."]
-    for connection in bridges(conf):
+    for connection in (one for one in conf.connections if one.topics):
         base = legal_name(connection.name, "mosquitto")
         notes += _left(connection)
         if out := _filters(one.local for one in connection.topics if one.direction != "in"):
@@ -79,12 +81,7 @@ def draft_from(conf: MosquittoConf, answers: Mapping[str, str], file: Path, head
                 secrets[broker["password_file"]] = connection.text("remote_password")
             lines.append(DraftLine(name, came, broker))
             notes += [f"line {name}: {note}" for note in said]
-    return draft_of(answers, file, head, here, notes if lines else [*notes, *of_here], lines, secrets)
-
-
-def bridges(conf: MosquittoConf) -> list[Connection]:
-    """The connections that carry something: they become lines, and answer for broker and topics."""
-    return [one for one in conf.connections if one.topics]
+    return Known(broker=here, lines=lines, notes=notes if lines else [*notes, *of_here], secrets=secrets)
 
 
 def _asks(one: Listener) -> tuple[bool, ...]:
@@ -120,22 +117,21 @@ def _remote(connection: Connection) -> tuple[dict[str, Any], list[str]]:
         notes.append("The broker's certificate is not verified, as before: anyone in between can read and change.")
     secure = any(connection.get(name) for name in ("bridge_cafile", "bridge_capath", "bridge_psk"))
     secure = secure or connection.flag("bridge_tls_use_os_certs")
-    scheme = "mqtts" if secure else "mqtt"
+    scheme, alive = "mqtts" if secure else "mqtt", connection.get("keepalive_interval")
     places = [_literal(f"{scheme}://{_host(host)}:{port}") for host, port in connection.addresses]
     if not places:
         where = connection.begun.where if connection.begun else connection.name
-        what = f'connection "{connection.name}" has no address'
-        raise ConfigError("TL-C165", where, what, "Add it, or leave the connection out.")
-    made: dict[str, Any] = {"brokers": places}
-    if user := connection.text("remote_username"):
-        made["username"] = _literal(user)
-    if tls and secure:
-        made["tls"] = tls
-    if (version := _PROTOCOLS.get(connection.text("bridge_protocol_version"), "auto")) != "5":
-        made["protocol"] = version
-    if connection.get("keepalive_interval"):
-        made["keep_alive_s"] = max(5, connection.number("keepalive_interval"))
-    return made, notes if secure else []
+        raise ConfigError(
+            "TL-C165", where, f'connection "{connection.name}" has no address', "Add it, or leave it out."
+        )
+    made = {
+        "brokers": places,
+        "username": _literal(connection.text("remote_username")) or None,
+        "tls": tls if secure and tls else None,
+        "protocol": _PROTOCOLS.get(connection.text("bridge_protocol_version"), "auto"),
+        "keep_alive_s": max(5, connection.number("keepalive_interval")) if alive else None,
+    }
+    return {key: value for key, value in made.items() if value is not None}, notes if secure else []
 
 
 def _host(host: str) -> str:
@@ -159,31 +155,22 @@ def _tls_files(settings: Settings, names: Mapping[str, str]) -> tuple[dict[str, 
 
 def _left(connection: Connection) -> Iterator[str]:
     said = [(one.name, one, _LEFT.get(one.name, "Towline has no such setting")) for one in connection.settings]
-    left = [one for one in said if one[0] not in _CARRIED and one[1].value.lower() not in _SAME.get(one[0], ())]
-    topics: tuple[tuple[str, Callable[[BridgeTopic], object], str], ...] = (
-        ("the prefixes", lambda one: one.local != one.remote, _PREFIXES),
-        ("both ways", lambda one: one.direction == "both", _BOTH),
-        ("QoS 0", lambda one: one.qos == 0, _QOS_0),
-        ("delivery to clients here", lambda one: one.direction == "in", _IN),
-    )
-    for name, holds, why in topics:
+    left = [one for one in said if not _CARRIED.fullmatch(one[0]) and one[1].value.lower() not in _SAME.get(one[0], ())]
+    for name, (holds, why) in _OF_TOPICS.items():
         left += [(name, one.setting, why) for one in connection.topics if holds(one)][:1]
     for name, setting, why in left:
         yield f'Not carried over: {name} of connection "{connection.name}" ({setting.where}): {why}.'
 
 
-def _of_listener(conf: MosquittoConf, listener: Listener) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _of_listener(conf: MosquittoConf, listener: Listener) -> tuple[dict[str, Any], list[str]]:
     """A listener as keys of ``[mqtt]``, and what to say of it."""
     notes: list[str] = []
-    made: dict[str, Any] = {"brokers": [_literal(f"unix://{listener.address}")]}
-    if listener.port:
-        web = listener.protocol == "websockets"
-        scheme = ("wss" if web else "mqtts") if listener.secure else ("ws" if web else "mqtt")
-        everywhere = listener.address in ("", "0.0.0.0", "::", "*")  # noqa: S104 - what a configuration says
-        host = "localhost" if everywhere else _host(listener.address)
-        made["brokers"] = [_literal(f"{scheme}://{host}:{listener.port}")]
-        if everywhere:
-            notes.append("The listener is on all addresses: name this machine where Towline runs on another one.")
+    everywhere = listener.address in ("", "0.0.0.0", "::", "*")  # noqa: S104 - what a configuration says
+    scheme = f"{'ws' if listener.protocol == 'websockets' else 'mqtt'}{'s' * listener.secure}"
+    place = f"{scheme}://{'localhost' if everywhere else _host(listener.address)}:{listener.port}"
+    made: dict[str, Any] = {"brokers": [_literal(place if listener.port else f"unix://{listener.address}")]}
+    if listener.port and everywhere:
+        notes.append("The listener is on all addresses: name this machine where Towline runs on another one.")
     if listener.secure:
         tls, missing = _tls_files(listener, {"ca_file": "cafile"})
         made |= {"tls": tls} if tls else {}
@@ -199,4 +186,4 @@ def _of_listener(conf: MosquittoConf, listener: Listener) -> tuple[dict[str, Any
         notes.append("The listener takes the user name as client id: give each line a user of its own.")
     if (most := listener.number("max_qos")) < 2:
         notes.append(f"The listener grants QoS {most} at most: exactly_once needs 2, at_least_once 1.")
-    return made, tuple(notes)
+    return made, notes
