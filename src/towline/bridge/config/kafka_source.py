@@ -25,34 +25,27 @@ _PACKAGES: Final = "spark.jars.packages"
 _KAFKA: Final = "spark-sql-kafka-0-10"
 _CONNECTOR: Final = re.compile(r"^(spark-(?:sql|token-provider)-kafka-[\d-]+_[\d.]+)-(.+)\.jar$")
 #: Same name, same meaning.
-_SAME: Final = (
-    "bootstrap.servers",
-    "security.protocol",
-    "sasl.mechanism",
-    "client.rack",
-    "reconnect.backoff.ms",
-    "reconnect.backoff.max.ms",
-    "metadata.max.age.ms",
-    "connections.max.idle.ms",
-    "fetch.min.bytes",
-    "fetch.max.bytes",
-    "max.partition.fetch.bytes",
+_SAME: Final = frozenset(
+    {
+        *("bootstrap.servers", "security.protocol", "sasl.mechanism", "client.rack"),
+        *("reconnect.backoff.ms", "reconnect.backoff.max.ms", "metadata.max.age.ms", "connections.max.idle.ms"),
+        *("fetch.min.bytes", "fetch.max.bytes", "max.partition.fetch.bytes"),
+    }
 )
 _LOGIN: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-#: librdkafka's → Java's, and how the value is read: as it is, or the file's content as a variable.
+#: librdkafka's names of files → Java's of their content, and the type that a store of it has.
 _FILES: Final = {
-    "ssl.ca.location": "ssl.truststore.certificates",
-    "ssl.certificate.location": "ssl.keystore.certificate.chain",
-    "ssl.key.location": "ssl.keystore.key",
-    "ssl.key.password.file": "ssl.key.password",
+    "ssl.ca.location": ("ssl.truststore.certificates", {"ssl.truststore.type": "PEM"}),
+    "ssl.certificate.location": ("ssl.keystore.certificate.chain", {}),
+    "ssl.key.location": ("ssl.keystore.key", {"ssl.keystore.type": "PEM"}),
+    "ssl.key.password.file": ("ssl.key.password", {}),
 }
-_UNDERSTOOD: Final = ("sasl.username", "sasl.password", "sasl.password.file", "ssl.endpoint.identification.algorithm")
-#: A store that is given as PEM has to be called so.
-_STORES: Final = {"ssl.truststore.type": "ssl.truststore.certificates", "ssl.keystore.type": "ssl.keystore.key"}
+_CHECK: Final = "ssl.endpoint.identification.algorithm"
+_UNDERSTOOD: Final = frozenset({*_SAME, *_FILES, _CHECK, "sasl.username", "sasl.password", "sasl.password.file"})
 
 
 def equipped(bridge: Bridge) -> Bridge:
@@ -113,46 +106,38 @@ def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | N
     """
     environ = os.environ if environ is None else environ
     named = {("sasl.mechanism" if key == "sasl.mechanisms" else key): value for key, value in client.items()}
-    settings: dict[str, str] = {key: named[key] for key in _SAME if key in named}
+    settings = {key: value for key, value in named.items() if key in _SAME}
     if (mechanism := named.get("sasl.mechanism", "PLAIN").upper()) not in _LOGIN:
         what = f"Spark's Kafka source, which a downlink reads with, logs in with {', '.join(_LOGIN)}, not {mechanism}"
         raise _refused("sasl.mechanism", what)
     for key in named:
-        secure = key.startswith(("sasl.", "ssl.", "enable.ssl."))
-        if secure and key not in (*_SAME, *_FILES, *_UNDERSTOOD):
+        if key.startswith(("sasl.", "ssl.", "enable.ssl.")) and key not in _UNDERSTOOD:
             raise _refused(key, "Spark's Kafka source has no such setting")
-    for key, java in _FILES.items():
+
+    def hidden(key: str, secret: str) -> str:
+        environ[name := "TOWLINE_KAFKA_" + key.upper().replace(".", "_")] = secret
+        return f"${{env:{name}}}"
+
+    for key, (java, store) in _FILES.items():
         if key in named:
-            settings[java] = _variable(environ, key, _content(key, named[key]))
-    settings |= {store: "PEM" for store, needs in _STORES.items() if needs in settings}
-    if (check := named.get("ssl.endpoint.identification.algorithm")) is not None:
-        settings["ssl.endpoint.identification.algorithm"] = "" if check == "none" else check
+            settings |= {java: hidden(key, _content(key, named[key])), **store}
+    if _CHECK in named:
+        settings[_CHECK] = "" if named[_CHECK] == "none" else named[_CHECK]
     if "sasl.mechanism" in settings:
-        settings["sasl.jaas.config"] = _login(named, environ)
+        secret, file = os.path.expandvars(named.get("sasl.password", "")), named.get("sasl.password.file")
+        if file is not None:
+            secret = _content("sasl.password.file", file).strip("\r\n")
+        user, password = _quoted(named.get("sasl.username", "")), hidden("password", _quoted(secret))
+        settings["sasl.jaas.config"] = f'{_LOGIN[mechanism]} required username="{user}" password="{password}";'
     if any("${env:" in value for value in settings.values()):
         settings["config.providers"] = "env"
         settings["config.providers.env.class"] = "org.apache.kafka.common.config.provider.EnvVarConfigProvider"
     return settings
 
 
-def _login(named: Mapping[str, str], environ: MutableMapping[str, str]) -> str:
-    if "sasl.password.file" in named:
-        secret = _content("sasl.password.file", named["sasl.password.file"]).strip("\r\n")
-    else:
-        secret = os.path.expandvars(named.get("sasl.password", ""))
-    module, user = _LOGIN[named["sasl.mechanism"].upper()], _quoted(named.get("sasl.username", ""))
-    return f'{module} required username="{user}" password="{_variable(environ, "password", _quoted(secret))}";'
-
-
 def _quoted(text: str) -> str:
     """Inside the quotes of a JAAS entry."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _variable(environ: MutableMapping[str, str], key: str, secret: str) -> str:
-    name = "TOWLINE_KAFKA_" + key.upper().replace(".", "_")
-    environ[name] = secret
-    return f"${{env:{name}}}"
 
 
 def _content(key: str, file: str) -> str:
