@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -132,7 +132,7 @@ class Document:
             yield from self._with_variables(one, _plain((*path, key)))
         if not isinstance(said, str) or not names_variable(said):
             return
-        value = REFERENCE.sub(lambda one: one[0][1:] if one[1] else self.environ.get(one[2], "x"), said)
+        value = filled(said, lambda name: self.environ.get(name, "x"))
         yield path, value, said
         if _key(path) == "from":
             yield path, _NAMED.sub("+", value), _NAMED.sub("+", said)
@@ -171,6 +171,11 @@ class Document:
             return quotation[0]
 
         return _QUOTED.sub(written, text) if self._written else text
+
+
+def filled(text: str, value: Callable[[str], str]) -> str:
+    """A text with what ``value`` gives for the name of each reference in it."""
+    return REFERENCE.sub(lambda found: found[0][1:] if found[1] else value(found[2]), text)
 
 
 def names_variable(said: object) -> bool:

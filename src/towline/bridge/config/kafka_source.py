@@ -124,15 +124,18 @@ def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | N
     if _CHECK in named:
         settings[_CHECK] = "" if named[_CHECK] == "none" else named[_CHECK]
     if "sasl.mechanism" in settings:
-        secret, file = os.path.expandvars(named.get("sasl.password", "")), named.get("sasl.password.file")
-        if file is not None:
-            secret = _content("sasl.password.file", file).strip("\r\n")
-        user, password = _quoted(named.get("sasl.username", "")), hidden("password", _quoted(secret))
+        user, password = _quoted(named.get("sasl.username", "")), hidden("password", _quoted(_password(named)))
         settings["sasl.jaas.config"] = f'{_LOGIN[mechanism]} required username="{user}" password="{password}";'
     if any("${env:" in value for value in settings.values()):
         settings["config.providers"] = "env"
         settings["config.providers.env.class"] = "org.apache.kafka.common.config.provider.EnvVarConfigProvider"
     return settings
+
+
+def _password(named: Mapping[str, str]) -> str:
+    if (file := named.get("sasl.password.file")) is not None:
+        return _content("sasl.password.file", file).strip("\r\n")
+    return os.path.expandvars(named.get("sasl.password", ""))
 
 
 def _quoted(text: str) -> str:

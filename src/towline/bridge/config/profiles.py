@@ -7,6 +7,7 @@ such as ``[hono]``. All that reads, checks, runs and counts lines knows nothing 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
-from towline.bridge.config.document import REFERENCE, Document, KeyPath
+from towline.bridge.config.document import REFERENCE, Document, KeyPath, filled
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.sqltext import literal
 from towline.bridge.config.tables import NAME, Section
@@ -188,10 +189,7 @@ class Profile:
     def _filled(self, text: str, place: KeyPath, values: Mapping[str, Any]) -> str:
         sql = place[-1] in _SQL or "fields" in place[-2:-1]
 
-        def value(reference: re.Match[str]) -> str:
-            name = reference[2]
-            if reference[1]:
-                return reference[0][1:]
+        def value(name: str) -> str:
             if name not in values:
                 where, what = self.document.where(place), f'the profile has no parameter "{name}"'
                 raise ConfigError("TL-C209", where, what, did_you_mean(name, values))
@@ -199,7 +197,7 @@ class Profile:
                 return literal(_text(values[name]))
             return "NULL" if sql and values[name] is None else _text(values[name])
 
-        return REFERENCE.sub(value, text)
+        return filled(text, value)
 
 
 def _text(value: Any) -> str:
@@ -237,7 +235,8 @@ def profile_of(directory: Path, kind: str, name: str) -> tuple[Profile, int]:
     """
     path, _, part = name.partition("#")
     own = path.endswith(".toml")
-    files = (Profile(_at(directory, path)),) if own else shipped()
+    place = os.path.expanduser(path)  # noqa: PTH111 - where a home is not known, the path as it is: it can't be read
+    files = (Profile(directory / place),) if own else shipped()
     lines = {line.name: (one, at) for one in files for at, line in enumerate(getattr(one.file, kind))}
     wanted = part or next(iter(lines), "") if own else name
     if wanted in lines:
@@ -247,21 +246,13 @@ def profile_of(directory: Path, kind: str, name: str) -> tuple[Profile, int]:
     raise ConfigError("TL-C208" if own else "TL-C06", "", what, do)
 
 
-def _at(directory: Path, path: str) -> Path:
-    """A profile's file; where a user's home is not known, the path as it is, which can't be read."""
-    try:
-        return directory / Path(path).expanduser()
-    except RuntimeError:
-        return directory / path
-
-
 def graft(document: Document, directory: Path) -> None:
     """Have the document of a bridge file tell where the profiles of its lines have their values."""
-    lines = ((kind, document.raw.get(kind)) for kind in ("uplink", "downlink"))
-    tables = ((kind, at, own) for kind, some in lines if isinstance(some, list) for at, own in enumerate(some))
-    for kind, at, own in tables:
-        if isinstance(own, dict) and "profile" in own:
-            with suppress(ConfigError):  # it is told where the file is read
-                profile, number = profile_of(directory, kind, str(own["profile"]))
-                for key, place in profile.places(kind, number, own).items():
-                    document.graft((kind, at, *key), profile.document, (kind, number, *place))
+    for kind in ("uplink", "downlink"):
+        lines = document.raw.get(kind)
+        for at, own in enumerate(lines if isinstance(lines, list) else ()):
+            if isinstance(own, dict) and "profile" in own:
+                with suppress(ConfigError):  # it is told where the file is read
+                    profile, number = profile_of(directory, kind, str(own["profile"]))
+                    for key, place in profile.places(kind, number, own).items():
+                        document.graft((kind, at, *key), profile.document, (kind, number, *place))

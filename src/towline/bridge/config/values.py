@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from towline.bridge.config.document import REFERENCE, Document, KeyPath
+from towline.bridge.config.document import Document, KeyPath, filled
 from towline.bridge.config.mistakes import Mistakes
 
 _SIZE: Final = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
@@ -46,13 +46,10 @@ class FileValues:
             return [self.read(item, (*path, index)) for index, item in enumerate(value)]
         if not isinstance(value, str) or _stays(path):
             return value
-        text = REFERENCE.sub(lambda reference: self._variable(reference, path), value)
+        text = filled(value, lambda name: self._variable(name, path))
         return text if path in self.unset else self._typed(text, path)
 
-    def _variable(self, reference: re.Match[str], path: KeyPath) -> str:
-        name = reference[2]
-        if reference[1]:
-            return reference[0][1:]
+    def _variable(self, name: str, path: KeyPath) -> str:
         if name not in self._environ:
             do = f"Set it, or write $${{{name}}} for the text itself."
             self._mistakes.add("TL-C04", path, f"the environment variable {name} is not set", do)
