@@ -63,8 +63,8 @@ def check(
 def _judge(bridge: Bridge, file: Path) -> None:
     """Have a local Spark judge what is said in SQL: TL-C74; TL-S20, TL-S21."""
     from towline.bridge.config import sqlcheck  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.config.mistakes import ConfigMistakes  # noqa: PLC0415
     from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415
+    from towline.errors import ConfigErrors  # noqa: PLC0415
     from towline.spark.session import check_pyspark  # noqa: PLC0415
 
     check_pyspark()
@@ -81,4 +81,4 @@ def _judge(bridge: Bridge, file: Path) -> None:
         os.dup2(own, 2)
         os.close(own)
     if wrong:
-        raise ConfigMistakes(error for one in wrong.values() for error in one.found())
+        raise ConfigErrors(error for one in wrong.values() for error in one.found())

@@ -11,10 +11,9 @@ import pytest
 import trustme
 
 from towline.bridge.config.file import load, parse
-from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.plan import plan_of
-from towline.errors import ConfigError
+from towline.errors import ConfigError, ConfigErrors
 from towline.gateway.sessions import connection_of
 from towline.guarantee import AckAfter, Guarantee
 
@@ -448,7 +447,7 @@ def test_an_unknown_key_hides_no_other_mistake(tmp_path: Path) -> None:
 def test_values_of_the_environment_are_never_shown(tmp_path: Path) -> None:
     text = changed('"telemetry"\n\n', '"${SECRET}"\n\n')
     assert "hunter2" not in "\n".join(told(text, tmp_path, {"SECRET": "hunter2 !"}))
-    with pytest.raises(ConfigMistakes) as caught:
+    with pytest.raises(ConfigErrors) as caught:
         read(changed('topic = "telemetry"', 'topic = "${SECRET}"'), tmp_path, {"SECRET": "hunter2 !"})
     assert "hunter2" not in str(caught.value)
     assert "${SECRET}" in str(caught.value)

@@ -13,11 +13,10 @@ import pytest
 
 from tests.unit.bridge.test_config import content
 from towline.bridge.config.file import parse
-from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import Bridge, DownLine
 from towline.bridge.config.plan import plan_of, render
 from towline.bridge.config.tables import template_of
-from towline.errors import stays
+from towline.errors import ConfigErrors, stays
 from towline.gateway.settings import OutboxSettings
 
 GOOD = """\
@@ -95,9 +94,9 @@ def test_it_travels_as_json(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_mistake_is_one_line(old: str, new: str, message: str, tmp_path: Path) -> None:
     assert old in GOOD
-    with pytest.raises(ConfigMistakes) as caught:
+    with pytest.raises(ConfigErrors) as caught:
         read(GOOD.replace(old, new, 1), tmp_path)
-    assert content(str(caught.value.mistakes[0]).replace(f"{tmp_path}/", "")) == content(message)
+    assert content(str(caught.value.errors[0]).replace(f"{tmp_path}/", "")) == content(message)
 
 
 def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:
     assert the_line(several, tmp_path).qos == 1
     assert the_line(several.replace("] }", "], brokers_share_sessions = true }", 1) + "qos = 2\n", tmp_path).qos == 2
     for said, advice in (("qos = 2", "publish with QoS 1"), ('guarantee = "exactly_once"', "at_least_once")):
-        with pytest.raises(ConfigMistakes, match=rf'bridge.toml:3  downlink "commands": .*; or .*{advice}.*TL-C90'):
+        with pytest.raises(ConfigErrors, match=rf'bridge.toml:3  downlink "commands": .*; or .*{advice}.*TL-C90'):
             read(several + said + "\n", tmp_path)
 
 
@@ -114,9 +113,9 @@ def test_two_lines_never_share_a_name_or_a_client_id(tmp_path: Path) -> None:
         GOOD
         + '[[uplink]]\nname = "up"\nmqtt = { client_id = "plant-7-commands" }\nroute = [{ from = "#", topic = "t" }]\n'
     )
-    with pytest.raises(ConfigMistakes) as caught:
+    with pytest.raises(ConfigErrors) as caught:
         read(text, tmp_path)
-    assert [m.code for m in caught.value.mistakes] == ["TL-C19"]
+    assert [m.code for m in caught.value.errors] == ["TL-C19"]
 
 
 def test_fields_of_a_record() -> None:

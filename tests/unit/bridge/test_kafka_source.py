@@ -11,8 +11,7 @@ import pytest
 from tests.unit.bridge.test_downlink_file import GOOD, read
 from towline.bridge.config import kafka_source
 from towline.bridge.config.kafka_source import java_client
-from towline.bridge.config.mistakes import ConfigMistakes
-from towline.errors import ConfigError, SetupError
+from towline.errors import ConfigError, ConfigErrors, SetupError
 
 # -- Kafka's other client --
 
@@ -63,7 +62,7 @@ def test_what_java_can_not_do_is_refused(client: dict[str, str]) -> None:
 def test_check_says_that_a_downlink_can_not_use_tokens_of_a_function(tmp_path: Path) -> None:
     bearer = ' "security.protocol" = "SASL_SSL" }, token_provider = "module:function" }'
     text = GOOD.replace('"k1:9092" }', '"k1:9092", settings = {' + bearer)
-    with pytest.raises(ConfigMistakes) as caught:
+    with pytest.raises(ConfigErrors) as caught:
         read(text, tmp_path)
     (line,) = str(caught.value).splitlines()
     assert "bridge.toml:4  [kafka]: Spark's Kafka source, which a downlink reads with, logs in with PLAIN, " in line
@@ -95,7 +94,7 @@ def test_a_directory_or_a_pattern_names_its_jars_once(tmp_path: Path) -> None:
         assert bridge.spark.kafka_jars == tuple(taken)
     (tmp_path / "empty").mkdir()
     for named in ("empty", "jars/x*", "none/*.jar", "jars/a**b"):
-        with pytest.raises(ConfigMistakes, match=re.escape(f"no jar is at {tmp_path}/{named}.")):
+        with pytest.raises(ConfigErrors, match=re.escape(f"no jar is at {tmp_path}/{named}.")):
             read(f"{GOOD}[spark]\nkafka_jars = [{json.dumps(named)}]\n", tmp_path)
 
 
@@ -106,7 +105,7 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     bridge = read(text, tmp_path)
     assert kafka_source.equipped(bridge) is bridge
     assert kafka_source.source_text(bridge).endswith(": spark-sql-kafka-0-10_2.13 9.9.9")
-    with pytest.raises(ConfigMistakes, match=r"no jar is at .*gone\.jar"):
+    with pytest.raises(ConfigErrors, match=r"no jar is at .*gone\.jar"):
         read(text.replace("kafka-clients-3.9.2.jar", "gone.jar"), tmp_path)
 
     def nothing(version: str) -> list[Path]:

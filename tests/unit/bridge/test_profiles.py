@@ -115,7 +115,7 @@ MISTAKES = [
     ("[plant]", "[plan]", 'bridge.toml:8: unknown key "plan". Did you mean "plant"?'),
     ("[plant]", "[plant]\nrom = 1", 'bridge.toml:9  [plant]: unknown key "rom". Did you mean "rooms"?'),
     ("[plant]", '[plant]\nsite = "N"', 'bridge.toml:9  [plant]: "N" is no site. Write small letters.'),
-    ("[plant]", "[plant]\nlimit = -1", 'bridge.toml:9  [plant]: "limit" must be at least 0. Change the number.'),
+    ("[plant]", "[plant]\nlimit = -1", 'bridge.toml:9  [plant]: "limit" must be at least 0.'),
     ("[plant]", "[plant]\nrooms = { A = 1 }", 'bridge.toml:9  [plant]: "A" is no site. Write small letters.'),
     ("${site}.$", "${sight}.$", 'plant.toml:19: the profile has no parameter "sight". Did you mean "site"?'),
     ('type = "site", default', 'type = "sit", default', 'plant.toml:4: there is no type "sit". Did you mean "site"?'),

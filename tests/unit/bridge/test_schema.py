@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from towline.bridge.config.file import load
-from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.schema import bridge_schema
 from towline.bridge.config.tables import MqttTable, RouteSection, UplinkTable
 from towline.cli import main
+from towline.errors import ConfigErrors
 
 ROOT = Path(__file__).parents[3]
 WHOLE = Draft202012Validator(bridge_schema())
@@ -181,8 +181,8 @@ def codes(document: dict[str, Any], directory: Path) -> set[str]:
     file.write_text("".join(f"{key} = {toml(value)}\n" for key, value in document.items()))
     try:
         load(file, {"NUMBER": "7", "WORD": "at_most_once", "TRUTH": "true"})
-    except ConfigMistakes as found:
-        return {one.code for one in found.mistakes}
+    except ConfigErrors as found:
+        return {one.code for one in found.errors}
     return set()
 
 

@@ -81,7 +81,7 @@ def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | 
         master: Spark's, in place of the one in the file.
 
     Raises:
-        ConfigMistakes: With every mistake of the file.
+        ConfigErrors: With every mistake of the file.
         ConfigError: If it can't be read at all.
     """
     try:

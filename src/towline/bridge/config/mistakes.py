@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 from pydantic import BaseModel
 
-from towline.errors import ConfigError, did_you_mean, explanations
+from towline.errors import ConfigError, ConfigErrors, did_you_mean, explanations
+from towline.validation import requirement
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -21,22 +22,6 @@ if TYPE_CHECKING:
 
 #: What pydantic calls a key that a model, or a dataclass, does not have.
 UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
-
-
-class ConfigMistakes(ConfigError):
-    """Every mistake of one file; its text has one line for each, in the order of the file.
-
-    Attributes:
-        mistakes: The single errors, at least one.
-    """
-
-    def __init__(self, mistakes: Iterable[ConfigError]) -> None:
-        self.mistakes = tuple(mistakes)
-        first = self.mistakes[0]
-        super().__init__(first.code, first.where, first.what, first.do)
-
-    def __str__(self) -> str:
-        return "\n".join(str(mistake) for mistake in self.mistakes)
 
 
 class Mistakes:
@@ -96,10 +81,10 @@ class Mistakes:
         """Raise what was found.
 
         Raises:
-            ConfigMistakes: If anything was noted.
+            ConfigErrors: If anything was noted.
         """
         if self._found:
-            raise ConfigMistakes(self.found())
+            raise ConfigErrors(self.found())
 
     def found(self) -> list[ConfigError]:
         """What was noted, in the order of the file."""
@@ -110,29 +95,6 @@ def _advice(code: str) -> str:
     """What the explanation of a code says to do, without the marks of a page."""
     text = re.sub(r"`| ?\(\[.*?\]\(.*?\)\)", "", str(explanations()[code]["do"]))
     return f"{text[:1].upper()}{text[1:]}."
-
-
-#: What a pydantic type error wants, in a user's words.
-_WANTED: Final = {
-    "string": "a string in quotes",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "list": "a list in [ ]",
-    "tuple": "a list in [ ]",
-    "dict": "a table",
-    "model": "a table",
-    "dataclass": "a table",
-    "path": "a path in quotes",
-    "enum": "one of the known words",
-}
-_BOUNDS: Final = {
-    "greater_than_equal": ("ge", "at least"),
-    "greater_than": ("gt", "more than"),
-    "less_than_equal": ("le", "at most"),
-    "less_than": ("lt", "less than"),
-}
-_TYPE_ERROR: Final = re.compile(r"^([a-z]+)(?:_attributes)?_(?:type|parsing|from_float)$")
 
 
 def _keys_at(kind: type, loc: KeyPath) -> list[str]:
@@ -177,26 +139,16 @@ def _unknown(key: str, known: Sequence[str]) -> tuple[str, str, str]:
 
 def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
     """Turn one pydantic finding into code, what and do; its input is never quoted, it may be a secret."""
-    kind, context = error["type"], error.get("ctx", {})
+    kind = error["type"]
     if kind.startswith("TL-"):
         what, _, advice = error["msg"].rpartition("; ")
         return kind, what, sentence(f"; {advice}")[1]
     if kind == "value_error":
-        return "TL-C05", *sentence(context["error"])
-    wanted, do = error["msg"].removeprefix("Input should be "), "Correct the value."
-    if kind in _BOUNDS:
-        bound, words = _BOUNDS[kind]
-        wanted, do = f"{words} {context[bound]:,}", "Change the number."
-    elif kind in ("enum", "literal_error"):
-        wanted, do = str(context["expected"]).replace("'", '"'), "Choose one."
-    elif kind in ("too_short", "string_too_short"):
-        wanted = "something, it is empty"
-    elif kind == "string_pattern_mismatch":
+        return "TL-C05", *sentence(error["ctx"]["error"])
+    if kind == "string_pattern_mismatch":
         what = f'"{key}" has letters, digits, dots, - and _, begins with a letter or digit, at most 64'
         return "TL-C03", what, "Rename it."
-    elif (match := _TYPE_ERROR.match(kind)) and match[1] in _WANTED:
-        wanted = _WANTED[match[1]]
-    return "TL-C03", f'"{key}" must be {wanted}', do
+    return "TL-C03", f'"{key}" {requirement(error)}', "Correct the value."
 
 
 def sentence(error: ValueError | str, otherwise: str = "") -> tuple[str, str]:

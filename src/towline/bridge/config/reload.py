@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import Bridge, DownLine, Line
-from towline.errors import ConfigError
+from towline.errors import ConfigError, ConfigErrors
 from towline.gateway.filters import passing_problem
 from towline.gateway.settings import SubscribedFilter
 from towline.guarantee import Guarantee, policy
@@ -105,11 +104,11 @@ def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:
         wanted: The same file, read anew.
 
     Raises:
-        ConfigMistakes: TL-C169, each key that needs a new start; TL-C170, filters that can't pass into each other.
+        ConfigErrors: TL-C169, each key that needs a new start; TL-C170, filters that can't pass into each other.
     """
     if fixed := list(_fixed(running, wanted)):
         what, where = "needs a restart, and is unchanged until then", str(wanted.file)
-        raise ConfigMistakes([ConfigError("TL-C169", where, f"{key} {what}", _DO) for key in fixed])
+        raise ConfigErrors([ConfigError("TL-C169", where, f"{key} {what}", _DO) for key in fixed])
     before = {line.name: line for line in running.lines}
     found = [LineChange(before.get(line.name), line) for line in wanted.lines if line != before.get(line.name)]
     problems = []
@@ -118,7 +117,7 @@ def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:
             former, where = (each.pattern for each in one.former), f'{wanted.file}  uplink "{one.after.name}"'
             problems.append(passing_problem(one.after.gateway, former, where))
     if passing := [problem for problem in problems if problem]:
-        raise ConfigMistakes(passing)
+        raise ConfigErrors(passing)
     return found
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -29,6 +29,7 @@ from towline.options import path
 from towline.spark.cadence import LONGEST_DELAY_MS
 from towline.spark.link import gateway_list
 from towline.spark.quickstart import Tier
+from towline.validation import SettingsModel
 
 #: Names of bridges and lines: they become file names, client ids and metric labels.
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -40,10 +41,8 @@ BATCH_BYTES: Final = 64 << 20
 LISTENING: Final = ("cert_file", "key_file", "token_file")
 
 
-class Section(BaseModel):
-    """A table of the file: unknown keys are mistakes, nothing changes afterwards, and no error quotes a value [I12]."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+class Section(SettingsModel):
+    """A table of the file."""
 
 
 # -- [kafka], [spark], [gateway], [monitor] -------------------------------------------------------------------------

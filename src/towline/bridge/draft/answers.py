@@ -19,9 +19,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from towline import files
 from towline.bridge.config.file import parse
-from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.patterns import Pattern
-from towline.errors import ConfigError, SetupError
+from towline.errors import ConfigError, ConfigErrors, SetupError
 from towline.guarantee import Guarantee
 from towline.version import ROOT
 
@@ -154,7 +153,7 @@ def mistake_in(text: str, file: Path) -> ConfigError | None:
     try:
         parse(re.sub(r"^(?=password_file = )", "# ", text, flags=re.MULTILINE), file)
     except ConfigError as found:
-        return found.mistakes[0] if isinstance(found, ConfigMistakes) else found
+        return found.errors[0] if isinstance(found, ConfigErrors) else found
     return None
 
 

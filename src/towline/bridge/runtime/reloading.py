@@ -28,7 +28,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.reload import LineChange, changes
 from towline.bridge.lines.identity import left_lines, remember, settle
@@ -38,7 +37,7 @@ from towline.bridge.runtime.kafka_supervisor import see_to
 from towline.bridge.runtime.line_requests import request_restart
 from towline.bridge.runtime.state import BridgeState, digest_of, is_there, read_state
 from towline.bridge.runtime.supervision import unforeseen
-from towline.errors import ConfigError, GatewayError, GatewayUnreachable, KafkaError, TowlineError
+from towline.errors import ConfigError, ConfigErrors, GatewayError, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.filters import ChangeState
 from towline.gateway.launch import discover
 from towline.guarantee import Guarantee
@@ -232,7 +231,7 @@ class Reloading:
         if mistakes is None:
             raise self._unanswered("the SQL of the routes was not looked at")
         if mistakes:
-            raise ConfigMistakes(mistakes)
+            raise ConfigErrors(mistakes)
 
     def _see_to_topics(self, bridge: Bridge) -> None:
         """See that the topics which the file names for the first time are there: TL-B03, TL-K09."""
