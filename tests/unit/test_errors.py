@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from towline.bridge.config import tables
-from towline.bridge.config.mistakes import _keys_of
+from towline.bridge.config.document import _keys_of
 from towline.errors import ConfigError, ProtocolViolation, TowlineError, _foreign, _letters, did_you_mean, one_line
 from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.kafka.options import NAMES as KAFKA

@@ -253,7 +253,7 @@ def test_a_mistake_quotes_what_the_file_says(tmp_path: Path) -> None:
     (tmp_path / "secret").touch()
     text = FILE.replace('topic = "t"', 'topic = "${WHO}/x"').replace('name = "up"', 'name = "${SITE}"')
     lines = told(text.replace('"exactly_once"', '"${SITE}"'), tmp_path, {"SITE": "a", "WHO": "n0t-2b-5een"})
-    assert '"guarantee" must be "at_most_once", "at_least_once" or "exactly_once". Choose one.' in lines[0]
+    assert '"guarantee" must be "at_most_once", "at_least_once" or "exactly_once".' in lines[0]
     lines = told(text, tmp_path, {"SITE": "a", "WHO": "n0t-2b-5een"})
     assert len(lines) == 2
     assert all('uplink "${SITE}" route' in line and '"${WHO}/x"' in line for line in lines)

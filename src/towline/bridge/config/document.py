@@ -1,7 +1,8 @@
-"""A bridge file as TOML: what it says, on which line, and how it is written where a variable of the environment is.
+"""A bridge file as TOML: what it says, on which line, what its values stand for, and the mistakes in it.
 
 `tomllib` keeps no positions. Each statement of a file is a TOML document by itself, so that it can be asked which keys
-begin on which line, once it has accepted the whole.
+begin on which line, once it has accepted the whole. A person mends a file once, not key by key, so every mistake is
+collected before reading it gives up.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ import contextlib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
-from towline.errors import ConfigError
+from pydantic import BaseModel
+
+from towline.errors import ConfigError, ConfigErrors, did_you_mean, explanations
 from towline.net.transport import Endpoint
+from towline.validation import requirement
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 #: Keys and array indices from the root, as pydantic's ``loc``.
 KeyPath = tuple[str | int, ...]
@@ -48,7 +56,9 @@ class Document:
         environ: For ``${NAME}``; the process's own by default.
 
     Attributes:
-        raw: The values, with variables as they are written.
+        raw: What it says, with variables as they are written.
+        values: The same with their values.
+        unset: Variables that are not set, by the places that name them; another text stands in for their values.
 
     Raises:
         ConfigError: TL-C11, it is not TOML.
@@ -65,8 +75,10 @@ class Document:
         self.file = file
         self.environ = os.environ if environ is None else environ
         self._lines = dict(reversed([*_places(text)]))
+        self.unset: dict[KeyPath, list[str]] = {}
         #: Key path, value and text of what is written with variables [I12].
-        self._written = [*self._with_variables(self.raw, ())]
+        self._written: list[tuple[KeyPath, str, str]] = []
+        self.values: dict[str, Any] = self._expanded(self.raw, ())
         self._grafts: dict[KeyPath, tuple[Document, KeyPath]] = {}
 
     @classmethod
@@ -127,18 +139,26 @@ class Document:
 
     # -- variables of the environment
 
-    def _with_variables(self, said: object, path: KeyPath) -> Iterator[tuple[KeyPath, str, str]]:
-        for key, one in said.items() if isinstance(said, dict) else enumerate(said if isinstance(said, list) else ()):
-            yield from self._with_variables(one, _plain((*path, key)))
-        if not isinstance(said, str) or not names_variable(said):
-            return
+    def _expanded(self, said: Any, path: KeyPath) -> Any:
+        """What is said with its variables replaced, but for secrets of Kafka's client, which never travel [I12]."""
+        if isinstance(said, dict):
+            return {key: self._expanded(one, _plain((*path, key))) for key, one in said.items()}
+        if isinstance(said, list):
+            return [self._expanded(one, (*path, at)) for at, one in enumerate(said)]
+        if not isinstance(said, str) or (path[:2] == ("kafka", "settings") and _secret(path[2:])):
+            return said
+        names = [name for escaped, name in REFERENCE.findall(said) if not escaped]
+        if unset := [name for name in names if name not in self.environ]:
+            self.unset[path] = unset
         value = filled(said, lambda name: self.environ.get(name, "x"))
-        yield path, value, said
-        if _key(path) == "from":
-            yield path, _NAMED.sub("+", value), _NAMED.sub("+", said)
-        elif _key(path) == "brokers":
-            with contextlib.suppress(ValueError):  # of another environment than the one that it was read with
-                yield path, str(Endpoint.parse(value)), said
+        if names and not unset:
+            self._written.append((path, value, said))
+            if _key(path) == "from":
+                self._written.append((path, _NAMED.sub("+", value), _NAMED.sub("+", said)))
+            elif _key(path) == "brokers":
+                with contextlib.suppress(ValueError):  # of another environment than the one that it was read with
+                    self._written.append((path, str(Endpoint.parse(value)), said))
+        return value
 
     def shown(self, value: Any, key: str = "") -> Any:
         """A value, and all that is in it, as the file writes it; one that the file says without a variable as it is.
@@ -243,3 +263,230 @@ def _keys(said: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
     for key, inner in said.items() if isinstance(said, dict) else enumerate(said):
         yield (place := _plain((*path, key)))
         yield from _keys(inner, place) if isinstance(inner, dict | list) else ()
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------------
+
+#: What pydantic calls a key that a model, or a dataclass, does not have.
+UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
+
+
+class Mistakes:
+    """Collects the mistakes of one file.
+
+    Args:
+        document: Where its keys stand.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        #: Line and error, without repetition.
+        self._found: dict[tuple[int, str], ConfigError] = {}
+
+    def add(self, code: str, path: KeyPath, what: str, do: str | None = None, *, subject: str | None = None) -> None:
+        """Note a mistake at a key path.
+
+        Args:
+            code: Such as ``TL-C12``.
+            path: Where it is.
+            what: What is wrong.
+            do: What to do; by default what the explanation of the code says.
+            subject: The table or line that it is in; by default that of the path.
+        """
+        do = _advice(code) if do is None else do
+        document = self._document
+        subject = document.subject(path) if subject is None else subject
+        where = f"{document.where(path)}  {subject}" if subject else document.where(path)
+        error = ConfigError(code, *(document.quoted(text, path) for text in (where, what, do)))
+        self._found.setdefault((document.line(path), str(error)), error)
+
+    def add_details(
+        self, errors: Iterable[ErrorDetails], kind: type[BaseModel], base: KeyPath = (), also: Iterable[str] = ()
+    ) -> None:
+        """Note pydantic's findings.
+
+        Args:
+            errors: Of one table.
+            kind: The model that it was to be.
+            base: Where the table is.
+            also: Keys of the table that are read as tables of their own.
+        """
+        for error in errors:
+            loc = tuple(error["loc"])
+            path = base + loc
+            key = next((part for part in reversed(path) if isinstance(part, str)), "")
+            if error["type"] in UNKNOWN:
+                known = _keys_at(kind, loc)
+                code, what, do = _unknown(str(loc[-1]), [*known, *also] if len(loc) == 1 else known)
+            elif error["type"] == "missing":
+                code, what, do = _missing(kind if len(loc) == 1 else None, key)
+            else:
+                code, what, do = _explain(error, key)
+            self.add(code, path, what, do)
+
+    def raise_if_any(self) -> None:
+        """Raise what was found.
+
+        Raises:
+            ConfigErrors: If anything was noted.
+        """
+        if self._found:
+            raise ConfigErrors(self.found())
+
+    def found(self) -> list[ConfigError]:
+        """What was noted, in the order of the file."""
+        return [error for _, error in sorted(self._found.items(), key=lambda item: item[0][0])]
+
+
+def _advice(code: str) -> str:
+    """What the explanation of a code says to do, without the marks of a page."""
+    text = re.sub(r"`| ?\(\[.*?\]\(.*?\)\)", "", str(explanations()[code]["do"]))
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _keys_at(kind: type, loc: KeyPath) -> list[str]:
+    """The keys that are known beside the last one of ``loc``; indices and branches of unions are no keys."""
+    kinds = [kind]
+    for part in loc[:-1]:
+        inner = [one for outer in kinds if part in (keys := _keys_of(outer)) for one in _tables_in(keys[str(part)])]
+        kinds = inner or [one for one in kinds if one.__name__ == part] or kinds
+    return [key for one in kinds for key in _keys_of(one)]
+
+
+def _keys_of(kind: type) -> dict[str, Any]:
+    """What a table may hold, as users write it, with the type of each."""
+    if issubclass(kind, BaseModel):
+        return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+    return get_type_hints(kind)
+
+
+def _tables_in(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _tables_in(inner)
+
+
+def _missing(kind: type[BaseModel] | None, key: str) -> tuple[str, str, str]:
+    """Absence of a key, or of a table, with the advice that its description gives."""
+    fields = (field for name, field in kind.model_fields.items() if key in (name, field.alias)) if kind else ()
+    field = next(iter(fields), None)
+    if field and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        return "TL-C02", f"[{key}] is missing", "Add the table."
+    return "TL-C02", f'"{key}" is missing', (field and field.description) or "Add it."
+
+
+def _unknown(key: str, known: Sequence[str]) -> tuple[str, str, str]:
+    if key.lower() in {"password", "passwd", "secret", "token"}:
+        what, name = f'"{key}" would put a secret into this file', f"{key.lower()}_file"
+        do = f"Write it into a file of mode 0600 and name that in {name if name in known else 'password_file'}."
+        return "TL-C16", what, do
+    return "TL-C01", f'unknown key "{key}"', did_you_mean(key, known)
+
+
+def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
+    """Turn one pydantic finding into code, what and do; its input is never quoted, it may be a secret."""
+    kind = error["type"]
+    if kind.startswith("TL-"):
+        what, _, advice = error["msg"].rpartition("; ")
+        return kind, what, sentence(f"; {advice}")[1]
+    if kind == "value_error":
+        return "TL-C05", *sentence(error["ctx"]["error"])
+    if kind == "string_pattern_mismatch":
+        what = f'"{key}" has letters, digits, dots, - and _, begins with a letter or digit, at most 64'
+        return "TL-C03", what, "Rename it."
+    return "TL-C03", f'"{key}" {requirement(error)}', "Correct the value."
+
+
+def sentence(error: ValueError | str, otherwise: str = "") -> tuple[str, str]:
+    """What is wrong and what to do, of an error that says ``what; do``."""
+    what, _, advice = str(error).partition("; ")
+    return what, f"{advice[:1].upper()}{advice[1:]}." if advice else otherwise
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+_SIZE: Final = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
+_UNITS: Final = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
+#: Tables whose keys are the user's, or another program's.
+_OPEN: Final = frozenset({"fields", "headers", "settings", "conf"})
+#: Tables whose keys are ours: in those of a profile's parameters nothing is a size or a file.
+_OURS: Final = frozenset({"mqtt", "kafka", "gateway", "monitor", "spark", "uplink", "downlink"})
+#: What to do where a file is missing, by the end of its key's path; it holds a secret where nothing is said.
+_MISSING: Final[dict[KeyPath, str]] = {
+    ("gateway", "key_file"): "It is a private key in PEM.",
+    ("token_file",): "Make one: openssl rand -hex 32, mode 0600.",
+    **{(key,): "It is a file in PEM." for key in ("ca_file", "cert_file")},
+}
+
+
+class FileValues:
+    """Reads the values of one file.
+
+    Args:
+        document: The file; relative paths start from its directory.
+        mistakes: Where mistakes are noted.
+    """
+
+    def __init__(self, document: Document, mistakes: Mistakes) -> None:
+        self._document, self._directory, self._mistakes = document, document.file.absolute().parent, mistakes
+        for path, names in document.unset.items():
+            for name in names:
+                do = f"Set it, or write $${{{name}}} for the text itself."
+                mistakes.add("TL-C04", path, f"the environment variable {name} is not set", do)
+
+    def read(self, value: Any, path: KeyPath = ()) -> Any:
+        """A value, and all that is in it."""
+        if isinstance(value, dict):
+            return {key: self.read(item, (*path, *key.split("."))) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.read(item, (*path, index)) for index, item in enumerate(value)]
+        return self._typed(value, path) if isinstance(value, str) and path not in self._document.unset else value
+
+    def _typed(self, text: str, path: KeyPath) -> Any:
+        key = str(path[-1])
+        if path[:2] == ("kafka", "settings"):  # a file of its client, or a directory of certificates
+            name, do = ".".join(map(str, path[2:])), "Name it as from this file, or by its whole path."
+            return self._there(text, path, name, do) if key == "location" and text != "probe" else text
+        if len(path) < 2 or path[0] not in _OURS or not _OPEN.isdisjoint(path):
+            return text
+        if path[-2] in ("gateways", "kafka_jars"):
+            return text if "://" in text or not text else str(self._at(text, path) or text)
+        if "_bytes" in key:
+            return self._size(text, path)
+        if not key.endswith("_file"):
+            return text
+        do = next((do for end, do in _MISSING.items() if path[-len(end) :] == end), "")
+        return self._there(text, path, key, do or "Write the secret into it, mode 0600.", file=True)
+
+    def _size(self, text: str, path: KeyPath) -> int:
+        """Bytes from ``"20 GB"`` (powers of 1,000) or ``"20 GiB"`` (powers of 1,024)."""
+        if not (match := _SIZE.match(text)):
+            do = 'Write bytes as a number, or as "20 GB" or "512 MiB".'
+            self._mistakes.add("TL-C03", path, f'"{path[-1]}" must be a size', do)
+            return 1 << 30
+        unit = match[2].removesuffix("B")
+        return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.removesuffix("i")])
+
+    def _there(self, text: str, path: KeyPath, key: str, do: str, *, file: bool = False) -> str:
+        """The path of what must be there, a ``file`` or a directory too [design section 10]."""
+        place = self._at(text, path)
+        if place is not None and not (place.is_file() or (place.is_dir() and not file)):
+            self._mistakes.add("TL-C15", path, f"{key} {place} is not there", do)
+        return str(place or text)
+
+    def _at(self, text: str, path: KeyPath) -> Path | None:
+        """A path as from the file, or from a user's home; None where that is not known, which is noted."""
+        try:
+            return self._directory / Path(text).expanduser()
+        except RuntimeError:
+            what = f'"{text}" names the home of a user who is not known here'
+            self._mistakes.add("TL-C15", path, what, "Correct the path, or write it whole.")
+            return None
+
+
+def _secret(setting: KeyPath) -> bool:
+    """Whether a setting of Kafka's client is a secret; its reference is left for the process that connects."""
+    key = ".".join(map(str, setting))
+    ends = (".pem", ".passphrase", ".extensions", "endpoint.url")
+    return "." in key and ("password" in key or "secret" in key or key.endswith(ends))

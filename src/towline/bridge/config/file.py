@@ -17,9 +17,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from towline.bridge.config.document import Document, KeyPath
+from towline.bridge.config.document import UNKNOWN, Document, FileValues, KeyPath, Mistakes
 from towline.bridge.config.kafka_source import java_client
-from towline.bridge.config.mistakes import UNKNOWN, Mistakes
 from towline.bridge.config.model import CHECKPOINT, Bridge, DownLine, Line
 from towline.bridge.config.profiles import Profile, graft, profile_of, shipped
 from towline.bridge.config.rules import (
@@ -46,7 +45,6 @@ from towline.bridge.config.tables import (
     UplinkSection,
     UplinkTable,
 )
-from towline.bridge.config.values import FileValues
 from towline.errors import ConfigError
 from towline.gateway.clients import MEMBERS
 from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
@@ -97,9 +95,9 @@ def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | 
 def parse(text: str, file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
     """Read the text of a bridge file; `load` tells the rest."""
     document = Document(text, file, environ)
-    spark = document.raw.get("spark", {})
+    spark = document.values.setdefault("spark", {})
     if master is not None and isinstance(spark, dict):
-        document.raw["spark"] = {**spark, "master": master}
+        spark["master"] = master
     return _Reader(document).bridge()
 
 
@@ -109,9 +107,7 @@ class _Reader:
     def __init__(self, document: Document) -> None:
         self._document, self._file = document, document.file.absolute()
         self._mistakes = Mistakes(document)
-        values = FileValues(document, self._mistakes)
-        self._raw: dict[str, Any] = values.read(document.raw)
-        self._unset = bool(values.unset)
+        self._raw: dict[str, Any] = FileValues(document, self._mistakes).read(document.values)
         graft(document, self._file.parent)
         parameters = self._apply_profiles()
         #: Places of tables that are stand-ins for others with mistakes.
@@ -250,7 +246,7 @@ class _Reader:
 
         for key in _OWNED.intersection(kafka.settings):
             self._mistakes.add("TL-C68", ("kafka", "settings", key), f'"{key}" is set by Towline')
-        if self._unset or ("kafka",) in self._broken:
+        if self._document.unset or ("kafka",) in self._broken:
             return
         try:
             check_client(kafka.client(), "[kafka]", "")

@@ -18,10 +18,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
-from towline.bridge.config.document import REFERENCE, Document, KeyPath, filled
-from towline.bridge.config.mistakes import Mistakes
-from towline.bridge.config.sqltext import literal
-from towline.bridge.config.tables import NAME, Section
+from towline.bridge.config.document import REFERENCE, Document, KeyPath, Mistakes, filled
+from towline.bridge.config.tables import NAME, Section, literal
 from towline.errors import ConfigError, did_you_mean
 
 _FOLDER: Final = Path(__file__).parents[1] / "profiles"
@@ -87,7 +85,7 @@ class Profile:
         except (OSError, UnicodeDecodeError):
             do = "Correct the path; a relative one begins at the bridge file."
             raise ConfigError("TL-C208", "", f"the profile {file} can't be read", do) from None
-        self.document = Document(text, file)
+        self.document = Document(text, file, {})
         try:
             self.file = ProfileFile.model_validate(self.document.raw)
         except ValidationError as error:

@@ -11,10 +11,8 @@ from functools import partial
 from itertools import combinations
 from typing import Any, Final, TypeAlias
 
-from towline.bridge.config.document import KeyPath
-from towline.bridge.config.mistakes import sentence
+from towline.bridge.config.document import KeyPath, sentence
 from towline.bridge.config.model import DownLine, Line
-from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.bridge.config.subscriptions import SubscribedRoute, at_odds, restricted
 from towline.bridge.config.tables import (
     TEMPLATES,
@@ -23,6 +21,8 @@ from towline.bridge.config.tables import (
     DownlinkTable,
     RouteSection,
     UplinkTable,
+    check_sql,
+    names_a_field,
     said_in_sql,
 )
 from towline.bridge.patterns import Pattern, Template, allowed, column_of, kafka_name_problem

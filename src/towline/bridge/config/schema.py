@@ -117,7 +117,7 @@ def _words(text: str) -> str:
 
 
 def _other_ways(defs: dict[str, Any]) -> None:
-    """A size may have a unit, as `towline.bridge.config.values` reads it, and names of protocols be one text."""
+    """A size may have a unit, as `towline.bridge.config.document` reads it, and names of protocols be one text."""
     for properties in (one.get("properties", {}) for one in defs.values()):
         for key, one in properties.items():
             if "_bytes" in key or key == "alpn":

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from towline.bridge.config.document import Document, KeyPath, names_variable
-from towline.bridge.config.mistakes import Mistakes
+from towline.bridge.config.document import Document, KeyPath, Mistakes, names_variable
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.config.profiles import graft
 from towline.bridge.config.tables import Section, said_in_sql
