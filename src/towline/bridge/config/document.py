@@ -89,19 +89,26 @@ class Document:
         except (OSError, ValueError, ConfigError):
             return cls("", shown)
 
-    def graft(self, path: KeyPath, document: Document, place: KeyPath) -> None:
-        """Have what stands at a key path be told as of a place in another document."""
-        self._grafts[path] = document, place
+    def graft(self, line: KeyPath, document: Document, place: KeyPath) -> None:
+        """Have what a line's table does not say itself be told as of a line in another document, its profile."""
+        self._grafts[line] = document, place
 
     def _home(self, path: KeyPath) -> tuple[Document, KeyPath]:
-        for length in range(len(path), 0, -1):
-            if graft := self._grafts.get(path[:length]):
-                return graft[0], (*graft[1], *path[length:])
-        return self, path
+        own, (document, place) = self.value(path[:2], graft=False), self._grafts.get(path[:2], (self, ()))
+        if not place or len(path) < 3 or not isinstance(own, dict):
+            return self, path
+        if path[2] != "route":
+            return (self, path) if path[2] in own else (document, (*place, *path[2:]))
+        first = own.get("route", [])
+        if len(path) < 4 or not isinstance(first, list) or int(path[3]) < len(first):
+            return self, path
+        route = (*place, "route", int(path[3]) - len(first))  # behind those of the file
+        homes = [(*home, *path[4:]) for home in (route, (*place, "common"))]  # what routes have in common
+        return document, next((home for home in homes if document.value(home) is not None), homes[0])
 
-    def value(self, path: KeyPath) -> Any:
+    def value(self, path: KeyPath, *, graft: bool = True) -> Any:
         """What the file says at a key, its variables as they are written; None for nothing."""
-        document, path = self._home(path)
+        document, path = self._home(path) if graft else (self, path)
         here: Any = document.raw
         for part in path:
             try:
@@ -314,7 +321,7 @@ class Mistakes:
         for error in errors:
             loc = tuple(error["loc"])
             path = base + loc
-            key = next((part for part in reversed(path) if isinstance(part, str)), "")
+            key = _key(path)
             if error["type"] in UNKNOWN:
                 known = _keys_at(kind, loc)
                 code, what, do = _unknown(str(loc[-1]), [*known, *also] if len(loc) == 1 else known)
@@ -369,8 +376,8 @@ def _tables_in(annotation: Any) -> Iterator[type]:
 
 def _missing(kind: type[BaseModel] | None, key: str) -> tuple[str, str, str]:
     """Absence of a key, or of a table, with the advice that its description gives."""
-    fields = (field for name, field in kind.model_fields.items() if key in (name, field.alias)) if kind else ()
-    field = next(iter(fields), None)
+    fields = {field.alias or name: field for name, field in kind.model_fields.items()} if kind else {}
+    field = fields.get(key)
     if field and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
         return "TL-C02", f"[{key}] is missing", "Add the table."
     return "TL-C02", f'"{key}" is missing', (field and field.description) or "Add it."

@@ -228,7 +228,7 @@ class _Reader:
         if "spark.authenticate.secret" in section.conf:
             place, what = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret stands in this file"
             do = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
-            self._mistakes.add("TL-C16", place, what, do, subject="[spark.conf]")
+            self._mistakes.add("TL-C16", place, what, do)
         jars: dict[Path, None] = {}  # in order, each once
         for named in section.kafka_jars:
             folder, pattern = (named, "*.jar") if named.is_dir() else (named.parent, named.name)
@@ -258,7 +258,7 @@ class _Reader:
                 do = "Use password_file or key_password_file, or write ${NAME}."
             place = ("kafka", "settings", key) if key else ("kafka", "bootstrap_servers")
             what = what.replace("bootstrap.servers", "bootstrap_servers")
-            self._mistakes.add(code, place, what, do, subject="[kafka]")
+            self._mistakes.add(code, place, what, do)
 
     def _judge_listening(self) -> None:
         """The files of what listens on a network have to be there and to go together."""
@@ -294,7 +294,7 @@ class _Reader:
             java_client(self._tables.kafka.client(), secrets)
         except ConfigError as error:  # a file that isn't here is told at the start
             if error.code == "TL-C77" and any(isinstance(line, DownLine) for line in lines.values()):
-                self._mistakes.add(error.code, ("kafka", "settings"), error.what, error.do, subject="[kafka]")
+                self._mistakes.add(error.code, ("kafka", "settings"), error.what, error.do)
         master = self._tables.spark.master
         for path, line in lines.items() if is_cluster(master) else ():
             self._note(cluster_problems(line, master, secrets=bool(secrets)), path)

@@ -28,13 +28,11 @@ class AnyLine(LineSection):
     Attributes:
         kind: Name of its table in the file.
         gateway: What its gateway is told.
-        max_messages_per_trigger: Most messages in one micro-batch.
         dead_letter_topic: Where records go that can't be mapped or written; None for nowhere, the line stops then.
     """
 
     kind: ClassVar[str]
     gateway: GatewaySettings
-    max_messages_per_trigger: int
     dead_letter_topic: str | None = None
 
     @property
@@ -58,10 +56,8 @@ class Line(AnyLine, UplinkSection):
 
     Attributes:
         direction: Tells the kinds apart in JSON.
-        max_trigger_delay_ms: Longest rest between two batches while messages wait, in milliseconds.
         dead_letter_topics: Of all lines of the bridge.
-        gateways: State directories and locations of gateways that run already, which the line reads instead of one of
-            its own; `gateway` then says little more than where its checkpoint is.
+        gateways: As in the file; where there are any, `gateway` says little more than where the checkpoint is.
         members: What the gateways are told that share its messages, each on its machine; none for one gateway alone.
     """
 
@@ -129,8 +125,6 @@ class DownLine(AnyLine, DownlinkSection):
 
     Attributes:
         direction: Tells the kinds apart in JSON.
-        qos: Of every PUBLISH.
-        control_characters: What becomes of a record whose text a broker may refuse.
     """
 
     kind: ClassVar[str] = "downlink"

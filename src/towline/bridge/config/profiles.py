@@ -156,16 +156,6 @@ class Profile:
             merged["route"] = [*first, *routes]
         return merged
 
-    def places(self, kind: str, number: int, own: Mapping[str, Any]) -> dict[KeyPath, KeyPath]:
-        """Key of a line, given its own table -> key of the profile's line that has the value."""
-        line, first = self.document.raw[kind][number], own.get("route")
-        count = len(first) if isinstance(first, list) else 0
-        places: dict[KeyPath, KeyPath] = {(key,): (key,) for key in line.keys() - own.keys() - {"route"}}
-        for at, route in enumerate(line.get("route", ()), count):
-            places["route", at] = "route", at - count
-            places |= {("route", at, key): ("common", key) for key in line.get("common", {}).keys() - route.keys()}
-        return places
-
     def _expanded(self, value: Any, place: KeyPath, values: Mapping[str, Any]) -> Any:
         if isinstance(value, dict) and value.keys() == {"each", "none"}:
             return self._each(value, place, values)
@@ -252,5 +242,4 @@ def graft(document: Document, directory: Path) -> None:
             if isinstance(own, dict) and "profile" in own:
                 with suppress(ConfigError):  # it is told where the file is read
                     profile, number = profile_of(directory, kind, str(own["profile"]))
-                    for key, place in profile.places(kind, number, own).items():
-                        document.graft((kind, at, *key), profile.document, (kind, number, *place))
+                    document.graft((kind, at), profile.document, (kind, number))

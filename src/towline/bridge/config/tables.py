@@ -410,6 +410,7 @@ class LineSection(Section):
     Attributes:
         name: Part of the client id, the sink id, and the name of its state directory; unique in the file.
         guarantee: The promise.
+        max_messages_per_trigger: Most messages, or records, in one micro-batch.
         parallelism: Writers of a batch; more than one split it, by key on the way up and by MQTT topic on the way down.
         dead_letter_topic: Where goes what can't be mapped or written; ``false`` stops the line there instead. Where it
             is not said: ``<bridge>.dead-letters`` if missing topics are created, else nowhere.
@@ -417,6 +418,7 @@ class LineSection(Section):
 
     name: str = Field(pattern=NAME)
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    max_messages_per_trigger: Annotated[int, Field(ge=1)] = 50_000
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
     dead_letter_topic: str | Literal[False] | None = None
 
@@ -462,7 +464,6 @@ class UplinkSection(LineSection):
     """What becomes of the messages of a line from MQTT to Kafka.
 
     Attributes:
-        max_messages_per_trigger: Most messages in one micro-batch.
         max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``; both limits hold.
         max_trigger_delay_ms: Longest rest between two batches while messages wait, in milliseconds; the more wait, the
             shorter it is (`towline.spark.cadence`). 0 for the lowest latency. Where it is not said: 1000, and 0 where
@@ -644,7 +645,6 @@ class DownlinkSection(LineSection):
         control_characters: What to do with a record that would bring control characters or non-characters into a
             topic or property, at which a broker may end the connection [MQTT 5 section 1.5.4]: ``send`` it, or make it
             a ``dead_letter``. Where it is not said: a dead letter where the line has such a topic.
-        max_messages_per_trigger: Most records in one micro-batch.
         trigger_interval_s: Seconds between batches.
     """
 
@@ -668,7 +668,6 @@ class DownlinkSection(LineSection):
     transform: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     confirm: Literal["outbox", "broker"] = "outbox"
     control_characters: Literal["send", "dead_letter"] | None = None
-    max_messages_per_trigger: Annotated[int, Field(ge=1)] = 50_000
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
 
     @field_validator("from_")
