@@ -15,7 +15,6 @@ from towline.bridge.config.document import KeyPath, sentence
 from towline.bridge.config.model import DownLine, Line
 from towline.bridge.config.subscriptions import SubscribedRoute, at_odds, restricted
 from towline.bridge.config.tables import (
-    TEMPLATES,
     BridgeTable,
     Dedupe,
     DownlinkTable,
@@ -60,11 +59,15 @@ def route_problems(route: RouteSection, guarantee: Guarantee, dedupe: Dedupe | N
     readings: list[tuple[str, KeyPath, Callable[[], object]]] = []
     try:
         captures = tuple(Pattern.parse(route.from_).names)
-        readings += _templates(route, (*captures, *route.fields), dedupe)
+        names = (*captures, *route.fields)
+        readings += [("TL-C66", key, partial(Template.parse, text, names)) for key, text in route.texts().items()]
+        readings += [("TL-C66", ("dedupe",), partial(dedupe.compile, names))] if dedupe else []
     except ValueError as error:
         problems.append(("TL-C67", ("from",), *sentence(error, "Correct it.")))
-    own = {name: name for name in (*captures, *route.fields)}
-    column: Callable[[str], str | None] = lambda name: own.get(name) or column_of(name)  # noqa: E731 - given on
+
+    def column(name: str) -> str | None:
+        return name if name in (*captures, *route.fields) else column_of(name)
+
     readings += [("TL-C69", key, partial(check_sql, str(key[-1]), text, column)) for key, text in sql.items()]
     for code, key, read in readings:
         try:
@@ -74,19 +77,6 @@ def route_problems(route: RouteSection, guarantee: Guarantee, dedupe: Dedupe | N
     problems += _qos(route, guarantee, keyed=dedupe is not None)
     problems += _names(route, captures, in_sql=bool(sql) or (dedupe is not None and "{" not in dedupe.key))
     return problems or list(_topic(route.compile(guarantee, dedupe)))
-
-
-def _templates(
-    route: RouteSection, names: Sequence[str], dedupe: Dedupe | None
-) -> Iterator[tuple[str, KeyPath, Callable[[], object]]]:
-    """How each template of a route is read."""
-    texts: dict[KeyPath, str | None] = {(key,): getattr(route, key) for key in TEMPLATES}
-    texts |= {("headers", name): text for name, text in route.headers.items()}
-    yield from (
-        ("TL-C66", key, partial(Template.parse, text, names)) for key, text in texts.items() if text is not None
-    )
-    if dedupe:
-        yield "TL-C66", ("dedupe",), partial(dedupe.compile, names)
 
 
 def _qos(route: RouteSection, guarantee: Guarantee, *, keyed: bool) -> Iterator[Violation]:

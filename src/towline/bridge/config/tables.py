@@ -281,8 +281,7 @@ class Dedupe(Section):
         return Template.parse(self.key, captures) if "{" in self.key else self.key
 
 
-#: Keys of a route that are templates, and those that a compiled route has as they are written.
-TEMPLATES: Final = ("topic", "key", "value", "timestamp")
+#: Keys of a route that a compiled one has as they are written.
 _AS_WRITTEN: Final = ("where", "allowed_topics", "fallback_topic", "key_required", "reject", "header_map")
 
 
@@ -340,6 +339,13 @@ class RouteSection(Section):
     subscription_id: Annotated[int, Field(ge=1, le=268_435_455)] | None = None
     dedupe: Dedupe | None = None
 
+    def texts(self) -> dict[tuple[str, ...], str]:
+        """Its templates, by their keys."""
+        texts: dict[tuple[str, ...], str | None] = {}
+        texts |= {(key,): getattr(self, key) for key in ("topic", "key", "value", "timestamp")}
+        texts |= {("headers", name): text for name, text in self.headers.items()}
+        return {key: text for key, text in texts.items() if text is not None}
+
     def compile(
         self, guarantee: Guarantee, dedupe: Dedupe | None = None, dead_letter_topics: tuple[str, ...] = ()
     ) -> SubscribedRoute:
@@ -357,14 +363,14 @@ class RouteSection(Section):
         names = (*pattern.names, *self.fields)
         dedupe, promise = self.dedupe or dedupe, policy(self.promise or guarantee)
         qos = promise.qos if self.qos is None else self.qos
-        texts = {key: text for key in TEMPLATES if (text := getattr(self, key)) is not None}
-        made: dict[str, Any] = {key: Template.parse(text, names) for key, text in texts.items()}
+        templates = {key: Template.parse(text, names) for key, text in self.texts().items()}
+        made: dict[str, Any] = {key: template for (key, *header), template in templates.items() if not header}
         made |= {key: getattr(self, key) for key in _AS_WRITTEN}
         return SubscribedRoute(
             pattern=pattern,
             qos=qos,
             **made,
-            headers=tuple((name, Template.parse(text, names)) for name, text in self.headers.items()),
+            headers=tuple((name, templates["headers", name]) for name in self.headers),
             properties=self.properties == "all",
             fields=tuple(self.fields.items()),
             omit_missing=self.missing_headers == "omit",
