@@ -1,7 +1,7 @@
 """Threads under a guard: a fault that ends one is reported, and what then becomes of its work is said where it is made.
 
 Every thread of Towline's is made here, but for the supervisors of a bridge, which are watched
-(`towline.bridge.runtime.supervision`); and every condition variable is one of these.
+(`towline.bridge.runtime.supervisors`); and every condition variable is one of these.
 """
 
 from __future__ import annotations

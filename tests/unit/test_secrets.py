@@ -24,7 +24,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.gateway.test_process import SETTINGS
 from towline import ClientSettings, Publisher
 from towline.bridge.runtime.session import session
-from towline.bridge.runtime.supervision import unforeseen
+from towline.bridge.runtime.supervisors import unforeseen
 from towline.errors import one_line
 from towline.monitor.server import serve
 

@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 from tests.helpers import wait_until
 from tests.unit.bridge.test_downlink_file import GOOD, read
 from towline.bridge.runtime import status
-from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.supervisors import KafkaSupervisor
 from towline.monitor.bridge import BridgeMonitor
 from towline_prove.devstack import Kafka
 

@@ -18,8 +18,8 @@ from tests.integration.monitor.looking import Scraped, looked_at
 from tests.unit.bridge.noted import up
 from towline import Client
 from towline.bridge.config.file import load
-from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.supervisors import KafkaSupervisor
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.server import serve
 

@@ -24,7 +24,7 @@ from towline.bridge.runtime import screen
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import _table
 from towline.bridge.runtime.status import collect, render
-from towline.bridge.runtime.supervision import no_start
+from towline.bridge.runtime.supervisors import no_start
 from towline.errors import GatewayUnreachable, JournalFull, Refused, Unreachable
 from towline.gateway.client import GatewayClient
 from towline.gateway.service import InboxService

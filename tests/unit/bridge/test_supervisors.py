@@ -24,15 +24,13 @@ from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, read
 from towline.backoff import Backoff
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime import gateway_supervisor
 from towline.bridge.runtime import supervisor as supervisor_module
-from towline.bridge.runtime.driver_supervisor import DriverSupervisor
-from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
-from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
+from towline.bridge.runtime import supervisors
 from towline.bridge.runtime.line_requests import pause, resume
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervisor import Supervisor
+from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor
 from towline.errors import ConfigError, GatewayUnreachable
 from towline.gateway.clients import end_client, note_client
 from towline.gateway.endpoint import GatewayEndpoint
@@ -85,7 +83,7 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
         stopping.set()
         return Closing()
 
-    monkeypatch.setattr(gateway_supervisor, "ensure", refusing(1, ended, error))
+    monkeypatch.setattr(supervisors, "ensure", refusing(1, ended, error))
     child.start()
     child.join(20)
     assert not child.is_alive()
@@ -125,8 +123,8 @@ def test_a_gateway_that_was_drained_is_not_started_again(
 
     state = BridgeState("plant", tmp_path, {line.name: "up"})
     child = GatewaySupervisor(line, bridge, state, stopping)
-    monkeypatch.setattr(gateway_supervisor, "ensure", ensure)
-    monkeypatch.setattr(gateway_supervisor, "ASK_S", 0.01)
+    monkeypatch.setattr(supervisors, "ensure", ensure)
+    monkeypatch.setattr(supervisors, "ASK_S", 0.01)
     child.start()
     child.join(20)
     assert not child.is_alive()

@@ -12,12 +12,10 @@ from typing import Any
 
 from tests.unit.bridge.noted import commit, down, up
 from towline.bridge.config.file import parse
-from towline.bridge.runtime.driver_supervisor import DriverSupervisor
-from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
-from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.state import BridgeState, notes_of
 from towline.bridge.runtime.supervisor import Supervisor
+from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor
 
 __all__ = ["Watched"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
-from towline.bridge.runtime.driver_supervisor import DriverSupervisor
+from towline.bridge.runtime.supervisors import DriverSupervisor
 from towline_prove import processes
 from towline_prove.devstack.process import Process
 from towline_prove.processes import Role, command_line, cpu_of, memory_of, named, role_of, tree

@@ -31,6 +31,7 @@ __all__ = [
     "gateway_status",
     "is_refused",
     "kafka_offsets",
+    "parts_of",
     "places_of",
     "read_checkpoint",
     "stale",
@@ -232,6 +233,12 @@ def _reason(error: GatewayError) -> dict[str, str]:
     refused = error.code in REFUSALS
     do = in_the_file(error.do) if refused else ""
     return {"why": in_the_file(error.what), "do": do, "code": error.code if refused else "TL-G54"}
+
+
+def parts_of(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The statuses of a line's gateways elsewhere by their names; that of its own gateway under ""."""
+    parts: Mapping[str, Mapping[str, Any]] | None = status.get("gateways")
+    return {"": status} if parts is None else parts
 
 
 def stale(status: Mapping[str, Any]) -> dict[str, Any]:

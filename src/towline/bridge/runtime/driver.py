@@ -32,8 +32,8 @@ from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.downlink.query import DownlinkQuery, find_modules
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.runtime.failures import reason
-from towline.bridge.runtime.kafka_supervisor import see_to
 from towline.bridge.runtime.session import look_at_executors, look_at_master, session
+from towline.bridge.runtime.supervisors import see_to
 from towline.bridge.uplink.query import UplinkQuery
 from towline.errors import KafkaError, SetupError, TowlineError
 from towline.kafka.faults import SILENCE

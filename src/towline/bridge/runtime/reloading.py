@@ -31,12 +31,9 @@ from typing import Any, Final
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.reload import LineChange, changes
 from towline.bridge.lines.identity import left_lines, remember, settle
-from towline.bridge.runtime.driver_supervisor import DriverSupervisor
-from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
-from towline.bridge.runtime.kafka_supervisor import see_to
 from towline.bridge.runtime.line_requests import request_restart
 from towline.bridge.runtime.state import BridgeState, digest_of, is_there, read_state
-from towline.bridge.runtime.supervision import unforeseen
+from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, see_to, unforeseen
 from towline.errors import ConfigError, ConfigErrors, GatewayError, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.filters import ChangeState
 from towline.gateway.launch import discover
@@ -82,8 +79,8 @@ class Reloading:
         read: Callable[[], Bridge],
         state: BridgeState,
         driver: DriverSupervisor,
-        gateways: dict[str, GatewaySupervisor | GatewaysSupervisor],
-        gateway_of: Callable[[Line | DownLine], GatewaySupervisor | GatewaysSupervisor],
+        gateways: dict[str, GatewaySupervisor],
+        gateway_of: Callable[[Line | DownLine], GatewaySupervisor],
         stopping: threading.Event,
     ) -> None:
         self._file, self._bridge = file, bridge

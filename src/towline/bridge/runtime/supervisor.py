@@ -18,17 +18,13 @@ from typing import Any, Final
 from towline import files
 from towline.bridge.config.file import load
 from towline.bridge.config.kafka_source import equipped, source_text
-from towline.bridge.config.model import Bridge, DownLine, Line
-from towline.bridge.lines.evidence import gateway_status
+from towline.bridge.config.model import AnyLine, Bridge
 from towline.bridge.lines.identity import left_texts, remember, settle
-from towline.bridge.runtime.driver_supervisor import DriverSupervisor
-from towline.bridge.runtime.gateway_supervisor import GatewaysSupervisor, GatewaySupervisor
-from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.line_requests import take_restart
 from towline.bridge.runtime.reloading import Reloading
 from towline.bridge.runtime.screen import Screen, line_state
-from towline.bridge.runtime.state import BridgeState, notes_of
-from towline.bridge.runtime.supervision import unforeseen
+from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, check_python
 from towline.errors import ConfigError, TowlineError
 from towline.gateway.launch import state_lock
@@ -196,10 +192,7 @@ class Supervisor:
                 raise fatal
         return EXIT_INTERRUPTED if self._interrupts > 1 else 0
 
-    def _gateway_of(self, line: Line | DownLine) -> GatewaySupervisor | GatewaysSupervisor:
-        """Who looks after what a line reads from: its own gateway, or several elsewhere."""
-        if isinstance(line, Line) and line.gateways:
-            return GatewaysSupervisor(line, self._bridge, self._state, self._ending)
+    def _gateway_of(self, line: AnyLine) -> GatewaySupervisor:
         return GatewaySupervisor(line, self._bridge, self._state, self._ending)
 
     def _watch(self) -> TowlineError | None:
@@ -315,7 +308,7 @@ class Supervisor:
         self._ending.set()
         interrupts = self._interrupts
         deadline = time.monotonic() + (END_AT_ONCE_S if interrupts > 1 else END_S)
-        ends = [later(partial(self._end, child, deadline), f"end {child.name}") for child in self._gateways.values()]
+        ends = [later(partial(_end, child, deadline), f"end {child.name}") for child in self._gateways.values()]
         while self._interrupts == interrupts and time.monotonic() < deadline + TICK_S:
             if all(end.done() for end in ends):
                 break
@@ -325,18 +318,6 @@ class Supervisor:
         self._save(ended=True)
         for text in self._farewell():
             self._screen.say(text)
-
-    def _end(self, child: GatewaySupervisor | GatewaysSupervisor, deadline: float) -> None:
-        """Take one more answer of a line's gateway, after Spark's last batch, and end it."""
-        if isinstance(child, GatewaysSupervisor):
-            child.look()
-            return
-        view = self._state.lines[child.line.name]
-        notes = notes_of(view.directory)
-        if status := gateway_status(child.line.gateway.state_dir):
-            with self._state.lock:
-                view.hear(status, notes)
-        child.end(deadline)
 
     def _farewell(self) -> Iterator[str]:
         for name, view in self._state.lines.items():
@@ -349,6 +330,12 @@ class Supervisor:
                 yield f'line "{name}": {counted(account.pending)} on disk; the next start carries on'
             goes_on = "its gateways go on" if view.gateways else kept_by_broker(view.status)
             yield f'line "{name}": {goes_on}'
+
+
+def _end(child: GatewaySupervisor, deadline: float) -> None:
+    """Take one more answer of a line's gateway, after Spark's last batch, and end it."""
+    child.look()
+    child.end(deadline)
 
 
 def _check_members(bridge: Bridge) -> Bridge:

@@ -1,0 +1,747 @@
+"""What keeps the parts of a bridge running: one thread for each, which starts its part and starts it again.
+
+A part is Kafka, which is waited for and looked at every few seconds; the gateway of a line, or its gateways elsewhere,
+which are only asked; and Spark's driver, whose reports are taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from towline.backoff import Backoff
+from towline.bridge.config.model import AnyLine, Bridge, Line
+from towline.bridge.lines.evidence import (
+    AWAY,
+    away_text,
+    away_trouble,
+    combined,
+    each,
+    gateway_status,
+    is_refused,
+    kafka_offsets,
+    parts_of,
+    places_of,
+    read_checkpoint,
+    status_of,
+)
+from towline.bridge.lines.notes import LineNotes
+from towline.bridge.lines.recovery import refused
+from towline.bridge.runtime.failures import MAX_TEXT, NO_JVM
+from towline.bridge.runtime.line_requests import PAUSED_FILE
+from towline.bridge.runtime.members import is_drained, wanted_clients
+from towline.bridge.runtime.state import PAUSED, BridgeState, LineView, notes_of
+from towline.bridge.runtime.surroundings import check_java, environment, scratch
+from towline.errors import (
+    ConfigError,
+    GatewayError,
+    JournalDamaged,
+    JournalLocked,
+    KafkaError,
+    Refused,
+    SessionUnknown,
+    SetupError,
+    TowlineError,
+    stays,
+)
+from towline.gateway.client import GatewayClient
+from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.launch import ensure
+from towline.guarantee import AckAfter
+from towline.mqtt.reasons import KEEP_SESSIONS
+from towline.spark.session import is_cluster
+from towline.text import cause, counted, printable
+
+
+class ChildSupervisor(threading.Thread, ABC):
+    """A thread that goes on whatever happens in it: what it supervises would end with it, and nobody would know.
+
+    Args:
+        name: Of the thread.
+        state: Where it reports.
+        stopping: Set when the bridge ends.
+        longest_pause_s: Between two rounds that failed, in seconds.
+    """
+
+    #: What it starts, and whose that is, for messages.
+    what = ""
+    where = ""
+
+    def __init__(self, name: str, state: BridgeState, stopping: threading.Event, longest_pause_s: float) -> None:
+        super().__init__(name=name, daemon=True)
+        #: What only a person can mend, and nothing is tried again after; or None.
+        self.fatal: TowlineError | None = None
+        self._state = state
+        self._stopping = stopping
+        self._pauses = Backoff(first=0.5, most=longest_pause_s)
+
+    def run(self) -> None:
+        """Do a round after the other until there is nothing left to do."""
+        while self.wanted:
+            try:
+                self._round()
+            except TowlineError as error:
+                self._failed(error)
+            except OSError as error:
+                self._failed(no_start(self.where, self.what, error))
+            except Exception as error:  # noqa: BLE001 - reported, and tried again
+                self._failed(unforeseen(self.where, error))
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is still something to do; a thread that has ended before is a fault."""
+        return self.fatal is None and not self._stopping.is_set()
+
+    @abstractmethod
+    def _round(self) -> None:
+        """Start what is supervised and stay with it until it ends."""
+
+    @abstractmethod
+    def _failed(self, error: TowlineError) -> None:
+        """Report what ended a round, and wait."""
+
+
+def no_start(where: str, what: str, error: OSError) -> GatewayError:
+    """What a machine without room, processes or file handles says; that must not end the supervisor."""
+    do = "It is tried again by itself: free disk, memory, processes or open files (ulimit)."
+    return GatewayError("TL-B32", where, f"{what} can't be started ({error.strerror or error})", do)
+
+
+def unforeseen(name: str, error: BaseException | None = None) -> GatewayError:
+    """What ended one of these threads, or a round of it, though nothing should [TL-B55]."""
+    if error is not None and os.environ.get("TOWLINE_DEBUG"):
+        traceback.print_exception(error)
+    why = "" if error is None else f" ({cause(error)})"
+    do = "It is tried again. Please report it with the output of TOWLINE_DEBUG=1."
+    return GatewayError("TL-B55", name, f"this part of the bridge ended in an unexpected way{why}", do)
+
+
+# -- Kafka -------------------------------------------------------------------------------------------------------------
+
+#: Seconds between two looks at Kafka, for what is measured in one, and for its answer, which a busy one takes time for:
+#: one that is gone, or stands still, shows within 10 s.
+_KAFKA_S, _ANSWER_S = 2.0, 5.0
+
+
+class KafkaSupervisor(ChildSupervisor):
+    """Waits for Kafka before any query begins, then follows how it is; a query looks at its topics when it starts.
+
+    Args:
+        bridge: Its Kafka.
+        state: Where Kafka's state goes.
+        stopping: Set when the bridge ends.
+    """
+
+    what = "Kafka's client"
+    where = "kafka"
+
+    def __init__(self, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
+        super().__init__("kafka", state, stopping, 5.0)
+        #: Set once Kafka has answered.
+        self.ready = threading.Event()
+        #: Called once then.
+        self.on_ready: Callable[[], object] = lambda: None
+        self.bridge = bridge
+
+    def _round(self) -> None:
+        """Look until Kafka does not answer, with one client: it goes where brokers tell clients to come, as all do."""
+        from towline.kafka.admin import LastWord, answer, looking  # noqa: PLC0415 - loads librdkafka
+
+        last = LastWord()
+        with looking(self.bridge.kafka.client(), last) as admin:
+            while self.wanted:
+                answer(admin.describe_cluster(request_timeout=_ANSWER_S), _ANSWER_S)
+                admin.poll(0)
+                last.answered()
+                self._answers()
+                self._measure(admin)
+                self._stopping.wait(_KAFKA_S)
+
+    def _answers(self) -> None:
+        self._pauses.reset()
+        with self._state.lock:
+            waited = self._state.kafka_error is not None
+            self._state.kafka, self._state.kafka_error = "reachable", None
+        if waited:
+            self._state.say(f"kafka: {self.bridge.kafka.bootstrap_servers} answers")
+        if not self.ready.is_set():
+            self.ready.set()
+            self.on_ready()
+
+    def _measure(self, admin: Any) -> None:
+        """Measure how far each downlink is behind, by its checkpoint.
+
+        It is unknown without a client, and for a line that was stopped: it may stand in a topic that is gone [I19].
+        """
+        from towline.kafka import faults  # noqa: PLC0415 - loads librdkafka
+        from towline.kafka.admin import backlog  # noqa: PLC0415
+
+        deadline = time.monotonic() + _KAFKA_S
+        for line in self.bridge.downlinks:
+            taken, found = kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).done), None
+            stopped = self._state.lines[line.name].query == "stopped"
+            if admin is not None and taken and not stopped and (left := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(*faults.FOREIGN):
+                    found = backlog(admin, taken, left)
+            hidden = found and (found[1] if line.isolation_level == "read_committed" else 0)
+            with self._state.lock:
+                view = self._state.lines[line.name]
+                view.behind, view.hidden = found and found[0], hidden
+
+    @property
+    def _meanwhile(self) -> str:
+        """What becomes of messages while Kafka is away."""
+        at_broker = [f'"{line.name}"' for line in self.bridge.lines if line.gateway.acks is AckAfter.KAFKA]
+        if at_broker and len(at_broker) == len(self.bridge.lines):
+            return "intake stops at the broker's window, and the brokers keep what comes"
+        apart = f", but those of {', '.join(at_broker)}, which the broker keeps" if at_broker else ""
+        return f"messages go on being received and wait on disk{apart}"
+
+    def _failed(self, error: TowlineError) -> None:
+        if not isinstance(error, KafkaError | GatewayError) and not self.ready.is_set():
+            self.fatal = error  # a wrong setting
+            return
+        self._measure(None)
+        with self._state.lock:
+            if self._state.kafka_error is None:
+                self._state.say(f"{error}\nkafka: {self._meanwhile}; trying again")
+            self._state.kafka, self._state.kafka_error = "unreachable", str(error)
+        self._stopping.wait(self._pauses.next())
+
+
+def see_to(bridge: Bridge, topics: Iterable[str]) -> str:
+    """See that topics are there, and make them where the file says so; what was made, in words.
+
+    Args:
+        bridge: Says how they are made.
+        topics: Their names.
+
+    Raises:
+        KafkaError: TL-B03, one is not there; TL-K01, Kafka does not answer; TL-K09, one can't be made.
+    """
+    from towline.kafka.admin import create_topics, reachable  # noqa: PLC0415 - loads librdkafka
+
+    client, plan = bridge.kafka.client(), bridge.kafka.create_topics
+    missing = sorted(set(topics) - set(reachable(client).topics))
+    if missing and plan is None:
+        raise _missing(bridge, missing)
+    if not missing or plan is None:
+        return ""
+    created = create_topics(client, dict.fromkeys(missing, plan.partitions), replication=plan.replication_factor)
+    return f"kafka: created {', '.join(created)} with {plan.partitions} partitions each"
+
+
+def _missing(bridge: Bridge, missing: list[str]) -> KafkaError:
+    names = ", ".join(f'"{name}"' for name in missing)
+    what = f"the topic{'s' if len(missing) > 1 else ''} {names} {'are' if len(missing) > 1 else 'is'} not there"
+    do = "Create it, or let Towline do it with create_topics = { partitions = 6 } in [kafka]."
+    return KafkaError("TL-B03", bridge.kafka.bootstrap_servers, what, do)
+
+
+# -- the gateways of a line --------------------------------------------------------------------------------------------
+
+#: Seconds between two questions to a gateway.
+ASK_S: Final = 0.5
+#: A gateway that leaves questions unanswered this often is looked for again.
+_SILENCES: Final = 3
+#: What a person has to mend before another try makes sense.
+_FATAL: Final = (ConfigError, Refused, SessionUnknown, JournalLocked, JournalDamaged)
+#: A gateway that lets nobody in is told of again after so many seconds: only a person ends that.
+_REMIND_S: Final = 60.0
+
+
+class GatewaySupervisor(ChildSupervisor):
+    """Keeps a line's gateway running, and knows the account of the line; gateways elsewhere it asks, and ends none.
+
+    Args:
+        line: Whose.
+        bridge: The file, for messages, and for what a gateway needs of it.
+        state: Where their status goes.
+        stopping: Set when the bridge ends.
+    """
+
+    what = "the gateway"
+
+    def __init__(self, line: AnyLine, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
+        super().__init__(f"gateway {line.name}", state, stopping, 15.0)
+        self.line, self._bridge = line, bridge
+        self.where = f'line "{line.name}"'
+        #: Set once the gateway has answered.
+        self.up = threading.Event()
+        #: Another supervisor looks after the line's gateways from now on.
+        self.replaced = False
+        #: By gateway, "" for the line's own: what was wrong with it when it was said last, and when that was.
+        self._trouble: dict[str, tuple[str, float]] = {}
+        if elsewhere := line.gateways if isinstance(line, Line) else ():
+            access = bridge.gateway.access()
+            self._view.gateways, self._view.access = elsewhere, asdict(access)
+            self._elsewhere = places_of(elsewhere, access)
+        else:
+            self._elsewhere = []
+
+    @property
+    def wanted(self) -> bool:
+        """Until another takes its place, too."""
+        return super().wanted and not self.replaced
+
+    @property
+    def _view(self) -> LineView:
+        return self._state.lines[self.line.name]
+
+    def _round(self) -> None:
+        if self._elsewhere:
+            self.look()
+            self.up.set()
+            self._pauses.reset()
+            self._stopping.wait(ASK_S)
+            return
+        if not self.up.is_set():
+            self._see_that_its_sink_is_free()
+        log = self._bridge.logs / f"gateway-{self.line.name}.log"
+        with ensure(self.line.gateway, owner_pid=os.getpid(), log=log) as client:
+            self._online()
+            self._ask(client)
+
+    def _see_that_its_sink_is_free(self) -> None:
+        """Of a line that begins, while nothing was taken in; Kafka may be away [I7]."""
+        from towline.bridge.runtime.reconciling import foreign_marker  # noqa: PLC0415 - loads librdkafka
+
+        with contextlib.suppress(KafkaError):
+            if (error := foreign_marker(self._bridge, self.line)) is not None:
+                raise error
+
+    def look(self) -> None:
+        """Ask once; without an answer of the line's own gateway nothing has changed."""
+        notes = notes_of(self._view.directory)
+        if self._elsewhere:
+            answers = each(self._elsewhere, status_of)
+            status = combined(answers, self._view.status or self._view.before)
+            silent = next((one for one in answers.values() if isinstance(one, GatewayError)), None)
+            with self._state.lock:
+                self._view.gateway_error = str(silent) if status["state"] == "away" else None
+            self._take(status, notes)
+        elif own := gateway_status(self.line.gateway.state_dir):
+            self._hear(own, notes)
+
+    def end(self, deadline: float) -> None:
+        """End a gateway that is ours: it acknowledges what is safe and leaves its session alive.
+
+        One that has not ended by `deadline` (`time.monotonic`) is killed: what it has acknowledged is on disk [I2].
+        """
+        endpoint = None if self._elsewhere else GatewayEndpoint.read(self.line.gateway.state_dir)
+        if endpoint is None or endpoint.owner_pid != os.getpid() or not endpoint.process.runs_here():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(endpoint.pid, signal.SIGTERM)
+            while not endpoint.process.gone() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if not endpoint.process.gone():
+                os.kill(endpoint.pid, signal.SIGKILL)
+
+    def _online(self) -> None:
+        again = self.up.is_set()
+        self.up.set()
+        with self._state.lock:
+            self._view.gateway_error = None
+            self._view.gateway_restarts += again
+        if again:
+            place = "in Kafka" if self.line.gateway.acks is AckAfter.KAFKA else "on disk"
+            self._say(f"the gateway is back; what it had acknowledged is {place}")
+
+    def _ask(self, client: GatewayClient) -> None:
+        silent = 0
+        while not self._stopping.wait(ASK_S):
+            try:
+                notes = notes_of(self._view.directory)
+                status = client.status(timeout_s=5.0)
+            except GatewayError:
+                silent += 1
+                endpoint = GatewayEndpoint.read(self.line.gateway.state_dir)
+                if gone := endpoint is None or endpoint.process.gone():
+                    self._see_whether_drained()
+                if silent >= _SILENCES or gone:
+                    if self.wanted:
+                        self._say("the gateway has ended; starting it again")
+                    return
+                continue
+            silent = 0
+            self._pauses.reset()
+            self._take(status, notes)
+
+    def _see_whether_drained(self) -> None:
+        """A gateway that has left its line is not started again, for it would take part: TL-G55."""
+        if self._view.status.get("drain") and is_drained(self.line.gateway.state_dir, wanted_clients(self.line)):
+            what = "its gateway was drained while it ran, and is not started again"
+            raise GatewayError("TL-G55", self.where, what, "Start towline run again, and it takes part.")
+
+    def _take(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
+        """Take an answer, and say what has changed at each gateway since it was said last."""
+        if status.get("state") != "away":
+            self._hear(status, notes)
+        before = parts_of(self._view.before)
+        for name, part in parts_of(status).items():
+            said, at = self._trouble.get(name, (None, 0.0))
+            trouble = away_text(name, part) if AWAY in part else str((part.get("last_error") or {}).get("text", ""))
+            if trouble != said or (is_refused(part) and time.monotonic() - at > _REMIND_S):
+                text = away_trouble(name, part) if AWAY in part else trouble or _well(name, part, said or "")
+                if text:
+                    self._say(text)
+                    self._trouble[name] = trouble, time.monotonic()
+            for event in _grown(before.get(name, {}), part) if AWAY not in part else ():
+                self._say(f"gateway {name}: {event}" if name else event)
+        self._view.before = status
+
+    def _hear(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
+        """The first dead letters of a run are mentioned, the others are in the account."""
+        with self._state.lock:
+            letters = self._view.hear(status, notes)
+        if letters:
+            self._say(f"{counted(letters)} went to the dead-letter topic; towline dlq show tells why")
+
+    def _say(self, text: str) -> None:
+        """Tell an event, and whose it is; a gateway begins its errors with the name of its line."""
+        text = text.removeprefix(f"{self.line.name} at ").removeprefix(f"{self.line.name}: ")
+        self._state.say(text if self.where in text else f"{self.where}: {text}")
+
+    def _failed(self, error: TowlineError) -> None:
+        if not self.wanted:
+            return
+        error = refused(self.line, self._bridge.file, error) or error
+        if stays(error.code) or (isinstance(error, _FATAL) and not self.up.is_set()):
+            self.fatal = error
+        if error.code == "TL-G55" and self.line.gateway.drain_s is not None:
+            return  # as it was asked to
+        with self._state.lock:
+            fresh = self._view.gateway_error != str(error)
+            self._view.gateway_error = str(error)
+        if fresh:
+            self._say(str(error))
+        if self.fatal is None:
+            self._stopping.wait(self._pauses.next())
+
+
+def _well(name: str, part: Mapping[str, Any], said: str) -> str:
+    """What there is to say of a gateway with which nothing is wrong; "" for nothing."""
+    if name:
+        return f"gateway {name} is there, and {part.get('state')}"
+    again = "there is room again, and messages are received"
+    return "" if part.get("state") != "online" else again if "[TL-J" in said else f"connected to {part.get('broker')}"
+
+
+def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What a gateway counts only when a promise is at stake, said when it happens: once for what may come in crowds."""
+    if now.get("sessions_lost", 0) > before.get("sessions_lost", 0):
+        what = "the broker lost this client's session, and every message that only the session held"
+        yield f"{what}. {(now.get('session_lost') or {}).get('do', KEEP_SESSIONS)}   [TL-M22]"
+    first, degraded = ((status.get("outbox") or {}).get("degraded", 0) for status in (before, now))
+    if degraded and not first:
+        what = "the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled"
+        yield f'{what}. Take a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]'
+
+
+# -- Spark's driver ----------------------------------------------------------------------------------------------------
+
+#: Seconds after which a command that was not carried out is given once more.
+_AGAIN_S: Final = 1.0
+#: Seconds between two looks whether queries have stopped.
+_LOOK_S: Final = 0.1
+
+
+class DriverSupervisor(ChildSupervisor):
+    """Keeps the driver process running and takes its reports.
+
+    Args:
+        bridge: What it runs.
+        state: Where the reports go.
+        kafka: Queries begin when it is ready.
+        stopping: Set when the bridge ends.
+    """
+
+    what = "Spark's driver"
+    where = "spark"
+    command: Sequence[str] = (sys.executable, "-m", "towline.bridge.runtime.driver")
+
+    def __init__(self, bridge: Bridge, state: BridgeState, kafka: KafkaSupervisor, stopping: threading.Event) -> None:
+        super().__init__("driver", state, stopping, 30.0)
+        #: Where the driver's standard error goes, Spark's included.
+        self.log = bridge.logs / "driver.log"
+        #: Lines whose query was given up, with the reason.
+        self.given_up: dict[str, str] = {}
+        self._bridge = bridge
+        self._kafka = kafka
+        kafka.on_ready = lambda: self._command("go")
+        self._process: subprocess.Popen[str] | None = None
+        #: Held by whoever starts a process, or writes to it: each command is a line, and none is for the one before.
+        self._writing = threading.RLock()
+        #: Lines whose query is to stop and stay so, each set when it has: those that are paused, and for a reload.
+        self._holding: dict[str, threading.Event] = {}
+        #: The lines that are judged last, and where the answer goes.
+        self._judging: tuple[str, SimpleQueue[list[ConfigError]]] = "", SimpleQueue()
+        self._last_word = ""
+        #: Why it ended last; said in full only once.
+        self._why = ""
+
+    @property
+    def wanted(self) -> bool:
+        """Until the bridge ends, no line is left, or Spark can't start."""
+        return super().wanted and len(self.given_up) < len(self._bridge.lines)
+
+    def _round(self) -> None:
+        self._last_word = ""
+        begun, heard = self.log.stat().st_size if self.log.exists() else 0, False
+        with self._writing:
+            started, place = self._start()
+            self._process = started
+        with started as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._take(line)
+                heard = True
+            code = process.wait()
+        shutil.rmtree(place, ignore_errors=True)  # a JVM that is still ending may write: the next start sees to it
+        if NO_JVM in self._last_word:
+            self._look_at_java()
+        if self.wanted:
+            self._ended(self._last_word or _how(code) + ("" if heard else self._last_line(begun)))
+
+    def _last_line(self, begun: int) -> str:
+        """What the driver's log says last, behind a place in it, as the end of a sentence."""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(begun, log.seek(0, os.SEEK_END) - (MAX_TEXT << 2)))
+            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+            return f": {printable(lines[-1].strip(), MAX_TEXT)}" if lines else ""
+        return ""
+
+    def _look_at_java(self) -> None:
+        """Why a JVM did not start: one that is too old starts no better at the next try."""
+        try:
+            check_java(version=True)
+        except SetupError as error:
+            self.fatal = error
+
+    def _failed(self, error: TowlineError) -> None:
+        if self.wanted:
+            self._ended(str(error).removeprefix("spark: "))
+
+    def stop(self) -> None:
+        """Ask the driver to finish its batches and end."""
+        self._command("stop")
+
+    def hold(self, lines: Sequence[str], patience_s: float) -> bool:
+        """Have the queries of lines stop between two batches, and stay so until `take`; whether they did in time.
+
+        A driver that is started meanwhile does not start them.
+        """
+        with self._writing:  # a process that is started from here on is told at its start
+            events = [self._holding.setdefault(line, threading.Event()) for line in lines]
+            for line in lines:
+                self._command(json.dumps({"hold": line}))
+        deadline = time.monotonic() + patience_s
+        while not all(event.is_set() for event in events):
+            if self._stopping.wait(_LOOK_S) or time.monotonic() >= deadline:
+                return False
+        return True
+
+    def judge(self, lines: Sequence[AnyLine], patience_s: float) -> list[ConfigError] | None:
+        """The mistakes that Spark finds in the SQL of lines as they are to be; None if it does not answer in time."""
+        of, answer = uuid.uuid4().hex, SimpleQueue[list[ConfigError]]()
+        self._judging = of, answer
+        order = json.dumps({"judge": [line.model_dump(mode="json", by_alias=True) for line in lines], "of": of})
+        deadline = time.monotonic() + patience_s
+        while not self._stopping.is_set() and time.monotonic() < deadline:
+            self._command(order)  # the process before may have had the last one
+            with contextlib.suppress(Empty):
+                return answer.get(timeout=_AGAIN_S)
+        return None
+
+    def give_up(self, name: str, why: str) -> None:
+        """Leave the query of a line out, and say why."""
+        with self._state.lock:
+            self._on_failed({"line": name, "text": why})
+
+    def heed_pauses(self) -> None:
+        """Stop the queries of lines that were paused, let those of the others go on; while no reload is under way."""
+        for name in (line.name for line in self._bridge.lines):
+            if self._is_paused(name) and name not in self._holding:
+                self._state.say(f'line "{name}": paused; towline resume carries on what comes meanwhile')
+                self._pause(name)
+            elif name in self._holding and not self._is_paused(name):
+                self._state.say(f'line "{name}": resumed')
+                self.take(self._bridge, [name])
+
+    def _is_paused(self, name: str) -> bool:
+        return (self._bridge.state_dir / name / PAUSED_FILE).exists()
+
+    def _pause(self, name: str) -> None:
+        with self._writing, self._state.lock:
+            self._holding.setdefault(name, threading.Event())
+            if self._state.spark != "running":  # the next driver is told before it starts a query
+                self._state.lines[name].query = PAUSED
+            self._command(json.dumps({"hold": name}))
+
+    def take(self, bridge: Bridge, lines: Sequence[str]) -> None:
+        """Run another bridge from now on.
+
+        Args:
+            bridge: What is to run.
+            lines: Names of those whose query goes on, or begins, as the bridge says; of one that is paused once it is
+                resumed.
+        """
+        with self._writing:
+            self._bridge = self._kafka.bridge = bridge
+            for name in lines:
+                self.given_up.pop(name, None)
+                if self._is_paused(name):
+                    self._pause(name)
+                    continue
+                self._holding.pop(name, None)
+                with self._state.lock:
+                    view = self._state.lines[name]
+                    view.query, view.query_error = "starting", None
+                self._command(json.dumps({"take": bridge.line(name).model_dump(mode="json", by_alias=True)}))
+
+    def kill(self) -> None:
+        """End the driver, its JVM and its workers at once; the batch in work comes again after the next start."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _start(self) -> tuple[subprocess.Popen[str], Path]:
+        """The driver, and the directory where Spark drops files."""
+        self._bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._state.lock:
+            self._state.spark = "starting"
+        with contextlib.ExitStack() as opened:
+            handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            opened.callback(os.close, handle)
+            place, lock = scratch(self._bridge.state_dir)
+            opened.callback(os.close, lock)
+            process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=handle,
+                encoding="utf-8",
+                errors="replace",
+                # Spark drops files where it stands; `environment` says what a cluster needs there.
+                cwd=place if is_cluster(self._bridge.spark.master) else self._bridge.state_dir,
+                env=environment(self._bridge, place),
+                pass_fds=(lock,),
+                start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
+            )
+        lines = [line for line in self._bridge.lines if line.name not in self.given_up]
+        going = self._bridge.model_copy(update={"lines": tuple(lines)})
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
+            bridge = json.dumps(going.model_dump(mode="json", by_alias=True))
+            held = [json.dumps({"hold": name}) for name in self._holding]
+            go = ["go"] if self._kafka.ready.is_set() else []  # else it is told when Kafka has answered
+            process.stdin.write("\n".join((bridge, *held, *go, "")))
+            process.stdin.flush()
+        return process, place
+
+    def _command(self, word: str) -> None:
+        with self._writing, contextlib.suppress(BrokenPipeError, ValueError):
+            process = self._process
+            if process is not None and process.stdin is not None:
+                process.stdin.write(word + "\n")
+                process.stdin.flush()
+
+    def _ended(self, why: str) -> None:
+        pause = self._pauses.next()
+        with self._state.lock:
+            self._state.spark = "starting again"
+            self._state.spark_restarts += 1
+            for name in self._state.lines.keys() - self.given_up:
+                self._state.lines[name].query = PAUSED if self._is_paused(name) else "starting"
+        again = f"starting again in {pause:.1f} s, messages go on being received"
+        self._state.say(f"spark: {'the same' if why == self._why else why}; {again} (log: {self.log})")
+        self._why = why
+        self._stopping.wait(pause)
+
+    def _take(self, text: str) -> None:
+        try:
+            report = json.loads(text)
+            handler = getattr(self, f"_on_{report['kind']}", None)
+            if handler is not None:
+                with self._state.lock:
+                    handler(report)
+        except Exception as error:  # noqa: BLE001 - a report that is not understood must not end the others
+            self._state.say(str(unforeseen("spark's report", error)))
+
+    def _on_ready(self, report: dict[str, Any]) -> None:
+        self._why = ""
+        self._state.spark = "running"
+        self._state.say(f"spark: {report['spark']} is up after {report['seconds']:.1f} s")
+
+    def _on_jvm(self, report: dict[str, Any]) -> None:
+        self._last_word = report["text"]
+
+    def _on_started(self, report: dict[str, Any]) -> None:
+        view = self._state.lines[report["line"]]
+        view.query = "running"
+        before, view.remarks = view.remarks, report.get("remarks", ())
+        for text in (one for one in view.remarks if one not in before):
+            self._state.say(f'line "{view.name}": {text}')
+
+    def _on_noted(self, report: dict[str, Any]) -> None:
+        self._state.say(report["text"])
+
+    def _on_progress(self, report: dict[str, Any]) -> None:
+        view = self._state.lines[report["line"]]
+        view.took(report)
+        view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
+        if view.query_error is not None:
+            self._state.say(f'line "{view.name}": goes on')
+        view.query_error = None
+        if view.name not in self._holding:
+            view.query = "running"
+        self._pauses.reset()
+
+    def _on_failed(self, report: dict[str, Any]) -> None:
+        view = self._state.lines[report["line"]]
+        again = report.get("again_in")
+        fresh = view.query_error != report["text"]
+        view.query_error = report["text"]
+        view.restarts += 1
+        view.query = "stopped" if again is None else "waiting to retry"
+        if again is None:
+            self.given_up[view.name] = report["text"]
+        if fresh or again is None:
+            waits = "messages wait on disk" if view.direction == "up" else "what is not read yet stays in Kafka"
+            then = "this line stops" if again is None else f"{waits}; trying again"
+            self._state.say(f'{report["text"]}\nline "{view.name}": {then}')
+
+    def _on_held(self, report: dict[str, Any]) -> None:
+        query = PAUSED if self._is_paused(report["line"]) else "held for a reload"
+        self._state.lines[report["line"]].query = query
+        if event := self._holding.get(report["line"]):
+            event.set()
+
+    def _on_judged(self, report: dict[str, Any]) -> None:
+        of, answer = self._judging
+        if report["of"] == of:
+            answer.put([ConfigError(*one) for one in report["mistakes"]])
+
+    def _on_stopped(self, report: dict[str, Any]) -> None:
+        self._state.lines[report["line"]].query = "stopped"
+
+
+def _how(code: int) -> str:
+    return f"its driver was ended by signal {-code}" if code < 0 else f"its driver ended with code {code}"
