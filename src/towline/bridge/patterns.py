@@ -198,11 +198,6 @@ class Template:
         """The text if there are no fields, else None."""
         return None if self.fields else self.parts[0]
 
-    def render(self, values: Mapping[str, str | None]) -> str | None:
-        """The text for these values; None if one of them is missing."""
-        parts = [part if i % 2 == 0 else values.get(part) for i, part in enumerate(self.parts)]
-        return None if None in parts else "".join(part for part in parts if part is not None)
-
 
 def _fields_known(captures: Iterable[str]) -> str:
     names = [f"{{{name}}}" for name in (*captures, *FIELDS, PAYLOAD)]

@@ -11,7 +11,7 @@ not have gives null: no key, no topic, a header without value (or none). A topic
 Kafka name, an allowed one and not reserved, else the message goes to the route's fallback topic (design section 10: a
 device never names a topic outside the allowed list).
 
-All that follows from the MQTT topic alone is made once for each topic, the rest in whole columns.
+All that follows from the MQTT topic alone is made once for each topic of a batch, the rest of each row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache, partial, reduce
-from itertools import count
 from math import isfinite
 from typing import Any, Final, NamedTuple, Self
 
@@ -42,7 +41,7 @@ from towline.bridge.patterns import (
     payload_path,
 )
 from towline.kafka.deadletters import Reason
-from towline.kafka.properties import USER_PREFIX, in_bytes
+from towline.kafka.properties import USER_PREFIX
 from towline.kafka.reserved import INTERNAL, reserved
 from towline.schema import OPTIONAL, ROW_SCHEMA
 
@@ -333,75 +332,6 @@ def _with_reasons(records: pa.RecordBatch, reasons: pa.Array, details: pa.Array)
     return pa.RecordBatch.from_arrays([*records.columns, reasons, details], schema=RECORD_SCHEMA)
 
 
-#: What all messages of one MQTT topic have in common; null where it does not follow from the topic alone.
-#:   route    number of the route that takes them; null for none
-#:   name     what the template of the Kafka topic gives
-#:   topic    where the record goes
-#:   outcome  of that name
-_TOPIC_SCHEMA: Final = pa.schema(
-    [
-        ("route", pa.int32()),
-        ("name", pa.string()),
-        ("topic", pa.string()),
-        ("outcome", pa.int8()),
-        ("key", pa.binary()),
-        ("headers", _HEADERS),
-        ("properties", pa.bool_()),
-    ]
-)
-
-
-class _Topics:
-    """The topics that were met: a row each, made once in a process.
-
-    Attributes:
-        rows: Columns of `_TOPIC_SCHEMA`; only ever appended to, until all is forgotten.
-    """
-
-    def __init__(self, entry: Callable[[str], Mapping[str, Any]]) -> None:
-        self._entry = entry
-        self._forget()
-
-    def _forget(self) -> None:
-        #: Topic -> its row in `rows`; and characters of the topics.
-        self._index: dict[str, int] = {}
-        self._characters = 0
-        self.rows = pa.RecordBatch.from_pylist([], schema=_TOPIC_SCHEMA)
-        #: Column -> the value of all rows, where they have the same.
-        self._same: dict[str, pa.Scalar] = {}
-
-    def indices(self, topics: pa.Array) -> pa.Array:
-        """The row of each topic of a column; until the next call."""
-        coded = topics.dictionary_encode()
-        names = coded.dictionary.to_pylist()
-        new = [name for name in names if name not in self._index]
-        if new and (len(self._index) + len(new) > _TOPICS or self._characters > _CHARACTERS):
-            self._forget()
-            new = names
-        if new:
-            self._add(new)
-        return pa.array([self._index[name] for name in names], pa.int64()).take(coded.indices)
-
-    def _add(self, topics: list[str]) -> None:
-        self._index.update(zip(topics, count(len(self._index)), strict=False))
-        self._characters += sum(map(len, topics))
-        made = pa.RecordBatch.from_pylist([self._entry(topic) for topic in topics], schema=_TOPIC_SCHEMA)
-        self.rows = pa.concat_batches([self.rows, made])
-        self._same = {
-            name: column[0]
-            for name, column in zip(_TOPIC_SCHEMA.names, self.rows.columns, strict=True)
-            if name != "headers" and pc.count_distinct(column, mode="all").as_py() == 1
-        }
-
-    def column(self, name: str, indices: pa.Array) -> pa.Array:
-        """A column for the rows at ``indices``."""
-        column = self.rows.column(name)
-        if column.null_count == len(column):
-            return pa.nulls(len(indices), column.type)
-        same = self._same.get(name)
-        return column.take(indices) if same is None else pa.repeat(same, len(indices))
-
-
 class RouteTable:
     """Routes of a line, over columns of its messages.
 
@@ -410,35 +340,31 @@ class RouteTable:
     """
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._routes = tuple(routes)
-        self._topics = _Topics(self._entry)
-        #: (Route, name of a topic) -> its destination.
-        self._destinations: dict[tuple[int, str | None], tuple[str | None, RouteOutcome]] = {}
-
-    def _entry(self, topic: str) -> dict[str, Any]:
-        """A row of `_TOPIC_SCHEMA`."""
-        matches = ((number, route.pattern.match(topic)) for number, route in enumerate(self._routes))
-        taker = next(((number, captures) for number, captures in matches if captures is not None), None)
-        if taker is None:
-            return {}
-        number, captures = taker
-        route, values = self._routes[number], {"mqtt.topic": topic, **captures}
-        entry: dict[str, Any] = {"route": number, "properties": route.properties}
-        if _is_static(route, [route.topic]):
-            name = route.topic.render(values)
-            destination, outcome = route.destination(name)
-            entry |= {"name": name, "topic": destination, "outcome": int(outcome)}
-        if route.key is not None and _is_static(route, [route.key]):
-            entry["key"] = in_bytes(route.key.render(values))
-        own = [template for _, template in route.headers]
-        if own and _is_static(route, own):
-            texts = [(name, template.render(values)) for name, template in route.headers]
-            entry["headers"] = [(name, in_bytes(text)) for name, text in texts]
-        return entry
+        self.routes = tuple(routes)
+        #: Topic -> the number of the route that takes it; and characters of the topics.
+        self._numbers: dict[str, int | None] = {}
+        self._characters = 0
+        self._destination = lru_cache(_TOPICS)(lambda number, name: self.routes[number].destination(name))
 
     def match(self, topics: pa.Array) -> pa.Array:
         """The number of the route that takes each topic; null for none."""
-        return self._topics.column("route", self._topics.indices(topics))
+        coded = topics.dictionary_encode()
+        return self._matched(coded.dictionary).take(coded.indices)
+
+    def _matched(self, topics: pa.Array) -> pa.Array:
+        """The same of topics that are all different."""
+        names, known = topics.to_pylist(), self._numbers
+        new = [name for name in names if name not in known]
+        if new and (len(known) + len(new) > _TOPICS or self._characters > _CHARACTERS):
+            known.clear()
+            new, self._characters = names, 0
+        known.update((name, self._taker(name)) for name in new)
+        self._characters += sum(map(len, new))
+        return pa.array([known[name] for name in names], pa.int32())
+
+    def _taker(self, topic: str) -> int | None:
+        matches = (number for number, route in enumerate(self.routes) if route.pattern.match(topic) is not None)
+        return next(matches, None)
 
     def values(self, rows: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
         """What wildcards and fields of messages are, as texts; null in rows whose route does not have the wildcard.
@@ -447,34 +373,36 @@ class RouteTable:
             rows: Columns of `ROW_SCHEMA`.
             names: Wildcards of any route, and fields of a message as templates name them.
         """
-        views = _views(rows, self.match(rows.column("topic")), self._routes)
-        return [_joined([view.value(name) for view in views], views) for name in names]
+        routed = _Routed(self, rows, self.match(rows.column("topic")))
+        return [routed.joined(view.value(name) for view in routed.views) for name in names]
 
     def render(self, rows: pa.RecordBatch) -> Rendered:
         """What becomes of messages.
+
+        What follows from the topic alone is made of the topics of the batch, and each row has it from there.
 
         Args:
             rows: Columns of `ROW_SCHEMA`; where Spark has evaluated the line's SQL, `REJECT`, `WHERE`, `DEDUPE`,
                 `HEADER_MAP` and the routes' fields too.
         """
-        return _Rendering(self, rows).result()
+        coded = rows.column("topic").dictionary_encode()
+        numbers, topics = self._matched(coded.dictionary), pa.RecordBatch.from_arrays([coded.dictionary], ["topic"])
+        over = _Columns(self, topics, numbers)
+        return _Rendering(self, rows, numbers.take(coded.indices), over, coded.indices).result()
 
-    def destinations(self, number: int, names: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """Topics and outcomes of names that a route's messages give."""
+    def destinations(self, number: int, names: pa.Array) -> pa.Array:
+        """Structs of `_DESTINATION` behind names that a route's messages give."""
         coded = names.dictionary_encode(null_encoding="encode")
-        made = [self._destination(number, name) for name in coded.dictionary.to_pylist()]
-        topics = pa.array([topic for topic, _ in made], pa.string())
-        return topics.take(coded.indices), pa.array([int(one) for _, one in made], pa.int8()).take(coded.indices)
+        made = []
+        for name in coded.dictionary.to_pylist():
+            long = name is not None and len(name) > MAX_TOPIC_LENGTH  # not remembered
+            topic, outcome = self.routes[number].destination(name) if long else self._destination(number, name)
+            made.append({"name": name, "topic": topic, "outcome": int(outcome)})
+        return pa.array(made, _DESTINATION).take(coded.indices)
 
-    def _destination(self, number: int, name: str | None) -> tuple[str | None, RouteOutcome]:
-        """The topic behind a name, looked up where the name is none that Kafka would refuse for its length."""
-        if name is not None and len(name) > MAX_TOPIC_LENGTH:
-            return self._routes[number].destination(name)
-        if len(self._destinations) > _TOPICS:
-            self._destinations = {}
-        if (number, name) not in self._destinations:
-            self._destinations[number, name] = self._routes[number].destination(name)
-        return self._destinations[number, name]
+
+#: What the template of a Kafka topic gives, where the record goes, and the outcome of that name.
+_DESTINATION: Final = pa.struct([("name", pa.string()), ("topic", pa.string()), ("outcome", pa.int8())])
 
 
 @lru_cache(maxsize=4)
@@ -483,9 +411,9 @@ def route_table(routes: str) -> RouteTable:
     return RouteTable(from_json(routes))
 
 
-def _is_static(route: Route, templates: Sequence[Template]) -> bool:
+def _is_static(route: Route, templates: Iterable[Template | None]) -> bool:
     """Whether templates follow from the MQTT topic alone."""
-    return all(name == "mqtt.topic" or name in route.pattern.names for one in templates for name in one.fields)
+    return all(name == "mqtt.topic" or name in route.pattern.names for one in templates if one for name in one.fields)
 
 
 class Values:
@@ -543,7 +471,7 @@ class _View(Values):
 
     def _value(self, name: str) -> pa.Array:
         if self.route is not None and (level := self.route.pattern.level_of(name)) is not None:
-            return self._level(level)
+            return pc.list_element(self._levels, level)
         if name in FIELDS:
             return _text(self.column(FIELDS[name]))
         if name.startswith(USER_PREFIX):
@@ -556,18 +484,9 @@ class _View(Values):
             self.column(name).cast(pa.string()) if name in self._rows.schema.names else pa.nulls(self.size, pa.string())
         )
 
-    def _level(self, level: int) -> pa.Array:
-        coded = self.column("topic").dictionary_encode()
-        levels = [topic.split("/")[level] for topic in coded.dictionary.to_pylist()]
-        return pa.array(levels, pa.string()).take(coded.indices)
-
-    @property
-    def more_headers(self) -> pa.Array | None:
-        """What ``header_map`` gives; None where that gives nothing."""
-        if HEADER_MAP not in self._rows.schema.names:
-            return None
-        column = self.column(HEADER_MAP)
-        return column.cast(_HEADERS) if pc.any(pc.greater(pc.list_value_length(column), 0)).as_py() else None
+    @cached_property
+    def _levels(self) -> pa.Array:
+        return pc.split_pattern(self.column("topic"), "/")
 
     @cached_property
     def payload(self) -> JsonFields:
@@ -580,34 +499,113 @@ class _View(Values):
         if not wide:
             return pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), self.size + 1), pa.array([], kind))
         texts = [self.text(template).cast(pa.binary()) for _, template in route.headers]
-        numbers = pa.array(range(wide * self.size), pa.int64())  # of the headers, row after row
+        numbers = _numbers(wide * self.size)  # of the headers, row after row
         row = pc.divide(numbers, wide)
         which = pc.subtract(numbers, pc.multiply(row, wide))
         values = pa.concat_arrays(texts).take(pc.add(pc.multiply(which, self.size), row))
         names = pa.array([name for name, _ in route.headers], pa.string()).take(which)
         pairs = pa.StructArray.from_arrays([names, values], fields=list(kind))
-        ends = pc.multiply(pa.array(range(self.size + 1), pa.int64()), wide)
+        ends = pc.multiply(_numbers(self.size + 1), wide)
         if route.omit_missing and values.null_count:
             there = values.is_valid()
             pairs, ends = pairs.filter(there), running_sums(there).take(ends)
         return pa.ListArray.from_arrays(ends.cast(pa.int32()), pairs)
 
 
-def _views(rows: pa.RecordBatch, numbers: pa.Array, routes: Sequence[Route]) -> list[_View]:
-    """The rows of each route among those of a batch."""
-    found = pc.unique(numbers).to_pylist()
-    if len(found) == 1:
-        return [_View(rows, None, found[0], routes)]
-    masks = ((one, numbers.is_null() if one is None else pc.equal(numbers, one).fill_null(False)) for one in found)
-    return [_View(rows, pc.indices_nonzero(mask), number, routes) for number, mask in masks]
+class _Routed:
+    """Rows by the routes that take them.
+
+    Attributes:
+        rows: Of a batch.
+        views: The rows of each route.
+        routes: Those.
+    """
+
+    def __init__(self, table: RouteTable, rows: pa.RecordBatch, numbers: pa.Array) -> None:
+        self._table, self.rows, self._numbers = table, rows, numbers
+        found = pc.unique(numbers).to_pylist() or [None]
+        masks = ((one, numbers.is_null() if one is None else pc.equal(numbers, one).fill_null(False)) for one in found)
+        places = [(one, pc.indices_nonzero(mask)) for one, mask in masks] if len(found) > 1 else [(found[0], None)]
+        self.views = [_View(rows, at, number, table.routes) for number, at in places]
+        self.routes = [view.route for view in self.views if view.route is not None]
+
+    def joined(self, columns: Iterable[pa.Array]) -> pa.Array:
+        """The columns of the views as one, in the order of the rows."""
+        parts = list(columns)
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts).take(self._order)
+
+    @cached_property
+    def _order(self) -> pa.Array:
+        return pc.sort_indices(pa.concat_arrays([view.at for view in self.views if view.at is not None]))
 
 
-def _joined(columns: Sequence[pa.Array], views: Sequence[_View]) -> pa.Array:
-    """The columns of views as one, in the order of the rows."""
-    if len(columns) == 1:
-        return columns[0]
-    places = pa.concat_arrays([view.at for view in views if view.at is not None])
-    return pa.concat_arrays(columns).take(pc.sort_indices(places))
+class _Columns(_Routed):
+    """The parts of records that templates say, of rows that may be no more than topics.
+
+    Args:
+        table: Of the routes.
+        rows: What they are made of.
+        numbers: Of the routes that take them.
+        topics: The same over the topics of the rows; None where these are topics themselves.
+        indices: The topic of each row there.
+    """
+
+    def __init__(
+        self,
+        table: RouteTable,
+        rows: pa.RecordBatch,
+        numbers: pa.Array,
+        topics: _Columns | None = None,
+        indices: pa.Array | None = None,
+    ) -> None:
+        super().__init__(table, rows, numbers)
+        self._topics, self._indices = topics, indices
+
+    def _made(
+        self,
+        kind: pa.DataType,
+        templates: Callable[[Route], Iterable[Template | None]],
+        made: Callable[[_View, Route], pa.Array | None],
+    ) -> pa.Array:
+        """A column, null where ``made`` gives None, and of rows without a route."""
+        if self._topics is not None and all(_is_static(route, templates(route)) for route in self.routes):
+            column = self._topics._made(kind, templates, made)  # noqa: SLF001 - the same over topics
+            return (
+                pa.nulls(self.rows.num_rows, kind) if column.null_count == len(column) else column.take(self._indices)
+            )
+        parts = [None if view.route is None else made(view, view.route) for view in self.views]
+        return self.joined(
+            pa.nulls(view.size, kind) if part is None else part for view, part in zip(self.views, parts, strict=True)
+        )
+
+    def destinations(self) -> list[pa.Array]:
+        """The columns of `_DESTINATION`."""
+        structs = self._made(
+            _DESTINATION,
+            lambda route: [route.topic],
+            lambda view, route: self._table.destinations(view.number or 0, whole_text(view.text(route.topic))),
+        )
+        return [pc.struct_field(structs, at) for at in range(len(_DESTINATION))]
+
+    def keys(self) -> pa.Array:
+        """The keys of the records."""
+        return self._made(
+            pa.binary(),
+            lambda route: [route.key],
+            lambda view, route: None if route.key is None else view.text(route.key).cast(pa.binary()),
+        )
+
+    def headers(self) -> pa.Array:
+        """The headers that the routes name."""
+        return self._made(
+            _HEADERS, lambda route: [text for _, text in route.headers], lambda view, route: view.headers(route)
+        )
+
+    def properties(self) -> pa.Array:
+        """Whether the properties of the messages travel."""
+        return self._made(
+            pa.bool_(), lambda _: [], lambda view, route: pa.repeat(pa.scalar(route.properties), view.size)
+        )
 
 
 def verdicts(rows: pa.RecordBatch, codes: type[IntEnum]) -> tuple[list[tuple[pa.Array, Any]], pa.Array]:
@@ -739,6 +737,11 @@ def running_sums(numbers: pa.Array) -> pa.Array:
     return pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(numbers.cast(pa.int64()))])
 
 
+def _numbers(size: int) -> pa.Array:
+    """From zero on."""
+    return pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), size)), 1)
+
+
 def _text(column: pa.Array) -> pa.Array:
     """Values as text; a time as microseconds since 1970."""
     numbers = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
@@ -757,51 +760,16 @@ def first_named(lists: pa.Array, key: str) -> pa.Array:
     return values.take(pc.index_in(pa.array(range(len(lists)), rows.type), value_set=rows))
 
 
-class _Rendering:
+class _Rendering(_Columns):
     """The records of one batch."""
-
-    def __init__(self, table: RouteTable, rows: pa.RecordBatch) -> None:
-        self._table = table
-        self._rows = rows
-        self._topics = table._topics  # noqa: SLF001 - a part of it
-        self._indices = self._topics.indices(rows.column("topic"))
-        self._numbers = self._topics.column("route", self._indices)
-
-    @cached_property
-    def _views(self) -> list[_View]:
-        return _views(self._rows, self._numbers, self._table._routes)  # noqa: SLF001 - see above
-
-    @cached_property
-    def _present(self) -> list[Route]:
-        return [view.route for view in self._views if view.route is not None]
-
-    def _static(self, name: str, at: pa.Array | None = None) -> pa.Array:
-        """A column that follows from the topics."""
-        return self._topics.column(name, self._indices if at is None else self._indices.take(at))
-
-    def _assembled(
-        self, static: Callable[[pa.Array | None], pa.Array], made: Callable[[_View, Route], pa.Array | None]
-    ) -> pa.Array:
-        """A column of which some routes make their part; None from ``made`` leaves it to ``static``."""
-        parts, own = [], False
-        for view in self._views:
-            part = None if view.route is None else made(view, view.route)
-            own |= part is not None
-            parts.append((part, view.at))
-        if not own:
-            return static(None)
-        return _joined([static(at) if part is None else part for part, at in parts], self._views)
-
-    def _column(self, name: str, made: Callable[[_View, Route], pa.Array | None]) -> pa.Array:
-        return self._assembled(lambda at: self._static(name, at), made)
 
     def result(self) -> Rendered:
         """What becomes of the rows."""
-        rows = self._rows
-        names = whole_text(self._column("name", lambda view, route: _dynamic(view, route, route.topic)))
-        topics, routed = self._destinations(names)
-        keys = self._column("key", _key)
-        headers = self._column("headers", _own_headers)
+        rows = self.rows
+        names, topics, routed = self.destinations()
+        keys, headers = self.keys(), self.headers()
+        if HEADER_MAP in rows.schema.names and (more := rows.column(HEADER_MAP)).null_count < rows.num_rows:
+            headers = _both(headers, more.cast(_HEADERS))
         values, moments, late = self._values(), *self._moments()
         outcomes, refusals = self._outcomes(routed, keys, values, late)
         stubs = rows.column("payload").null_count
@@ -818,39 +786,28 @@ class _Rendering:
             "towline_gateway": rows.column("gateway"),
             "towline_offset": rows.column("offset"),
             "towline_duplicate": rows.column("duplicate"),
-            "towline_properties": self._static("properties"),
+            "towline_properties": self.properties(),
         }
         schema = pa.schema(list(RECORD_SCHEMA)[: len(columns)])
         return Rendered(pa.RecordBatch.from_arrays([*columns.values()], schema=schema), outcomes, refusals)
 
-    def _destinations(self, names: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """Topics of the records, and outcomes of their names; both null where no route takes a message."""
-        if all(_is_static(route, [route.topic]) for route in self._present):
-            return self._static("topic"), self._static("outcome")
-        parts = []
-        for view in self._views:
-            number, route = view.number, view.route
-            if number is None or route is None or _is_static(route, [route.topic]):
-                parts.append((self._static("topic", view.at), self._static("outcome", view.at)))
-            else:
-                parts.append(self._table.destinations(number, names if view.at is None else names.take(view.at)))
-        topics, outcomes = zip(*parts, strict=True)
-        return _joined(topics, self._views), _joined(outcomes, self._views)
-
     def _values(self) -> pa.Array:
-        payloads = self._rows.column("payload")
-        return self._assembled(
-            lambda at: payloads if at is None else payloads.take(at),
-            lambda view, route: None if route.value is None else view.text(route.value).cast(pa.binary()),
+        if all(route.value is None for route in self.routes):
+            return self.rows.column("payload")
+        values = [None if view.route is None else view.route.value for view in self.views]
+        return self.joined(
+            view.column("payload") if value is None else view.text(value).cast(pa.binary())
+            for view, value in zip(self.views, values, strict=True)
         )
 
     def _moments(self) -> tuple[pa.Array, pa.Array | None]:
         """Times of the records, and in which rows a template gives none; None for no such row."""
-        received = self._rows.column("received_at")
-        if not any(route.timestamp is not None for route in self._present):
+        received = self.rows.column("received_at")
+        if all(route.timestamp is None for route in self.routes):
             return received, None
-        texts = self._assembled(
-            lambda at: pa.nulls(len(received) if at is None else len(at), pa.string()),
+        texts = self._made(
+            pa.string(),
+            lambda route: [route.timestamp],
             lambda view, route: None if route.timestamp is None else whole_text(view.text(route.timestamp)),
         ).to_pylist()
         millis = [int(text) if text is not None and _MILLIS.fullmatch(text) else None for text in texts]
@@ -862,32 +819,33 @@ class _Rendering:
         self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
     ) -> tuple[pa.Array, pa.Array]:
         """Codes of `RouteOutcome`, the first reason that holds; and what ``reject`` says."""
-        payload, cases = self._rows.column("payload"), list[tuple[pa.Array, Any]]()
+        payload, cases = self.rows.column("payload"), list[tuple[pa.Array, Any]]()
         if payload.null_count:
-            why = first_named(self._rows.column("user_properties"), "towline-reason")
+            why = first_named(self.rows.column("user_properties"), "towline-reason")
             many = pc.and_(payload.is_null(), pc.equal(why, Reason.TOO_MANY_PROPERTIES.value).fill_null(False))
             cases += [(many, RouteOutcome.TOO_MANY), (payload.is_null(), RouteOutcome.NOT_WHOLE)]
         if self._numbers.null_count:
             cases.append((self._numbers.is_null(), RouteOutcome.UNROUTED))
-        asked, refusals = verdicts(self._rows, RouteOutcome)
+        asked, refusals = verdicts(self.rows, RouteOutcome)
         return first_case([*cases, *asked, *self._faults(routed, keys, values, late)], routed), refusals
 
     def _faults(
         self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
     ) -> Iterator[tuple[pa.Array, Any]]:
         """Why a record can't be rendered: rows, and an outcome or a column of outcomes."""
-        if any(map(_reads_payload, self._present)):
+        if any(map(_reads_payload, self.routes)):
             fine = pa.scalar(int(RouteOutcome.RECORD), pa.int8())
-            read = self._assembled(
-                lambda at: pa.repeat(fine, self._rows.num_rows if at is None else len(at)),
-                lambda view, route: view.payload.outcomes if _reads_payload(route) else None,
+            reads = (view.route is not None and _reads_payload(view.route) for view in self.views)
+            read = self.joined(
+                view.payload.outcomes if one else pa.repeat(fine, view.size)
+                for view, one in zip(self.views, reads, strict=True)
             )
             yield pc.not_equal(read, fine), read
         yield pc.greater(routed, int(RouteOutcome.FALLBACK)), routed
-        if keys.null_count and any(route.key_required for route in self._present):
+        if keys.null_count and any(route.key_required for route in self.routes):
             yield pc.and_(keys.is_null(), self._where(lambda route: route.key_required)), RouteOutcome.KEY_ABSENT
-        if DEDUPE in self._rows.schema.names:
-            absent = self._rows.column(DEDUPE).is_null()
+        if DEDUPE in self.rows.schema.names:
+            absent = self.rows.column(DEDUPE).is_null()
             yield pc.and_(absent, self._where(lambda route: route.key_tells)), RouteOutcome.KEY_ABSENT
         if values.null_count:
             yield values.is_null(), RouteOutcome.VALUE_ABSENT
@@ -896,7 +854,7 @@ class _Rendering:
 
     def _where(self, holds: Callable[[Route], bool]) -> pa.Array:
         """The rows of routes of which something holds."""
-        numbers = [n for n, route in enumerate(self._table._routes) if holds(route)]  # noqa: SLF001 - see above
+        numbers = [n for n, route in enumerate(self._table.routes) if holds(route)]
         return pc.is_in(self._numbers, pa.array(numbers, pa.int32()))
 
 
@@ -904,27 +862,11 @@ def _reads_payload(route: Route) -> bool:
     return any(payload_path(name) for template in route.templates for name in template.fields)
 
 
-def _dynamic(view: _View, route: Route, template: Template) -> pa.Array | None:
-    return None if _is_static(route, [template]) else view.text(template)
-
-
-def _key(view: _View, route: Route) -> pa.Array | None:
-    text = None if route.key is None else _dynamic(view, route, route.key)
-    return None if text is None else text.cast(pa.binary())
-
-
-def _own_headers(view: _View, route: Route) -> pa.Array | None:
-    more = view.more_headers
-    if more is None and _is_static(route, [template for _, template in route.headers]):
-        return None
-    return view.headers(route) if more is None else _both(view.headers(route), more)
-
-
 def _both(first: pa.Array, second: pa.Array) -> pa.Array:
     """The entries of two columns of lists in one, row by row."""
     rows = pa.concat_arrays([pc.list_parent_indices(first), pc.list_parent_indices(second)])
     entries = pa.concat_arrays([first.flatten(), second.flatten()]).take(pc.sort_indices(rows))
-    lengths = pc.add(pc.list_value_length(first), pc.list_value_length(second).fill_null(0))
+    lengths = pc.add(pc.list_value_length(first).fill_null(0), pc.list_value_length(second).fill_null(0))
     return pa.ListArray.from_arrays(running_sums(lengths).cast(pa.int32()), entries)
 
 
