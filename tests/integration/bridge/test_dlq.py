@@ -23,7 +23,7 @@ from tests.integration.kafka.test_topic_ids import make_anew
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
 from towline.bridge.deadletters import dlq, replay
-from towline.bridge.deadletters.remap import Mapper
+from towline.bridge.deadletters.replay import Mapper
 from towline.errors import KafkaError
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 from towline_prove.devstack import Kafka

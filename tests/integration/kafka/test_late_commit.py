@@ -14,7 +14,7 @@ from tests.integration.bridge.test_dlq import put
 from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.bridge.deadletters import dlq, replay
-from towline.bridge.deadletters.remap import Remapped
+from towline.bridge.deadletters.replay import Remapped
 from towline.kafka import transactions
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.columns import Rows

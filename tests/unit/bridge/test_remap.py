@@ -9,8 +9,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.deadletters.dlq import Entry, Wanted, shelves
-from towline.bridge.deadletters.remap import Mapper, row_of
-from towline.bridge.deadletters.replay import _marks
+from towline.bridge.deadletters.replay import Mapper, _marks, row_of
 from towline.kafka.deadletters import DeadLetter, Header, Reason
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Dead letters on their way again: each at most once, whatever happens in between.
+"""Dead letters on their way again: what they become with the bridge file as it is now, each at most once.
 
-One transaction writes the mended records to their topics and, into the dead-letter topic, a mark that names the dead
-dead letters they came from (`towline.bridge.deadletters.dlq`).
+Spark is started only for lines whose routes say something in SQL. One transaction writes the mended records to their
+topics and, into the dead-letter topic, a mark that names the dead letters they came from
+(`towline.bridge.deadletters.dlq`).
 
 Each transaction has a producer of its own, whose `init_transactions` comes before the marks are read [I9]: a replay
 that died is committed or aborted by then, one that still runs is fenced, and a commit request that arrives late is
@@ -16,28 +17,169 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
+from towline.bridge.config.model import Line
 from towline.bridge.deadletters.dlq import MARK, DeadLetterTopic, Entry, Wanted
-from towline.bridge.deadletters.remap import Mapper, Remapped
+from towline.bridge.routes import RouteOutcome, route_table, to_json
+from towline.bridge.uplink.sink import RecordColumns, Routing
+from towline.bridge.uplink.statements import Statements, of_schema
 from towline.errors import KafkaError
 from towline.kafka.admin import topic_facts
 from towline.kafka.clientconfig import largest_message
 from towline.kafka.columns import Rows
+from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.options import SinkSettings
+from towline.kafka.properties import TRACE_CONTEXT, user_property
 from towline.kafka.reserved import reserved
 from towline.kafka.screening import RecordLimits, fault_of
 from towline.kafka.transactions import Indefinite, take
+from towline.schema import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Replay", "replay"]
+    from towline.bridge.config.model import AnyLine
 
-#: Dead dead letters of one transaction.
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: Largest numbers of the columns; what is larger was not written by a gateway.
+_QOS, _EXPIRY, _SUBSCRIPTION, _MOMENT, _OFFSET = 2, 0xFFFFFFFF, 268_435_455, 1 << 57, (1 << 63) - 1
+_DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
+#: Letters that are not the message: no route can make of them what it was.
+_NOT_WHOLE: Final = {
+    Reason.PACKET_TOO_LARGE: "too large for the gateway's max_packet_bytes; its publisher has to send it again",
+    Reason.TOO_MANY_PROPERTIES: "more than 1,000 properties; its value is the MQTT packet, for a program of yours",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Remapped:
+    """The fate of one dead letter; with neither record nor reason a ``where`` leaves it out now.
+
+    Attributes:
+        record: Arguments of ``produce``: topic, value, key, partition, None, None, timestamp in ms, headers.
+        why: Why it is still dead; "" for others.
+    """
+
+    record: tuple[Any, ...] | None = None
+    why: str = ""
+
+
+def row_of(dead_letter: DeadLetter) -> dict[str, Any] | None:
+    """The source's row that a dead letter was; None if it is not from MQTT, or its properties were not kept."""
+    headers = [one for one in dead_letter.headers if one[0].startswith("mqtt.") or one[0] in TRACE_CONTEXT]
+    known: Mapping[str, bytes | None] = dict(reversed(headers))
+    topic = _text(known.get("mqtt.topic"))
+    if topic is None:
+        return None
+    users = [{"key": key, "value": _text(value)} for name, value in headers if (key := user_property(name)) is not None]
+    form = _text(known.get("mqtt.payload-format"))
+    return {
+        "topic": topic,
+        "payload": dead_letter.value,
+        "qos": _number(known.get("mqtt.qos"), _QOS),
+        "retain": known.get("mqtt.retain") == b"true",
+        "duplicate": known.get("mqtt.duplicate") == b"true",
+        "content_type": _text(known.get("mqtt.content-type")),
+        "payload_is_utf8": None if form is None else form == "1",
+        "response_topic": _text(known.get("mqtt.response-topic")),
+        "correlation_data": known.get("mqtt.correlation-data"),
+        "user_properties": users or None,
+        "message_expiry_seconds": _number(known.get("mqtt.message-expiry"), _EXPIRY),
+        "subscription_ids": [
+            number
+            for name, value in headers
+            if name == "mqtt.subscription-id" and (number := _number(value, _SUBSCRIPTION)) is not None
+        ]
+        or None,
+        "received_at": _EPOCH + timedelta(microseconds=_number(known.get("mqtt.received-at"), _MOMENT) or 0),
+        "gateway": _text(known.get("mqtt.gateway")),
+        "offset": _number(known.get("mqtt.offset"), _OFFSET),
+    }
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _number(value: bytes | None, most: int) -> int | None:
+    number = int(value) if value is not None and _DECIMAL.fullmatch(value) else None
+    return number if number is None or number <= most else None
+
+
+class Mapper:
+    """Maps the dead letters of one line; those of a downlink go back to Kafka, where the line takes them once more.
+
+    Args:
+        line: Its routes.
+        spark: Makes the session that evaluates their SQL; called at most once, and only where there is some.
+    """
+
+    def __init__(self, line: AnyLine, spark: Callable[[], SparkSession]) -> None:
+        routes = line.routes if isinstance(line, Line) else ()
+        self._maps = isinstance(line, Line)
+        self._statements = Statements(routes)
+        self._routing = Routing(to_json(routes), self._statements.values)
+        self._spark = spark
+
+    def outcomes(self, dead_letters: Sequence[DeadLetter]) -> list[Remapped]:
+        """The fate of each, in order."""
+        rows = {
+            index: row
+            for index, dead_letter in enumerate(dead_letters)
+            if self._maps and dead_letter.reason not in _NOT_WHOLE and (row := row_of(dead_letter)) is not None
+        }
+        mapped = dict(zip(rows, self._mapped([*rows.values()]), strict=True))
+        return [mapped.get(index) or _not_mapped(dead_letter) for index, dead_letter in enumerate(dead_letters)]
+
+    def _mapped(self, rows: list[dict[str, Any]]) -> Iterator[Remapped]:
+        if not rows:
+            return
+        batch = pa.RecordBatch.from_pylist(rows, schema=ROW_SCHEMA)
+        if self._statements.needed:
+            batch = self._evaluated(self._routing.added(batch))
+        rendered = route_table(self._routing.routes).render(batch)
+        records = RecordColumns().rows(rendered.records, any_topic=True).records
+        for code, refusal, record in zip(*map(pa.Array.to_pylist, rendered[1:]), records, strict=True):
+            outcome = RouteOutcome(code)
+            if outcome.reason:
+                yield Remapped(why=outcome.detail or f"it is refused: {refusal}")
+            elif outcome in (RouteOutcome.RECORD, RouteOutcome.FALLBACK):
+                yield Remapped(record)
+            else:
+                yield Remapped()
+
+    def _evaluated(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows with what Spark says of them."""
+        frame = self._spark().createDataFrame(pa.Table.from_batches([rows]))
+        (batch,) = self._statements.applied(frame, tolerant=True).toArrow().combine_chunks().to_batches()
+        return of_schema(batch)
+
+
+def _not_mapped(dead_letter: DeadLetter) -> Remapped:
+    why = _NOT_WHOLE.get(dead_letter.reason)
+    return _as_it_was(dead_letter) if why is None else Remapped(why=why)
+
+
+def _as_it_was(dead_letter: DeadLetter) -> Remapped:
+    """A record that was mapped well and could not be written; what was wrong with it is left to Kafka."""
+    if dead_letter.topic is None:
+        return Remapped(why="it names no topic")
+    partition = -1 if dead_letter.partition is None or dead_letter.reason is Reason.PARTITION else dead_letter.partition
+    moment = 0 if dead_letter.timestamp is None or dead_letter.reason is Reason.TIMESTAMP else dead_letter.timestamp
+    headers = list(dead_letter.headers) or None
+    return Remapped((dead_letter.topic, dead_letter.value, dead_letter.key, partition, None, None, moment, headers))
+
+
+# -- each at most once ------------------------------------------------------------------------------------------------
+
+#: Dead letters of one transaction.
 CHUNK: Final = 500
 #: Bytes of them at which it ends earlier: they and their records are kept in memory.
 _CHUNK_BYTES: Final = 16 * 1024 * 1024

@@ -26,7 +26,7 @@ from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import CheckpointSettings, examine, problem, refusal
 from towline.bridge.routes import to_json
 from towline.bridge.uplink.inforce import KeptRoutes
-from towline.bridge.uplink.sink import RECORDS, ROUTED, SLICES
+from towline.bridge.uplink.sink import MESSAGES, RECORDS
 from towline.bridge.uplink.statements import Statements
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import is_remote
@@ -221,10 +221,9 @@ class UplinkQuery(LineQuery[Line]):
             spark: The session.
             begin: By gateway, where a query without a checkpoint begins.
         """
-        line, reader = self.line, spark.readStream.format(SLICES).option("writers", self.line.parallelism)
+        line, reader = self.line, spark.readStream.format(MESSAGES).option("writers", self.line.parallelism)
         if self._statements.needed:
-            reader = spark.readStream.format(ROUTED).option("routes", self._routes)
-            reader = reader.option("values", json.dumps(self._statements.values))
+            reader = reader.option("routes", self._routes).option("values", json.dumps(self._statements.values))
         return (
             reader.options(**self._gateway_options())
             .option("consumer", CONSUMER)

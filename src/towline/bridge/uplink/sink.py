@@ -154,8 +154,8 @@ def _most_of(rare: Any) -> int:
     return _RARE_BYTES + texts + most(users) * one + most(numbers) * (A_HEADER + _RARE_BYTES)
 
 
-#: Names of the formats.
-SLICES, ROUTED = "towline_slices", "towline_routed"
+#: Name of the source.
+MESSAGES: Final = "towline_messages"
 #: The one column of slices.
 SLICE: Final = "towline_slice"
 _ROUTES, _VALUES, _WRITERS = "routes", "values", "writers"
@@ -167,31 +167,37 @@ def parted(options: Mapping[str, str], *names: str) -> tuple[dict[str, str], dic
     return own, {name: value for name, value in options.items() if name.lower() not in names}
 
 
-class SliceSource(MqttDataSource):
-    """A row for each slice of a batch, with all that it takes to read it, for each of several writers.
+class LineSource(MqttDataSource):
+    """Slices of a batch, a row each, for each of several writers; or rows of ``mqtt`` with what SQL names of them.
 
-    Its options are those of ``mqtt``, and ``writers``: how many tasks write a batch.
+    Its own options are ``writers``: how many tasks write a batch; and where rows pass, ``routes``, of
+    `towline.bridge.routes.to_json`, and ``values``, of `Statements.values` as JSON.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        own, rest = parted(options, _WRITERS)
+        own, rest = parted(options, _WRITERS, _ROUTES, _VALUES)
         super().__init__(rest)
         self._writers = int(own[_WRITERS])
+        self._routing = Routing(own[_ROUTES], json.loads(own[_VALUES])) if _ROUTES in own else None
 
     @classmethod
     def name(cls) -> str:
         """The name of the format."""
-        return SLICES
+        return MESSAGES
 
     def schema(self) -> str:
-        """The one column."""
-        super().schema()
-        return f"{SLICE} string"
+        """The one column of slices; or those of the ``mqtt`` source, and of `Routing`."""
+        columns = super().schema()
+        if self._routing is None:
+            return f"{SLICE} string"
+        return f"{columns}, {ROUTE} int" + "".join(f", `{name}` string" for name in self._routing.values)
 
     @one_line
-    def streamReader(self, schema: StructType) -> SliceReader:  # noqa: ARG002, N802 - Spark's signature
+    def streamReader(self, schema: StructType) -> SliceReader | RoutedReader:  # noqa: ARG002, N802 - Spark's signature
         """Make the reader of a stream."""
-        return SliceReader(self._plan, self._writers)
+        if self._routing is None:
+            return SliceReader(self._plan, self._writers)
+        return RoutedReader(self._plan, self._routing)
 
 
 @dataclass(frozen=True)
@@ -248,33 +254,6 @@ def slice_of(text: str) -> tuple[Iterator[RecordBatch], int, int]:
     place["owner"] = place["owner"] and ProcessMark(**place["owner"])
     writer, writers = entry["writer"]
     return GatewayPlace(**place).rows(*entry["rows"]), writer, writers
-
-
-class RoutedSource(MqttDataSource):
-    """The rows of the ``mqtt`` source, the number of each one's route, and what its SQL names of them.
-
-    Its own options are ``routes``, of `towline.bridge.routes.to_json`, and ``values``, of `Statements.values` as JSON.
-    """
-
-    def __init__(self, options: dict[str, str]) -> None:
-        own, rest = parted(options, _ROUTES, _VALUES)
-        super().__init__(rest)
-        self._routing = Routing(own[_ROUTES], json.loads(own[_VALUES]))
-
-    @classmethod
-    def name(cls) -> str:
-        """The name of the format."""
-        return ROUTED
-
-    def schema(self) -> str:
-        """The columns of the ``mqtt`` source, and those of `Routing`."""
-        more = "".join(f", `{name}` string" for name in self._routing.values)
-        return f"{super().schema()}, {ROUTE} int{more}"
-
-    @one_line
-    def streamReader(self, schema: StructType) -> RoutedReader:  # noqa: ARG002, N802 - Spark's signature
-        """Make the reader of a stream."""
-        return RoutedReader(self._plan, self._routing)
 
 
 class RoutedReader(MqttStreamReader):
@@ -356,7 +335,7 @@ class RecordSink(KafkaTransactional):
 
 
 #: The bridge's own formats, for its session.
-FORMATS: Final = (SliceSource, RoutedSource, RecordSink)
+FORMATS: Final = (LineSource, RecordSink)
 
 
 @dataclass
