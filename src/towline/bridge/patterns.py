@@ -10,8 +10,6 @@ from typing import Self
 
 from towline.kafka.properties import USER_PREFIX
 
-__all__ = ["allowed"]
-
 #: Message fields a template may name, and the row's column behind each; ``mqtt.user.<key>`` is the first such property.
 FIELDS = {
     "mqtt.topic": "topic",

@@ -33,8 +33,6 @@ from towline.kafka.topicids import ids_of, remade
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
 
-__all__ = ["MARK", "DeadLetterTopic", "Entry", "Wanted", "shelves"]
-
 #: Header of a mark; its value is the JSON of one.
 MARK: Final = PREFIX + "replayed"
 #: Seconds without a word from Kafka before reading is given up.

@@ -19,25 +19,6 @@ from towline.spark.link import GatewayPlace
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
 
-__all__ = [
-    "AWAY",
-    "Evidence",
-    "KafkaOffsets",
-    "awaited",
-    "away_text",
-    "away_trouble",
-    "combined",
-    "each",
-    "gateway_status",
-    "is_refused",
-    "kafka_offsets",
-    "parts_of",
-    "places_of",
-    "read_checkpoint",
-    "stale",
-    "status_of",
-]
-
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
 

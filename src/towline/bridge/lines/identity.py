@@ -33,20 +33,6 @@ from towline.spark.offsets import JournalPlace
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
 
-__all__ = [
-    "IDENTITY_FILE",
-    "JOURNALS",
-    "Identity",
-    "LeftLine",
-    "former_topics",
-    "known_line",
-    "left_lines",
-    "left_texts",
-    "remember",
-    "settle",
-    "sinks",
-]
-
 IDENTITY_FILE: Final = "identity.json"
 #: Type of a field → how its JSON value is read.
 _READ: Final[Mapping[str, Callable[[Any], Any]]] = {"str": str, "int": int, "tuple[str, ...]": tuple}
@@ -323,7 +309,7 @@ def _journal(directory: Path) -> str | None:
 
 
 def _look(bridge: Bridge, directory: Path) -> LeftLine:
-    places = [directory, *sorted((directory / MEMBERS).glob("*"))]
+    places = [place for _, place in places_in(directory)]
     sessions = tuple(one.client_id for place in places for one in read_clients(place) if one.ended is None)
     waiting: int | None = None
     with contextlib.suppress(JournalError, OSError):
@@ -333,6 +319,47 @@ def _look(bridge: Bridge, directory: Path) -> LeftLine:
         line = known_line(bridge, directory.name)
         elsewhere = line.gateways or tuple(one.name for one in line.members) if isinstance(line, Line) else ()
     return LeftLine(bridge, directory, waiting, sessions, elsewhere)
+
+
+def places_in(line_dir: Path) -> Iterator[tuple[str, Path]]:
+    """The state directories of a line's gateways on this machine, by member; "" for the line's own."""
+    yield "", line_dir
+    with contextlib.suppress(OSError):
+        yield from ((one.name, one) for one in sorted((line_dir / MEMBERS).iterdir()) if one.is_dir())
+
+
+def wanted_clients(line: AnyLine) -> dict[str, str]:
+    """Member → client id, as the file says; "" is the member of a line with one gateway."""
+    return {one.share.member if one.share else "": one.mqtt_client_id for one in line.each_gateway}
+
+
+def left_sessions(line_dir: Path, wanted: Mapping[str, str] | None) -> list[dict[str, Any]]:
+    """Sessions that were not ended, of client ids that the file does not have any more.
+
+    Args:
+        line_dir: State directory of the line.
+        wanted: `wanted_clients`; None where no file was read: nobody knows then what is wanted.
+    """
+    if wanted is None:
+        return []
+    return [
+        {"member": name, "client_id": one.client_id, "brokers": list(one.brokers), "since": one.since}
+        for name, directory in places_in(line_dir)
+        for one in read_clients(directory)
+        if one.ended is None and wanted.get(name) != one.client_id
+    ]
+
+
+def is_drained(line_dir: Path, wanted: Mapping[str, str] | None) -> bool:
+    """Whether the line's one gateway left it by a drain, and was not started again.
+
+    Args:
+        line_dir: State directory of the line.
+        wanted: `wanted_clients`; None where no file was read, and then the last client id counts.
+    """
+    known = read_clients(line_dir)
+    own = known[-1].client_id if wanted is None and known else (wanted or {}).get("")
+    return any(one.client_id == own and one.how == "drained" for one in known)
 
 
 def left_texts(bridge: Bridge) -> Iterator[str]:

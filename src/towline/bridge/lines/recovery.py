@@ -33,20 +33,6 @@ from towline.spark.offsets import places_at
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine
 
-__all__ = [
-    "CheckpointSettings",
-    "ResumeStep",
-    "SetMarkers",
-    "again_command",
-    "begin_again",
-    "examine",
-    "former_guarantee",
-    "problem",
-    "refusal",
-    "refused",
-    "step",
-]
-
 #: Of the checkpoints that were replaced, so many are kept.
 _KEPT_CHECKPOINTS: Final = 3
 #: Their names: the generation, and nanoseconds where that was taken. Other names are a person's.

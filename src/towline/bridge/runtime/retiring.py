@@ -16,8 +16,7 @@ import shutil
 from typing import Final
 
 from towline.bridge.config.model import AnyLine, Bridge, DownLine
-from towline.bridge.lines.identity import JOURNALS, known_line
-from towline.bridge.runtime.members import left_sessions, wanted_clients
+from towline.bridge.lines.identity import JOURNALS, known_line, left_sessions, wanted_clients
 from towline.bridge.runtime.screen import Screen
 from towline.bridge.runtime.state import BRIDGE_FILE
 from towline.bridge.runtime.supervisor import Supervisor, alone

@@ -24,14 +24,21 @@ from towline.bridge.lines.evidence import (
     stale,
     status_of,
 )
-from towline.bridge.lines.identity import former_topics, left_lines
+from towline.bridge.lines.identity import (
+    former_topics,
+    is_drained,
+    left_lines,
+    left_sessions,
+    places_in,
+    wanted_clients,
+)
 from towline.bridge.runtime.line_requests import paused
-from towline.bridge.runtime.members import members_status, render_member, told_of_sharing, wanted_clients
 from towline.bridge.runtime.reloading import REFUSED
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import PAUSED, SILENT_S, account_of, digest_of, is_there, notes_of, read_state
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access
+from towline.gateway.clients import MEMBERS
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted, printable
 from towline.timing import local_time
@@ -52,7 +59,7 @@ def collect(
     Args:
         state_dir: Of the bridge.
         lines: Names of the lines; from ``bridge.json`` when not given.
-        clients: Of each line, the client ids that the file says (`towline.bridge.runtime.members.wanted_clients`).
+        clients: Of each line, the client ids that the file says (`towline.bridge.lines.identity.wanted_clients`).
 
     Raises:
         ConfigError: TL-B11 if no bridge has ever run there.
@@ -84,7 +91,7 @@ def collect(
         "kafka_insecure": state.get("kafka_insecure", []),
         "lines": {
             name: _line(state_dir / name, state["lines"].get(name, {}), running, updated)
-            | members_status(state_dir / name, None if clients is None else clients.get(name))
+            | _members(state_dir / name, None if clients is None else clients.get(name))
             for name in names
         },
     }
@@ -174,6 +181,16 @@ def _line(
     return now
 
 
+def _members(line_dir: Path, wanted: Mapping[str, str] | None) -> dict[str, Any]:
+    """Members and sessions of a line on this machine; no member for one gateway, None where none answers here."""
+    known = wanted if wanted is not None else dict(places_in(line_dir))
+    return {
+        "members": {name: gateway_status(line_dir / MEMBERS / name) for name in known if name},
+        "left_sessions": left_sessions(line_dir, wanted),
+        "drained": is_drained(line_dir, wanted),
+    }
+
+
 def _several(saved: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the gateways of a line that reads several say together; None when none answers."""
     places = places_of(saved["gateways"], Access(**saved.get("access") or {}))
@@ -190,13 +207,28 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
             yield str(error) if running else f"before the bridge ended: {error}"
     yield from line.get("remarks", ())
     yield from _troubles(gateway)
-    yield from told_of_sharing(line)
+    yield from _told_of_sharing(line)
     account = line["account"] or last.get("account") or {}  # these only grow
     yield from (f"sources disagree: {each}   [TL-K61]" for each in account.get("disagreements") or ())
     yield from _told_of(_BROKER, gateway)
     yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
     yield from _told_of(_RECEIPTS, gateway.get("receipts") or {})
     yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
+
+
+def _told_of_sharing(line: Mapping[str, Any]) -> Iterator[str]:
+    """What of a line's members, and of sessions that it left, a person has to know."""
+    statuses = [line["gateway"] or {}, *(status or {} for status in line.get("members", {}).values())]
+    if any((status.get("share") or {}).get("way") == "subscription" for status in statuses):
+        yield 'the order of a device\'s messages is not kept: share = "subscription".'
+    for one in line.get("left_sessions", ()):
+        where = f"at {', '.join(one['brokers'])}" if one["brokers"] else "at its broker"
+        what = f'the session "{one["client_id"]}" {where} was not ended, and nobody fetches what comes to it'
+        if one["member"]:
+            way = f'Put member "{one["member"]}" back into the file and drain it; or give it up with what it holds'
+        else:
+            way = "Drain it with the file as it was; or give it up with what it holds"
+        yield f'{what}. {way}: mqtt = {{ abandon_session = "{one["client_id"]}" }}.   [TL-M51]'
 
 
 def _stopped(line: dict[str, Any], *, running: bool) -> Iterator[str]:
@@ -341,7 +373,7 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
     told = [f"  ! {text}" for text in advice(line, running=running)]
     head = [f'{_mark(line, told)} line "{name}"', line["query"], gateway.get("guarantee")]
     out = ["   ".join(filter(None, head)), *told]
-    out += [render_member(each, status) for each, status in members.items()]
+    out += [_render_member(each, status) for each, status in members.items()]
     if line["account"]:
         out.append(f"  account   {line['sentence']}")
     elif not members:
@@ -376,6 +408,17 @@ def _render_listen(listen: dict[str, Any]) -> list[str]:
     refused = f"   refused calls {listen['refused']:,}" if listen.get("refused") else ""
     state = "" if listen.get("running", True) else "   being started again"
     return [f"  network   {listen.get('location')}   token   certificate until {until}{refused}{state}"]
+
+
+def _render_member(name: str, status: Mapping[str, Any] | None) -> str:
+    """One line about a member."""
+    if status is None:
+        return f"  member    {name}   none answers on this machine"
+    parts = [str(status.get("state")), f"{status.get('client_id')} at {status.get('broker') or 'no broker'}"]
+    parts.append(f"received {status.get('received', 0):,}   waiting {status.get('waiting', 0):,}")
+    if drain := status.get("drain"):
+        parts.append(f"drain: {drain}")
+    return f"  member    {name}   {'   '.join(parts)}"
 
 
 def _told(value: float | None, digits: int = 0) -> str:

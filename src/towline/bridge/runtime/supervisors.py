@@ -40,11 +40,11 @@ from towline.bridge.lines.evidence import (
     read_checkpoint,
     status_of,
 )
+from towline.bridge.lines.identity import is_drained, wanted_clients
 from towline.bridge.lines.notes import LineNotes
 from towline.bridge.lines.recovery import refused
 from towline.bridge.runtime.failures import MAX_TEXT, NO_JVM
 from towline.bridge.runtime.line_requests import PAUSED_FILE
-from towline.bridge.runtime.members import is_drained, wanted_clients
 from towline.bridge.runtime.state import PAUSED, BridgeState, LineView, notes_of
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import (
