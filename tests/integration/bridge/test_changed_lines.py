@@ -17,8 +17,8 @@ from tests.integration.bridge.running import in_kafka
 from tests.unit.bridge.test_config import GOOD, changed, read
 from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import CONSUMER
+from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.notes import LineNotes
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.spark.tally import BatchResult, SinkNote

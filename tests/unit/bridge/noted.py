@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from towline.bridge.config.model import CHECKPOINT
-from towline.bridge.lines.notes import LineNotes, keep_spark_counts
+from towline.bridge.lines.account import LineNotes, keep_spark_counts
 from towline.checkpoint import Checkpoint
 from towline.spark.tally import BatchTotals, SinkNote, Span
 

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from tests.unit.bridge.noted import commit, up
 from towline.backoff import Backoff
-from towline.bridge.lines.account import uplink_account
-from towline.bridge.lines.notes import LineNotes
+from towline.bridge.lines.account import LineNotes, uplink_account
 from towline.bridge.runtime.screen import PlainScreen, _cells, _table, line_state, make_screen, summary
 from towline.bridge.runtime.state import BridgeState, LineView, notes_of, read_state
 from towline.checkpoint import SINK_NOTE

@@ -16,8 +16,7 @@ from tests.unit.bridge.noted import commit, down
 from tests.unit.bridge.test_messages import RECORD
 from towline.bridge.deadletters.replay import Mapper
 from towline.bridge.downlink.sink import sorted_out
-from towline.bridge.lines.account import downlink_account
-from towline.bridge.lines.notes import LineNotes
+from towline.bridge.lines.account import LineNotes, downlink_account
 from towline.bridge.messages import OUTCOME, PLACE, RENDERED_SCHEMA, own
 from towline.bridge.runtime import status
 from towline.bridge.runtime.screen import summary

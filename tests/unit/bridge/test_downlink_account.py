@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from towline.bridge.downlink.sink import DownlinkWriter, DownlinkWritten
-from towline.bridge.lines.account import downlink_account
-from towline.bridge.lines.notes import LineNotes
+from towline.bridge.lines.account import LineNotes, downlink_account
 from towline.bridge.messages import LETTER_SCHEMA
 from towline.kafka.delivery import Delivered
 from towline.spark import kafka_sink

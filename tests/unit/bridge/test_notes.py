@@ -14,7 +14,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.bridge.test_downlink_file import GOOD as DOWN
 from towline.bridge.config.model import CHECKPOINT
 from towline.bridge.downlink.query import DownlinkQuery
-from towline.bridge.lines.notes import LineNotes, add_spark_counts, begin_totals, carry_totals
+from towline.bridge.lines.account import LineNotes, add_spark_counts, begin_totals, carry_totals
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.kafka.markers import BEFORE_FIRST

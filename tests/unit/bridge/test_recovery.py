@@ -13,9 +13,9 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, changed, read
 from towline.bridge.config.model import DownLine, Line
 from towline.bridge.lines import recovery
+from towline.bridge.lines.account import LineNotes, begin_totals
 from towline.bridge.lines.evidence import Evidence, read_checkpoint
 from towline.bridge.lines.identity import Identity, settle
-from towline.bridge.lines.notes import LineNotes, begin_totals
 from towline.bridge.lines.recovery import CheckpointSettings, ResumeStep, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
 from towline.bridge.uplink.query import beginnings

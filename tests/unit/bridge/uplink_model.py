@@ -12,9 +12,8 @@ from typing import Any, Final
 from pyspark.sql.types import StructType
 
 from towline.bridge.config.model import Line
-from towline.bridge.lines.account import LineAccount, uplink_account
+from towline.bridge.lines.account import LineAccount, LineNotes, begin_totals, carry_totals, uplink_account
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.notes import LineNotes, begin_totals, carry_totals
 from towline.bridge.routes import to_json
 from towline.bridge.uplink.query import UplinkQuery
 from towline.bridge.uplink.sink import RecordSink

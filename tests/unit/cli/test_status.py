@@ -17,7 +17,7 @@ from tests.helpers import wait_until
 from tests.unit.bridge.noted import commit, down, up
 from tests.unit.cli.test_main import ran
 from tests.unit.gateway.serving import rows
-from towline.bridge.lines.notes import LineNotes
+from towline.bridge.lines.account import LineNotes
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import render
 from towline.gateway.service import InboxService

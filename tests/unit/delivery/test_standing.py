@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from mqtt5 import PubAckReasonCode
 
 from tests.unit.delivery.test_outbound import Line
-from towline.bridge.lines.account import downlink_account
-from towline.bridge.lines.notes import LineNotes
+from towline.bridge.lines.account import LineNotes, downlink_account
 from towline.delivery.outbound import standing
 from towline.delivery.outrows import arrived, rows_of
 from towline.journal import Limits, Outbox

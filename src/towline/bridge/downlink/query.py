@@ -25,9 +25,9 @@ from towline.bridge.config.model import DownLine
 from towline.bridge.config.tables import DownlinkSection, KafkaPattern
 from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MESSAGES, MQTT, WAYS_OUT, WHERE, DownlinkSink
 from towline.bridge.downlink.sql import COUNTER, apply
+from towline.bridge.lines.account import add_spark_counts
 from towline.bridge.lines.evidence import awaited, kafka_offsets, places_of, read_checkpoint, status_of
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.notes import add_spark_counts
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import again_command, examine
 from towline.checkpoint import Checkpoint

@@ -101,7 +101,7 @@ class LineQuery(ABC, Generic[LineT]):
         """Count what Spark alone says of a committed batch: nothing of a line where it has nothing to say.
 
         Raises:
-            OSError, JournalError: As `towline.bridge.lines.notes.add_spark_counts`.
+            OSError, JournalError: As `towline.bridge.lines.account.add_spark_counts`.
         """
 
     def _gateway_options(self) -> dict[str, str]:

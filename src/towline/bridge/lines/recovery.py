@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from towline.bridge.config.model import Line
+from towline.bridge.lines.account import carry_totals
 from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
 from towline.bridge.lines.identity import Identity, sinks
-from towline.bridge.lines.notes import carry_totals
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
 from towline.gateway.identity import MISMATCHES, is_other

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from towline import files
 from towline.bridge.config.model import CHECKPOINT
-from towline.bridge.lines.account import LineAccount, downlink_account, uplink_account
-from towline.bridge.lines.notes import LineNotes
+from towline.bridge.lines.account import LineAccount, LineNotes, downlink_account, uplink_account
 from towline.gateway.endpoint import text_of
 from towline.processes import ProcessMark
 from towline.timing import BATCHES, Histogram, Pace
@@ -37,37 +36,19 @@ _ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]]
 }
 
 
+#: Attributes of a view that ``bridge.json`` has as they are.
+_SAVED: Final = (
+    *("direction", "query", "heard", "gateway_error", "query_error"),
+    *("restarts", "gateway_restarts", "batch_ms"),
+)
+
+
 def notes_of(directory: Path) -> LineNotes | None:
     """What the checkpoint of a line says of its batches, by the line's directory; None where it can't be read."""
     try:
         return LineNotes.read(directory / CHECKPOINT)
     except OSError:
         return None
-
-
-def account_of(
-    direction: str,
-    notes: LineNotes | None,
-    status: Mapping[str, Any],
-    backlog: Mapping[str, int | None],
-    *,
-    stopped: bool = False,
-) -> LineAccount | None:
-    """The account of a line, whichever way it goes; None where it is not known what it is made of.
-
-    Args:
-        direction: ``up`` or ``down``.
-        notes: Of its checkpoint, read before the gateway was asked; None where they can't be read.
-        status: Of its gateway.
-        backlog: Of a downlink, how far it is behind: ``behind`` and ``hidden``.
-        stopped: The line has stopped for good.
-    """
-    source, make = _ACCOUNTS[direction]
-    if notes is None or status.get(source) in (None, {}):
-        return None
-    account = make(notes, status)
-    more = backlog if direction == "down" else {}
-    return replace(account, stopped=stopped, more={**more, **account.more})
 
 
 @dataclass
@@ -163,15 +144,20 @@ class LineView:
     @property
     def account(self) -> LineAccount | None:
         """The account as it was when the gateway answered; None before its first word, and while it does not."""
-        if not self.status or self.silent:
+        return None if not self.status or self.silent else self.account_by(self.status)
+
+    def account_by(self, status: Mapping[str, Any]) -> LineAccount | None:
+        """The account by an answer of the gateway; None where it is not known what it is made of."""
+        source, make = _ACCOUNTS[self.direction]
+        if self.notes is None or status.get(source) in (None, {}):
             return None
-        stopped = self.query == "stopped" and self.query_error is not None
-        return account_of(self.direction, self.notes, self.status, self.backlog, stopped=stopped)
+        account, stopped = make(self.notes, status), self.query == "stopped" and self.query_error is not None
+        return replace(account, stopped=stopped, more={**self._backlog, **account.more})
 
     @property
-    def backlog(self) -> dict[str, int | None]:
+    def _backlog(self) -> dict[str, int | None]:
         """How far a downlink is behind."""
-        return {"behind": self.behind, "hidden": self.hidden}
+        return {"behind": self.behind, "hidden": self.hidden} if self.direction == "down" else {}
 
     def sample(self, now: float) -> None:
         """Note where the line is, for the rates."""
@@ -193,18 +179,11 @@ class LineView:
         """Plain values for ``bridge.json``."""
         rate_in, rate_out = (None, None) if self.silent else (round(rate, 1) for rate in self.rates())
         return {
-            "direction": self.direction,
-            "query": self.query,
-            **(self.backlog if self.direction == "down" else {}),
+            **{name: getattr(self, name) for name in _SAVED},
+            **self._backlog,
             "gateway": dict(self.status),
-            "heard": self.heard,
-            "gateway_error": self.gateway_error,
-            "query_error": self.query_error,
             "remarks": list(self.remarks),
-            "restarts": self.restarts,
-            "gateway_restarts": self.gateway_restarts,
             "restarted": dict(self.restarted),
-            "batch_ms": self.batch_ms,
             "rate_in": rate_in,
             "rate_out": rate_out,
             "lag_s": None if self.silent else round(self.lag_s(), 1),

@@ -20,6 +20,7 @@ from towline.bridge.lines.evidence import (
     combined,
     each,
     gateway_status,
+    parts_of,
     places_of,
     stale,
     status_of,
@@ -35,7 +36,7 @@ from towline.bridge.lines.identity import (
 from towline.bridge.runtime.line_requests import paused
 from towline.bridge.runtime.reloading import REFUSED
 from towline.bridge.runtime.screen import lag_text
-from towline.bridge.runtime.state import PAUSED, SILENT_S, account_of, digest_of, is_there, notes_of, read_state
+from towline.bridge.runtime.state import PAUSED, SILENT_S, LineView, digest_of, is_there, notes_of, read_state
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access
 from towline.gateway.clients import MEMBERS
@@ -151,31 +152,29 @@ def _line(
     updated: float | None,
 ) -> dict[str, Any]:
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
-    direction, notes = saved.get("direction", "up"), notes_of(state_dir)
+    view = LineView(state_dir.name, saved.get("direction", "up"), directory=state_dir, notes=notes_of(state_dir))
+    view.query, view.query_error = saved.get("query", _UNKNOWN_LINE), saved.get("query_error")
     elsewhere = saved.get("gateways") or ()
     status = _several(saved) if elsewhere else gateway_status(state_dir)
-    query = saved.get("query", _UNKNOWN_LINE) if running else "not running"
+    if running and status:
+        view.behind, view.hidden = saved.get("behind"), saved.get("hidden")
     now: dict[str, Any] = {
-        "direction": direction,
+        "direction": view.direction,
         "gateway_running": status is not None,
-        "query": query,
-        "query_error": saved.get("query_error"),
+        "query": view.query if running else "not running",
+        "query_error": view.query_error,
         "paused": paused(state_dir),
         "gateway_error": saved.get("gateway_error"),
         "remarks": saved.get("remarks") or [],
         **{name: saved.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
-        "fallback": notes.counts["fallback"] if notes else 0,
+        "fallback": view.notes.counts["fallback"] if view.notes else 0,
         "account": None,
         "gateway": status,
         **({"gateways": list(elsewhere)} if elsewhere else {}),
     }
-    stopped = saved.get("query") == "stopped" and bool(saved.get("query_error"))
-    backlog = {part: saved.get(part) if running and status else None for part in ("behind", "hidden")}
-    if status and (account := account_of(direction, notes, status, backlog, stopped=stopped)):
+    if status and (account := view.account_by(status)):
         now["account"], now["sentence"] = account.as_json(), account.sentence()
-    elif (last := saved.get("gateway")) and (
-        account := account_of(direction, notes, stale(last), backlog, stopped=stopped)
-    ):
+    elif (last := saved.get("gateway")) and (account := view.account_by(stale(last))):
         heard = saved.get("heard") or updated
         now["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
     return now
@@ -260,8 +259,7 @@ def _no_gateway(line: Mapping[str, Any], *, running: bool) -> str:
 
 def _troubles(gateway: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong at a gateway, or at each of several."""
-    parts = gateway.get("gateways")
-    for name, part in (parts if parts is not None else {"": gateway}).items():
+    for name, part in parts_of(gateway).items():
         if AWAY in part:
             yield away_trouble(name, part)
         elif trouble := (part.get("last_error") or {}).get("text"):

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from towline.backoff import Backoff
 from towline.bridge.config.model import AnyLine, Bridge, Line
+from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.evidence import (
     AWAY,
     away_text,
@@ -41,7 +42,6 @@ from towline.bridge.lines.evidence import (
     status_of,
 )
 from towline.bridge.lines.identity import is_drained, wanted_clients
-from towline.bridge.lines.notes import LineNotes
 from towline.bridge.lines.recovery import refused
 from towline.bridge.runtime.failures import MAX_TEXT, NO_JVM
 from towline.bridge.runtime.line_requests import PAUSED_FILE

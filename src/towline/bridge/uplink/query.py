@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import CONSUMER, Line
 from towline.bridge.config.tables import BATCH_BYTES
+from towline.bridge.lines.account import add_spark_counts, begin_totals
 from towline.bridge.lines.evidence import (
     Evidence,
     awaited,
@@ -21,7 +22,6 @@ from towline.bridge.lines.evidence import (
     status_of,
 )
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.notes import add_spark_counts, begin_totals
 from towline.bridge.lines.query import LineQuery
 from towline.bridge.lines.recovery import CheckpointSettings, examine, problem, refusal
 from towline.bridge.routes import to_json
