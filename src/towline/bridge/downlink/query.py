@@ -209,12 +209,8 @@ class DownlinkQuery(LineQuery[DownLine]):
             what = "a batch was begun with settings that this version refuses"
             do = f"Finish it with the version before, or begin again: {again_command(line, self.bridge.file)}."
             raise ConfigError("TL-C210", f'line "{line.name}"', what, do)
-        former = DownlinkQuery(self.bridge, begun_line(line, mapping))
-        if former.line == begun_line(line, ""):
-            return DownlinkQuery(self.bridge, line)
-        former._finishes = True
-        sys.stderr.write(f"--- line {line.name}\nthe batch that was begun is finished by the former settings\n")
-        return former
+        former = begun_line(line, mapping)
+        return DownlinkQuery(self.bridge, line) if former == begun_line(line, "") else self._finishing(former)
 
     def _interval_s(self) -> float:
         return self.line.trigger_interval_s

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -34,8 +34,31 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
 
 IDENTITY_FILE: Final = "identity.json"
-#: Type of a field → how its JSON value is read.
-_READ: Final[Mapping[str, Callable[[Any], Any]]] = {"str": str, "int": int, "tuple[str, ...]": tuple}
+_KeptT = TypeVar("_KeptT")
+
+
+def read_kept(file: Path, kind: TypeAdapter[_KeptT], code: str, what: str, do: str) -> _KeptT | None:
+    """What was written down of a line; None where nothing was.
+
+    Args:
+        file: Of its state directory.
+        kind: Of the content.
+        code: Of the error where it is none of ours.
+        what: It says, for that.
+        do: About that.
+
+    Raises:
+        ConfigError: Of that code.
+        NotAllowed: TL-B59.
+    """
+    try:
+        return kind.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        raise not_allowed(file) from None
+    except (OSError, ValidationError) as error:
+        raise ConfigError(code, str(file), f"{what} can't be read ({type(error).__name__})", do) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +114,8 @@ class Identity:
             ConfigError: TL-B26 if the file is not one of ours.
             NotAllowed: TL-B59.
         """
-        file = state_dir / IDENTITY_FILE
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-            return cls(**{one.name: _READ[str(one.type)](values[one.name]) for one in fields(cls)})
-        except FileNotFoundError:
-            return None
-        except PermissionError:
-            raise not_allowed(file) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            what = f"the line's identity can't be read ({type(error).__name__})"
-            do = "Restore the file, or remove it: the sink id is then made from the names of bridge and line again."
-            raise ConfigError("TL-B26", str(file), what, do) from error
+        do = "Restore the file, or remove it: the sink id is then made from the names of bridge and line again."
+        return read_kept(state_dir / IDENTITY_FILE, TypeAdapter(Identity), "TL-B26", "the line's identity", do)
 
     def save(self, state_dir: Path) -> None:
         """Write it, durably and for this user alone."""

@@ -6,7 +6,7 @@ import socket
 import sys
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from towline.bridge.config.model import AnyLine
 from towline.bridge.lines.identity import Identity
@@ -71,6 +71,13 @@ class LineQuery(ABC, Generic[LineT]):
     def in_force(self) -> LineQuery[LineT]:
         """The query to start: this one, or one with other routes that has to be started before it."""
         return self
+
+    def _finishing(self, line: LineT) -> Self:
+        """The query that finishes the batch that was begun, by the line as it was then."""
+        query = type(self)(self.bridge, line)
+        query._finishes = True  # noqa: SLF001 - of its class
+        sys.stderr.write(f"--- line {line.name}\nthe batch that was begun is finished by the former settings\n")
+        return query
 
     def _mended(self) -> Checkpoint:
         """The checkpoint, without what a power failure tore."""

@@ -13,7 +13,7 @@
 
 While a query stands nothing reads the journal, so what the new filters bring is read by the new routes alone. Which
 routes each message goes by after that, and after a kill between two of these steps, is said in
-`towline.bridge.uplink.inforce`. A line that is paused stays so, as what it has become.
+`towline.bridge.uplink.query`. A line that is paused stays so, as what it has become.
 """
 
 from __future__ import annotations
