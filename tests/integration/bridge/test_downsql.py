@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from tests.integration.bridge.losing import numbers, progress_of_a_lost_shuffle
 from tests.unit.bridge.test_messages import SENT, line_of
 from towline.bridge.config.tables import DownlinkSection
-from towline.bridge.downlink import sql as downsql
+from towline.bridge.downlink import query as downsql
 from towline.bridge.downlink.sink import rendered
 from towline.bridge.messages import FAULT, OUTCOME, MessageOutcome, message_table, own
 from towline.errors import ConfigError
@@ -140,7 +140,7 @@ def test_parts_are_by_topic_and_what_is_left_out_is_counted(spark: SparkSession)
 
 
 def test_records_are_counted_once_though_tasks_run_again(spark: SparkSession, tmp_path: Path) -> None:
-    """Of an executor that was lost with what it had written for a shuffle (`towline.bridge.downlink.sql.apply`)."""
+    """Of an executor that was lost with what it had written for a shuffle (`towline.bridge.downlink.query.apply`)."""
     records = numbers(spark, 600).selectExpr(
         "CAST(CAST(n % 30 AS STRING) AS BINARY) AS key",
         "CAST('v' AS BINARY) AS value",

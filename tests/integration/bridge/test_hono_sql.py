@@ -28,7 +28,7 @@ from tests.unit.bridge.test_messages import line_of
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.profiles import shipped
-from towline.bridge.downlink import sql as downsql
+from towline.bridge.downlink import query as downsql
 from towline.bridge.downlink.sink import rendered, sorted_out
 from towline.bridge.messages import message_table
 from towline.bridge.routes import RouteTable

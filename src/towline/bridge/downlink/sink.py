@@ -54,7 +54,7 @@ FORMAT: Final = "towline_downlink"
 #: What options of either side begin with.
 MQTT, DEAD_LETTERS = "mqtt.", "letters."
 #: Options: of `message_table`; whose topics they are, and what to do about one that was made anew.
-MESSAGES, WHERE, WAYS_OUT = "messages", "topics.where", "topics.do"
+MESSAGES, LINE_NAME, WAYS_OUT = "messages", "topics.where", "topics.do"
 _CHECKPOINT: Final = "checkpointlocation"
 #: Bytes of a part that are kept in memory.
 _MEMORY: Final = 64 << 20
@@ -102,7 +102,7 @@ class DownlinkSink(DataSource):
         letters = _part(self.options, DEAD_LETTERS)
         client, location = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT, "")
         try:
-            SourceTopics(client, location, self.options[WHERE], self.options[WAYS_OUT]).look()
+            SourceTopics(client, location, self.options[LINE_NAME], self.options[WAYS_OUT]).look()
         except KafkaError as problem:
             return FailingWriter(problem)
         mqtt = stream_writer(_part(self.options, MQTT), from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _SENT))))

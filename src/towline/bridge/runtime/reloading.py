@@ -186,6 +186,10 @@ class Reloading:
             self._settle(self._bridge)
             raise
 
+    def _hold(self, names: Sequence[str]) -> None:
+        if not self._driver.hold(names, _HOLD_S):
+            raise self._unanswered("the queries were not stopped between two batches")
+
     def _settle(self, bridge: Bridge) -> None:
         """Write down who the lines are and what they are, as a start does. Raises as `settle`."""
         for text in settle(bridge):
@@ -244,10 +248,6 @@ class Reloading:
             what = f"it is not known whether Kafka has {', '.join(topics)}: {error.what}"
             raise ConfigError("TL-C173", str(bridge.file), what, "Reload again when Kafka answers.") from error
 
-    def _hold(self, names: Sequence[str]) -> None:
-        if not self._driver.hold(names, _HOLD_S):
-            raise self._unanswered("the queries were not stopped between two batches")
-
     def _unanswered(self, what: str) -> ConfigError:
         why = "the bridge ends" if self._stopping.is_set() else "Spark does not answer"
         return ConfigError("TL-C174", str(self._file.file), f"{what}: {why}", "Reload again when Spark runs.")
@@ -258,15 +258,12 @@ class Reloading:
         for number, filters in enumerate(steps if one.after.guarantee is Guarantee.AT_MOST_ONCE else steps[:1]):
             state, text = self._want(one.after, filters, f"{change}-{number}", _GRANT_S)
             if state is not ChangeState.GRANTED:
-                what = (text or self._why(one.after)).partition("   [TL-")[0].rstrip(".")
+                status = self._state.lines[one.after.name].status
+                text = text or (status.get("last_error") or {}).get("text") or status.get("held_back") or ""
+                what = str(text or "the broker gave no answer in time").partition("   [TL-")[0].rstrip(".")
                 do = "Correct the filter or the broker's access list, and reload again."
                 do = do if state is ChangeState.REFUSED else "Reload again when it is there."
                 raise ConfigError("TL-C176", f'line "{one.after.name}"', f"a filter is not subscribed: {what}", do)
-
-    def _why(self, line: AnyLine) -> str:
-        status = self._state.lines[line.name].status
-        said = (status.get("last_error") or {}).get("text") or status.get("held_back")
-        return str(said) if said else "the broker gave no answer in time"
 
     def _unsubscribe(self, one: LineChange, change: str) -> str:
         """Have a gateway want no more than the file says; what there is to say of it."""
@@ -288,16 +285,12 @@ class Reloading:
         while told[0] == ChangeState.ASKED and time.monotonic() < deadline and not self._stopping.is_set():
             if fatal := self._gateways[line.name].fatal:
                 raise fatal
-            try:
-                client = discover(line.gateway.state_dir)
-                if client is not None:
+            # One that has ended is started again, with the filters before, and asked anew.
+            with contextlib.suppress(GatewayUnreachable):
+                if (client := discover(line.gateway.state_dir)) is not None:
                     with client:
-                        while (told := client.want(change, named, digest))[0] == ChangeState.ASKED:
-                            if time.monotonic() >= deadline or self._stopping.wait(_LOOK_S):
-                                break
-            except GatewayUnreachable:
-                pass  # it is started again, with the filters before, and asked anew
-            self._stopping.wait(_LOOK_S)
+                        told = client.want(change, named, digest)
+            self._stopping.wait(_LOOK_S if told[0] == ChangeState.ASKED else 0)
         return ChangeState(told[0]), told[1]
 
 

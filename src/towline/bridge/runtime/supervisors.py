@@ -238,19 +238,15 @@ def see_to(bridge: Bridge, topics: Iterable[str]) -> str:
 
     client, plan = bridge.kafka.client(), bridge.kafka.create_topics
     missing = sorted(set(topics) - set(reachable(client).topics))
-    if missing and plan is None:
-        raise _missing(bridge, missing)
-    if not missing or plan is None:
+    if not missing:
         return ""
+    if plan is None:
+        names, several = ", ".join(f'"{name}"' for name in missing), len(missing) > 1
+        what = f"the topic{'s' if several else ''} {names} {'are' if several else 'is'} not there"
+        do = "Create it, or let Towline do it with create_topics = { partitions = 6 } in [kafka]."
+        raise KafkaError("TL-B03", bridge.kafka.bootstrap_servers, what, do)
     created = create_topics(client, dict.fromkeys(missing, plan.partitions), replication=plan.replication_factor)
     return f"kafka: created {', '.join(created)} with {plan.partitions} partitions each"
-
-
-def _missing(bridge: Bridge, missing: list[str]) -> KafkaError:
-    names = ", ".join(f'"{name}"' for name in missing)
-    what = f"the topic{'s' if len(missing) > 1 else ''} {names} {'are' if len(missing) > 1 else 'is'} not there"
-    do = "Create it, or let Towline do it with create_topics = { partitions = 6 } in [kafka]."
-    return KafkaError("TL-B03", bridge.kafka.bootstrap_servers, what, do)
 
 
 # -- the gateways of a line --------------------------------------------------------------------------------------------
@@ -517,7 +513,8 @@ class DriverSupervisor(ChildSupervisor):
         if NO_JVM in self._last_word:
             self._look_at_java()
         if self.wanted:
-            self._ended(self._last_word or _how(code) + ("" if heard else self._last_line(begun)))
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+            self._ended(self._last_word or f"its driver {how}" + ("" if heard else self._last_line(begun)))
 
     def _last_line(self, begun: int) -> str:
         """What the driver's log says last, behind a place in it, as the end of a sentence."""
@@ -741,7 +738,3 @@ class DriverSupervisor(ChildSupervisor):
 
     def _on_stopped(self, report: dict[str, Any]) -> None:
         self._state.lines[report["line"]].query = "stopped"
-
-
-def _how(code: int) -> str:
-    return f"its driver was ended by signal {-code}" if code < 0 else f"its driver ended with code {code}"
