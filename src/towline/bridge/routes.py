@@ -373,8 +373,8 @@ class RouteTable:
             rows: Columns of `ROW_SCHEMA`.
             names: Wildcards of any route, and fields of a message as templates name them.
         """
-        routed = _Routed(self, rows, self.match(rows.column("topic")))
-        return [routed.joined(view.value(name) for view in routed.views) for name in names]
+        made = _Columns(self, rows, self.match(rows.column("topic")))
+        return [made.joined(view.value(name) for view in made.views) for name in names]
 
     def render(self, rows: pa.RecordBatch) -> Rendered:
         """What becomes of messages.
@@ -512,35 +512,8 @@ class _View(Values):
         return pa.ListArray.from_arrays(ends.cast(pa.int32()), pairs)
 
 
-class _Routed:
-    """Rows by the routes that take them.
-
-    Attributes:
-        rows: Of a batch.
-        views: The rows of each route.
-        routes: Those.
-    """
-
-    def __init__(self, table: RouteTable, rows: pa.RecordBatch, numbers: pa.Array) -> None:
-        self._table, self.rows, self._numbers = table, rows, numbers
-        found = pc.unique(numbers).to_pylist() or [None]
-        masks = ((one, numbers.is_null() if one is None else pc.equal(numbers, one).fill_null(False)) for one in found)
-        places = [(one, pc.indices_nonzero(mask)) for one, mask in masks] if len(found) > 1 else [(found[0], None)]
-        self.views = [_View(rows, at, number, table.routes) for number, at in places]
-        self.routes = [view.route for view in self.views if view.route is not None]
-
-    def joined(self, columns: Iterable[pa.Array]) -> pa.Array:
-        """The columns of the views as one, in the order of the rows."""
-        parts = list(columns)
-        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts).take(self._order)
-
-    @cached_property
-    def _order(self) -> pa.Array:
-        return pc.sort_indices(pa.concat_arrays([view.at for view in self.views if view.at is not None]))
-
-
-class _Columns(_Routed):
-    """The parts of records that templates say, of rows that may be no more than topics.
+class _Columns:
+    """What routes make of rows that may be no more than topics, as columns.
 
     Args:
         table: Of the routes.
@@ -558,8 +531,23 @@ class _Columns(_Routed):
         topics: _Columns | None = None,
         indices: pa.Array | None = None,
     ) -> None:
-        super().__init__(table, rows, numbers)
+        self._table, self._rows, self._numbers = table, rows, numbers
         self._topics, self._indices = topics, indices
+        found = pc.unique(numbers).to_pylist() or [None]
+        masks = ((one, numbers.is_null() if one is None else pc.equal(numbers, one).fill_null(False)) for one in found)
+        places = [(one, pc.indices_nonzero(mask)) for one, mask in masks] if len(found) > 1 else [(found[0], None)]
+        #: The rows of each route; and the routes.
+        self.views = [_View(rows, at, number, table.routes) for number, at in places]
+        self._routes = [view.route for view in self.views if view.route is not None]
+
+    @cached_property
+    def _order(self) -> pa.Array:
+        return pc.sort_indices(pa.concat_arrays([view.at for view in self.views if view.at is not None]))
+
+    def joined(self, columns: Iterable[pa.Array]) -> pa.Array:
+        """The columns of the views as one, in the order of the rows."""
+        parts = list(columns)
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts).take(self._order)
 
     def _made(
         self,
@@ -568,10 +556,10 @@ class _Columns(_Routed):
         made: Callable[[_View, Route], pa.Array | None],
     ) -> pa.Array:
         """A column, null where ``made`` gives None, and of rows without a route."""
-        if self._topics is not None and all(_is_static(route, templates(route)) for route in self.routes):
+        if self._topics is not None and all(_is_static(route, templates(route)) for route in self._routes):
             column = self._topics._made(kind, templates, made)  # noqa: SLF001 - the same over topics
             return (
-                pa.nulls(self.rows.num_rows, kind) if column.null_count == len(column) else column.take(self._indices)
+                pa.nulls(self._rows.num_rows, kind) if column.null_count == len(column) else column.take(self._indices)
             )
         parts = [None if view.route is None else made(view, view.route) for view in self.views]
         return self.joined(
@@ -765,7 +753,7 @@ class _Rendering(_Columns):
 
     def result(self) -> Rendered:
         """What becomes of the rows."""
-        rows = self.rows
+        rows = self._rows
         names, topics, routed = self.destinations()
         keys, headers = self.keys(), self.headers()
         if HEADER_MAP in rows.schema.names and (more := rows.column(HEADER_MAP)).null_count < rows.num_rows:
@@ -792,8 +780,8 @@ class _Rendering(_Columns):
         return Rendered(pa.RecordBatch.from_arrays([*columns.values()], schema=schema), outcomes, refusals)
 
     def _values(self) -> pa.Array:
-        if all(route.value is None for route in self.routes):
-            return self.rows.column("payload")
+        if all(route.value is None for route in self._routes):
+            return self._rows.column("payload")
         values = [None if view.route is None else view.route.value for view in self.views]
         return self.joined(
             view.column("payload") if value is None else view.text(value).cast(pa.binary())
@@ -802,8 +790,8 @@ class _Rendering(_Columns):
 
     def _moments(self) -> tuple[pa.Array, pa.Array | None]:
         """Times of the records, and in which rows a template gives none; None for no such row."""
-        received = self.rows.column("received_at")
-        if all(route.timestamp is None for route in self.routes):
+        received = self._rows.column("received_at")
+        if all(route.timestamp is None for route in self._routes):
             return received, None
         texts = self._made(
             pa.string(),
@@ -819,21 +807,21 @@ class _Rendering(_Columns):
         self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
     ) -> tuple[pa.Array, pa.Array]:
         """Codes of `RouteOutcome`, the first reason that holds; and what ``reject`` says."""
-        payload, cases = self.rows.column("payload"), list[tuple[pa.Array, Any]]()
+        payload, cases = self._rows.column("payload"), list[tuple[pa.Array, Any]]()
         if payload.null_count:
-            why = first_named(self.rows.column("user_properties"), "towline-reason")
+            why = first_named(self._rows.column("user_properties"), "towline-reason")
             many = pc.and_(payload.is_null(), pc.equal(why, Reason.TOO_MANY_PROPERTIES.value).fill_null(False))
             cases += [(many, RouteOutcome.TOO_MANY), (payload.is_null(), RouteOutcome.NOT_WHOLE)]
         if self._numbers.null_count:
             cases.append((self._numbers.is_null(), RouteOutcome.UNROUTED))
-        asked, refusals = verdicts(self.rows, RouteOutcome)
+        asked, refusals = verdicts(self._rows, RouteOutcome)
         return first_case([*cases, *asked, *self._faults(routed, keys, values, late)], routed), refusals
 
     def _faults(
         self, routed: pa.Array, keys: pa.Array, values: pa.Array, late: pa.Array | None
     ) -> Iterator[tuple[pa.Array, Any]]:
         """Why a record can't be rendered: rows, and an outcome or a column of outcomes."""
-        if any(map(_reads_payload, self.routes)):
+        if any(map(_reads_payload, self._routes)):
             fine = pa.scalar(int(RouteOutcome.RECORD), pa.int8())
             reads = (view.route is not None and _reads_payload(view.route) for view in self.views)
             read = self.joined(
@@ -842,10 +830,10 @@ class _Rendering(_Columns):
             )
             yield pc.not_equal(read, fine), read
         yield pc.greater(routed, int(RouteOutcome.FALLBACK)), routed
-        if keys.null_count and any(route.key_required for route in self.routes):
+        if keys.null_count and any(route.key_required for route in self._routes):
             yield pc.and_(keys.is_null(), self._where(lambda route: route.key_required)), RouteOutcome.KEY_ABSENT
-        if DEDUPE in self.rows.schema.names:
-            absent = self.rows.column(DEDUPE).is_null()
+        if DEDUPE in self._rows.schema.names:
+            absent = self._rows.column(DEDUPE).is_null()
             yield pc.and_(absent, self._where(lambda route: route.key_tells)), RouteOutcome.KEY_ABSENT
         if values.null_count:
             yield values.is_null(), RouteOutcome.VALUE_ABSENT

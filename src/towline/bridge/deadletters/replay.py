@@ -136,7 +136,7 @@ class Mapper:
             if self._maps and dead_letter.reason not in _NOT_WHOLE and (row := row_of(dead_letter)) is not None
         }
         mapped = dict(zip(rows, self._mapped([*rows.values()]), strict=True))
-        return [mapped.get(index) or _not_mapped(dead_letter) for index, dead_letter in enumerate(dead_letters)]
+        return [mapped.get(index) or _as_it_was(dead_letter) for index, dead_letter in enumerate(dead_letters)]
 
     def _mapped(self, rows: list[dict[str, Any]]) -> Iterator[Remapped]:
         if not rows:
@@ -162,15 +162,10 @@ class Mapper:
         return of_schema(batch)
 
 
-def _not_mapped(dead_letter: DeadLetter) -> Remapped:
-    why = _NOT_WHOLE.get(dead_letter.reason)
-    return _as_it_was(dead_letter) if why is None else Remapped(why=why)
-
-
 def _as_it_was(dead_letter: DeadLetter) -> Remapped:
     """A record that was mapped well and could not be written; what was wrong with it is left to Kafka."""
-    if dead_letter.topic is None:
-        return Remapped(why="it names no topic")
+    if (why := _NOT_WHOLE.get(dead_letter.reason)) or dead_letter.topic is None:
+        return Remapped(why=why or "it names no topic")
     partition = -1 if dead_letter.partition is None or dead_letter.reason is Reason.PARTITION else dead_letter.partition
     moment = 0 if dead_letter.timestamp is None or dead_letter.reason is Reason.TIMESTAMP else dead_letter.timestamp
     headers = list(dead_letter.headers) or None

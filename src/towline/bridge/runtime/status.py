@@ -378,13 +378,8 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         why = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
         word = f"   last word {_moment(last['heard'])}: {last['sentence']}" if last else ""
         out.append(f"  account   unknown: {why}{word}")
-    if line["gateway"]:
-        out += _render_listen(line["gateway"].get("listen") or {})
-        parts = gateway.get("gateways")
-        if parts is not None:
-            out += [text for name, part in parts.items() for text in _render_part(name, part)]
-        else:
-            out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
+    for place, part in parts_of(line["gateway"]).items() if line["gateway"] else ():
+        out += _render_gateway(place, part, line)
     if running and line["rate_in"] is not None:
         out.append(
             f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
@@ -423,37 +418,37 @@ def _told(value: float | None, digits: int = 0) -> str:
     return "unknown" if value is None else f"{value:,.{digits}f}"
 
 
-def _megabytes(gateway: dict[str, Any]) -> str:
+def _megabytes(gateway: Mapping[str, Any]) -> str:
     size = gateway.get("bytes_on_disk")
     return f"{_told(None if size is None else size / 1e6, 1)} MB on disk"
 
 
-def _session(gateway: dict[str, Any]) -> str:
-    return f"  session   {gateway.get('state')}   {gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}"
+def _render_gateway(name: str, gateway: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[str]:
+    """A gateway, one of several with its name: what it has said last, if it ever did."""
+    waiting = int(gateway.get("end", 0)) - int(gateway.get("committed", 0))
+    last = f"   last word: {waiting:,} waiting" if "end" in gateway else ""
+    away = AWAY in gateway
+    if name:
+        yield f"  gateway   {name}   {gateway['at']}{f'   away{last}' if away else ''}"
+    if away:
+        return
+    yield from _render_listen(gateway.get("listen") or {})
+    session = f"{gateway.get('state')}   {gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}"
+    if line["direction"] == "down":
+        yield f"  session   {session}"
+        yield _outbox(gateway.get("outbox") or {}, line["account"] or {})
+        return
+    flight = f"unacknowledged {_told(gateway.get('unacknowledged'))}   acks after {gateway.get('ack_after')}"
+    yield f"  session   {session}   {flight}"
+    offsets = f"offsets {_told(gateway.get('first'))} to {_told(gateway.get('end'))}"
+    yield f"  journal   {_megabytes(gateway)}   {offsets}"
+    if step := gateway.get("drain"):
+        yield f"  drain     {step}"
 
 
-def _render_outbox(gateway: dict[str, Any], line: dict[str, Any]) -> list[str]:
-    outbox = gateway.get("outbox") or {}
+def _outbox(outbox: Mapping[str, Any], account: Mapping[str, Any]) -> str:
     parts = [f"queued {_told(outbox.get('queued'))}", f"in flight {_told(outbox.get('in_flight'))}", _megabytes(outbox)]
     if incomplete := outbox.get("incomplete"):
         parts.append(f"{incomplete:,} of a batch that is not whole")
-    account = line["account"] or {}
     behind = f"{_told(account.get('behind'))} offsets behind in Kafka{remark((account.get('hidden') or 0, _HIDDEN))}"
-    return [_session(gateway), f"  outbox    {'   '.join(parts)}   {behind}"]
-
-
-def _render_part(name: str, part: dict[str, Any]) -> list[str]:
-    """One gateway of several: what it has said last, if it ever did."""
-    waiting = int(part.get("end", 0)) - int(part.get("committed", 0))
-    last = f"   last word: {waiting:,} waiting" if "end" in part else ""
-    head = f"  gateway   {name}   {part['at']}"
-    if AWAY in part:
-        return [f"{head}   away{last}"]
-    return [head, *_render_listen(part.get("listen") or {}), *_render_gateway(part)]
-
-
-def _render_gateway(gateway: dict[str, Any]) -> list[str]:
-    flight = f"unacknowledged {_told(gateway.get('unacknowledged'))}   acks after {gateway.get('ack_after')}"
-    offsets = f"offsets {_told(gateway.get('first'))} to {_told(gateway.get('end'))}"
-    drain = [f"  drain     {step}"] if (step := gateway.get("drain")) else []
-    return [f"{_session(gateway)}   {flight}", f"  journal   {_megabytes(gateway)}   {offsets}", *drain]
+    return f"  outbox    {'   '.join(parts)}   {behind}"
