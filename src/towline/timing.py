@@ -6,12 +6,14 @@ import functools
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
-__all__ = ["BATCHES", "SYNCS", "Histogram", "Pace", "Stamp", "local_time"]
+__all__ = ["BATCHES", "SYNCS", "Histogram", "Pace", "Stamp", "local_time", "until"]
+
+T = TypeVar("T")
 
 #: Bounds in seconds: of a sync of a file, from a disk with a cache that survives a power failure to one that is dying.
 SYNCS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -140,6 +142,20 @@ class Stamp(NamedTuple):
         if self.boot and self.boot == now.boot:
             return max(0, now.boottime_us - self.boottime_us)
         return max(0, now.wall_us - self.wall_us, now.boottime_us - _BEGAN_US)
+
+
+def until(look: Callable[[], T], seconds: float, wait: Callable[[float], object] = time.sleep) -> T:
+    """What a look-up says once it is true; else at the end of the time, or when ``wait`` says that it is over.
+
+    Args:
+        look: Looks.
+        seconds: Longest time.
+        wait: Called between two looks with a pause in seconds.
+    """
+    deadline = time.monotonic() + seconds
+    while not (seen := look()) and time.monotonic() < deadline and not wait(0.1):
+        pass
+    return seen
 
 
 def local_time(seconds: float) -> str:

@@ -101,7 +101,7 @@ def retire(
 
 def _reload(file: Path, line: str = "") -> None:
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.reloading import REFUSED, reload_from_outside  # noqa: PLC0415
+    from towline.bridge.runtime.line_requests import REFUSED, reload_from_outside  # noqa: PLC0415
 
     told = reload_from_outside(load(file), line)
     refused = told["outcome"] == REFUSED

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from towline.bridge.lines.evidence import AWAY
-from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED
+from towline.bridge.runtime.line_requests import APPLIED, REFUSED, UNCHANGED
 from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
 from towline.errors import codes_in
 from towline.monitor.gateway import WINDOW_S, GatewayFacts, Problem, gateway_ready, of_gateway, problem, verdict

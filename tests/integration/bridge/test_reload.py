@@ -26,7 +26,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.gateway.serving import served
 from towline.bridge.config.model import CONSUMER
 from towline.bridge.runtime.driver import LineRunner
-from towline.bridge.runtime.reloading import APPLIED
+from towline.bridge.runtime.line_requests import APPLIED
 from towline.bridge.runtime.state import read_state
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint

@@ -180,7 +180,5 @@ def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
         "refused by the broker for good: 3 messages.",
     ):
         assert part in text
-    view.status = {**view.status, "gateway_running": True}
-    assert "outbox    queued unknown   in flight unknown" in "\n".join(
-        status._render_outbox(dict(view.status), {"account": None})
-    )
+    shown = status._render_gateway("", {}, {"direction": "down", "account": None})
+    assert "outbox    queued unknown   in flight unknown" in "\n".join(shown)

@@ -20,8 +20,15 @@ from tests.unit.gateway.serving import served
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import reloading
-from towline.bridge.runtime.line_requests import take_restart
-from towline.bridge.runtime.reloading import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, Reloading, reload_from_outside
+from towline.bridge.runtime.line_requests import (
+    APPLIED,
+    REFUSED,
+    UNCHANGED,
+    UNDER_WAY,
+    reload_from_outside,
+    take_restart,
+)
+from towline.bridge.runtime.reloading import Reloading
 from towline.bridge.runtime.state import BridgeState, read_state
 from towline.bridge.runtime.status import collect, render
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, KafkaError, TowlineError
@@ -448,7 +455,6 @@ def test_without_a_bridge_that_can_reload_nothing_is_sent(
 def test_a_bridge_that_gives_no_answer_is_told(asked_from_outside: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
     told_by(asked_from_outside)
     monkeypatch.setattr(os, "kill", lambda *_: None)
-    monkeypatch.setattr(reloading, "_LOOK_S", 0.01)
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"no answer.*TL-C178"):
         reload_from_outside(asked_from_outside, patience_s=0.1)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from towline.bridge.lines.account import AccountWords, LineAccount
-from towline.bridge.runtime.reloading import APPLIED
+from towline.bridge.runtime.line_requests import APPLIED
 from towline.bridge.runtime.state import LineView
 from towline.monitor.bridge import bridge_ready, of_bridge
 from towline.monitor.gateway import GatewayFacts, Problem

@@ -1,6 +1,7 @@
-"""What is asked of one line of a bridge: to pause, to resume, to restart.
+"""What is asked of a bridge that runs, or of one of its lines: to reload its file; to pause, to resume, to restart.
 
-Each is a file in the line's directory, ``state_dir/NAME``, that the bridge looks for at every tick:
+A reload is SIGHUP; the others are files in the line's directory, ``state_dir/NAME``, that the bridge looks for at every
+tick:
 
     paused    {"at": SECONDS, "by": NAME}; while it is there the line's query does not run, whoever starts what
     restart   taken away when the restart begins; what becomes of it is ``restarted`` of the line in ``bridge.json``
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,15 +23,20 @@ from typing import Any, Final
 from towline import files
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.state import PAUSED, is_there, read_state
-from towline.errors import GatewayError
+from towline.errors import ConfigError, GatewayError
 from towline.gateway.endpoint import not_allowed
 from towline.gateway.launch import usable
 from towline.guarantee import AckAfter
 from towline.ownership import user_name
 from towline.text import span
+from towline.timing import until
 
 PAUSED_FILE: Final = "paused"
 RESTART_FILE: Final = "restart"
+#: What becomes of a reload.
+APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
+#: Longest wait for a reload, in seconds: as long as it waits for Spark and for brokers, and some more.
+_PATIENCE_S: Final = 300.0
 
 
 def pause(directory: Path, by: str = "") -> bool:
@@ -141,3 +148,55 @@ def _put(file: Path, text: str | None) -> None:
     except OSError as error:
         do = "Free some room there, and ask again."
         raise GatewayError("TL-B64", str(file), f"the request can't be written ({files.why(error)})", do) from error
+
+
+def reload_from_outside(bridge: Bridge, line: str = "", patience_s: float = _PATIENCE_S) -> dict[str, Any]:
+    """Have the bridge that runs take its file up, or restart a line, and wait for what becomes of it.
+
+    Args:
+        bridge: What its file says.
+        line: That is to be restarted; "" for the whole file, which SIGHUP asks for.
+        patience_s: Seconds to wait for the answer.
+
+    Returns:
+        ``outcome`` and ``texts`` of the reload.
+
+    Raises:
+        GatewayError: TL-B65, no bridge runs in its state directory, or it does not have the line.
+        ConfigError: TL-C73, nor has the file; TL-C177, the bridge was started from another file; TL-C178, it gives no
+            answer.
+    """
+    state_dir = bridge.state_dir
+    state = _running(state_dir)
+    other = (state.get("file") or {}).get("path")
+    if other != str(bridge.file):
+        what, do = f"the bridge that runs was started from {other}", "Name that file."
+        raise ConfigError("TL-C177", str(bridge.file), what, do)
+    asked = time.monotonic()  # which is that of all processes of this machine, and never set
+    if line and bridge.line(line).name not in state["lines"]:
+        do = "It comes with towline reload."
+        raise GatewayError("TL-B65", str(state_dir), f'the bridge that runs has no line "{line}" yet', do)
+    if line:
+        request_restart(state_dir / line)
+    else:
+        with suppress(ProcessLookupError):
+            os.kill(state["pid"], signal.SIGHUP)
+
+    def outcome() -> dict[str, Any] | None:
+        state = _running(state_dir)
+        told: dict[str, Any] = state["lines"].get(line, {}).get("restarted") or {} if line else state.get("reload", {})
+        # One that was under way may have read the file before it was changed.
+        return told if told.get("began", 0.0) >= asked and told.get("outcome") != UNDER_WAY else None
+
+    if (told := until(outcome, patience_s)) is not None:
+        return told
+    what, do = f"no answer in {patience_s:.0f} s", "Look at towline status, and at what towline run says."
+    raise ConfigError("TL-C178", str(state_dir), what, do)
+
+
+def _running(state_dir: Path) -> dict[str, Any]:
+    """The last word of the bridge that runs there."""
+    state = read_state(state_dir) or {}
+    if not is_there(state):
+        raise GatewayError("TL-B65", str(state_dir), "no bridge runs here", "Start it with towline run.")
+    return state

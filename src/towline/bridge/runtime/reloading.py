@@ -19,30 +19,25 @@ routes each message goes by after that, and after a kill between two of these st
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.reload import LineChange, changes
 from towline.bridge.lines.identity import left_lines, remember, settle
-from towline.bridge.runtime.line_requests import request_restart
-from towline.bridge.runtime.state import BridgeState, digest_of, is_there, read_state
+from towline.bridge.runtime.line_requests import APPLIED, REFUSED, UNCHANGED, UNDER_WAY
+from towline.bridge.runtime.state import BridgeState, digest_of
 from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, see_to, unforeseen
-from towline.errors import ConfigError, ConfigErrors, GatewayError, GatewayUnreachable, KafkaError, TowlineError
+from towline.errors import ConfigError, ConfigErrors, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.filters import ChangeState
 from towline.gateway.launch import discover
 from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter
 from towline.threads import guarded_thread
-
-#: What becomes of a reload.
-APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
+from towline.timing import until
 
 #: A file with a secret is no part of a reload: what is connected keeps what it was let in with.
 _SECRETS: Final = "files with secrets are read at each new connection, Kafka's by each new client"
@@ -52,10 +47,6 @@ _HOLD_S: Final = 120.0
 _GRANT_S: Final = 30.0
 #: And for the filters before, where a change is taken back.
 _BACK_S: Final = 5.0
-#: Longest wait from outside, in seconds: as long as a reload waits for Spark and for brokers, and some more.
-_PATIENCE_S: Final = 300.0
-#: Seconds between two questions to a gateway, or to the bridge.
-_LOOK_S: Final = 0.1
 
 
 class Reloading:
@@ -200,11 +191,9 @@ class Reloading:
         """Start a line's gateway in the place of the one that runs; one that is slow is looked after as any other."""
         self._end(line.name)
         self._state.add(line.name, line.direction)
-        child, deadline = self._gateway_of(line), time.monotonic() + patience_s
+        child = self._gateway_of(line)
         child.start()
-        while not child.up.is_set() and child.fatal is None and time.monotonic() < deadline:
-            if self._stopping.wait(_LOOK_S):
-                break
+        until(lambda: child.up.is_set() or child.fatal, patience_s, self._stopping.wait)
         if child.fatal is not None and patience_s:
             raise child.fatal
         self._gateways[line.name] = child
@@ -281,65 +270,19 @@ class Reloading:
         """Ask a line's gateway for filters until it says what became of them, or the time is over."""
         settings = line.gateway.model_copy(update={"subscriptions": tuple(filters)})
         named, digest = settings.model_dump(mode="json", include={"subscriptions"})["subscriptions"], settings.digest()
-        deadline, told = time.monotonic() + patience_s, (ChangeState.ASKED.value, "no gateway answers on this machine")
-        while told[0] == ChangeState.ASKED and time.monotonic() < deadline and not self._stopping.is_set():
+        answer = ChangeState.ASKED, "no gateway answers on this machine"
+
+        def is_answered() -> bool:
+            nonlocal answer
             if fatal := self._gateways[line.name].fatal:
                 raise fatal
             # One that has ended is started again, with the filters before, and asked anew.
             with contextlib.suppress(GatewayUnreachable):
                 if (client := discover(line.gateway.state_dir)) is not None:
                     with client:
-                        told = client.want(change, named, digest)
-            self._stopping.wait(_LOOK_S if told[0] == ChangeState.ASKED else 0)
-        return ChangeState(told[0]), told[1]
+                        state, text = client.want(change, named, digest)
+                        answer = ChangeState(state), text
+            return answer[0] is not ChangeState.ASKED
 
-
-def reload_from_outside(bridge: Bridge, line: str = "", patience_s: float = _PATIENCE_S) -> dict[str, Any]:
-    """Have the bridge that runs take its file up, or restart a line, and wait for what becomes of it.
-
-    Args:
-        bridge: What its file says.
-        line: That is to be restarted; "" for the whole file, which SIGHUP asks for.
-        patience_s: Seconds to wait for the answer.
-
-    Returns:
-        ``outcome`` and ``texts`` of the reload.
-
-    Raises:
-        GatewayError: TL-B65, no bridge runs in its state directory, or it does not have the line.
-        ConfigError: TL-C73, nor has the file; TL-C177, the bridge was started from another file; TL-C178, it gives no
-            answer.
-    """
-    state_dir = bridge.state_dir
-    state = _running(state_dir)
-    other = (state.get("file") or {}).get("path")
-    if other != str(bridge.file):
-        what, do = f"the bridge that runs was started from {other}", "Name that file."
-        raise ConfigError("TL-C177", str(bridge.file), what, do)
-    asked = time.monotonic()  # which is that of all processes of this machine, and never set
-    if line and bridge.line(line).name not in state["lines"]:
-        do = "It comes with towline reload."
-        raise GatewayError("TL-B65", str(state_dir), f'the bridge that runs has no line "{line}" yet', do)
-    if line:
-        request_restart(state_dir / line)
-    else:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(state["pid"], signal.SIGHUP)
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        state = _running(state_dir)
-        told: dict[str, Any] = state["lines"].get(line, {}).get("restarted") or {} if line else state.get("reload", {})
-        # One that was under way may have read the file before it was changed.
-        if told.get("began", 0.0) >= asked and told.get("outcome") != UNDER_WAY:
-            return told
-        time.sleep(_LOOK_S)
-    what, do = f"no answer in {patience_s:.0f} s", "Look at towline status, and at what towline run says."
-    raise ConfigError("TL-C178", str(state_dir), what, do)
-
-
-def _running(state_dir: Path) -> dict[str, Any]:
-    """The last word of the bridge that runs there."""
-    state = read_state(state_dir) or {}
-    if not is_there(state):
-        raise GatewayError("TL-B65", str(state_dir), "no bridge runs here", "Start it with towline run.")
-    return state
+        until(is_answered, patience_s, self._stopping.wait)
+        return answer

@@ -33,8 +33,7 @@ from towline.bridge.lines.identity import (
     places_in,
     wanted_clients,
 )
-from towline.bridge.runtime.line_requests import paused
-from towline.bridge.runtime.reloading import REFUSED
+from towline.bridge.runtime.line_requests import REFUSED, paused
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import PAUSED, SILENT_S, LineView, digest_of, is_there, notes_of, read_state
 from towline.errors import ConfigError, GatewayError

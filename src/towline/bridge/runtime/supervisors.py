@@ -66,6 +66,7 @@ from towline.guarantee import AckAfter
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.spark.session import is_cluster
 from towline.text import cause, counted, printable
+from towline.timing import until
 
 
 class ChildSupervisor(threading.Thread, ABC):
@@ -454,8 +455,6 @@ def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 #: Seconds after which a command that was not carried out is given once more.
 _AGAIN_S: Final = 1.0
-#: Seconds between two looks whether queries have stopped.
-_LOOK_S: Final = 0.1
 
 
 class DriverSupervisor(ChildSupervisor):
@@ -548,11 +547,7 @@ class DriverSupervisor(ChildSupervisor):
             events = [self._holding.setdefault(line, threading.Event()) for line in lines]
             for line in lines:
                 self._command(json.dumps({"hold": line}))
-        deadline = time.monotonic() + patience_s
-        while not all(event.is_set() for event in events):
-            if self._stopping.wait(_LOOK_S) or time.monotonic() >= deadline:
-                return False
-        return True
+        return until(lambda: all(event.is_set() for event in events), patience_s, self._stopping.wait)
 
     def judge(self, lines: Sequence[AnyLine], patience_s: float) -> list[ConfigError] | None:
         """The mistakes that Spark finds in the SQL of lines as they are to be; None if it does not answer in time."""
