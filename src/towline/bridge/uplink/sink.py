@@ -34,7 +34,6 @@ from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_hea
 from towline.kafka.screening import Fault
 from towline.processes import ProcessMark
 from towline.schema import OPTIONAL
-from towline.sinks import lower_case
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
 from towline.spark.link import GatewayPlace
 from towline.spark.offsets import places_at
@@ -293,8 +292,6 @@ RECORDS: Final = "towline_records"
 _LETTERS, _DEDUPES, _EMPTY = "letters", "dedupes", "empty"
 #: Messages, the number of the writer that reads them, and how many writers there are.
 Part: TypeAlias = "tuple[RecordBatch, int, int]"
-#: Bytes of rows that are made records of at once; of large messages they are fewer.
-_ENOUGH: Final = 1 << 20
 #: Outcomes that are counted apart, and their names in the account.
 _COUNTED: Final = {
     RouteOutcome.FILTERED: "filtered",
@@ -475,27 +472,9 @@ def _nowhere(rendered: Rendered) -> KafkaError:
 
 def _parts(batches: Iterable[RecordBatch]) -> Iterator[Part]:
     """Messages with what Spark says of them, of slices or of rows."""
-    for batch in map(lower_case, batches):
+    for batch in batches:
         if batch.schema.names != [SLICE]:
             yield of_schema(batch), 0, 1
             continue
         for rows, writer, writers in map(slice_of, batch.column(SLICE).to_pylist()):
-            yield from ((one, writer, writers) for one in _larger(rows))
-
-
-def _larger(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-    """The same rows in larger batches: a frame of a trickle has few, and each batch costs."""
-    waiting: list[RecordBatch] = []
-    size = 0
-    for batch in batches:
-        waiting.append(batch)
-        size += batch.nbytes
-        if size >= _ENOUGH:
-            yield _concatenated(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield _concatenated(waiting)
-
-
-def _concatenated(batches: list[RecordBatch]) -> RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+            yield from ((one, writer, writers) for one in rows)
