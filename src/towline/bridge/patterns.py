@@ -98,7 +98,7 @@ class Pattern:
         parts = topic.split("/")
         if len(parts) < len(self.levels) or (len(parts) > len(self.levels) and not self.deep):
             return None
-        if self.wild_start and topic.startswith("$"):
+        if topic.startswith("$") and (not self.levels or self.levels[0] is None):
             return None
         if any(level is not None and level != part for level, part in zip(self.levels, parts, strict=False)):
             return None
@@ -108,11 +108,6 @@ class Pattern:
         """The level of a wildcard; None for another name. SQL may name it in any case of letters."""
         folded = name.lower()
         return next((level for one, level in self.names.items() if one == name or one.lower() == folded), None)
-
-    @property
-    def wild_start(self) -> bool:
-        """Whether the first level is a wildcard."""
-        return not self.levels or self.levels[0] is None
 
 
 def _share(text: str) -> tuple[str, str]:

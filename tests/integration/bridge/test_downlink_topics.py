@@ -73,7 +73,7 @@ class Downlink:
         self.runner = LineRunner(host, DownlinkQuery(bridge, self.line))
 
     def stop(self) -> None:
-        self.runner.finish(time.monotonic() + 30)
+        self.runner.stop(time.monotonic() + 30, "stopped")
 
     def put(self, topic: str, numbers: range) -> None:
         produce_all(self._kafka.bootstrap, topic, ((b"k", b"%d" % number, []) for number in numbers))

@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -122,8 +121,6 @@ def put(kafka: Kafka, count: int, *, open_as: str = "") -> Producer:
 
 
 def test_what_an_open_transaction_hides_is_said_where_a_person_looks() -> None:
-    line: dict[str, Any] = {"account": {"behind": 58, "hidden": 55}}
-    (_, told) = status._render_outbox({"outbox": {"queued": 0, "in_flight": 0}}, line)
+    told = status._outbox({"queued": 0, "in_flight": 0}, {"behind": 58, "hidden": 55})
     assert "58 offsets behind in Kafka (55 of them behind an open transaction of an unknown id, " in told
-    line = {"account": {"behind": None, "hidden": None}}
-    assert status._render_outbox({}, line)[1].endswith("unknown offsets behind in Kafka")
+    assert status._outbox({}, {"behind": None, "hidden": None}).endswith("unknown offsets behind in Kafka")

@@ -132,9 +132,9 @@ def test_a_line_that_is_paused_keeps_no_stop_waiting(uplink: UplinkQuery) -> Non
     out = io.StringIO()
     host: Any = SimpleNamespace(say=Reports(out).say, ending=lambda: False)
     runner = LineRunner(host, uplink)
-    runner.hold(time.monotonic() + 60)
+    runner.stop(time.monotonic() + 60, "held")
     assert not runner.due
-    runner.finish(time.monotonic() + 60)
+    runner.stop(time.monotonic() + 60, "stopped")
     said = [json.loads(text) for text in out.getvalue().splitlines()]
     assert [one["kind"] for one in said] == ["held", "stopped"]
     assert said[1]["at"] - said[0]["at"] < 30

@@ -189,33 +189,24 @@ class LineRunner:
             "progress", line=self._name, query=progress.get("id", ""), batch=progress["batchId"], millis=millis
         )
 
-    def hold(self, deadline: float) -> None:
-        """Stop between two batches, as `finish`, and stay so until `take`."""
-        self._held = True
-        self._stop(deadline)
-        self._running = None
-        self._host.say("held", line=self._name)
-
     def take(self, query: LineQuery[Any]) -> None:
         """Go on with another query of the line, at once, whatever became of the one before."""
         self._wanted, self._held, self.given_up = query, False, False
         self._again_at = 0.0
         self._pauses.reset()
 
-    def finish(self, deadline: float) -> None:
-        """Stop between two batches: when nothing is being written, or just after a batch was committed."""
-        self._stop(deadline)
-        self._host.say("stopped", line=self._name)
-
-    def _stop(self, deadline: float) -> None:
-        query = self._running
-        if query is not None:
+    def stop(self, deadline: float, report: str) -> None:
+        """Stop between two batches, when nothing is being written or just after a commit, and stay so until `take`."""
+        self._held = True
+        if (query := self._running) is not None:
             self._batch_done.clear()
             while query.isActive and time.monotonic() < deadline:
                 if query.status["message"] != _PROCESSING or self._batch_done.wait(0.005):
                     break
             query.stop()
             self._catch_up(query)
+            self._running = None
+        self._host.say(report, line=self._name)
 
     def _catch_up(self, query: StreamingQuery) -> None:
         """Report the last batches once more: the listener's thread may not have come to them; repeats do no harm."""
@@ -298,7 +289,11 @@ class Driver:
         self.spark = session(bridge)
         for name, mistakes in sqlcheck.judge(bridge, self.spark).items():
             self._give_up(name, mistakes.found())
-        self._look_at_executors()
+        try:  # one that comes later is looked at when a line starts again (`LineRunner.step`)
+            look_at_executors(self.spark, self.bridge)
+        except SetupError as error:
+            for name in self._runners:
+                self._give_up(name, [error])
         self.say("ready", seconds=time.monotonic() - began, spark=self.spark.version, pid=os.getpid())
 
     def _give_up(self, name: str, errors: Sequence[TowlineError]) -> None:
@@ -307,36 +302,22 @@ class Driver:
         for error in errors:
             self.say("failed", line=name, code=error.code, text=str(error), again_in=None)
 
-    def _look_at_executors(self) -> None:
-        """Give up all lines where an executor can't run them.
-
-        An executor that comes later is looked at when a line starts again (`LineRunner.step`).
-        """
-        try:
-            look_at_executors(self.spark, self.bridge)
-        except SetupError as error:
-            for name in self._runners:
-                self._give_up(name, [error])
-
     def run(self, commands: TextIO) -> int:
         """Serve until stopped; the exit code."""
         guarded_thread(self._listen, "commands", commands, ended=self._lost).start()
         guarded_thread(self._watch_jvm, "jvm", ended=self._lost).start()
-        while not self._go.wait(0.2):
-            self._obey()
-            if self.stopping.is_set():
-                return 0
         listener: Any = _Listener(self._on_batch)
         self.spark.streams.addListener(listener)
         while not self.stopping.is_set() and not all(runner.given_up for runner in self._runners.values()):
             self._obey()
-            step_all(list(self._runners.values()))
+            if self._go.is_set():
+                step_all(list(self._runners.values()))
             self.stopping.wait(0.2)
         runners = list(self._runners.values())
         deadline = time.monotonic() + STOP_S
         with contextlib.suppress(Exception):  # a JVM that no longer answers has no batch to finish
             for runner in runners:
-                runner.finish(deadline)
+                runner.stop(deadline, "stopped")
             self.spark.stop()
         return 0 if self.stopping.is_set() else 2
 
@@ -344,7 +325,7 @@ class Driver:
         while not self._orders.empty():
             order = self._orders.get()
             if "hold" in order and (runner := self._runners.get(order["hold"])):
-                runner.hold(time.monotonic() + HOLD_S)
+                runner.stop(time.monotonic() + HOLD_S, "held")
             elif "hold" in order:  # given up before this process: there is no query
                 self.say("held", line=order["hold"])
             elif "judge" in order:

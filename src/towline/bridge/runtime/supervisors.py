@@ -307,20 +307,16 @@ class GatewaySupervisor(ChildSupervisor):
             self._pauses.reset()
             self._stopping.wait(ASK_S)
             return
-        if not self.up.is_set():
-            self._see_that_its_sink_is_free()
+        if not self.up.is_set():  # nothing was taken in yet; Kafka may be away [I7]
+            from towline.bridge.runtime.reconciling import foreign_marker  # noqa: PLC0415 - loads librdkafka
+
+            with contextlib.suppress(KafkaError):
+                if (error := foreign_marker(self._bridge, self.line)) is not None:
+                    raise error
         log = self._bridge.logs / f"gateway-{self.line.name}.log"
         with ensure(self.line.gateway, owner_pid=os.getpid(), log=log) as client:
             self._online()
             self._ask(client)
-
-    def _see_that_its_sink_is_free(self) -> None:
-        """Of a line that begins, while nothing was taken in; Kafka may be away [I7]."""
-        from towline.bridge.runtime.reconciling import foreign_marker  # noqa: PLC0415 - loads librdkafka
-
-        with contextlib.suppress(KafkaError):
-            if (error := foreign_marker(self._bridge, self.line)) is not None:
-                raise error
 
     def look(self) -> None:
         """Ask once; without an answer of the line's own gateway nothing has changed."""
