@@ -125,11 +125,9 @@ def _of_line(labels: tuple[str, ...], view: LineView) -> Iterator[Sample]:
     verdict = account.adds_up
     yield from () if verdict is None else (Sample("towline_account_adds_up", labels, int(verdict)),)
     yield Sample("towline_guarantee_kept", labels, int(not account.broken))
-    whole = {account.words.received: account.received, account.words.carried_key: account.carried}
-    parts = {**whole, "waiting": account.waiting, **account.parts}
-    for part, count in parts.items():
+    for part, count in account.counts.items():
         yield Sample("towline_account_messages", (*labels, part), count)
-    said = {**parts, **account.more}
+    said = {**account.counts, **account.more}
     for name, part in _PARTS.items():
         if (value := said.get(part)) is not None:
             yield Sample(name, labels, value)

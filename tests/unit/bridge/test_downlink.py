@@ -31,8 +31,8 @@ OUTBOX = {"accepted": 90, "delivered": 70, "acknowledged": 70, "expired": 2, "re
 def test_the_account_adds_up() -> None:
     account = downlink_account(down(100, filtered=9, unfit=1), {"outbox": OUTBOX})
     assert account.adds_up
-    assert (account.received, account.waiting, account.uncounted) == (100, 15, 0)
-    assert account.received == account.carried + sum(account.parts.values()) + account.waiting
+    assert (account.received, account.counts["waiting"], account.uncounted) == (100, 15, 0)
+    assert account.received == account.carried + sum(account.parts.values()) + account.counts["waiting"]
     assert account.sentence() == (
         "taken 100 = delivered 70 + dead-lettered 1 + filtered 9 + expired 2 + refused 3 + waiting 15   adds up ✓"
     )

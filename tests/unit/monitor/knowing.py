@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from towline.bridge.lines.account import AccountWords, LineAccount
+from towline.bridge.lines.account import LineAccount
 from towline.bridge.runtime.line_requests import APPLIED
 from towline.bridge.runtime.state import LineView
 from towline.monitor.bridge import bridge_ready, of_bridge
@@ -80,7 +80,8 @@ _PARTS = {
     "deduplicated": 5,
 }
 _MORE = {"behind": 7, "hidden": 3}
-SOUND = LineAccount(AccountWords("received", "in_kafka", "in Kafka", {}), 100, 80, 8, _PARTS, more=_MORE)
+_COUNTS = {"received": 100, "in_kafka": 80, **_PARTS, "waiting": 8}
+SOUND = LineAccount(dict.fromkeys(_COUNTS, ""), _COUNTS, more=_MORE)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def down(**outbox: object) -> str:
 
 
 UP = bridge(a_sound())
-MORE = replace(SOUND, parts={**SOUND.parts, "dead_lettered": 5})
+MORE = replace(SOUND, counts={**SOUND.counts, "dead_lettered": 5})
 PUBLISHING = generate_latest(exported(of_status(PUBLISHER, "app", "j"))).decode()
 HELD = generate_latest(exported(of_status({**PUBLISHER, "held_back": "full"}, "app", "j"))).decode()
 

@@ -155,53 +155,46 @@ def begin_totals(
 
 
 @dataclass(frozen=True, slots=True)
-class AccountWords:
-    """What the parts of an account are called.
-
-    Attributes:
-        received: Key in JSON and word for what came into the line.
-        carried_key: Key in JSON for what is where it was to go.
-        carried: Word for it.
-        parts: Key in JSON → word for everything else, in the order of the sum.
-    """
-
-    received: str
-    carried_key: str
-    carried: str
-    parts: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class LineAccount:
     """Where every message of a line is.
 
     Attributes:
-        words: Of its direction.
-        received: What came into the line.
-        carried: What is where it was to go.
-        waiting: On disk, not yet carried.
-        parts: What became of the others, by the keys of the words.
+        words: Of its direction: key in JSON → word of each number, in the order of the sum: what came into the line,
+            what is where it was to go, everything else, and what waits on disk.
+        counts: The numbers, by the same keys.
         disagreements: Which source says what, where they can't all be right; empty when the account adds up.
         uncounted: Messages of a batch in work, or of one that no note tells of.
         broken: What the guarantee promises and was not kept, or "".
-        notes: Remarks on `received`, on `carried` and on `waiting`.
+        remarks: On some of the numbers, by their keys.
         more: What else stands in JSON.
         away: Gateways that do not answer, in words; their numbers are those of their last word.
         stopped: The line has stopped for good: what its sources say of it is not judged, unless they disagree.
     """
 
-    words: AccountWords
-    received: int
-    carried: int
-    waiting: int
-    parts: Mapping[str, int]
+    words: Mapping[str, str]
+    counts: Mapping[str, int]
     disagreements: Sequence[str] = ()
     uncounted: int = 0
     broken: str = ""
-    notes: tuple[str, str, str] = ("", "", "")
+    remarks: Mapping[str, str] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
     away: tuple[str, ...] = ()
     stopped: bool = False
+
+    @property
+    def received(self) -> int:
+        """What came into the line."""
+        return self.counts[next(iter(self.words))]
+
+    @property
+    def carried(self) -> int:
+        """What is where it was to go."""
+        return self.counts[[*self.words][1]]
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What became of the others, but for those that wait on disk."""
+        return {key: self.counts[key] for key in [*self.words][2:-1]}
 
     @property
     def adds_up(self) -> bool | None:
@@ -214,14 +207,9 @@ class LineAccount:
         return "; ".join(self.disagreements)
 
     @property
-    def arriving(self) -> int:
-        """Received, not yet on disk and not acknowledged."""
-        return self.parts.get("arriving", 0)
-
-    @property
     def pending(self) -> int:
-        """What is still to be carried."""
-        return self.waiting + self.arriving
+        """What is still to be carried: not yet on disk, or waiting there."""
+        return self.counts["waiting"] + self.counts.get("arriving", 0)
 
     def sentence(self) -> str:
         """The sum in one line, and whether it holds."""
@@ -232,19 +220,14 @@ class LineAccount:
 
     def sum(self) -> str:
         """The sum; parts that are zero are left out, but for the three that matter."""
-        words, (on_received, on_carried, on_waiting) = self.words, self.notes
-        others = (f"{word} {count:,}" for key, word in words.parts.items() if (count := self.parts[key]))
-        carried = f"{words.carried} {self.carried:,}{on_carried}"
-        whole = " + ".join([carried, *others, f"waiting {self.waiting:,}{on_waiting}"])
-        return f"{words.received} {self.received:,}{on_received} = {whole}"
+        shown = [key for key in self.words if self.counts[key] or key not in self.parts]
+        whole, *parts = (f"{self.words[key]} {self.counts[key]:,}{self.remarks.get(key, '')}" for key in shown)
+        return f"{whole} = {' + '.join(parts)}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            self.words.received: self.received,
-            self.words.carried_key: self.carried,
-            **self.parts,
-            "waiting": self.waiting,
+            **self.counts,
             "adds_up": self.adds_up,
             "why_not": self.why_not,
             "disagreements": list(self.disagreements),
@@ -284,22 +267,20 @@ def sink_disagreements(counts: Counter[str], given: str, others: str = "") -> It
 #: crash. ``lost``: given up by its sink, Kafka did not take them in time. ``deduplicated``: recognised as repeats, by a
 #: dedupe key or by an open QoS 2 packet id. ``left_out``: did not come to the sink, in a batch whose reasons nobody
 #: knows. ``arriving``: not yet on disk and not acknowledged.
-_UP: Final = AccountWords(
-    "received",
-    "in_kafka",
-    "in Kafka",
-    {
-        "filtered": "filtered",
-        "undecided": "where is null",
-        "unrouted": "unrouted",
-        "skipped": "given up",
-        "lost": "lost",
-        "dead_lettered": "dead-lettered",
-        "deduplicated": "deduplicated",
-        "left_out": "left out",
-        "arriving": "arriving",
-    },
-)
+_UP: Final = {
+    "received": "received",
+    "in_kafka": "in Kafka",
+    "filtered": "filtered",
+    "undecided": "where is null",
+    "unrouted": "unrouted",
+    "skipped": "given up",
+    "lost": "lost",
+    "dead_lettered": "dead-lettered",
+    "deduplicated": "deduplicated",
+    "left_out": "left out",
+    "arriving": "arriving",
+    "waiting": "waiting",
+}
 #: Why a message did not come to the sink, as its totals say it.
 _NOT_GIVEN: Final = ("filtered", "undecided", "unrouted", "skipped", "dropped", "left_out", "astray", "unwitnessed")
 
@@ -363,30 +344,27 @@ def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
 def _sum(notes: LineNotes, journals: _JournalCounts, restored: list[str], away: tuple[str, ...]) -> LineAccount:
     counts, spark = notes.counts, notes.spark
     not_witnessed = journals.before + counts["unwitnessed"] + counts["unknown"]
-    carried = not_witnessed + counts["acknowledged"]
     parts = {
+        "in_kafka": not_witnessed + counts["acknowledged"],
         **{name: counts[name] for name in ("filtered", "undecided", "unrouted", "skipped", "lost", "dead_lettered")},
         "deduplicated": spark.get("deduplicated", 0) + journals.repeats,
         "left_out": counts["left_out"] + counts["dropped"] - spark.get("dropped", 0),
         "arriving": journals.arriving,
+        "waiting": journals.waiting,
     }
     disagreements = [*restored, *_of_uplink(notes, counts)]
-    whole = carried + sum(parts.values()) + journals.waiting
+    whole = sum(parts.values())
     if whole != journals.received and not disagreements:
         disagreements = [f"{journals.received:,} were received · the parts are {whole:,}"]
     return LineAccount(
         _UP,
-        journals.received,
-        carried,
-        waiting=journals.waiting,
-        parts=parts,
-        disagreements=disagreements,
+        {"received": journals.received, **parts},
+        disagreements,
         uncounted=journals.committed,
-        notes=(
-            "",
-            remark((not_witnessed, "not witnessed"), (counts["again"], "again")),
-            remark((journals.committed, "committed")),
-        ),
+        remarks={
+            "in_kafka": remark((not_witnessed, "not witnessed"), (counts["again"], "again")),
+            "waiting": remark((journals.committed, "committed")),
+        },
         more={"not_witnessed": not_witnessed, "again": counts["again"]},
         away=away,
     )
@@ -431,18 +409,16 @@ def _restored(status: Mapping[str, Any], span: Span) -> str:
 
 #: ``undecided``: their ``where`` is null. ``expired``: not sent, their time was over. ``refused``: the broker does not
 #: take them, the gateway keeps them apart.
-_DOWN: Final = AccountWords(
-    "taken",
-    "delivered",
-    "delivered",
-    {
-        "dead_lettered": "dead-lettered",
-        "filtered": "filtered",
-        "undecided": "where is null",
-        "expired": "expired",
-        "refused": "refused",
-    },
-)
+_DOWN: Final = {
+    "taken": "taken",
+    "delivered": "delivered",
+    "dead_lettered": "dead-lettered",
+    "filtered": "filtered",
+    "undecided": "where is null",
+    "expired": "expired",
+    "refused": "refused",
+    "waiting": "waiting",
+}
 
 
 def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
@@ -467,20 +443,23 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
     uncounted = max(0, accepted - counts["sent"])
     return LineAccount(
         _DOWN,
-        accepted + filtered + counts["undecided"] + counts["unfit"],
-        delivered,
-        waiting=accepted - delivered - expired - refused,
-        parts={
+        {
+            "taken": accepted + filtered + counts["undecided"] + counts["unfit"],
+            "delivered": delivered,
             "dead_lettered": counts["unfit"],
             "filtered": filtered,
             "undecided": counts["undecided"],
             "expired": expired,
             "refused": refused,
+            "waiting": accepted - delivered - expired - refused,
         },
-        disagreements=[*_of_downlink(notes), *_of_the_outbox(outbox, accepted, counts["sent"])],
+        [*_of_downlink(notes), *_of_the_outbox(outbox, accepted, counts["sent"])],
         uncounted=uncounted,
         broken=broken,
-        notes=(remark((uncounted, "uncounted")), remark((degraded, "at QoS 1, not 2")), ""),
+        remarks={
+            "taken": remark((uncounted, "uncounted")),
+            "delivered": remark((degraded, "at QoS 1, not 2")),
+        },
         more={"degraded": degraded, "broken": broken},
     )
 
