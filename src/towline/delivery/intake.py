@@ -13,7 +13,7 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import mul
+from operator import attrgetter, mul
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -39,12 +39,23 @@ _FLAGS: Final = tuple(
     for header in range(256)
 )
 _NO_PROPERTIES: Final = tuple((name, None) for name in OPTIONAL)
+#: Of a packet its payload, and what stands in the columns of `OPTIONAL`, in their order.
+_FIELDS_OF: Final = attrgetter(
+    "payload",
+    "content_type",
+    "payload_format_indicator",
+    "response_topic",
+    "correlation_data",
+    "user_properties",
+    "message_expiry_interval",
+    "subscription_ids",
+)
 #: What stands in the attribute of a packet when nothing is said, in the order of `OPTIONAL`.
 _NOTHING: Final[tuple[Any, ...]] = (None, 0, None, None, [], None, [])
 #: Column → its cells from what packets say, where that is not the same. Payload Format Indicator 1 is UTF-8
 #: text; the codec can't tell 0 from absent, so both are null. Order and repetition of user properties are kept
 #: [MQTT-3.3.2-18].
-_CELLS: Final[dict[str, Callable[[list[Any]], list[Any]]]] = {
+_CELLS: Final[dict[str, Callable[[Sequence[Any]], list[Any]]]] = {
     "payload_is_utf8": lambda values: [value == 1 or None for value in values],
     "user_properties": lambda values: [[{"key": k, "value": v} for k, v in pairs] or None for pairs in values],
     "subscription_ids": lambda values: [value or None for value in values],
@@ -112,40 +123,31 @@ def _joined(parts: list[pa.Array]) -> pa.Array:
 
 
 def _said(messages: Messages, count: int, *, strip_marks: bool) -> _Said:
-    packets = messages.packets
-    said: list[list[Any]] = [
-        [p.content_type for p in packets],
-        [p.payload_format_indicator for p in packets],
-        [p.response_topic for p in packets],
-        [p.correlation_data for p in packets],
-        [p.user_properties for p in packets],
-        [p.message_expiry_interval for p in packets],
-        [p.subscription_ids for p in packets],
-    ]
+    payloads, *said = zip(*map(_FIELDS_OF, messages.packets), strict=True)
     if strip_marks:
-        said[4] = list(map(unmarked, said[4]))
-    empty = list(map(list.count, said, _NOTHING))
+        said[4] = tuple(map(unmarked, said[4]))
+    empty = list(map(tuple.count, said, _NOTHING))
     if empty == [count] * len(said):
         properties = _alike(_NO_PROPERTIES, count)
     else:
         properties = list(map(_optional, OPTIONAL, said, empty))
-    return _array(messages.topics, "topic"), _payloads([p.payload for p in packets]), properties
+    return _array(messages.topics, "topic"), _payloads(payloads), properties
 
 
-def _optional(column: str, values: list[Any], empty: int) -> pa.Array:
+def _optional(column: str, values: Sequence[Any], empty: int) -> pa.Array:
     """One of the columns of `OPTIONAL`, of which so many values say nothing."""
     if empty == len(values):
         return _alike(((column, None),), empty)[0]
     return pa.array(_CELLS[column](values) if column in _CELLS else values, _KINDS[column])
 
 
-def _array(values: list[Any], column: str) -> pa.Array:
+def _array(values: Sequence[Any], column: str) -> pa.Array:
     """Values as a column; for one of them Arrow need not look for pandas, which costs more than the column."""
     kind = _KINDS[column]
     return pa.repeat(pa.scalar(values[0], kind), 1) if len(values) == 1 else pa.array(values, kind)
 
 
-def _payloads(values: list[bytes | None]) -> pa.Array:
+def _payloads(values: Sequence[bytes | None]) -> pa.Array:
     """A large message mostly comes alone, and is used where it lies instead of copied; None is a stub's."""
     alone = values[0] if len(values) == 1 else None
     if alone is not None and len(alone) >= LARGE:
@@ -172,7 +174,7 @@ def _alike(values: tuple[tuple[str, Any], ...], count: int) -> list[pa.Array]:
         kinds = [(_KINDS[name], value) for name, value in values]
         columns = [pa.nulls(count, k) if v is None else pa.repeat(pa.scalar(v, k), count) for k, v in kinds]
         _kept[values] = columns
-    return [column.slice(0, count) for column in columns]
+    return columns if len(columns[0]) == count else [column.slice(0, count) for column in columns]
 
 
 #: A shorter run costs less packet by packet: the calls into Arrow take 50 us together.

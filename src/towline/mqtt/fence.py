@@ -15,6 +15,7 @@ All functions raise `MalformedPacket`, with the statement that was broken and th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 import mqtt5
@@ -424,6 +425,12 @@ def _at_most(packet: mqtt5.Packet) -> int:
 # After reading -------------------------------------------------------------------------------------------------------
 
 
+#: What `check_run` looks at.
+_CHECKED: Final = attrgetter(
+    "packet_id", "topic", "response_topic", "payload_format_indicator", "content_type", "user_properties"
+)
+
+
 def check_run(run: Sequence[Published], headers: bytes) -> None:
     """Refuse what the codec lets pass in PUBLISH packets.
 
@@ -434,18 +441,18 @@ def check_run(run: Sequence[Published], headers: bytes) -> None:
     """
     if _DUP_AT_QOS_0[0] in headers or _DUP_AT_QOS_0[1] in headers:
         raise MalformedPacket(_DUP)
-    if 0 in [packet.packet_id for packet in run]:
+    ids, topics, responses, formats, types, properties = zip(*map(_CHECKED, run), strict=True)
+    if 0 in ids:
         raise MalformedPacket(_ID_ZERO)
-    check_topics([packet.topic for packet in run])
-    responses = [packet.response_topic for packet in run]
+    check_topics(topics)
     if responses.count(None) < len(responses):
         if "" in responses:
             raise MalformedPacket("a response topic without a character [MQTT-4.7.3-1]", 0x90)
         check_topics(filter(None, responses))
-    if max([packet.payload_format_indicator for packet in run]) > 1:
+    if max(formats) > 1:
         raise MalformedPacket("a Payload Format Indicator other than 0 and 1 [MQTT 5 section 3.3.2.3.2]", 0x82)
-    texts = list(filter(None, [packet.content_type for packet in run]))
-    for pairs in filter(None, [packet.user_properties for packet in run]):
+    texts = list(filter(None, types))
+    for pairs in filter(None, properties):
         for pair in pairs:
             texts += pair
     if texts:

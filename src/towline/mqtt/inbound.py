@@ -74,6 +74,8 @@ _HELD: Final = partial(tuple.__new__, Held)
 _PROPERTIES: Final = attrgetter(
     "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
 )
+#: Of a message what numbers and names it.
+_NAMES: Final = attrgetter("topic", "topic_alias", "packet_id")
 _NONE: Final[tuple[object, ...]] = (0, None, None, None, [])
 #: Of a QoS 2 message that is left out: below every number, as the journal does not have it.
 _LEFT_OUT: Final = Held(-1, 0)
@@ -217,12 +219,13 @@ class Inbound:
             Breach: A topic alias that is 0, above our maximum, or not yet given a topic [MQTT-3.3.2-8, -9].
         """
         qos = run.headers.translate(QOS_OF)
-        topics: Sequence[str] = [packet.topic for packet in run.packets]
-        aliases = [packet.topic_alias for packet in run.packets]
+        topics: Sequence[str]
+        topics, aliases, ids = zip(*map(_NAMES, run.packets), strict=True)
         if aliases.count(None) < len(aliases):
             topics = list(map(self._resolve, aliases, topics))
         left_out, tags = self.screen(run.packets, topics) if self.screen is not None else _UNSCREENED
-        ids = [packet.packet_id or 0 for packet in run.packets]
+        if 0 in qos:
+            ids = tuple(packet_id or 0 for packet_id in ids)
         if (b"\x02" in qos and not self._all_new(qos, ids)) or self._owes_again(run.headers, ids):
             self._one_by_one(run, qos, topics, tags, left_out)
             return
@@ -395,7 +398,7 @@ class Inbound:
             self._chunk.held.update(new)
         word = _ACK_WORD[2 if b"\x02" in qos else 1]
         if b"\x00" not in qos:
-            self._owe([word | packet_id for packet_id in ids], numbers, contents)
+            self._owe(list(map(word.__or__, ids)), numbers, contents)
         else:
             owed = [(word | packet_id, number) for packet_id, number in zip(ids, numbers, strict=True) if packet_id]
             self._owe([one for one, _ in owed], [number for _, number in owed], contents)

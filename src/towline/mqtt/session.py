@@ -270,9 +270,10 @@ class Session:
         if self.state is SessionState.OFFLINE:
             return None
         times = [self._liveness.answer_due] if self._owes_answer else []
-        if self.keep_alive_s and self.state is not SessionState.CONNECTING:
+        keep_alive_s = self.keep_alive_s
+        if keep_alive_s and self.state is not SessionState.CONNECTING:
             # Also while an answer is missing: a packet that takes long to arrive must not silence us [MQTT-3.1.2-22].
-            times += [self._liveness.ping_due(self.keep_alive_s), self._liveness.pong_due(self.keep_alive_s)]
+            times += [self._liveness.ping_due(keep_alive_s), self._liveness.pong_due(keep_alive_s)]
         return min(times, default=None)
 
     @property

@@ -74,8 +74,15 @@ _BURST: Final = 8
 _TRIAL: Final = 64
 
 
+#: Items that are several packets.
+_RUNS: Final = (PublishRun, PlainRun, AnswerRun)
+
+
 def _packets(items: list[Item]) -> int:
-    return sum(len(item) if isinstance(item, PublishRun | PlainRun | AnswerRun) else 1 for item in items)
+    count = 0
+    for item in items:
+        count += len(item) if isinstance(item, _RUNS) else 1
+    return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,19 +470,21 @@ class Linger:
         left, first = _ELSEWHERE * self._linger, packets()
         trial = self._spared == _TRIAL
         self._spared *= not trial
+        count = first
         while self._window and left > 0:
-            before = packets()
-            if before == self._window and not trial:
+            if count == self._window and not trial:
                 self._spared += 1
                 return
             pause = min(left, _STEP_S)
             left -= pause
             yield pause
-            if packets() == before:
+            before, count = count, packets()
+            if count == before:
                 break
         if left > 0:
             yield left
-        if packets() == first:
+            count = packets()
+        if count == first:
             self._window = first
         elif trial:
             self._window = 0  # more came than was taken for all
