@@ -7,7 +7,8 @@ intake's [I7]. It knows tokens and tickets, has the gateway's unix socket for al
 may end at any time, and the gateway starts it again.
 
 Settings come as a line of JSON on standard input, whose end ends it; what it has to say goes to standard output, a line
-of JSON each.
+of JSON each. A server keeps the certificate that it was given: for one that was renewed on disk another process takes
+this one's place, and calls that run end here.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 import structlog
 from pyarrow import flight
 
-from towline.backoff import Backoff
 from towline.errors import ConfigError, GatewayError, TowlineError
 from towline.files import why
 from towline.gateway.access import REMOTE
@@ -46,7 +46,7 @@ from towline.threads import guarded_thread
 _LONGEST: Final = 8192
 #: Refused calls are told once in so many seconds, with their number.
 _QUIET_S: Final = 60.0
-#: How often it is looked whether certificates were renewed, in seconds.
+#: How often it is looked whether the certificate was renewed, in seconds.
 _LOOK_S: Final = 5.0
 _ADMITTED: Final = "admitted"
 #: Most bytes in memory: a quarter of the machine's, and so many at least. A row of 256 MB is there three times on its
@@ -54,46 +54,32 @@ _ADMITTED: Final = "admitted"
 _LEAST_BYTES: Final = 2 << 30
 #: Longer than the longest wait that a client may ask for.
 _CALL_S: Final = 90.0
-#: How long a port may still be that of a gateway that has just been killed, in seconds.
+#: How long a port may still be that of a process before this one, in seconds.
 _PORT_S: Final = 3.0
 #: How often it is looked how much memory there is, in seconds: a fast network brings 100 MB meanwhile.
 _GLANCE_S: Final = 0.1
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class Refusals:
-    """Counts the calls that were not let in, and tells it once a minute.
+class RefusalLog:
+    """Tells how many calls were not let in, once a minute at most.
 
     Args:
         where: The gateway.
         clock: Seconds.
-
-    Attributes:
-        count: So many since the start.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.count = 0
         self._log = structlog.get_logger("towline.gateway").bind(line=where)
         self._clock = clock
-        self._lock = threading.Lock()
-        self._told = 0
-        self._at = float("-inf")
+        self._told, self._at = 0, float("-inf")
 
-    def refused(self) -> None:
-        """One more; the first is told at once, further ones by `tell`."""
-        with self._lock:
-            self.count += 1
-        self.tell()
-
-    def tell(self) -> None:
-        """Say how many there were since it was said last, once a minute at most."""
-        with self._lock:
-            now, new = self._clock(), self.count - self._told
-            if not new or now - self._at < _QUIET_S:
-                return
-            self._at, self._told = now, self.count
-        self._log.warning("calls refused", code="TL-G47", count=new, total=self.count)
+    def tell(self, count: int) -> None:
+        """Say how many there were since it was said last; `count` is all of them."""
+        now = self._clock()
+        if count > self._told and now - self._at >= _QUIET_S:
+            self._log.warning("calls refused", code="TL-G47", count=count - self._told, total=count)
+            self._told, self._at = count, now
 
 
 class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
@@ -114,14 +100,17 @@ class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see a
         where: The gateway, as errors name it.
         allowed: The tokens.
         key: Of the tickets.
-        refusals: Is told of each call that does not come in.
+
+    Attributes:
+        refused: So many calls did not come in.
     """
 
-    def __init__(self, where: str, allowed: TokenFile, key: TicketKey, refusals: Refusals) -> None:
+    def __init__(self, where: str, allowed: TokenFile, key: TicketKey) -> None:
         self._where = where
         self._allowed = allowed
         self._key = key
-        self._refusals = refusals
+        self._lock = threading.Lock()
+        self.refused = 0
 
     def start_call(self, info: Any, headers: Mapping[str, Any]) -> _Admitted:
         """Let a call in, or refuse it in gRPC's own word."""
@@ -129,7 +118,8 @@ class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see a
         try:
             return _Admitted(self.judge(headers))
         except GatewayError as error:
-            self._refusals.refused()
+            with self._lock:
+                self.refused += 1
             raise refusal(error) from None
 
     def judge(self, headers: Mapping[str, Sequence[str | bytes]]) -> Ticket | None:
@@ -151,21 +141,6 @@ class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see a
                 "gatewayTokenFile has to hold a line of the file that the gateway's token_file names.",
             )
         return None
-
-
-class Calls(Protocol):
-    """What answers the calls that are let in: the gateway's service, or what hands them on to it."""
-
-    tickets: TicketKey
-
-    def do_action(self, context: Any, action: Any) -> list[bytes]:
-        """Answer an action."""
-
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        """Stream rows."""
-
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Take rows."""
 
 
 def check_call(where: str, ticket: Ticket, call: str, body: bytes) -> None:
@@ -199,39 +174,13 @@ def check_call(where: str, ticket: Ticket, call: str, body: bytes) -> None:
         raise GatewayError("TL-G43", where, f"the ticket is for something else than {what}", do)
 
 
-class _Listener(flight.FlightServerBase):  # type: ignore[misc]  # see above
-    """One server, with the certificates it was given."""
-
-    def __init__(self, location: str, calls: Calls, where: str, door: Gatekeeper, files: ServerCertificate) -> None:
-        self._calls = calls
-        self._where = where
-        super().__init__(location, tls_certificates=[(files.chain, files.key)], middleware={_ADMITTED: door})
-
-    def do_action(self, context: Any, action: Any) -> list[bytes]:
-        self._admit(context, action.type, action.body)
-        return self._calls.do_action(context, action)
-
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        self._admit(context, "get", ticket.ticket)
-        return self._calls.do_get(context, ticket)
-
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        self._admit(context, "put", descriptor.command)
-        self._calls.do_put(context, descriptor, reader, writer)
-
-    def _admit(self, context: Any, call: str, body: Any) -> None:
-        admitted: _Admitted = context.get_middleware(_ADMITTED)
-        if admitted.ticket is not None:
-            with errors_on_the_wire(self._where):
-                check_call(self._where, admitted.ticket, call, bytes(body or b""))
-
-
-class RemoteService:
-    """Listens on a network as soon as it is constructed.
+class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
+    """Listens on a network as soon as it is constructed, and hands what is let in to the gateway's unix socket.
 
     Args:
         settings: Where, and with which files.
-        calls: Answer what is let in.
+        gateway: Location of the unix socket.
+        key: Of this gateway's tickets.
         where: The gateway, as errors name it.
 
     Raises:
@@ -239,139 +188,50 @@ class RemoteService:
         GatewayError: TL-G45, the address can't be listened on.
     """
 
-    def __init__(self, settings: ListenSettings, calls: Calls, where: str) -> None:
-        self._settings = settings
-        self._calls = calls
+    def __init__(self, settings: ListenSettings, gateway: str, key: TicketKey, where: str) -> None:
+        # Calls may come in as soon as the base class is constructed: every field they use is set before.
         self._where = where
-        self._log = structlog.get_logger("towline.gateway").bind(line=where)
-        self._refusals = Refusals(where)
-        self._door = Gatekeeper(where, TokenFile(settings.token_file), calls.tickets, self._refusals)
-        self._files = ServerCertificate.read(settings)
-        #: Bound and not listening: between two listeners nobody else is given the port.
-        self._port = _bound(settings.location)
-        self.location = f"{REMOTE}{settings.address.rpartition(':')[0]}:{self._port.getsockname()[1]}"
-        self._listener = self._listening(self._files)
-        self._closed = threading.Event()
-        self._closing: list[threading.Thread] = []
-        self._looking = guarded_thread(self._look, "certificates", again_s=_LOOK_S)
-        self._looking.start()
+        self._door = Gatekeeper(where, TokenFile(settings.token_file), key)
+        self._certificate = ServerCertificate.read(settings)
+        self._gateway = flight.connect(gateway)
+        files = (self._certificate.chain, self._certificate.key)
+        try:
+            super().__init__(settings.location, tls_certificates=[files], middleware={_ADMITTED: self._door})
+        except Exception as error:
+            what = f"the gateway can't listen on this address ({_reason(settings.location)})"
+            do = "Is the address one of this machine, and the port free?"
+            raise GatewayError("TL-G45", settings.location, what, do) from error
+        self._location = f"{settings.location.rpartition(':')[0]}:{self.port}"
+
+    @property
+    def refused(self) -> int:
+        """How many calls were refused."""
+        return self._door.refused
 
     def status(self) -> dict[str, object]:
         """Where it listens, with what, and how many calls were refused."""
-        return {
-            "location": self.location,
-            "certificate_until": self._files.until.isoformat(timespec="seconds"),
-            "refused": self._refusals.count,
-        }
+        until = self._certificate.until.isoformat(timespec="seconds")
+        return {"location": self._location, "certificate_until": until, "refused": self.refused}
 
-    def close(self, timeout_s: float = 2.0) -> None:
-        """Stop serving; a call that hangs is not waited for."""
-        self._closed.set()
-        self._looking.join()
-        self._end(self._listener)
-        for thread in self._closing:
-            thread.join(timeout_s)
-        self._port.close()
-
-    def _look(self) -> None:
-        """Tell refusals, and take certificates that were renewed on disk."""
-        told = ""
-        while not self._closed.wait(_LOOK_S):
-            self._refusals.tell()
-            try:
-                self._renew()
-                told = ""
-            except (ConfigError, GatewayError) as error:
-                if str(error) != told:
-                    self._log.warning("certificates not renewed", code=error.code, reason=str(error))
-                told = str(error)
-
-    def _renew(self) -> None:
-        if self._files.unchanged(self._settings):
-            return
-        files = ServerCertificate.read(self._settings)
-        # A server keeps what it was given: another takes its place, and calls that run end on the one before.
-        self._end(self._listener)
-        self._files = files
-        self._listener = self._again(files)
-        self._log.info("certificates renewed", until=files.until.isoformat(timespec="seconds"))
-
-    def _again(self, files: ServerCertificate) -> _Listener:
-        """Listen on the same port; the one before lets go of it within milliseconds."""
-        pauses, told = Backoff(first=0.05, most=5.0), ""
-        while True:
-            try:
-                return self._listening(files)
-            except GatewayError as error:
-                if self._closed.wait(pauses.next()):
-                    return self._listener
-                if pauses.failures > 1 and str(error) != told:
-                    self._log.warning("not listening", code=error.code, reason=(told := str(error)))
-
-    def _listening(self, files: ServerCertificate) -> _Listener:
-        try:
-            return _Listener(self.location, self._calls, self._where, self._door, files)
-        except Exception as error:
-            _bound(self.location).close()  # gRPC keeps to itself what the system says
-            raise _no_listener(self.location, "no reason is known") from error
-
-    def _end(self, listener: _Listener) -> None:
-        self._closing = [thread for thread in self._closing if thread.is_alive()]
-        thread = guarded_thread(listener.shutdown, "flight-shutdown")
-        thread.start()
-        self._closing.append(thread)
-
-
-def _no_listener(location: str, reason: str) -> GatewayError:
-    what = f"the gateway can't listen on this address ({reason})"
-    return GatewayError("TL-G45", location, what, "Is the address one of this machine, and the port free?")
-
-
-def _bound(location: str) -> socket.socket:
-    """A socket on an address of a location, IPv4 if it has one; with SO_REUSEADDR another may listen there."""
-    host, _, port = location.removeprefix(REMOTE).rpartition(":")
-    try:
-        family, kind, _, _, address = min(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))
-        with contextlib.ExitStack() as failed:
-            bound = failed.enter_context(socket.socket(family, kind))
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-            failed.pop_all()
-    except OSError as error:
-        raise _no_listener(location, why(error)) from error
-    return bound
-
-
-class Forwarding:
-    """Hands calls on to the gateway's unix socket; `RemoteService` asks it as it would ask the gateway's own service.
-
-    Args:
-        location: Of the socket.
-        tickets: Judges the tickets of this gateway.
-    """
-
-    def __init__(self, location: str, tickets: TicketKey) -> None:
-        self.tickets = tickets
-        self._gateway = flight.connect(location)
+    def renewed(self, settings: ListenSettings) -> bool:
+        """Whether there is another certificate on disk, which can be used. Raises ConfigError: TL-C97, it can't."""
+        return not self._certificate.unchanged(settings) and bool(ServerCertificate.read(settings))
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """Answer as the gateway does."""
-        del context
-        with _passed_on():
+        with self._admitted(context, action.type, action.body):
             options = flight.FlightCallOptions(timeout=_CALL_S)
             return [result.body.to_pybytes() for result in self._gateway.do_action(action, options)]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Stream what the gateway streams."""
-        del context
-        with _passed_on():
+        with self._admitted(context, "get", ticket.ticket):
             stream = self._gateway.do_get(ticket)
             return flight.GeneratorStream(stream.schema, _rows(stream))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Bring the gateway what comes, batch by batch."""
-        del context
-        with _passed_on():
+        with self._admitted(context, "put", descriptor.command):
             stream, answers = self._gateway.do_put(descriptor, reader.schema)
             try:
                 for chunk in reader:
@@ -386,9 +246,27 @@ class Forwarding:
             if answer is not None:
                 writer.write(answer)
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._gateway.close()
+    @contextlib.contextmanager
+    def _admitted(self, context: Any, call: str, body: Any) -> Iterator[None]:
+        admitted: _Admitted = context.get_middleware(_ADMITTED)
+        if admitted.ticket is not None:
+            with errors_on_the_wire(self._where):
+                check_call(self._where, admitted.ticket, call, bytes(body or b""))
+        with _passed_on():
+            yield
+
+
+def _reason(location: str) -> str:
+    """Why nobody can listen there: gRPC keeps to itself what the system says."""
+    host, _, port = location.removeprefix(REMOTE).rpartition(":")
+    try:
+        family, kind, _, _, address = min(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return why(error)
+    return "no reason is known"
 
 
 def _rows(stream: Any) -> Iterator[pa.RecordBatch]:
@@ -436,19 +314,40 @@ def main() -> int:
 
 def _serve(told: Mapping[str, Any]) -> None:
     settings, name = ListenSettings.model_validate(told["listen"]), str(told["name"])
-    calls = Forwarding(str(told["gateway"]), TicketKey.of(name, Path(told["state_dir"])))
-    service = _listening(lambda: RemoteService(settings, calls, name))
-    said: dict[str, object] = {}
+    key, log = TicketKey.of(name, Path(told["state_dir"])), structlog.get_logger("towline.gateway").bind(line=name)
+    if told["follows"]:
+        _say({"ready": True})  # the process before lets go of the port now
+    service = _listening(lambda: RemoteService(settings, str(told["gateway"]), key, name))
+    refusals, said, problem, look_at = RefusalLog(name), dict[str, object](), "", 0.0
     most = told.get("most_bytes") or max(_LEAST_BYTES, _PAGE * os.sysconf("SC_PHYS_PAGES") // 4)
     while not select.select([sys.stdin], [], [], _GLANCE_S if said else 0)[0]:
+        _check_memory(name, most)
         if (status := service.status()) != said:
             _say(said := status)
-        if int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE > most:  # resident, proc(5)
-            what = f"the network's calls took more than {most >> 20:,} MB"
-            _say({"error": error_fields(GatewayError("TL-G49", name, what, "It begins again."))})
-            os._exit(1)  # nothing is kept here, and whatever ends in order takes time
-    service.close()
-    calls.close()
+        refusals.tell(service.refused)
+        if time.monotonic() < look_at:
+            continue
+        look_at = time.monotonic() + _LOOK_S
+        try:
+            if service.renewed(settings):
+                _say({"renewed": True})
+                look_at = time.monotonic() + _QUIET_S  # in which another process has taken this one's place
+            problem = ""
+        except ConfigError as error:
+            if str(error) != problem:
+                log.warning("certificates not renewed", code=error.code, reason=(problem := str(error)))
+    ending, deadline = guarded_thread(service.shutdown, "flight-shutdown"), time.monotonic() + _CALL_S
+    ending.start()
+    while ending.is_alive() and time.monotonic() < deadline:  # until calls that run have ended
+        ending.join(_GLANCE_S)
+        _check_memory(name, most)
+
+
+def _check_memory(name: str, most: int) -> None:
+    if int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE > most:  # resident, proc(5)
+        what = f"the network's calls took more than {most >> 20:,} MB"
+        _say({"error": error_fields(GatewayError("TL-G49", name, what, "It begins again."))})
+        os._exit(1)  # nothing is kept here, and whatever ends in order takes time
 
 
 def _listening(make: Callable[[], RemoteService]) -> RemoteService:

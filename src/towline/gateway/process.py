@@ -410,7 +410,6 @@ class NetworkFront:
     def __init__(self, settings: GatewaySettings, gateway: str, *, most_bytes: int | None = None) -> None:
         assert settings.listen is not None
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
-        self._where = settings.listen.location
         self._told: dict[str, Any] = {
             "name": settings.name,
             "state_dir": str(settings.state_dir),
@@ -419,24 +418,24 @@ class NetworkFront:
             "listen": settings.listen.model_dump(mode="json"),
         }
         self._status: dict[str, Any] = {}
-        self._failure: TowlineError | None = None
+        self._where = settings.listen.location
+        #: What is to be told where the process ends, or says nothing.
+        self._failure: TowlineError = self._silent("nothing listens yet")
         self._heard = threading.Event()
         self._closing = threading.Event()
         self._pauses = Backoff(first=0.1, most=10.0)
         self._process = self._start()
+        #: Its place was taken by the one above, and its last calls end.
+        self._former: subprocess.Popen[str] | None = None
         self._thread = guarded_thread(self._keep, "network", again_s=1.0)
         self._thread.start()
         self._heard.wait(_START_S)
-        if problem := self._problem():
+        if not self._status:
             self.close()
-            raise problem
+            raise self._failure
 
-    def _problem(self) -> TowlineError | None:
-        """Why it does not listen; None if it does."""
-        if self._status:
-            return None
-        late = GatewayError("TL-G45", self._where, "nothing listens yet", "See the gateway's log.")
-        return self._failure or late
+    def _silent(self, what: str) -> GatewayError:
+        return GatewayError("TL-G45", self._where, what, "See the gateway's log.")
 
     @property
     def location(self) -> str:
@@ -450,10 +449,12 @@ class NetworkFront:
     def close(self) -> None:
         """Let it end; calls that hang are not waited for."""
         self._closing.set()
-        self._end(self._process)
+        _end(self._process)
         self._thread.join(_END_S)
+        for process in filter(None, (self._process, self._former)):
+            _gone(process)
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self, *, follows: bool = False) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "towline.gateway.front"],
             stdin=subprocess.PIPE,
@@ -464,52 +465,57 @@ class NetworkFront:
         )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(self._told) + "\n")
+            process.stdin.write(json.dumps({**self._told, "follows": follows}) + "\n")
             process.stdin.flush()
         return process
 
     def _keep(self) -> None:
         """Hear it until it ends, and start another; only the first one has to come up."""
         while True:
-            refused_before = int(self._status.get("refused", 0))
-            self._hear(self._process, refused_before)
-            code = self._process.wait()
-            _shut(self._process)
+            while successor := self._hear(self._process, int(self._status.get("refused", 0))):
+                if self._former is not None:
+                    _gone(self._former)
+                self._former, self._process = self._process, successor
+                _shut(self._former)
+                self._log.info("certificates renewed")
+            code = _gone(self._process)
             self._heard.set()
             if self._closing.is_set() or not self._status:
                 return
-            why = self._failure.what if self._failure else "it was killed"
-            self._log.warning("the network's process ended", code="TL-G49", exit=code, reason=why)
+            self._log.warning("the network's process ended", code="TL-G49", exit=code, reason=self._failure.what)
             if self._closing.wait(self._pauses.next()):
                 return
-            self._failure = None
+            self._failure = self._silent("it was killed")
             self._process = self._start()
 
-    def _hear(self, process: subprocess.Popen[str], refused_before: int) -> None:
+    def _hear(self, process: subprocess.Popen[str], refused_before: int) -> subprocess.Popen[str] | None:
+        """Hear it until it ends, or another one is ready to take its place, which is returned."""
         assert process.stdout is not None
-        if process.stdout.closed:
-            return  # another could not be started
-        with process.stdout as lines:
-            for line in lines:
-                words = json.loads(line)
-                if "error" in words:
-                    self._failure = error_from(words["error"])
-                    return
-                words["refused"] += refused_before
-                self._status = words
-                self._pauses.reset()
-                # Another one listens on the same port, whichever was free at first.
-                self._told["listen"]["address"] = words["location"].partition("://")[2]
-                self._heard.set()
+        for line in iter(process.stdout.readline, ""):
+            words = json.loads(line)
+            if "error" in words:
+                self._failure = error_from(words["error"])
+                break
+            if "renewed" in words:
+                if successor := self._successor():
+                    return successor
+                continue
+            words["refused"] += refused_before
+            self._status, self._failure = words, self._silent("it was killed")
+            self._pauses.reset()
+            # Another one listens on the same port, whichever was free at first.
+            self._told["listen"]["address"] = words["location"].partition("://")[2]
+            self._heard.set()
+        return None
 
-    @staticmethod
-    def _end(process: subprocess.Popen[str]) -> None:
-        _shut(process)
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    def _successor(self) -> subprocess.Popen[str] | None:
+        """Start another one, which listens as soon as the port is free; None where it does not come so far."""
+        process = self._start(follows=True)
+        assert process.stdout is not None
+        if "ready" in process.stdout.readline():
+            return process  # the one before lets go of the port as its standard input is closed
+        _gone(process)
+        return None
 
 
 def _shut(process: subprocess.Popen[str]) -> None:
@@ -517,3 +523,21 @@ def _shut(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
+
+
+def _end(process: subprocess.Popen[str]) -> int:
+    """End it, in a while by force; its exit code."""
+    _shut(process)
+    try:
+        return process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _gone(process: subprocess.Popen[str]) -> int:
+    """As `_end`, of one that nobody hears any more."""
+    code = _end(process)
+    assert process.stdout is not None
+    process.stdout.close()
+    return code

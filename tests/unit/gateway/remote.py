@@ -76,7 +76,7 @@ class Remote:
 
     @property
     def location(self) -> str:
-        return self.service.location
+        return str(self.service.status()["location"])
 
 
 @contextlib.contextmanager
@@ -88,6 +88,6 @@ def remote(directory: Path, *, name: str = "plant", outbox: bool = False, **sett
             kept = Outbox.open(directory / "state" / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
             closing.callback(kept.close)
             server.service._outbox, server.service._ask = kept, lambda _: Future()
-        service = RemoteService(pki.settings(**settings), server.service, name)
-        closing.callback(service.close)
+        service = RemoteService(pki.settings(**settings), server.location, server.service.tickets, name)
+        closing.callback(service.shutdown)
         yield Remote(server, service, pki)

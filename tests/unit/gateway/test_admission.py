@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access
-from towline.gateway.front import Gatekeeper, Refusals
+from towline.gateway.front import Gatekeeper, RefusalLog
 from towline.gateway.listen import TokenFile
 from towline.gateway.tickets import TicketKey
 
@@ -25,7 +25,7 @@ def written(path: Path, text: str, mode: int = 0o600) -> Path:
 
 
 def gatekeeper(path: Path) -> Gatekeeper:
-    return Gatekeeper("plant", TokenFile(path), TicketKey("plant", bytes(32)), Refusals("plant"))
+    return Gatekeeper("plant", TokenFile(path), TicketKey("plant", bytes(32)))
 
 
 def test_each_line_is_a_token_so_that_one_can_be_replaced_without_a_stop(tmp_path: Path) -> None:
@@ -102,15 +102,14 @@ def test_everybody_else_stays_outside(tmp_path: Path, headers: dict[str, Any]) -
 
 def test_refused_calls_are_told_once_a_minute_with_their_number() -> None:
     now = [0.0]
-    refusals = Refusals("plant", lambda: now[0])
+    refusals = RefusalLog("plant", lambda: now[0])
     with capture_logs() as said:
-        for _ in range(1000):
-            refusals.refused()
+        for count in range(1001):
+            refusals.tell(count)
             now[0] += 0.01
-        refusals.tell()
         now[0] += 60
-        refusals.tell()
-        refusals.tell()
+        refusals.tell(1000)
+        refusals.tell(1000)
     assert [(line["event"], line["log_level"], line["count"], line["total"]) for line in said] == [
         ("calls refused", "warning", 1, 1),
         ("calls refused", "warning", 999, 1000),

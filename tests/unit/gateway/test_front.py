@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -127,6 +129,88 @@ def test_it_is_started_again_on_the_same_port_and_nothing_is_forgotten(fronted: 
     authority = fronted.pki.authority_text
     with GatewayClient(location, Access(), ticket=ticket, authority=authority) as worker:
         assert list(worker.read(fronted.server.journal.journal_id, 0, 0)) == []
+
+
+def shown(location: str) -> str:
+    """The certificate that the gateway shows."""
+    host, _, port = location.removeprefix("grpc+tls://").rpartition(":")
+    return ssl.get_server_certificate((host, int(port)))
+
+
+def shows_another(location: str, before: str) -> bool:
+    """Whether the certificate is another by now; nobody listens for the milliseconds of the change."""
+    try:
+        return shown(location) != before
+    except OSError:  # refused, reset, or cut off in the handshake
+        return False
+
+
+def test_a_renewed_certificate_is_taken_while_it_runs(fronted: Fronted) -> None:
+    """Calls that run go on; the token, the port and the connection of others stay as they are."""
+    location, before = fronted.front.location, shown(fronted.front.location)
+    end = fronted.server.journal.end
+    with fronted.driver() as client, fronted.driver() as waiting:
+        lease = waiting.open("renewing")
+        window: list[Any] = []
+        thread = threading.Thread(target=lambda: window.append(waiting.wait(lease, end, timeout_s=50)))
+        thread.start()
+        wait_until(lambda: fronted.server.service._polls.waiting)
+        fronted.pki.issue("server", "127.0.0.1")
+        wait_until(lambda: shows_another(location, before), 30)
+        wait_until(lambda: answers(client))
+        fronted.server.add(1)
+        thread.join(30)
+        assert window[0].end == end + 1
+        waiting.release(lease)
+        waiting.forget("renewing")
+    assert fronted.front.location == location
+    wait_until(lambda: fronted.front._former is not None and fronted.front._former.poll() == 0, 30)
+
+
+def test_a_port_that_another_has_taken_meanwhile_is_told_and_tried_again(fronted: Fronted) -> None:
+    front = NetworkFront(settings(fronted.pki, fronted.server.state_dir), fronted.server.location)
+    host, _, port = front.location.removeprefix("grpc+tls://").rpartition(":")
+    with capture_logs() as said:
+        os.kill(front._process.pid, signal.SIGKILL)
+        with socket.socket() as taker:
+            taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            wait_until(lambda: bound(taker, host, int(port)))
+            taker.listen()
+            wait_until(lambda: len(said) > 1, 60)
+        assert [line["code"] for line in said[:2]] == ["TL-G49", "TL-G49"]
+        assert "(address already in use)" in said[1]["reason"]
+    with GatewayClient(front.location, fronted.pki.access()) as driver:
+        wait_until(lambda: answers(driver), 60)
+    front.close()
+
+
+def bound(taker: socket.socket, host: str, port: int) -> bool:
+    try:
+        taker.bind((host, port))
+    except OSError:
+        return False
+    return True
+
+
+def test_a_certificate_that_cannot_be_used_leaves_the_old_one(
+    tmp_path: Path, fronted: Fronted, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pki = Pki.made(tmp_path / "pki")
+    front = NetworkFront(settings(pki, fronted.server.state_dir), fronted.server.location)
+    before = shown(front.location)
+    (pki.directory / "server.key").write_text("half a k")
+    heard: list[str] = []
+
+    def told() -> bool:
+        heard.append(capfd.readouterr().err)
+        return "not renewed" in "".join(heard)
+
+    wait_until(told, 30)
+    assert "TL-C97" in "".join(heard)
+    assert shown(front.location) == before
+    with GatewayClient(front.location, pki.access()) as driver:
+        assert answers(driver)
+    front.close()
 
 
 @pytest.mark.long

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
-import socket
-import ssl
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import flight
-from structlog.testing import capture_logs
 
 from tests.helpers import wait_until
 from tests.unit.gateway.remote import TOKEN, Pki, Remote, remote
@@ -204,89 +198,11 @@ def test_a_ticket_outlives_the_gateway(tmp_path: Path) -> None:
         assert sum(batch.num_rows for batch in worker.read(journal, 0, 5, incarnation=incarnation)) == 5
 
 
-def shown(location: str) -> str:
-    """The certificate that the gateway shows."""
-    host, _, port = location.removeprefix("grpc+tls://").rpartition(":")
-    return ssl.get_server_certificate((host, int(port)))
-
-
-def shows_another(location: str, before: str) -> bool:
-    """Whether the certificate is another by now; nobody listens for the milliseconds of the change."""
-    try:
-        return shown(location) != before
-    except OSError:  # refused, reset, or cut off in the handshake
-        return False
-
-
-def test_renewed_certificates_are_taken_while_it_runs(far: Remote) -> None:
-    """Calls that run go on; the token and the connection of others stay as they are."""
-    far.server.add(5)
-    before = shown(far.location)
-    with as_driver(far) as client, as_driver(far) as waiting:
-        lease = waiting.open("default")
-        window: list[Any] = []
-        thread = threading.Thread(target=lambda: window.append(waiting.wait(lease, 5, timeout_s=50)))
-        thread.start()
-        wait_until(lambda: far.server.service._polls.waiting)
-        far.pki.issue("server", "127.0.0.1")
-        wait_until(lambda: shows_another(far.location, before), 30)
-        client.status()
-        far.server.add(1)
-        thread.join(30)
-        assert window[0].end == 6
-
-
-def test_a_port_is_kept_while_certificates_change_and_one_that_is_taken_is_told_once(
-    far: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pyarrow's server lets no other one listen on its port: the one before has to end first."""
-    before, end, listening = shown(far.location), far.service._end, far.service._listening
-    tries: list[float] = []
-    host, _, port = far.location.removeprefix("grpc+tls://").rpartition(":")
-    taker = socket.socket()
-
-    def taken(listener: Any) -> None:
-        end(listener)
-        far.service._closing[-1].join(30)
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind((host, int(port)))
-        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only who insists gets it
-        taker.bind((host, int(port)))
-        taker.listen()
-
-    def counted(files: ServerCertificate) -> Any:
-        tries.append(time.monotonic())
-        return listening(files)
-
-    monkeypatch.setattr(far.service, "_listening", counted)
-    with taker, capture_logs() as said:
-        monkeypatch.setattr(far.service, "_end", taken)
-        far.pki.issue("server", "127.0.0.1")
-        wait_until(lambda: len(tries) > 4, 60)
-        monkeypatch.setattr(far.service, "_end", end)
-        assert [(line["event"], line["code"]) for line in said] == [("not listening", "TL-G45")]
-        assert "(address already in use)" in said[0]["reason"]
-    pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
-    assert pauses[3] > 2 * pauses[0]
-    wait_until(lambda: shows_another(far.location, before), 60)
-
-
-def test_certificates_that_cannot_be_used_leave_the_old_ones(far: Remote) -> None:
-    before = shown(far.location)
-    with capture_logs() as said:
-        (far.pki.directory / "server.key").write_text("half a k")
-        wait_until(lambda: said, 30)
-    assert (said[0]["event"], said[0]["code"]) == ("certificates not renewed", "TL-C97")
-    assert shown(far.location) == before
-    with as_driver(far) as client:
-        client.status()
-
-
 def test_an_address_that_is_taken(far: Remote) -> None:
     """gRPC would share a port with another server where it is let."""
     settings = far.pki.settings(address=far.location.removeprefix("grpc+tls://"))
     with pytest.raises(GatewayError, match="TL-G45"):
-        RemoteService(settings, far.server.service, "x")
+        RemoteService(settings, far.server.location, far.server.service.tickets, "x")
 
 
 def test_status_and_endpoint_say_where_it_listens(far: Remote) -> None:
