@@ -18,16 +18,15 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 from towline.delivery.dispatch import Dispatch, Fate
 from towline.delivery.outrows import Outgoing, outgoing
 from towline.delivery.receipts.mark import Content
 from towline.delivery.refused import REPLAYED, RefusedMessages
-from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
+from towline.errors import JournalError, JournalFull, JournalLocked
 from towline.errors import Refused as BrokerRefused
 from towline.journal import Flight, Outbox
 from towline.journal.outbox import PUBLISHED, RELEASED, SENT
@@ -41,8 +40,6 @@ from towline.mqtt.suspects import STRIKES, Culprits
 from towline.timing import Stamp
 
 __all__ = ["ACKNOWLEDGED", "LEFT", "TAKEN_BACK", "Downlink", "Marking", "Outcome", "Upcoming", "standing"]
-
-_T = TypeVar("_T")
 
 #: Messages with the broker at once, at most; its Receive Maximum is mostly the smaller one.
 _MOST_OPEN: Final = 8_000
@@ -108,7 +105,6 @@ class Downlink:
         self._exactly_once = exactly_once
         self._handle = handle
         self._log = log
-        #: For the same thread.
         self.refused = RefusedMessages(refused_dir, outbox)
         self._max_age_us = None if max_age_s is None else int(max_age_s * 1e6)
         self._on_outcome = on_outcome
@@ -126,8 +122,6 @@ class Downlink:
         self._culprits = Culprits(lambda number: number in self._dispatch.open)
         #: Bytes of the largest message that the broker has taken.
         self._largest = 0
-        #: Calls of other threads, for this one.
-        self._asked: deque[tuple[Callable[[RefusedMessages], Any], Future[Any]]] = deque()
         self._unflushed = 0
         #: Numbers that a life before this one had kept as refused; the outbox learns of it now.
         self._refused_before: set[int] = set()
@@ -139,24 +133,6 @@ class Downlink:
             for number in self.refused.unfinished():
                 self._refused_before.add(number)
                 self._done(number, Outcome.REFUSED)
-
-    # -- from any thread --
-
-    def ask(self, call: Callable[[RefusedMessages], _T]) -> Future[_T]:
-        """Let a call look at the refused messages on the driver's thread, at its next turn; wake it."""
-        answer: Future[_T] = Future()
-        self._asked.append((call, answer))
-        return answer
-
-    def _answer(self) -> None:
-        call, answer = self._asked.popleft()
-        self.flush()  # with the counters, before a replay writes what is done
-        try:
-            answer.set_result(call(self.refused))
-        except Exception as error:
-            answer.set_exception(error)
-            if isinstance(error, JournalFailed):
-                raise
 
     # -- for the driver --
 
@@ -259,8 +235,6 @@ class Downlink:
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
         now = time.monotonic()
-        while self._asked:
-            self._answer()
         self._keep_refused(now)
         if self._outbox.settle():
             self._noted()
@@ -297,8 +271,6 @@ class Downlink:
         """Write what memory alone knows; the outbox stays open."""
         self._keep_refused(float("inf"))
         self.flush()
-        while self._asked:
-            self._asked.popleft()[1].cancel()
         self.refused.close()
 
     def status(self) -> dict[str, Any]:

@@ -19,24 +19,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
-
-import structlog
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from towline.errors import ConfigError, Unreachable
-from towline.mqtt.events import Probe
-from towline.mqtt.session import Session, SessionState
+from towline.mqtt.session import Session
 from towline.net.driver import Hooks, SessionDriver
 
 if TYPE_CHECKING:
-    from towline.delivery.inbound import Uplink
     from towline.gateway.settings import GatewaySettings
-    from towline.journal import Journal
     from towline.net.settings import BrokerConnection
 
-__all__ = ["Drain", "DrainFacts", "DrainStep", "Stillness", "drainable", "end_session", "step_of"]
+__all__ = ["Drain", "DrainFacts", "DrainStep", "drainable", "end_session"]
 
 #: So many PINGREQs are answered over that time.
 _PROBES: Final = 4
@@ -56,17 +51,15 @@ class DrainStep(StrEnum):
     DRAINED = "drained"
 
 
-@dataclass(frozen=True, slots=True)
-class DrainFacts:
+class DrainFacts(NamedTuple):
     """What a drain looks at.
 
     Attributes:
         online: The session is online.
         subscribed: A filter is subscribed, or may be.
         open: Messages that are unacknowledged or not on disk.
-        handshakes: QoS 2 ids that are not released.
-        received: Messages received so far, those that were not stored too.
-        connection: Tells one connection from the next.
+        came: Changes with all that comes: connection, messages received (those too that were not stored), QoS 2 ids
+            that are not released.
         probed: Every PINGREQ is answered.
         uncommitted: Rows that a consumer has not committed.
         owing: A publisher is to get a receipt, or a message is to be sent.
@@ -75,44 +68,57 @@ class DrainFacts:
     online: bool
     subscribed: bool
     open: int
-    handshakes: int
-    received: int
-    connection: int
+    came: tuple[int, ...]
     probed: bool
     uncommitted: int
     owing: bool = False
 
 
-class Stillness:
-    """Whether the broker has nothing more to send: nothing has come for a while, and the connection is alive.
+class Drain:
+    """The drain of one gateway: which step it stands at, and when its session counts as empty. Pure: no clock.
 
     Args:
-        idle_s: How long nothing may come, in seconds.
+        idle_s: How long nothing may come before the session counts as empty, in seconds.
+
+    Attributes:
+        step: How far it is.
     """
 
     def __init__(self, idle_s: float) -> None:
+        self.step = DrainStep.LEAVING
         self._idle_s = idle_s
-        #: BrokerConnection, messages received and handshakes open when the silence began; None for no silence.
-        self._here: tuple[int, int, int] | None = None
+        #: `DrainFacts.came` when the silence began, None for no silence; and when that was.
+        self._here: tuple[int, ...] | None = None
         self._since = self._looked = 0.0
         #: PINGREQs since then.
         self._probes = 0
+        #: When the end of the session is tried again.
+        self._again_at = 0.0
 
     def look(self, facts: DrainFacts, now: float, probe: Callable[[], None]) -> bool:
-        """Whether it is still.
+        """See how far it is; whether the session is to be ended now.
 
         Args:
             facts: As they are.
             now: Seconds on a clock that never goes back.
             probe: Sends a PINGREQ.
         """
+        if facts.subscribed:
+            self.step = DrainStep.LEAVING
+        elif not self._is_still(facts, now, probe):
+            self.step = DrainStep.TAKING
+        else:
+            self.step = DrainStep.COMMITTING if facts.uncommitted or facts.owing else DrainStep.ENDING
+        return self.step is DrainStep.ENDING and now >= self._again_at
+
+    def _is_still(self, facts: DrainFacts, now: float, probe: Callable[[], None]) -> bool:
+        """Whether the broker has no more to send: nothing has come for a while, and the connection is alive."""
         self._looked = now
         if not facts.online or facts.open:
             self._here = None
             return False
-        here = (facts.connection, facts.received, facts.handshakes)
-        if self._here != here:
-            self._here, self._since, self._probes = here, now, 0
+        if self._here != facts.came:
+            self._here, self._since, self._probes = facts.came, now, 0
         if self._probes < _PROBES:
             if now >= self._next_probe():
                 self._probes += 1
@@ -121,85 +127,19 @@ class Stillness:
         return facts.probed and now >= self._since + self._idle_s
 
     def _next_probe(self) -> float:
+        """Behind the last: the end of the silence."""
         return self._since + self._idle_s * self._probes / _PROBES
 
     def due(self) -> float | None:
-        """When to look again by the clock; None for not by the clock, as where the last PINGREQ is not answered."""
-        at = self._next_probe()  # behind the last: the end of the silence
-        return at if self._here is not None and at > self._looked else None
+        """When to look again by the clock; None for not by the clock: commits and answers of the broker wake."""
+        if self.step is DrainStep.ENDING:
+            return self._again_at
+        waits = self.step is DrainStep.TAKING and self._here is not None and self._next_probe() > self._looked
+        return self._next_probe() if waits else None
 
-
-def step_of(facts: DrainFacts, *, still: bool) -> DrainStep:
-    """Which step a drain that is not done stands at."""
-    if facts.subscribed:
-        return DrainStep.LEAVING
-    if not still:
-        return DrainStep.TAKING
-    return DrainStep.COMMITTING if facts.uncommitted or facts.owing else DrainStep.ENDING
-
-
-class Drain:
-    """The drain of one gateway; it belongs to the pump's thread, but for `step`.
-
-    Args:
-        where: The gateway.
-        inbox: Its journal.
-        idle_s: How long nothing may come before its session counts as empty, in seconds.
-
-    Attributes:
-        step: How far it is.
-    """
-
-    def __init__(self, where: str, inbox: Journal, idle_s: float) -> None:
-        self._inbox = inbox
-        self._log = structlog.get_logger("towline.gateway").bind(line=where)
-        self.step = DrainStep.LEAVING
-        self._still = Stillness(idle_s)
-        self._again_at = 0.0
-
-    def ready(self, driver: SessionDriver, uplink: Uplink, *, owing: bool) -> bool:
-        """Whether the session is to be ended now.
-
-        Args:
-            driver: Of the gateway's session.
-            uplink: Of the gateway.
-            owing: A publisher is to get a receipt, or a message is to be sent.
-        """
-        facts, now = self._facts(driver, uplink, owing=owing), time.monotonic()
-        still = not facts.subscribed and self._still.look(facts, now, lambda: driver.handle(Probe()))
-        step = step_of(facts, still=still)
-        if step is not self.step:
-            self.step = step
-            self._log.info("drain", step=step.value, waiting=facts.uncommitted, consumers=[*self._inbox.consumers])
-        return step is DrainStep.ENDING and now >= self._again_at
-
-    def _facts(self, driver: SessionDriver, uplink: Uplink, *, owing: bool) -> DrainFacts:
-        session, inbox = driver.session, self._inbox
-        return DrainFacts(
-            online=driver.online and session.state is SessionState.ONLINE,
-            subscribed=bool(session.subscriptions.known),
-            open=session.inbound.unacknowledged + uplink.full,
-            handshakes=len(session.inbound.held),
-            received=uplink.received,
-            connection=driver.count,
-            probed=session.probed,
-            uncommitted=inbox.end - inbox.committed,
-            owing=owing,
-        )
-
-    def due(self) -> float | None:
-        """When to look again by the clock; commits and answers of the broker wake by themselves."""
-        times = {DrainStep.TAKING: self._still.due(), DrainStep.ENDING: self._again_at}
-        return times.get(self.step)
-
-    def put_off(self) -> None:
+    def put_off(self, now: float) -> None:
         """The session could not be ended."""
-        self._again_at = time.monotonic() + _AGAIN_S
-
-    def done(self) -> None:
-        """The broker has no session any more."""
-        self.step = DrainStep.DRAINED
-        self._log.info("drained")
+        self._again_at = now + _AGAIN_S
 
 
 def drainable(settings: GatewaySettings) -> None:

@@ -7,7 +7,6 @@ words again until it is told how that went, so that a gateway that was killed me
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -19,13 +18,12 @@ from towline.gateway.request import bad_request
 from towline.gateway.sessions import filters_of, inbound_config
 from towline.gateway.settings import SubscribedFilter
 from towline.guarantee import Guarantee
-from towline.mqtt.events import Filter, Want
+from towline.mqtt.events import Event, Filter, Want
 from towline.mqtt.filters import overlapping
 
 if TYPE_CHECKING:
-    from towline.delivery.inbound import Uplink
     from towline.gateway.settings import GatewaySettings
-    from towline.net.driver import SessionDriver
+    from towline.mqtt.session import Session
 
 __all__ = ["ChangeState", "WantedFilters", "check_session", "passing_problem"]
 
@@ -74,29 +72,30 @@ def check_session(settings: GatewaySettings, stored: Mapping[str, Any]) -> None:
 
 
 class WantedFilters:
-    """The filters that a gateway wants; it belongs to the pump's thread, but for `ask`.
+    """The filters that a gateway wants; it belongs to the pump's thread.
 
     Args:
         settings: The gateway's, with the filters that it begins with.
-        wake: Lets the pump look around.
+        handle: Gives the session an event.
+        expect: Counts messages with less than this QoS from now on.
 
     Attributes:
         wanted: What a session is to be subscribed to.
-        asked: A change is not done: `turn` has something to do.
     """
 
-    def __init__(self, settings: GatewaySettings, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: GatewaySettings, handle: Callable[[Event], None], expect: Callable[[int], None]
+    ) -> None:
         self._settings = settings
-        self._wake = wake
+        self._handle = handle
+        self._expect = expect
         self.wanted: tuple[Filter, ...] = filters_of(settings)
-        self._lock = threading.Lock()
-        #: The change that was asked for last, and its name; not yet taken where `_fresh`.
-        self._change, self._next, self._fresh = "", self.wanted, False
+        #: The change that was asked for last: its name, and its filters.
+        self._change = ("", self.wanted)
         self._state, self._text = ChangeState.GRANTED, ""
-        self.asked = False
 
     def ask(self, change: str, filters: list[Any]) -> dict[str, str]:
-        """Want these filters; from any thread.
+        """Want these filters.
 
         Args:
             change: Names the change: with the same name and filters it is asked how far it is.
@@ -112,34 +111,22 @@ class WantedFilters:
             named = filters_of(self._settings.model_copy(update={"subscriptions": _FILTERS.validate_python(filters)}))
         except ValidationError as error:
             raise bad_request(self._settings.name, '"filters" has to be a list of topic filters') from error
-        with self._lock:
-            if (change, named) != (self._change, self._next):
-                self._change, self._next, self._fresh = change, named, True
-                self._state, self._text, self.asked = ChangeState.ASKED, "", True
-                self._wake()
-            return {"state": self._state.value, "text": self._text}
+        if (change, named) != self._change:
+            self._change, self._state, self._text = (change, named), ChangeState.ASKED, ""
+            self._want(named)
+            self._handle(Want(named, or_back=True))
+        return {"state": self._state.value, "text": self._text}
 
-    def turn(self, driver: SessionDriver, uplink: Uplink) -> None:
-        """Have the session ask for what was asked for, and see how far it is."""
-        with self._lock:
-            fresh, self._fresh = self._fresh, False
-            if not self.asked:
-                return
-            if fresh:
-                self.wanted = self._next
-        if fresh:
-            uplink.expect(self._least_qos())
-            driver.handle(Want(self.wanted, or_back=True))
-        session = driver.session
-        with self._lock:
-            if self._fresh:
-                return
-            if session.refusal is not None and session.subscribed:
-                self.wanted = session.config.filters
-                self._state, self._text, self.asked = ChangeState.REFUSED, str(session.refusal), False
-                uplink.expect(self._least_qos())
-            elif session.subscribed and session.config.filters == self.wanted:
-                self._state, self.asked = ChangeState.GRANTED, False
+    def answered(self, session: Session) -> None:
+        """A session is online, or has all answers to a change: see what became of it."""
+        if not session.subscribed:
+            return
+        if session.refusal is not None:
+            self._state, self._text = ChangeState.REFUSED, str(session.refusal)
+            self._want(session.config.filters)
+        elif session.config.filters == self.wanted:
+            self._state = ChangeState.GRANTED
 
-    def _least_qos(self) -> int:
-        return inbound_config(self._settings.model_copy(update={"subscriptions": self.wanted})).least_qos
+    def _want(self, filters: tuple[Filter, ...]) -> None:
+        self.wanted = filters
+        self._expect(inbound_config(self._settings.model_copy(update={"subscriptions": filters})).least_qos)

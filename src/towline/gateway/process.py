@@ -261,8 +261,8 @@ class _Gateway:
             on_failure=self._failed,
             outbox=self._outbox,
             wake=self._pump.wake,
-            ask=self._pump.ask,
-            want=self._pump.filters.ask if self._pump.filters else None,
+            refused=self._pump.refused,
+            want=self._pump.want,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
         if self._settings.listen is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
@@ -28,10 +29,18 @@ from towline.delivery.intake import plain_run
 from towline.delivery.outbound import Downlink
 from towline.delivery.receipts.sender import ReceiptSender
 from towline.delivery.record import recall
-from towline.delivery.refused import RefusedMessages
-from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, TakenOver, TowlineError, Unreachable
+from towline.errors import (
+    BrokerError,
+    ConfigError,
+    JournalError,
+    JournalFailed,
+    JournalFull,
+    TakenOver,
+    TowlineError,
+    Unreachable,
+)
 from towline.gateway.clients import directories, end_client, given_up, note_client
-from towline.gateway.draining import Drain, DrainStep, end_session
+from towline.gateway.draining import Drain, DrainFacts, DrainStep, end_session
 from towline.gateway.filters import WantedFilters
 from towline.gateway.sessions import connection_of, filters_of, inbound_config, receipt_ledger
 from towline.gateway.settings import GatewaySettings
@@ -44,8 +53,10 @@ from towline.mqtt.events import (
     Event,
     Held,
     Online,
+    Probe,
     Remember,
     SessionLost,
+    Subscribed,
 )
 from towline.mqtt.inbound import Screening
 from towline.mqtt.reasons import KEEP_SESSIONS
@@ -95,6 +106,8 @@ class Pump:
         self._session: Session | None = None
         self._stopping = threading.Event()
         self._stopped = False
+        #: Of other threads, for the pump's.
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         #: When the loop looked around last, on `time.monotonic`: one that stands still shows.
         self._turned_at = time.monotonic()
         #: Set after the first word from a broker, good or bad.
@@ -141,9 +154,10 @@ class Pump:
             plain=plain_run,
         )
         self._connection = connection_of(settings)
-        self._drain = None if settings.drain_s is None else Drain(settings.name, inbox, settings.drain_s)
+        self._acks_after_kafka = settings.acks is AckAfter.KAFKA
+        self._drain = None if settings.drain_s is None else Drain(settings.drain_s)
         #: None while the gateway is drained: it has no filter, and gets none.
-        self.filters = WantedFilters(settings, self.wake) if self._drain is None else None
+        self._filters = None if self._drain else WantedFilters(settings, self._handle, self._uplink.expect)
         #: A client id whose session is to be ended at the broker, because its owner has given it up; "" for none.
         self._given_up = given_up(settings, inbox.session)
         self._driver = SessionDriver(self._connection, hooks)
@@ -160,15 +174,38 @@ class Pump:
     def committed(self, upto: int) -> None:
         """The consumers have committed everything below `upto`."""
         self._committed = max(self._committed, upto)
-        if self._settings.acks is AckAfter.KAFKA or self._ledger is not None or self._drain is not None:
+        if self._acks_after_kafka or self._ledger is not None or self._drain is not None:
             self.wake()
 
-    def ask(self, call: Callable[[RefusedMessages], _T]) -> Future[_T]:
-        """Let a call look at the refused messages on the pump's thread; only for a gateway with an outbox."""
-        assert self._downlink is not None
-        answer = self._downlink.ask(call)
+    def ask(self, call: Callable[[], _T]) -> Future[_T]:
+        """Have a call made on the pump's thread, which may be connecting; cancelled where the pump ends before."""
+        answer: Future[_T] = Future()
+        self._calls.append((call, answer))
         self.wake()
         return answer
+
+    def refused(self, do: str, at: int) -> Future[dict[str, Any]]:
+        """Look at the messages that the broker refused, or move some: a method of `RefusedMessages`, its argument."""
+        downlink = self._downlink
+        assert downlink is not None
+
+        def call() -> dict[str, Any]:
+            downlink.flush()  # with the counters, before a replay writes what is done
+            answer: dict[str, Any] = getattr(downlink.refused, do)(at)
+            return answer
+
+        return self.ask(call)
+
+    def want(self, change: str, filters: list[Any]) -> Future[dict[str, str]]:
+        """Want other filters, or ask how far that is (`WantedFilters.ask`).
+
+        Raises:
+            ConfigError: TL-C172, the gateway is being drained.
+        """
+        if (wanted := self._filters) is None:
+            what = "the gateway is being drained, and takes no other filters"
+            raise ConfigError("TL-C172", self._settings.name, what, "Start it without --drain, or wait.")
+        return self.ask(lambda: wanted.ask(change, filters))
 
     def wake(self) -> None:
         """Make the loop look around now."""
@@ -244,6 +281,8 @@ class Pump:
             driver.disconnect()
             if self._downlink is not None:
                 self._downlink.close()
+            while self._calls:
+                self._calls.popleft()[1].cancel()
             self._stopped = True
             self.heard.set()
         if driver.fatal is not None:
@@ -252,6 +291,8 @@ class Pump:
     def _turn(self) -> None:
         driver, uplink, now = self._driver, self._uplink, time.monotonic()
         self._turned_at = now
+        while self._calls:
+            self._answer(*self._calls.popleft())
         if uplink.full:
             uplink.find_room(now)
         due = self._send(now)
@@ -268,18 +309,18 @@ class Pump:
         inbound = driver.session.inbound
         if inbound.repeats or inbound.reused_ids:
             uplink.count_repeats(inbound, str(driver.endpoint))
-        if self._settings.acks is AckAfter.KAFKA:
+        if self._acks_after_kafka:
             uplink.settle(inbound, self._committed)
-        self._take_up(driver, uplink)
+        if self._drain is not None:
+            self._drain_on(self._drain)
 
-    def _take_up(self, driver: SessionDriver, uplink: Uplink) -> None:
-        """What is rare, and under way: other filters, the end of a session that was given up, the drain."""
-        if self.filters is not None and self.filters.asked:
-            self.filters.turn(driver, uplink)
-        if self._given_up and driver.online:
-            self._end_given_up()
-        if self._drain is not None and self._drain.ready(driver, uplink, owing=self._owing):
-            self._leave(self._drain)
+    def _answer(self, call: Callable[[], Any], answer: Future[Any]) -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+            if isinstance(error, JournalFailed):
+                raise
 
     def _send(self, now: float) -> list[float | None]:
         """Send what is due of the outbox and of receipts; returns when something but the session is due next."""
@@ -333,17 +374,17 @@ class Pump:
     def _recalled(self, level: int) -> Session:
         """A session that knows what the journal holds of it."""
         settings = self._settings
-        filters = () if self.filters is None else self.filters.wanted
+        filters = () if self._filters is None else self._filters.wanted
         config = replace(self._connection.session_at(level), filters=filters)
         record = recall(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held:  # packet ids of a session that is given up are none of the next one's
             self._inbox.append(NO_ROWS, held={}, released=list(self._inbox.held), notes={})
         held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
         session = Session(config, record, self._inbox.end, held)
-        if self.filters is None and not (record and record.established):  # it may be subscribed to all of them
+        if self._filters is None and not (record and record.established):  # it may be subscribed to all of them
             unsure = dict.fromkeys((one.pattern for one in filters_of(settings)), UNSURE)
             session.subscriptions.known = unsure | session.subscriptions.known
-        if settings.acks is AckAfter.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
+        if self._acks_after_kafka:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.settled = self._inbox.committed
         if self._ledger is not None:
             session.inbound.screen = self._screened
@@ -361,6 +402,8 @@ class Pump:
             self._remember(action)
         elif isinstance(action, Online):
             self._online(action)
+        elif isinstance(action, Subscribed):
+            self._settle_filters()
         elif isinstance(action, SessionLost):
             self._session_lost()
         elif self._receipts is not None and isinstance(action, Acknowledged) and self._receipts.perform(action):
@@ -397,6 +440,13 @@ class Pump:
         if kept < self._settings.session_expiry_s:
             what = f"the broker keeps our session for {kept:,} s only; after longer away, what it held is gone"
             self._log.warning(what, code="TL-M36", broker=broker)
+        self._settle_filters()
+        if self._given_up:
+            self.ask(self._end_given_up)
+
+    def _settle_filters(self) -> None:
+        if self._filters is not None:
+            self._filters.answered(self._driver.session)
 
     def _write_down(self, note: Callable[..., None], *what: object) -> None:
         """Note in ``sessions.json`` which client ids have a session, for `towline status`; a full disk keeps nobody."""
@@ -413,6 +463,29 @@ class Pump:
         unsent = self._outbox is not None and not self._outbox.reached(self._outbox.journal.end)
         return unsent or (self._ledger is not None and self._ledger.due)
 
+    def _drain_on(self, drain: Drain) -> None:
+        driver, session, inbox, uplink, before = (
+            self._driver,
+            self._driver.session,
+            self._inbox,
+            self._uplink,
+            drain.step,
+        )
+        facts = DrainFacts(
+            online=driver.online and session.state is SessionState.ONLINE,
+            subscribed=bool(session.subscriptions.known),
+            open=session.inbound.unacknowledged + uplink.full,
+            came=(driver.count, uplink.received, len(session.inbound.held)),
+            probed=session.probed,
+            uncommitted=inbox.end - inbox.committed,
+            owing=self._owing,
+        )
+        ends = drain.look(facts, time.monotonic(), lambda: driver.handle(Probe()))
+        if drain.step is not before:
+            self._log.info("drain", step=drain.step.value, waiting=facts.uncommitted, consumers=[*inbox.consumers])
+        if ends:
+            self._leave(drain)
+
     def _leave(self, drain: Drain) -> None:
         """Nothing is left, here or at the broker: end the session, and with it the gateway."""
         client_id = self._settings.mqtt_client_id
@@ -421,17 +494,20 @@ class Pump:
             end_session(self._connection, client_id, self._stopping.is_set)
             self._inbox.set_session({})
         except (BrokerError, ConfigError, JournalFull) as error:
-            drain.put_off()
+            drain.put_off(time.monotonic())
             self._note(error)
             self._log.warning("the session is not ended yet", code=error.code, reason=str(error))
             return
         self._write_down(end_client, self._settings.state_dir, client_id, "drained")
-        drain.done()
+        drain.step = DrainStep.DRAINED
+        self._log.info("drained")
         self._stopping.set()
 
     def _end_given_up(self) -> None:
         """End the session of a client id that was given up, so that it collects nothing more; tried once a start."""
         client_id, self._given_up = self._given_up, ""
+        if not client_id:
+            return
         try:
             end_session(self._connection, client_id, self._stopping.is_set)
         except (BrokerError, ConfigError) as error:

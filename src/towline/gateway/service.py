@@ -21,8 +21,9 @@ from pyarrow import flight
 
 from towline.delivery.outrows import arrived
 from towline.delivery.refused import ACTIONS
-from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalFailed
+from towline.errors import Fenced, GatewayError, GatewayUnreachable, JournalFailed
 from towline.gateway.endpoint import END_OF_ROWS, ENDPOINT_FILE, GatewayEndpoint, location_of, socket_path
+from towline.gateway.filters import ChangeState
 from towline.gateway.identity import KnownOffset, check_offset, extent
 from towline.gateway.leases import Leases, now_text
 from towline.gateway.request import Request, bad_request, errors_on_the_wire
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from towline.delivery.refused import RefusedMessages
     from towline.journal import Batch, Journal, Outbox
     from towline.journal.outbox import Appended
 
@@ -127,8 +127,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_failure: Called when that fails in the journal [I6]; the gateway has to end.
         outbox: Takes what is to be sent; None for a gateway without an outbox.
         wake: Called after rows came in to the outbox.
-        ask: Carries out a call on the refused messages, on the thread they belong to.
-        want: As `towline.gateway.filters.WantedFilters.ask`; None for a gateway that is being drained.
+        refused: As `towline.gateway.pump.Pump.refused`; only for a gateway with an outbox.
+        want: As `towline.gateway.pump.Pump.want`.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -147,8 +147,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_failure: Callable[[JournalFailed], None] | None = None,
         outbox: Outbox | None = None,
         wake: Callable[[], None] = lambda: None,
-        ask: Callable[[Callable[[RefusedMessages], dict[str, Any]]], Future[dict[str, Any]]] | None = None,
-        want: Callable[[str, list[Any]], dict[str, str]] | None = None,
+        refused: Callable[[str, int], Future[dict[str, Any]]] | None = None,
+        want: Callable[[str, list[Any]], Future[dict[str, str]]] | None = None,
     ) -> None:
         # Calls may come in as soon as the base class is constructed: every field is set before.
         self._journal = journal
@@ -181,7 +181,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         #: Signs what a remote service then takes; who may call here may do all of it anyway.
         self.tickets = TicketKey.of(name, state_dir)
         self._want = want
-        self._outbox, self._wake, self._ask = outbox, wake, ask
+        self._outbox, self._wake, self._ask = outbox, wake, refused
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
         try:
@@ -387,12 +387,14 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _filters(self, request: Request) -> dict[str, str]:
         """Want other filters, or say how far that is; with them the settings have another digest, ``settings``."""
-        if self._want is None:
-            what = "the gateway is being drained, and takes no other filters"
-            raise ConfigError("TL-C172", self._name, what, "Start it without --drain, or wait.")
-        told = self._want(request.text("change"), request.listed("filters"))
+        assert self._want is not None
+        answer = self._want(request.text("change"), request.listed("filters"))
+        try:
+            told = answer.result(_GLANCE_S)
+        except (CancelledError, TimeoutError):
+            return {"state": ChangeState.ASKED.value, "text": ""}  # it is connecting, or ends
         digest = request.text("settings")
-        if told["state"] == "granted" and digest != self.endpoint.settings:
+        if told["state"] == ChangeState.GRANTED.value and digest != self.endpoint.settings:
             self._publish(replace(self.endpoint, settings=digest))
         return told
 
@@ -412,9 +414,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             raise bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
         self._outgoing()
         assert self._ask is not None
-        answer = self._ask(lambda refused: getattr(refused, do)(at))
         try:
-            return answer.result(_ASK_S)
+            return self._ask(do, at).result(_ASK_S)
         except (CancelledError, TimeoutError) as error:
             what, hint = "the gateway is ending, or connecting", "Ask again in a moment."
             raise GatewayError("TL-G32", self._name, what, hint) from error

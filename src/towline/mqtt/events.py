@@ -49,6 +49,7 @@ __all__ = [
     "Settled",
     "Stop",
     "Stored",
+    "Subscribed",
     "Suspended",
     "Tick",
     "Token",
@@ -434,6 +435,11 @@ class Online:
 
 
 @dataclass(frozen=True, slots=True)
+class Subscribed:
+    """The broker has answered all that a change of filters asked for (`Want`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionLost:
     """The broker had forgotten our session: what it held for us is gone; report it [MQTT-3.2.2-5]."""
 
@@ -501,4 +507,4 @@ class Close:
     answered: bool = False
 
 
-Action: TypeAlias = Send | Deliver | Remember | Online | SessionLost | Acknowledged | Flying | Close
+Action: TypeAlias = Send | Deliver | Remember | Online | Subscribed | SessionLost | Acknowledged | Flying | Close

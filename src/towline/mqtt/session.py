@@ -66,6 +66,7 @@ from towline.mqtt.events import (
     Settled,
     Stop,
     Stored,
+    Subscribed,
     Suspended,
     Tick,
     Want,
@@ -599,8 +600,7 @@ class Session:
             return
         self.state, changed = SessionState.ONLINE, self._changing
         self._changing = False
-        if not changed:
-            actions.append(Online(resumed=self.resumed))
+        actions.append(Subscribed() if changed else Online(resumed=self.resumed))
         if self._next_filters is not None:
             self._ask_again(actions)
 

@@ -23,7 +23,6 @@ from towline import timing
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Outcome
 from towline.delivery.outrows import arrived, rows_of
-from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
 from towline.journal import Limits, Outbox
 from towline.mqtt import suspects
@@ -204,22 +203,6 @@ def test_while_one_is_suspected_a_turn_is_due_after_the_time_of_quiet(tmp_path: 
     assert [int(packet.payload) for packet in line.sent] == [0], "one at a time"
     line.answer()
     assert [int(packet.payload) for packet in line.sent] == [1]
-
-
-def test_a_call_of_another_thread_is_answered_in_the_next_turn(tmp_path: Path) -> None:
-    line = Line(tmp_path, 1)
-    line.connect()
-    line.answer(PubAckReasonCode.NOT_AUTHORIZED)
-    line.downlink.turn()
-    shown = line.downlink.ask(lambda refused: refused.page(0)["end"])
-    wrong = line.downlink.ask(lambda refused: refused.nothing)  # type: ignore[attr-defined]
-    assert not shown.done()
-    line.downlink.turn()
-    assert shown.result() == 1
-    assert isinstance(wrong.exception(), AttributeError)
-    late = line.downlink.ask(RefusedMessages.close)
-    line.downlink.close()
-    assert late.cancelled()
 
 
 def test_the_oldest_row_that_has_to_stay(tmp_path: Path, clock: Clock) -> None:

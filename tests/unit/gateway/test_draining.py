@@ -13,19 +13,13 @@ from mqtt5 import PingRespPacket, PublishPacket, UnsubAckPacket, UnsubAckReasonC
 from tests.helpers import read_all
 from tests.unit.gateway.brokered import Broker, turn
 from towline.errors import ConfigError
-from towline.gateway.draining import DrainFacts, DrainStep, Stillness, drainable, step_of
+from towline.gateway.draining import Drain, DrainFacts, DrainStep, drainable
 from towline.gateway.pump import Pump
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
 
-FACTS = DrainFacts(
-    online=True, subscribed=False, open=0, handshakes=0, received=5, connection=1, probed=True, uncommitted=0
-)
-
-
-def facts(**changed: Any) -> DrainFacts:
-    return DrainFacts(**{name: getattr(FACTS, name) for name in DrainFacts.__slots__} | changed)
+FACTS = DrainFacts(online=True, subscribed=False, open=0, came=(1, 5, 0), probed=True, uncommitted=0)
 
 
 @pytest.mark.parametrize(
@@ -39,31 +33,48 @@ def facts(**changed: Any) -> DrainFacts:
     ],
 )
 def test_the_steps(changed: dict[str, Any], still: bool, step: DrainStep) -> None:
-    assert step_of(facts(**changed), still=still) is step
+    drain, facts = Drain(8.0), FACTS._replace(**changed)
+    for now in range(20 if still else 4):
+        ends = drain.look(facts, float(now), lambda: None)
+    assert drain.step is step
+    assert ends is (step is DrainStep.ENDING)
+
+
+def test_a_session_that_could_not_be_ended_is_tried_again_in_a_while() -> None:
+    drain = Drain(0.0)
+    for _ in range(5):
+        ends = drain.look(FACTS, 7.0, lambda: None)
+    assert ends
+    drain.put_off(7.0)
+    assert not drain.look(FACTS, 8.9, lambda: None)
+    assert drain.due() == 9.0
+    assert drain.look(FACTS, 9.0, lambda: None)
 
 
 def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_lives() -> None:
-    still, asked = Stillness(8.0), list[float]()
+    drain, asked = Drain(8.0), list[float]()
 
     def look(now: float, **changed: Any) -> bool:
-        return still.look(facts(**changed), now, lambda: asked.append(now))
+        facts = FACTS._replace(uncommitted=1, **changed)
+        assert not drain.look(facts, now, lambda: asked.append(now))
+        return drain.step is DrainStep.COMMITTING
 
     assert not look(0.0, open=1)
-    assert still.due() is None
+    assert drain.due() is None
     assert not asked, "not while something is open"
     for now in (1.0, 2.0, 3.0, 5.0, 6.9, 7.0, 8.9):
         assert not look(now)
     assert asked == [1.0, 3.0, 5.0, 7.0], "several PINGREQs over the silence"
-    assert still.due() == 9.0
+    assert drain.due() == 9.0
     assert not look(9.0, probed=False), "the last is not answered"
-    assert still.due() is None, "the answer wakes"
+    assert drain.due() is None, "the answer wakes"
     assert look(9.0)
     assert look(99.0), "it stays so while commits are waited for"
 
-    for changed in ({"received": 6}, {"connection": 2}, {"handshakes": 1}, {"handshakes": 0, "received": 7}):
-        assert not look(100.0, **changed), "something came, or may come: all of it anew"
+    for came in ((1, 6, 0), (2, 5, 0), (1, 5, 1), (1, 7, 0)):
+        assert not look(100.0, came=came), "something came, or may come: all of it anew"
     assert not look(100.0, online=False)
-    assert still.due() is None
+    assert drain.due() is None
 
 
 def test_what_has_several_sessions_is_not_drained(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from mqtt5 import (
 )
 
 from tests.unit.mqtt.sessions import CONFIG, KNOWN, A, B, granted, online, only, receive, sent
-from towline.mqtt.events import Close, Filter, Lost, Online, Opened, Probe, Remember, Tick, Want
+from towline.mqtt.events import Close, Filter, Lost, Online, Opened, Probe, Remember, Subscribed, Tick, Want
 from towline.mqtt.session import Session, SessionState
 
 SUCCESS, REFUSED = UnsubAckReasonCode.SUCCESS, UnsubAckReasonCode.NOT_AUTHORIZED
@@ -52,7 +52,7 @@ def test_nothing_wanted_any_more_is_unsubscribed_on_the_same_connection() -> Non
     assert session.subscriptions.known == {}
     assert session.state is SessionState.ONLINE
     assert not [action for action in actions if isinstance(action, Online)], "it was online all the time"
-    assert session.handle(Want(()), 3.0) == []
+    assert session.handle(Want(()), 3.0) == [Subscribed()]
 
 
 def test_a_filter_that_the_broker_does_not_let_go_stays_known() -> None:
