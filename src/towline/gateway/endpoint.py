@@ -62,7 +62,7 @@ class GatewayEndpoint:
         journal: Id of the journal it serves.
         epoch: Epoch of the journal's owner [I8].
         since: UTC time of the start, ISO 8601.
-        settings: Digest of the settings a broker can see, "" when unknown.
+        settings: Digest of the settings (`GatewaySettings.digest`).
         owner_pid: Process whose end ends the gateway, None for a gateway of its own.
         listen: Location on a network, ``grpc+tls://...``; "" for none.
     """

@@ -41,6 +41,7 @@ class Leases:
         self._where = where
         self._clock = clock
         self._held: dict[str, _Lease] = {}
+        self._lock = threading.Lock()
 
     def open(self, consumer: str, holder: ProcessMark) -> str:
         """Hand out the lease of a consumer.
@@ -52,19 +53,20 @@ class Leases:
         Raises:
             Fenced: TL-G03 while another living process holds it.
         """
-        held = self._held.get(consumer)
-        if held and held.holder != holder and not self._ended(held):
-            raise Fenced(
-                "TL-G03",
-                self._where,
-                f'the process with pid {held.holder.pid} on {held.holder.host} reads as consumer "{consumer}" '
-                f"since {held.since}",
-                'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch, to Kafka '
-                'with the option "batchId"; if that query has ended, stop its process.',
-            )
-        token = secrets.token_hex(8)
-        self._held[consumer] = _Lease(token, holder, now_text(), self._clock())
-        return token
+        lease = _Lease(secrets.token_hex(8), holder, now_text(), self._clock())
+        with self._lock:
+            held = self._held.get(consumer)
+            if not held or held.holder == holder or self._ended(held):
+                self._held[consumer] = lease
+                return lease.token
+        raise Fenced(
+            "TL-G03",
+            self._where,
+            f'the process with pid {held.holder.pid} on {held.holder.host} reads as consumer "{consumer}" '
+            f"since {held.since}",
+            'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch, to Kafka '
+            'with the option "batchId"; if that query has ended, stop its process.',
+        )
 
     def check(self, consumer: str, token: str) -> None:
         """See that a lease is the newest one.
@@ -85,17 +87,18 @@ class Leases:
 
     def release(self, consumer: str, token: str) -> bool:
         """Give a lease back; a stale one is left alone."""
-        held = self._held.get(consumer)
-        if held is None or held.token != token:
-            return False
-        del self._held[consumer]
-        return True
+        with self._lock:
+            held = self._held.get(consumer)
+            if held is None or held.token != token:
+                return False
+            del self._held[consumer]
+            return True
 
     def readers(self) -> dict[str, dict[str, object]]:
         """Say who reads, by consumer."""
         return {
             name: {"pid": lease.holder.pid, "host": lease.holder.host, "since": lease.since}
-            for name, lease in sorted(self._held.items())
+            for name, lease in sorted(self._held.copy().items())
             if not self._ended(lease)
         }
 

@@ -251,18 +251,12 @@ class _Gateway:
         if stopped.is_set() and self._pump.failed:
             return
         self._service = InboxService(
+            self._settings,
             self._journal,
-            name=self._settings.name,
-            state_dir=self._settings.state_dir,
-            status=self._status,
-            settings=self._settings.digest(),
-            owner_pid=self._settings.owner_pid,
-            on_commit=self._committed,
-            on_failure=self._failed,
+            self._pump,
             outbox=self._outbox,
-            wake=self._pump.wake,
-            refused=self._pump.refused,
-            want=self._pump.want,
+            status=self._status,
+            failed=self._failed,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
         if self._settings.listen is not None:
@@ -280,9 +274,6 @@ class _Gateway:
             self._service.close()  # who waits is answered by it, on the network too
         if self._front is not None:
             self._front.close()
-
-    def _committed(self) -> None:
-        self._pump.committed(self._journal.committed)
 
     def _notify(self) -> None:
         if self._service is not None:

@@ -37,11 +37,11 @@ from towline.timing import Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from concurrent.futures import Future
-    from pathlib import Path
 
     import pyarrow as pa
 
+    from towline.gateway.pump import Pump
+    from towline.gateway.settings import GatewaySettings
     from towline.journal import Batch, Journal, Outbox
     from towline.journal.outbox import Appended
 
@@ -61,12 +61,11 @@ class LongPoll:
     """A condition that any number of calls wait for.
 
     Attributes:
-        changed: Guards what the calls look at; notified with each change.
         waiting: So many calls wait.
     """
 
     def __init__(self) -> None:
-        self.changed = Condition()
+        self._changed = Condition()
         self.waiting = 0
         self._closing = False
 
@@ -74,40 +73,31 @@ class LongPoll:
         """Something has happened: whoever waits looks again; cheap when nobody does."""
         # A call counts itself before it looks: one that is not counted yet will see what has happened.
         if self.waiting:
-            with self.changed:
-                self.changed.notify_all()
+            with self._changed:
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Let all who wait go."""
-        with self.changed:
-            self._closing = True
-            self.changed.notify_all()
+        self._closing = True
+        self.notify()
 
-    def wait(
-        self,
-        happened: Callable[[], bool],
-        timeout_s: float,
-        cancelled: Callable[[], bool],
-        check: Callable[[], None] = lambda: None,
-    ) -> bool:
+    def wait(self, happened: Callable[[], bool], timeout_s: float, cancelled: Callable[[], bool]) -> bool:
         """Wait until something has happened; False when the time is over, the caller has gone, or this is closed.
 
         Args:
-            happened: Asked first, and after each change.
+            happened: Asked first, and after each change; what it raises ends the wait.
             timeout_s: Longest wait, in seconds.
             cancelled: Whether the caller has gone.
-            check: Called after each change; what it raises ends the wait.
         """
         deadline = time.monotonic() + timeout_s
-        with self.changed:
+        with self._changed:
             self.waiting += 1
             try:
                 while not happened():
                     left = deadline - time.monotonic()
                     if left <= 0 or self._closing or cancelled():
                         return False
-                    self.changed.wait(min(left, _GLANCE_S))
-                    check()
+                    self._changed.wait(min(left, _GLANCE_S))
             finally:
                 self.waiting -= 1
         return True
@@ -117,18 +107,15 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     """Serves one inbox journal; listens as soon as it is constructed.
 
     Args:
+        settings: The gateway's; ``endpoint.json`` and, where the path is short enough, the socket go to its directory.
         journal: The open inbox; its owner closes it after this service.
-        name: Name of the gateway, as in the rows.
-        state_dir: Directory of the gateway; ``endpoint.json`` and, where the path is short enough, the socket go there.
-        status: More facts for the action ``status``; called on a server thread.
-        settings: Digest of the settings a broker can see (`GatewaySettings.digest`).
-        owner_pid: Process whose end ends the gateway; clients see it.
-        on_commit: Called when a watermark has moved or is gone, on a server thread (``ack_after = kafka``).
-        on_failure: Called when that fails in the journal [I6]; the gateway has to end.
+        pump: Takes what is committed, and calls for its thread.
         outbox: Takes what is to be sent; None for a gateway without an outbox.
-        wake: Called after rows came in to the outbox.
-        refused: As `towline.gateway.pump.Pump.refused`; only for a gateway with an outbox.
-        want: As `towline.gateway.pump.Pump.want`.
+        status: More facts for the action ``status``; called on a server thread.
+        failed: Called when a journal has failed under a call [I6]; the gateway has to end.
+
+    Attributes:
+        tickets: Signs what the network's process then takes; who may call here may do all of it anyway.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -136,31 +123,21 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def __init__(
         self,
+        settings: GatewaySettings,
         journal: Journal,
+        pump: Pump,
         *,
-        name: str,
-        state_dir: Path,
-        status: Callable[[], Mapping[str, object]] = dict,
-        settings: str = "",
-        owner_pid: int | None = None,
-        on_commit: Callable[[], None] | None = None,
-        on_failure: Callable[[JournalFailed], None] | None = None,
         outbox: Outbox | None = None,
-        wake: Callable[[], None] = lambda: None,
-        refused: Callable[[str, int], Future[dict[str, Any]]] | None = None,
-        want: Callable[[str, list[Any]], Future[dict[str, str]]] | None = None,
+        status: Callable[[], Mapping[str, object]] = dict,
+        failed: Callable[[JournalFailed], None] = lambda _: None,
     ) -> None:
         # Calls may come in as soon as the base class is constructed: every field is set before.
-        self._journal = journal
-        self._name = name
-        self._status = status
-        self._on_commit = on_commit
-        self._on_failure = on_failure
-        self._state_dir = state_dir
-        self._leases = Leases(name)
-        #: Its condition guards the leases as well.
+        self._name, self._state_dir = settings.name, settings.state_dir
+        self._journal, self._pump, self._outbox = journal, pump, outbox
+        self._status, self._failed = status, failed
+        self._leases = Leases(self._name)
         self._polls = LongPoll()
-        self._socket = socket_path(state_dir)
+        self._socket = socket_path(self._state_dir)
         self._actions = {
             "status": self._status_action,
             "open": self._open,
@@ -178,12 +155,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "sign_writer": self._sign_writer,
             "filters": self._filters,
         }
-        #: Signs what a remote service then takes; who may call here may do all of it anyway.
-        self.tickets = TicketKey.of(name, state_dir)
-        self._want = want
-        self._outbox, self._wake, self._ask = outbox, wake, refused
-        with contextlib.suppress(FileNotFoundError):
-            self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
+        self.tickets = TicketKey.of(self._name, self._state_dir)
+        self._socket.unlink(missing_ok=True)  # of a killed gateway: the journal's lock says that we are alone [I8]
         try:
             super().__init__(location_of(self._socket))
         except Exception as error:
@@ -192,19 +165,20 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             ) from error
         self._socket.chmod(0o600)
         me = ProcessMark.of(os.getpid())
-        self.endpoint = GatewayEndpoint(
-            location=location_of(self._socket),
-            pid=me.pid,
-            started=me.started,
-            host=me.host,
-            name=name,
-            journal=journal.journal_id,
-            epoch=journal.epoch,
-            since=now_text(),
-            settings=settings,
-            owner_pid=owner_pid,
+        self._publish(
+            GatewayEndpoint(
+                location=location_of(self._socket),
+                pid=me.pid,
+                started=me.started,
+                host=me.host,
+                name=self._name,
+                journal=journal.journal_id,
+                epoch=journal.epoch,
+                since=now_text(),
+                settings=settings.digest(),
+                owner_pid=settings.owner_pid,
+            )
         )
-        self.endpoint.write(state_dir)
 
     def listening(self, location: str) -> None:
         """Let everybody know where else the gateway listens."""
@@ -263,7 +237,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             batch, start, whole = request.batch(), request.number("start"), request.number("whole") == 1
             with self._failing():
                 stored = take_batch(
-                    self._outgoing(), self._name, batch, reader, start=start, whole=whole, wake=self._wake
+                    self._outgoing(), self._name, batch, reader, start=start, whole=whole, wake=self._pump.wake
                 )
             writer.write(json.dumps(self._stored(stored)).encode())
 
@@ -277,22 +251,18 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _status_action(self, request: Request) -> dict[str, object]:
         del request
         journal = self._journal
-        with self._polls.changed:
-            readers = self._leases.readers()
         return {
+            **self._position(),
             "name": self._name,
-            "journal": journal.journal_id,
-            "epoch": journal.epoch,
             "incarnation": journal.incarnation,
             "openings": journal.openings,
             "pid": self.endpoint.pid,
             "host": self.endpoint.host,
             "since": self.endpoint.since,
-            "first": journal.first,
             "end": journal.end,
             "committed": journal.committed,
             "consumers": dict(journal.consumers),
-            "readers": readers,
+            "readers": self._leases.readers(),
             "bytes_on_disk": journal.bytes_on_disk,
             **self._status(),
         }
@@ -300,9 +270,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _open(self, request: Request) -> dict[str, object]:
         consumer = request.text("consumer")
         holder = ProcessMark(request.number("pid"), request.number("started"), request.text("host"))
-        with self._polls.changed:
-            lease = self._leases.open(consumer, holder)
-            self._polls.changed.notify_all()  # a reader whose lease was taken over stops waiting
+        lease = self._leases.open(consumer, holder)
+        self._polls.notify()  # a reader whose lease was taken over stops waiting
         before = self._journal.consumers
         if consumer not in before:
             # From now on nothing is removed that this reader has not seen.
@@ -318,32 +287,29 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _alive(self, request: Request) -> dict[str, object]:
         """A sign of life."""
-        with self._polls.changed:
-            self._leases.check(request.text("consumer"), request.text("lease"))
+        self._leases.check(request.text("consumer"), request.text("lease"))
         return {}
 
     def _release(self, request: Request) -> dict[str, object]:
-        with self._polls.changed:
-            released = self._leases.release(request.text("consumer"), request.text("lease"))
-            self._polls.changed.notify_all()
+        released = self._leases.release(request.text("consumer"), request.text("lease"))
+        self._polls.notify()
         return {"released": released}
 
     def _wait(self, request: Request) -> dict[str, object]:
         consumer, lease, start = request.text("consumer"), request.text("lease"), request.number("start")
         timeout = min(request.seconds("timeout_s"), MAX_WAIT_S)
         self._known(request, 0)
-        with self._polls.changed:
-            self._leases.check(consumer, lease)
+        self._leases.check(consumer, lease)
         self._there(request, start, start)
         safe = request.optional("safe")
         self._commit(consumer, start if safe is None else min(safe, start))
         end = start
-        if self._polls.wait(
-            lambda: self._journal.end > start,
-            timeout,
-            request.cancelled,
-            check=lambda: self._leases.check(consumer, lease),  # it may be taken over meanwhile
-        ):
+
+        def more() -> bool:
+            self._leases.check(consumer, lease)  # it may be taken over meanwhile
+            return self._journal.end > start
+
+        if self._polls.wait(more, timeout, request.cancelled):
             end = self._journal.locate(
                 start, max_rows=request.optional("max_rows"), max_bytes=request.optional("max_bytes")
             )
@@ -356,9 +322,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _forget(self, request: Request) -> dict[str, object]:
         consumer = request.text("consumer")
-        with self._polls.changed:
-            reader = self._leases.readers().get(consumer)
-        if reader:
+        if reader := self._leases.readers().get(consumer):
             raise Fenced(
                 "TL-G03",
                 self._name,
@@ -382,13 +346,12 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _over(self, request: Request) -> dict[str, object]:
         with self._failing():
             self._outgoing().end_job(request.text("job"))
-        self._wake()
+        self._pump.wake()
         return {}
 
     def _filters(self, request: Request) -> dict[str, str]:
         """Want other filters, or say how far that is; with them the settings have another digest, ``settings``."""
-        assert self._want is not None
-        answer = self._want(request.text("change"), request.listed("filters"))
+        answer = self._pump.want(request.text("change"), request.listed("filters"))
         try:
             told = answer.result(_GLANCE_S)
         except (CancelledError, TimeoutError):
@@ -413,9 +376,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if do not in ACTIONS:
             raise bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
         self._outgoing()
-        assert self._ask is not None
         try:
-            return self._ask(do, at).result(_ASK_S)
+            return self._pump.refused(do, at).result(_ASK_S)
         except (CancelledError, TimeoutError) as error:
             what, hint = "the gateway is ending, or connecting", "Ask again in a moment."
             raise GatewayError("TL-G32", self._name, what, hint) from error
@@ -456,8 +418,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         """Tell the owner that the journal's watermark may have moved."""
         with self._failing():
             yield
-        if self._on_commit:
-            self._on_commit()
+        self._pump.committed(self._journal.committed)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -465,8 +426,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         try:
             yield
         except JournalFailed as error:
-            if self._on_failure:
-                self._on_failure(error)
+            self._failed(error)
             raise
 
     def _position(self) -> dict[str, object]:

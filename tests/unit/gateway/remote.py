@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ def remote(directory: Path, *, name: str = "plant", outbox: bool = False, **sett
         if outbox:
             kept = Outbox.open(directory / "state" / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
             closing.callback(kept.close)
-            server.service._outbox, server.service._ask = kept, lambda *_: Future()
+            server.service._outbox = kept
         service = RemoteService(pki.settings(**settings), server.location, server.service.tickets, name)
         closing.callback(service.shutdown)
         yield Remote(server, service, pki)

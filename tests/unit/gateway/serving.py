@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pyarrow import flight
 from towline.errors import JournalFailed, TowlineError
 from towline.gateway.endpoint import error_from
 from towline.gateway.service import InboxService
+from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.processes import ProcessMark
 from towline.schema import ROW_SCHEMA
@@ -51,6 +53,36 @@ def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b""
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
 
 
+class Pumping:
+    """Stands in for the pump of a gateway.
+
+    Attributes:
+        commits: What it was told to be committed.
+        wants: Answers `Pump.want`.
+    """
+
+    def __init__(self) -> None:
+        self.commits: list[int] = []
+        self.wants: dict[str, str] = {"state": "granted", "text": ""}
+
+    def committed(self, upto: int) -> None:
+        self.commits.append(upto)
+
+    def wake(self) -> None:
+        """Nobody sleeps."""
+
+    def refused(self, do: str, at: int) -> Future[dict[str, Any]]:
+        """Nothing is done with what was refused."""
+        del do, at
+        return Future()
+
+    def want(self, change: str, filters: list[Any]) -> Future[dict[str, str]]:
+        del change, filters
+        answer: Future[dict[str, str]] = Future()
+        answer.set_result(self.wants)
+        return answer
+
+
 class Served:
     """A journal and its service in one state directory."""
 
@@ -60,27 +92,22 @@ class Served:
         *,
         name: str = "plant",
         segment_bytes: int = 64 << 20,
-        settings: str = "",
-        owner_pid: int | None = None,
+        settings: GatewaySettings | None = None,
     ) -> None:
         state_dir.mkdir(parents=True, exist_ok=True)
         self.state_dir = state_dir
-        self.name = name
         self.failures: list[JournalFailed] = []
-        self.commits: list[int] = []
+        self.pump = Pumping()
         #: What the MQTT side says of itself.
         self.reported: dict[str, object] = {"connected": True}
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
+        given = {"name": name, "state_dir": state_dir, "brokers": "mqtt://h", "subscriptions": [{"filter": "t"}]}
+        settings = settings or GatewaySettings.model_validate(given)
+        self.name = settings.name
+        pump: Any = self.pump
         self.service = InboxService(
-            self.journal,
-            name=name,
-            state_dir=state_dir,
-            status=lambda: self.reported,
-            settings=settings,
-            owner_pid=owner_pid,
-            on_commit=lambda: self.commits.append(self.journal.committed),
-            on_failure=self.failures.append,
+            settings, self.journal, pump, status=lambda: self.reported, failed=self.failures.append
         )
 
     @property
@@ -99,9 +126,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(state_dir: Path, *, name: str = "plant", segment_bytes: int = 64 << 20) -> Iterator[Served]:
+def served(
+    state_dir: Path, *, name: str = "plant", segment_bytes: int = 64 << 20, settings: GatewaySettings | None = None
+) -> Iterator[Served]:
     """Serve a journal while the block runs."""
-    server = Served(state_dir, name=name, segment_bytes=segment_bytes)
+    server = Served(state_dir, name=name, segment_bytes=segment_bytes, settings=settings)
     try:
         yield server
     finally:

@@ -43,9 +43,7 @@ settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
 asked = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: asked.set())
 try:
-    server = Served(
-        settings.state_dir, name=settings.name, settings=settings.digest(), owner_pid=settings.owner_pid
-    )
+    server = Served(settings.state_dir, settings=settings)
 except TowlineError as error:
     files.replace(settings.state_dir / ERROR_FILE, json.dumps(error_fields(error)))
     sys.exit(1)
@@ -140,7 +138,10 @@ def test_a_socket_that_serves_another_journal_is_none(tmp_path: Path) -> None:
 
 def test_ensure_attaches_to_a_running_gateway(tmp_path: Path) -> None:
     before = list(launch._children)  # of other tests in this process
-    with served(tmp_path) as server, ensure(settings(tmp_path), owner_pid=os.getpid()) as client:
+    with (
+        served(tmp_path, settings=settings(tmp_path)) as server,
+        ensure(settings(tmp_path), owner_pid=os.getpid()) as client,
+    ):
         assert client.location == server.location
     assert launch._children == before
 
@@ -192,7 +193,7 @@ def test_a_gateway_that_another_way_started_first_wins(
 ) -> None:
     """The journal is locked by a gateway that has no endpoint yet: the started one ends, the first one is used."""
     gateway_program(_GATEWAY)
-    with served(state_dir) as server:
+    with served(state_dir, settings=settings(state_dir)) as server:
         endpoint = state_dir / ENDPOINT_FILE
         hidden = state_dir / "hidden"
         endpoint.rename(hidden)

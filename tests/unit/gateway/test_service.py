@@ -139,10 +139,10 @@ def test_the_watermark_never_goes_back(server: Served, client: GatewayClient) ->
 def test_each_move_of_the_watermark_is_told(server: Served, client: GatewayClient) -> None:
     server.add(10)
     lease = client.open("default")
-    server.commits.clear()
+    server.pump.commits.clear()
     for start in (3, 3, 8):
         client.wait(lease, start, timeout_s=0)
-    assert server.commits == [3, 8]
+    assert server.pump.commits == [3, 8]
 
 
 def test_wait_ends_with_the_timeout(server: Served, client: GatewayClient) -> None:
@@ -252,7 +252,7 @@ def test_the_watermark_of_those_who_stay_is_told(server: Served, client: Gateway
     commit(client, "gone", 2)
     commit(client, "spark", 10)
     client.forget("gone")
-    assert server.commits == [0, 2, 0, 2, 10]
+    assert server.pump.commits == [0, 2, 0, 2, 10]
 
 
 def test_a_consumer_that_is_read_is_not_forgotten(server: Served, client: GatewayClient) -> None:
