@@ -21,7 +21,6 @@ def test_a_public_class_name_means_one_thing() -> None:
 
 #: Every thread of the product, by its name -> where its work goes when a fault ends it.
 THREADS = {
-    "certificates": "again",
     "commands": "the driver ends, and is started again",
     "end *": "to nobody: a gateway ends when its bridge has",
     "flight-shutdown": "told; its process ends anyway",
@@ -40,7 +39,6 @@ THREADS = {
     "reload": "told; the bridge goes on as before",
     "serve": "the gateway ends with it",
     "stop": "to nobody: the driver is killed",
-    "stream-silence": "told; the stream ends with its connection",
     "sync": "to the reader",
     "token-provider": "to who asks for a token",
     "towline-connect": "to who connects",

@@ -12,7 +12,7 @@ from typing import Final
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.config.tables import NAME
 from towline.doctor.table import span
-from towline.gateway.clients import MEMBERS
+from towline.gateway.identity import MEMBERS
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy
 from towline.journal.recovery import session_in

@@ -19,7 +19,6 @@ from towline.errors import Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access, is_remote
 from towline.gateway.endpoint import END_OF_ROWS, error_from
 from towline.gateway.identity import Extent, StoredBatch
-from towline.gateway.leases import FOREIGN_LEASE_S, Heartbeat
 from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.processes import ProcessMark
 from towline.threads import guarded_thread, later
@@ -77,6 +76,12 @@ def _first_words(error: BaseException) -> str:
 
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_S = 20.0
+
+#: Seconds between two signs. A batch may take longer than any lease, and Spark asks for nothing meanwhile.
+BEAT_S: Final = 10
+#: A reader on another host, or in another container, whose pid can't be seen, is taken for dead after so many seconds
+#: without a call: three of its signs of life.
+FOREIGN_LEASE_S = 3 * BEAT_S
 
 #: How long a reader on a network waits for the one before it, in seconds: one that died has its lease for so long.
 TAKEOVER_S = FOREIGN_LEASE_S + 5.0
@@ -137,6 +142,11 @@ class GatewayClient:
         access: The files of a gateway on a network.
         ticket: Comes in with this in place of the token, to do what it opens (`sign`, `sign_writer`).
         authority: The authorities of the gateway's certificate as PEM text, where no file of `access` has them.
+
+    Raises:
+        GatewayUnreachable: TL-G01, from every call: no gateway answers, or it is gone in the midst of one.
+        GatewayError: From every call, TL-G40 to TL-G47: token, ticket or certificate are not accepted, or a file can't
+            be read. TL-G20 from those about an outbox: the gateway has none.
     """
 
     def __init__(self, location: str, access: Access | None = None, *, ticket: str = "", authority: str = "") -> None:
@@ -146,7 +156,8 @@ class GatewayClient:
         self._authority = authority
         self._remote = is_remote(location)
         self._flight: Any = None
-        self._signs: Heartbeat | None = None
+        #: Set where the reader needs no more signs of life.
+        self._over = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +176,6 @@ class GatewayClient:
 
         Raises:
             Fenced: TL-G03 when another living process reads as this consumer.
-            GatewayUnreachable: When no gateway answers.
         """
         me = ProcessMark.of(os.getpid())
         fields = {"consumer": consumer, "pid": me.pid, "started": me.started, "host": me.host}
@@ -186,14 +196,20 @@ class GatewayClient:
                 break
         lease = Lease(consumer, answer.pop("lease"), **answer)
         if far:  # it can't see whether this process is there
-            self._stop_signs()
-            self._signs = Heartbeat(lambda: self._action("alive", {"consumer": consumer, "lease": lease.token}))
+            self._over.set()
+            self._over = threading.Event()
+            guarded_thread(self._beat, "heartbeat", lease, self._over, again_s=BEAT_S).start()
         return lease
 
-    def _stop_signs(self) -> None:
-        signs, self._signs = self._signs, None
-        if signs is not None:
-            signs.stop()
+    def _beat(self, lease: Lease, over: threading.Event) -> None:
+        """Send signs of life until it is over, or the lease is somebody else's."""
+        while not over.wait(BEAT_S):
+            try:
+                self._action("alive", {"consumer": lease.consumer, "lease": lease.token})
+            except Fenced:
+                return  # the next call of the reader says so
+            except GatewayError:
+                continue  # it is asked again with the next
 
     def wait(
         self,
@@ -228,7 +244,6 @@ class GatewayClient:
         Raises:
             Fenced: TL-G04 for another journal, TL-G26 for a copy that has gone on, TL-G07 for a lease taken over.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have.
-            GatewayUnreachable: When no gateway answers.
         """
         fields = {
             "consumer": lease.consumer,
@@ -257,19 +272,18 @@ class GatewayClient:
         Raises:
             Fenced: TL-G04 for another journal, TL-G26 for an older copy that has gone on.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have, TL-G11 for a short answer.
-            GatewayUnreachable: When the gateway is gone, perhaps in the midst of the rows.
         """
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
         fields = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
         ticket = flight.Ticket(json.dumps(fields).encode())
         with self._translated():
-            stream = self._opened(lambda: self._connected().do_get(ticket, self._options()))
+            stream = self._within(lambda: self._connected().do_get(ticket, self._options()))
         count = 0
         try:
             while True:
-                with self._translated(), self._heard(stream):
-                    chunk = next(stream, None)
+                with self._translated():
+                    chunk = self._within(lambda: next(stream, None))
                 if chunk is None:
                     break
                 count += chunk.data.num_rows
@@ -306,7 +320,6 @@ class GatewayClient:
 
         Raises:
             Fenced: TL-G04 for another journal.
-            GatewayUnreachable: When no gateway answers.
         """
         known = incarnations or [""] * len(ranges)
         asked = [[start, end, one] for (start, end), one in zip(ranges, known, strict=True)]
@@ -319,10 +332,6 @@ class GatewayClient:
         Args:
             writer: Its name; the ticket is for the writers ``<writer>/<part>``.
             valid_s: As of `sign`.
-
-        Raises:
-            GatewayError: TL-G20 when the gateway has no outbox.
-            GatewayUnreachable: When no gateway answers.
         """
         return str(self._action("sign_writer", {"writer": writer, "valid_s": valid_s})["ticket"])
 
@@ -344,7 +353,7 @@ class GatewayClient:
 
     def release(self, lease: Lease) -> None:
         """Give a lease back, so that the next reader need not wait for the end of this process."""
-        self._stop_signs()
+        self._over.set()
         self._action("release", {"consumer": lease.consumer, "lease": lease.token}, 2.0)
 
     def place(self, writer: str, batch: int, origin: str = "", attempt: str = "") -> StoredBatch:
@@ -352,8 +361,6 @@ class GatewayClient:
 
         Raises:
             JournalError: TL-J17, the job is over. TL-J22, another batch with this number is there.
-            GatewayError: TL-G20 when the gateway has no outbox.
-            GatewayUnreachable: When no gateway answers.
         """
         fields = {"writer": writer, "batch": batch, "origin": origin, "attempt": attempt}
         return StoredBatch(**self._action("place", fields))
@@ -419,12 +426,7 @@ class GatewayClient:
             return StoredBatch(**json.loads(answer.to_pybytes()))
 
     def outbox(self, offset: int) -> Extent:
-        """Where the outbox stands, and which opening of its journal wrote the row below ``offset`` [I14].
-
-        Raises:
-            GatewayError: TL-G20 when the gateway has no outbox.
-            GatewayUnreachable: When no gateway answers.
-        """
+        """Where the outbox stands, and which opening of its journal wrote the row below ``offset`` [I14]."""
         return Extent(**self._action("outbox", {"offset": offset}))
 
     def end_job(self, job: str) -> None:
@@ -457,7 +459,7 @@ class GatewayClient:
 
         Raises:
             JournalFull: TL-J02, the outbox has no room for a replay now.
-            GatewayError: TL-G20, no outbox; TL-G32, no time.
+            GatewayError: TL-G32, no time.
         """
         return self._action("refused", {"do": do, "at": at})
 
@@ -470,7 +472,7 @@ class GatewayClient:
             settings: `GatewaySettings.digest` of its settings with these filters.
 
         Returns:
-            State and text, as `towline.gateway.filters.WantedFilters.ask` says them.
+            State and text, as `towline.gateway.sessions.WantedFilters.ask` says them.
 
         Raises:
             ConfigError: TL-C172, it is being drained.
@@ -480,7 +482,7 @@ class GatewayClient:
 
     def close(self) -> None:
         """Close the connection; the gateway goes on."""
-        self._stop_signs()
+        self._over.set()
         held, self._flight = self._flight, None
         if held is not None:
             with contextlib.suppress(Exception):
@@ -516,25 +518,12 @@ class GatewayClient:
             headers = [(b"authorization", told.encode())]
         return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
 
-    def _opened(self, call: Callable[[], Any]) -> Any:
-        """Begin a stream of rows; over a network only as long as `_heard` waits."""
-        return interruptible(call, SILENCE_S) if self._remote else call()
-
-    @contextlib.contextmanager
-    def _heard(self, stream: Any) -> Iterator[None]:
-        """End a stream over a network that says nothing for `SILENCE_S`: a machine that is gone ends no connection.
+    def _within(self, call: Callable[[], _T]) -> _T:
+        """Wait for rows, over a network for `SILENCE_S` at most: a machine that is gone ends no connection.
 
         gRPC's own keep-alive is no help: a server takes one ping in five minutes, and pyarrow has no setting for it.
         """
-        if not self._remote:
-            yield
-            return
-        over = threading.Event()
-        guarded_thread(lambda: over.wait(SILENCE_S) or stream.cancel(), "stream-silence").start()
-        try:
-            yield
-        finally:
-            over.set()
+        return interruptible(call, SILENCE_S) if self._remote else call()
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

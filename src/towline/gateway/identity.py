@@ -1,4 +1,4 @@
-"""Identity of a state directory: do its journal and outbox belong to the query that comes to them?
+"""Identity of a state directory: whose journal and outbox it holds, and which MQTT sessions are its own.
 
 Restored copies and swapped directories make an offset mean other rows. Each offset that was handed out names the
 journal and the opening of it that wrote the row below (`Journal.incarnation_of`), so each of them is recognised before
@@ -8,32 +8,53 @@ An older copy of an outbox lacks batches that Spark has committed, and would sen
 So its newest answer stands beside the query's own logs, durable before Spark commits the batch; the gateway compares
 it before it connects, and the sink before each batch. A checkpoint on no disk of this machine (an object store, HDFS)
 keeps nothing.
+
+A broker keeps a session, with its subscriptions and all that waits, until its client comes back or its time is over. A
+client id that is given up without a word (a member taken out of the file, a changed ``client_id``) leaves its session
+behind: nobody fetches what comes to it. So each id is written down when its first connection stands, and when its
+session was ended (``sessions.json``); `towline status` names what is left. That file is for people: what a gateway must
+not forget stands in its journal.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from towline import files
 from towline.checkpoint import Checkpoint
-from towline.errors import Fenced, GatewayError
+from towline.errors import Fenced, GatewayError, JournalFailed
+from towline.gateway.endpoint import text_of
 
 if TYPE_CHECKING:
+    from towline.gateway.settings import GatewaySettings
     from towline.journal import Journal, Outbox
 
 __all__ = [
+    "CLIENTS_FILE",
+    "MEMBERS",
     "MISMATCHES",
     "OUTBOX_FILE",
+    "ClientSession",
     "Extent",
     "KnownOffset",
     "StoredBatch",
     "check_checkpoint",
     "check_offset",
     "check_outbox",
+    "directories",
+    "end_client",
     "extent",
+    "given_up",
     "is_other",
+    "note_client",
+    "read_clients",
 ]
 
 #: Beside Spark's own files in the checkpoint: where the query's outbox stood.
@@ -284,3 +305,106 @@ def check_outbox(name: str, outbox: Outbox, checkpoint: str, number: int = 0) ->
 def _outbox_file(number: int) -> str:
     """Where it stands of an outbox among several."""
     return OUTBOX_FILE if number == 0 else OUTBOX_FILE.replace(".json", f"-{number}.json")
+
+
+CLIENTS_FILE: Final = "sessions.json"
+#: A full disk keeps no gateway from going on [I7]; any other failure is one of the disk that holds the journal [I6].
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: Directory in a line's state directory that has one for each member.
+MEMBERS: Final = "members"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSession:
+    """One client id of a state directory.
+
+    Attributes:
+        client_id: As in CONNECT.
+        brokers: Where its session may be, as last connected to.
+        since: When its first connection stood, in seconds since 1970.
+        ended: When its session was ended at the broker; None while it may be there.
+        how: ``drained`` when it was empty then, ``discarded`` when it was given up with what it held; "" before.
+    """
+
+    client_id: str
+    brokers: tuple[str, ...] = ()
+    since: float = 0.0
+    ended: float | None = None
+    how: str = ""
+
+
+def read_clients(state_dir: Path) -> tuple[ClientSession, ...]:
+    """What is written down in a state directory; nothing where that is not one of our files."""
+    try:
+        values = json.loads(text_of(state_dir / CLIENTS_FILE) or "")["clients"]
+        return tuple(ClientSession(**{**each, "brokers": tuple(each["brokers"])}) for each in values)
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def note_client(state_dir: Path, client_id: str, broker: str) -> None:
+    """Write down that a client id has a session at a broker; since when it has one stays.
+
+    Raises:
+        OSError: The disk is full.
+        JournalFailed: TL-J04, it does not work.
+    """
+    _note(state_dir, client_id, new=ClientSession(client_id, since=time.time()), brokers=(broker,))
+
+
+def end_client(state_dir: Path, client_id: str, how: str) -> None:
+    """Write down that the session of a client id was ended, if it was written down that there is one.
+
+    Raises:
+        OSError: The disk is full.
+        JournalFailed: TL-J04, it does not work.
+    """
+    _note(state_dir, client_id, ended=time.time(), how=how)
+
+
+def given_up(settings: GatewaySettings, session: Mapping[str, object]) -> str:
+    """The client id that the settings give up, if a session of it may be there and is this line's; "" for none.
+
+    Args:
+        settings: Of the gateway.
+        session: The one that its journal knows.
+    """
+    client_id, share = settings.abandon_session, settings.share
+    others = [share.id_of(name) for name in share.members] if share else []
+    if not client_id or client_id in (settings.mqtt_client_id, *others):
+        return ""
+    written = (each for directory in directories(settings) for each in read_clients(directory))
+    known = session.get("client_id") == client_id or any(_is_there(each, client_id) for each in written)
+    of_line = share is not None and f"{client_id}-".startswith(f"{share.client_id}-")
+    return client_id if known or of_line else ""
+
+
+def directories(settings: GatewaySettings) -> list[Path]:
+    """Where it may be written down that a session of the line is there: of a member, beside the others and above."""
+    own = settings.state_dir
+    if settings.share is None:
+        return [own]
+    with contextlib.suppress(OSError):
+        return [own, *(path for path in sorted(own.parent.iterdir()) if path.name != own.name), own.parent.parent]
+    return [own, own.parent.parent]
+
+
+def _is_there(session: ClientSession, client_id: str) -> bool:
+    return session.client_id == client_id and session.ended is None
+
+
+def _note(state_dir: Path, client_id: str, *, new: ClientSession | None = None, **changed: Any) -> None:
+    """Change what is written down of a session that is there, or write down a new one."""
+    before = read_clients(state_dir)
+    there = next((each for each in before if _is_there(each, client_id)), new)
+    if there is None or (there in before and replace(there, **changed) == there):
+        return
+    others = [each for each in before if each.client_id != client_id]
+    text = json.dumps({"clients": [asdict(each) for each in (*others, replace(there, **changed))]}, indent=1)
+    try:
+        files.replace_durably(state_dir / CLIENTS_FILE, text + "\n")
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise
+        what = f"writing {CLIENTS_FILE} failed ({files.why(error)})"
+        raise JournalFailed("TL-J04", str(state_dir), what, "Check the disk and start again.") from error

@@ -30,12 +30,12 @@ from towline import files
 from towline.backoff import Backoff
 from towline.errors import ConfigError, GatewayError, JournalError, TowlineError
 from towline.gateway.endpoint import ERROR_FILE, error_fields, error_from
-from towline.gateway.filters import check_session
 from towline.gateway.identity import check_checkpoint, check_outbox
 from towline.gateway.listen import ServerCertificate, TokenFile
 from towline.gateway.pump import Pump
 from towline.gateway.request import unforeseen
 from towline.gateway.service import InboxService
+from towline.gateway.sessions import check_session
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream, log_settings

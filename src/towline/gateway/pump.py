@@ -39,10 +39,9 @@ from towline.errors import (
     TowlineError,
     Unreachable,
 )
-from towline.gateway.clients import directories, end_client, given_up, note_client
 from towline.gateway.draining import Drain, DrainFacts, DrainStep, end_session
-from towline.gateway.filters import WantedFilters
-from towline.gateway.sessions import connection_of, filters_of, inbound_config, receipt_ledger
+from towline.gateway.identity import directories, end_client, given_up, note_client
+from towline.gateway.sessions import WantedFilters, connection_of, filters_of, inbound_config, receipt_ledger
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox

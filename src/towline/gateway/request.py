@@ -11,7 +11,7 @@ import structlog
 from pyarrow import flight
 
 from towline.errors import GatewayError, TowlineError
-from towline.gateway.endpoint import error_fields
+from towline.gateway.endpoint import bad_request, error_fields
 from towline.journal import Batch
 from towline.logfile import own_log
 from towline.text import cause
@@ -86,11 +86,6 @@ def _are_ranges(value: Any) -> bool:
         return False
     typed = all(isinstance(each, list) and list(map(type, each)) == [int, int, str] for each in value)
     return typed and all(0 <= start <= end and len(incarnation) <= 256 for start, end, incarnation in value)
-
-
-def bad_request(where: str, what: str) -> GatewayError:
-    """TL-G08: the client asks for what this version does not have."""
-    return GatewayError("TL-G08", where, what, "Use the same version of Towline on both sides.")
 
 
 def _object(where: str, body: bytes) -> Mapping[str, object]:

@@ -11,9 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,11 +26,18 @@ from pyarrow import flight
 from towline.delivery.outrows import arrived
 from towline.delivery.refused import ACTIONS
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, JournalFailed
-from towline.gateway.endpoint import END_OF_ROWS, ENDPOINT_FILE, GatewayEndpoint, location_of, socket_path
-from towline.gateway.filters import ChangeState
+from towline.gateway.client import FOREIGN_LEASE_S
+from towline.gateway.endpoint import (
+    END_OF_ROWS,
+    ENDPOINT_FILE,
+    GatewayEndpoint,
+    bad_request,
+    location_of,
+    socket_path,
+)
 from towline.gateway.identity import KnownOffset, check_offset, extent
-from towline.gateway.leases import Leases, now_text
-from towline.gateway.request import Request, bad_request, errors_on_the_wire
+from towline.gateway.request import Request, errors_on_the_wire
+from towline.gateway.sessions import ChangeState
 from towline.gateway.tickets import TicketKey
 from towline.journal import largest_frame
 from towline.journal.reading import RowSlice, combined
@@ -36,7 +47,7 @@ from towline.threads import Condition, guarded_thread
 from towline.timing import Stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
 
@@ -55,6 +66,96 @@ _AT_ONCE: Final = 4 << 20
 _FRAME_ROWS: Final = 1 << 20
 #: Patience with the thread the refused messages belong to, in seconds: it may be connecting.
 _ASK_S: Final = 15.0
+
+
+@dataclass(slots=True)
+class _Lease:
+    token: str = field(repr=False)
+    holder: ProcessMark
+    since: str
+    seen: float
+
+
+class Leases:
+    """The readers of one gateway.
+
+    A lease ends when it is released, when its holder's process is gone, or when its holder on another host has not
+    called for `FOREIGN_LEASE_S`. The next reader then gets a new lease and the old one is refused for ever.
+    """
+
+    def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._where = where
+        self._clock = clock
+        self._held: dict[str, _Lease] = {}
+        self._lock = threading.Lock()
+
+    def open(self, consumer: str, holder: ProcessMark) -> str:
+        """Hand out the lease of a consumer.
+
+        Args:
+            consumer: Its name.
+            holder: Who reads.
+
+        Raises:
+            Fenced: TL-G03 while another living process holds it.
+        """
+        lease = _Lease(secrets.token_hex(8), holder, _now(), self._clock())
+        with self._lock:
+            held = self._held.get(consumer)
+            if not held or held.holder == holder or self._ended(held):
+                self._held[consumer] = lease
+                return lease.token
+        raise Fenced(
+            "TL-G03",
+            self._where,
+            f'the process with pid {held.holder.pid} on {held.holder.host} reads as consumer "{consumer}" '
+            f"since {held.since}",
+            'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch, to Kafka '
+            'with the option "batchId"; if that query has ended, stop its process.',
+        )
+
+    def check(self, consumer: str, token: str) -> None:
+        """See that a lease is the newest one.
+
+        Raises:
+            Fenced: TL-G07 for a lease that was taken over, or that this gateway never gave.
+        """
+        held = self._held.get(consumer)
+        if held is None or held.token != token:
+            raise Fenced(
+                "TL-G07",
+                self._where,
+                f'this reader no longer holds the consumer "{consumer}"',
+                "A newer reader took over or the gateway was started again; nothing is lost. Start the query again "
+                "if it is still wanted.",
+            )
+        held.seen = self._clock()
+
+    def release(self, consumer: str, token: str) -> bool:
+        """Give a lease back; a stale one is left alone."""
+        with self._lock:
+            held = self._held.get(consumer)
+            if held is None or held.token != token:
+                return False
+            del self._held[consumer]
+            return True
+
+    def readers(self) -> dict[str, dict[str, object]]:
+        """Say who reads, by consumer."""
+        return {
+            name: {"pid": lease.holder.pid, "host": lease.holder.host, "since": lease.since}
+            for name, lease in sorted(self._held.copy().items())
+            if not self._ended(lease)
+        }
+
+    def _ended(self, lease: _Lease) -> bool:
+        foreign = lease.holder.host != ProcessMark.of(os.getpid()).host
+        return lease.holder.gone() or (foreign and self._clock() - lease.seen > FOREIGN_LEASE_S)
+
+
+def _now() -> str:
+    """UTC now, ISO 8601 with seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class LongPoll:
@@ -174,7 +275,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 name=self._name,
                 journal=journal.journal_id,
                 epoch=journal.epoch,
-                since=now_text(),
+                since=_now(),
                 settings=settings.digest(),
                 owner_pid=settings.owner_pid,
             )

@@ -31,8 +31,8 @@ from towline.bridge.runtime.state import read_state
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.gateway.client import GatewayClient
-from towline.gateway.filters import ChangeState
 from towline.gateway.launch import ensure
+from towline.gateway.sessions import ChangeState
 from towline.gateway.settings import GatewaySettings
 from towline_prove.devstack import Kafka, Mosquitto
 

@@ -28,7 +28,7 @@ from towline.bridge.runtime.line_requests import pause
 from towline.bridge.runtime.retiring import retire
 from towline.bridge.runtime.screen import PlainScreen
 from towline.errors import ConfigError
-from towline.gateway.clients import read_clients
+from towline.gateway.identity import read_clients
 from towline.gateway.launch import discover
 from towline.journal import Batch, Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA

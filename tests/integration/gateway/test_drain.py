@@ -21,7 +21,7 @@ from tests.helpers import commit, read_all, wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
 from towline.errors import GatewayError
 from towline.gateway.client import GatewayClient
-from towline.gateway.clients import read_clients
+from towline.gateway.identity import read_clients
 from towline.gateway.launch import discover
 from towline.mqtt.events import Received
 from towline_prove.devstack import Mosquitto

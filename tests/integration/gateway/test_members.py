@@ -15,7 +15,7 @@ from typing import Any
 from tests.helpers import ServiceManager, wait_until
 from tests.integration.gateway.conftest import Gateway, NewMembers
 from towline import Client
-from towline.gateway.clients import read_clients
+from towline.gateway.identity import read_clients
 from towline.gateway.launch import discover
 from towline_prove.devstack import Mosquitto
 

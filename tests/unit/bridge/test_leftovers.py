@@ -23,7 +23,7 @@ from towline.doctor.cluster import TopicRole, wanted
 from towline.doctor.machine import ThisMachine, _sound
 from towline.doctor.table import Standing
 from towline.errors import ConfigError
-from towline.gateway.clients import MEMBERS, end_client, note_client
+from towline.gateway.identity import MEMBERS, end_client, note_client
 from towline.journal import Batch, Journal, Limits, Outbox
 from towline.journal.outbox import waiting_in
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA

@@ -32,7 +32,7 @@ from towline.bridge.runtime.reloading import Reloading
 from towline.bridge.runtime.state import BridgeState, read_state
 from towline.bridge.runtime.status import collect, render
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, KafkaError, TowlineError
-from towline.gateway.filters import ChangeState
+from towline.gateway.sessions import ChangeState
 from towline.processes import ProcessMark
 
 HEAD = """

@@ -11,7 +11,7 @@ import pytest
 from towline.bridge.runtime import status
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, advice, code_of, collect, render
-from towline.gateway.clients import end_client, note_client
+from towline.gateway.identity import end_client, note_client
 from towline.version import release, revision, version
 
 LINE: Final[dict[str, Any]] = {

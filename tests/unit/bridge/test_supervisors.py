@@ -32,8 +32,8 @@ from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervisor import Supervisor
 from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor
 from towline.errors import ConfigError, GatewayUnreachable
-from towline.gateway.clients import end_client, note_client
 from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.identity import end_client, note_client
 from towline.processes import ProcessMark
 
 

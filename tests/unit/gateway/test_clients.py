@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from towline.errors import JournalFailed
-from towline.gateway.clients import end_client, given_up, note_client, read_clients
+from towline.gateway.identity import end_client, given_up, note_client, read_clients
 from towline.gateway.settings import GatewaySettings
 
 

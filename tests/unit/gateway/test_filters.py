@@ -11,8 +11,8 @@ from mqtt5 import SubAckPacket, SubAckReasonCode, SubscribePacket, UnsubAckPacke
 from tests.unit.gateway.brokered import Broker, turn
 from tests.unit.mqtt.sessions import CONFIG, granted, online, receive, sent
 from towline.errors import GatewayError
-from towline.gateway.filters import WantedFilters
 from towline.gateway.pump import Pump
+from towline.gateway.sessions import WantedFilters
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.mqtt.codec import Packet

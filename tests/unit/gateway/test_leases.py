@@ -11,8 +11,8 @@ from pyarrow import flight
 
 from tests.unit.gateway.serving import Served, error_of, mark, open_as, raw
 from towline.errors import Fenced
-from towline.gateway.client import GatewayClient
-from towline.gateway.leases import FOREIGN_LEASE_S, Leases
+from towline.gateway.client import FOREIGN_LEASE_S, GatewayClient
+from towline.gateway.service import Leases
 from towline.processes import ProcessMark
 
 

@@ -277,7 +277,7 @@ def test_what_listens_has_tls_and_a_token_or_does_not(given: dict[str, str], sai
 
 def test_a_reader_on_a_network_sends_signs_of_life(far: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch may take longer than its lease; what has ended sends none, and somebody else reads on."""
-    monkeypatch.setattr("towline.gateway.leases.BEAT_S", 0.02)
+    monkeypatch.setattr("towline.gateway.client.BEAT_S", 0.02)
     with as_driver(far) as client:
         client.open("default")
         held = far.server.service._leases._held["default"]

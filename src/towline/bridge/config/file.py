@@ -46,7 +46,7 @@ from towline.bridge.config.tables import (
     UplinkTable,
 )
 from towline.errors import ConfigError
-from towline.gateway.clients import MEMBERS
+from towline.gateway.identity import MEMBERS
 from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
 from towline.gateway.settings import GatewaySettings, ShareSettings, ShareWay
 from towline.guarantee import AckAfter, policy

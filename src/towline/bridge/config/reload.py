@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.errors import ConfigError, ConfigErrors
-from towline.gateway.filters import passing_problem
+from towline.gateway.sessions import passing_problem
 from towline.gateway.settings import SubscribedFilter
 from towline.guarantee import Guarantee, policy
 from towline.mqtt.events import Filter

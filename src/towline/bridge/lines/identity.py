@@ -24,8 +24,8 @@ from pydantic import TypeAdapter, ValidationError
 from towline import files
 from towline.bridge.config.model import CHECKPOINT, DownLine, Line
 from towline.errors import ConfigError, JournalError
-from towline.gateway.clients import MEMBERS, read_clients
 from towline.gateway.endpoint import not_allowed
+from towline.gateway.identity import MEMBERS, read_clients
 from towline.journal.outbox import waiting_in
 from towline.journal.recovery import state_in
 from towline.spark.offsets import JournalPlace

@@ -22,8 +22,8 @@ from towline.bridge.runtime.state import BRIDGE_FILE
 from towline.bridge.runtime.supervisor import Supervisor, alone
 from towline.bridge.runtime.surroundings import SCRATCH
 from towline.errors import ConfigError, GatewayError
-from towline.gateway.clients import end_client, read_clients
 from towline.gateway.draining import drainable, end_session
+from towline.gateway.identity import end_client, read_clients
 from towline.gateway.launch import end_running
 from towline.gateway.process import run
 from towline.gateway.sessions import connection_of

@@ -38,7 +38,7 @@ from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import PAUSED, SILENT_S, LineView, digest_of, is_there, notes_of, read_state
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access
-from towline.gateway.clients import MEMBERS
+from towline.gateway.identity import MEMBERS
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.text import counted, printable
 from towline.timing import local_time
