@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ from towline.errors import ConfigError, GatewayError, JournalError, TowlineError
 from towline.gateway.endpoint import ERROR_FILE, error_fields, error_from
 from towline.gateway.identity import check_checkpoint, check_outbox
 from towline.gateway.listen import ServerCertificate, TokenFile
-from towline.gateway.pump import Pump
+from towline.gateway.pump import Pump, time_of_row
 from towline.gateway.request import unforeseen
 from towline.gateway.service import InboxService
 from towline.gateway.sessions import check_session
@@ -149,21 +150,12 @@ class Oldest:
 
     def __init__(self, journal: Journal, column: str) -> None:
         self._journal = journal
-        self._column = column
-        self._cached: tuple[int, float | None] = (-1, None)
+        self._time_of = lru_cache(maxsize=1)(lambda offset: time_of_row(journal, offset, column))
 
     def at(self) -> float | None:
         """Seconds since 1970; None when nothing waits. A row is read once for each place the watermark comes to."""
         first = self._journal.committed
-        if first >= self._journal.end:
-            return None
-        if self._cached[0] != first:
-            at = None
-            with contextlib.suppress(JournalError):  # the row was committed, and removed, meanwhile
-                rows = next(iter(self._journal.read(first, first + 1)))
-                at = rows.column(self._column).view(pa.int64())[0].as_py() / 1e6
-            self._cached = (first, at)
-        return self._cached[1]
+        return None if first >= self._journal.end else self._time_of(first)
 
 
 class _Gateway:

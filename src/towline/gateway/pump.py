@@ -16,12 +16,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import pyarrow as pa
 import structlog
 
 from towline.delivery.inbound import COUNTERS, Uplink
@@ -57,10 +58,8 @@ from towline.mqtt.events import (
     SessionLost,
     Subscribed,
 )
-from towline.mqtt.inbound import Screening
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.mqtt.session import Session, SessionState
-from towline.mqtt.stubs import Published
 from towline.mqtt.subscriptions import UNSURE
 from towline.mqtt.versions import NAMES
 from towline.net.driver import Hooks, SessionDriver
@@ -72,6 +71,16 @@ from towline.timing import Stamp
 _T = TypeVar("_T")
 #: Of the inbox's ledger, as `Pump.status` shows them.
 _COUNTERS = ("deduplicated", *COUNTERS.values(), "packet_ids_reused", "lower_qos", "sessions_lost")
+
+
+def time_of_row(journal: Journal, offset: int, column: str) -> float | None:
+    """What a column of times says of a row, in seconds since 1970; None where that is not, or no longer, there."""
+    with contextlib.suppress(JournalError):
+        if offset >= journal.first:
+            row = next(iter(journal.read(offset, offset + 1)))
+            microseconds: int = row.column(column).view(pa.int64())[0].as_py()
+            return microseconds / 1e6
+    return None
 
 
 class Pump:
@@ -97,8 +106,7 @@ class Pump:
         self._settings = settings
         self._inbox, self._outbox = inbox, outbox
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
-        #: Publishers that want receipts; None when nobody gets any.
-        self._ledger = receipt_ledger(settings, inbox)
+        ledger = receipt_ledger(settings, inbox)
         #: The session was made while rows waited for room: it knows neither their numbers nor their packet ids.
         self._stale = False
         #: That of the driver, once there is one.
@@ -128,7 +136,7 @@ class Pump:
             handle=self._handle,
             on_rows=on_rows,
             note=self._no_room,
-            ledger=self._ledger,
+            ledger=ledger,
         )
         self._downlink: Downlink | None = None
         if outbox is not None and settings.outbox is not None:
@@ -141,9 +149,10 @@ class Pump:
                 on_progress=on_progress,
                 exactly_once=settings.guarantee is Guarantee.EXACTLY_ONCE,
             )
+        #: Of publishers that want receipts; None when nobody gets any.
         self._receipts: ReceiptSender | None = None
-        if self._ledger is not None and settings.receipts is not None:
-            self._receipts = ReceiptSender(settings.receipts.prefix, self._ledger, inbox, self._handle, self._log)
+        if ledger is not None and settings.receipts is not None:
+            self._receipts = ReceiptSender(settings.receipts.prefix, ledger, inbox, self._handle, self._log)
         hooks = Hooks(
             new_session=self._new_session,
             perform=self._perform,
@@ -173,7 +182,7 @@ class Pump:
     def committed(self, upto: int) -> None:
         """The consumers have committed everything below `upto`."""
         self._committed = max(self._committed, upto)
-        if self._acks_after_kafka or self._ledger is not None or self._drain is not None:
+        if self._acks_after_kafka or self._receipts is not None or self._drain is not None:
             self.wake()
 
     def ask(self, call: Callable[[], _T]) -> Future[_T]:
@@ -324,24 +333,27 @@ class Pump:
     def _send(self, now: float) -> list[float | None]:
         """Send what is due of the outbox and of receipts; returns when something but the session is due next."""
         due: list[float | None] = []
-        if self._downlink is not None:
-            self._send_on(self._downlink)
-            due.append(self._downlink.due())
-        if self._ledger is not None and self._receipts is not None:
-            self._ledger.commit(self._committed)
+        if (downlink := self._downlink) is not None:
+            self._recorded(lambda: downlink.turn(unsent=self._driver.unsent))
+            if downlink.broken is not None and self._shown["last_error"] is None:  # stays, whatever connects
+                self._note(downlink.broken)
+            due.append(downlink.due())
+        if self._receipts is not None:
+            self._receipts.ledger.commit(self._committed)
             self._receipts.turn(now, online=self._driver.online)
             due.append(self._receipts.due() if self._driver.online else None)
         if self._drain is not None:
             due.append(self._drain.due())
         return due
 
-    def _send_on(self, downlink: Downlink) -> None:
+    def _recorded(self, act: Callable[[], object]) -> None:
+        """Do what has to be durable first; what can't be is not acted on: begin anew from what the disk holds."""
         try:
-            downlink.turn(unsent=self._driver.unsent)
+            act()
         except JournalFull as error:
-            self._begin_again("what is to be sent can't be recorded", error)
-        if downlink.broken is not None and self._shown["last_error"] is None:  # stays, whatever connects
-            self._note(downlink.broken)
+            broker = str(self._driver.endpoint)
+            what = f"the state of the session can't be recorded: {error.what}"
+            self._driver.renew(Unreachable("TL-M13", broker, what, error.do))
 
     def _adjust_reading(self, *, full: bool) -> None:
         """Read only while there is room for what comes [I7] and the broker keeps to the window."""
@@ -362,8 +374,8 @@ class Pump:
         self._stale = self._uplink.full
         if self._session is not None:
             self._uplink.count_repeats(self._session.inbound, str(self._driver.endpoint))
-        if self._ledger is not None and self._receipts is not None:
-            self._ledger.start_again(self._uplink.waiting_marks)
+        if self._receipts is not None:
+            self._receipts.ledger.start_again(self._uplink.waiting_marks)
             self._receipts.start_again()
         session = self._session = self._recalled(level)
         if self._downlink is not None:
@@ -385,46 +397,28 @@ class Pump:
             session.subscriptions.known = unsure | session.subscriptions.known
         if self._acks_after_kafka:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.settled = self._inbox.committed
-        if self._ledger is not None:
-            session.inbound.screen = self._screened
+        if self._receipts is not None:  # what its publishers send again is left out
+            screen = self._receipts.ledger.screen
+            session.inbound.screen = lambda packets, topics: screen(packets, topics, Stamp.now())
         return session
-
-    def _screened(self, packets: Sequence[Published], topics: Sequence[str]) -> Screening:
-        """What publishers with receipts send again is left out."""
-        assert self._ledger is not None
-        return self._ledger.screen(packets, topics, Stamp.now())
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, Deliver):
             self._uplink.deliver(action, self._driver.session.inbound)
         elif isinstance(action, Remember):
-            self._remember(action)
-        elif isinstance(action, Online):
-            self._online(action)
-        elif isinstance(action, Subscribed):
-            self._settle_filters()
+            record = asdict(action.record) if action.record else {}
+            self._recorded(lambda: self._inbox.set_session(record))
         elif isinstance(action, SessionLost):
             self._session_lost()
+        elif isinstance(action, Online | Subscribed):
+            if isinstance(action, Online):
+                self._online(action)
+            if self._filters is not None:
+                self._filters.answered(self._driver.session)
         elif self._receipts is not None and isinstance(action, Acknowledged) and self._receipts.perform(action):
             return
-        elif self._downlink is not None:
-            self._perform_outgoing(self._downlink, action)
-
-    def _perform_outgoing(self, downlink: Downlink, action: Action) -> None:
-        try:
-            downlink.perform(action)
-        except JournalFull as error:
-            self._begin_again("what is about to be sent can't be recorded", error)
-
-    def _remember(self, action: Remember) -> None:
-        try:
-            self._inbox.set_session(asdict(action.record) if action.record else {})
-        except JournalFull as error:
-            self._begin_again("the session can't be recorded", error)
-
-    def _begin_again(self, what: str, error: JournalFull) -> None:
-        """What can't be made durable must not be acted on: begin anew from what the disk holds."""
-        self._driver.renew(Unreachable("TL-M13", str(self._driver.endpoint), f"{what}: {error.what}", error.do))
+        elif (downlink := self._downlink) is not None:
+            self._recorded(lambda: downlink.perform(action))
 
     def _online(self, action: Online) -> None:
         if self._receipts is not None and not action.resumed:
@@ -439,13 +433,8 @@ class Pump:
         if kept < self._settings.session_expiry_s:
             what = f"the broker keeps our session for {kept:,} s only; after longer away, what it held is gone"
             self._log.warning(what, code="TL-M36", broker=broker)
-        self._settle_filters()
         if self._given_up:
             self.ask(self._end_given_up)
-
-    def _settle_filters(self) -> None:
-        if self._filters is not None:
-            self._filters.answered(self._driver.session)
 
     def _write_down(self, note: Callable[..., None], *what: object) -> None:
         """Note in ``sessions.json`` which client ids have a session, for `towline status`; a full disk keeps nobody."""
@@ -460,21 +449,15 @@ class Pump:
     def _owing(self) -> bool:
         """Whether a publisher is to get a receipt, or a message is to be sent."""
         unsent = self._outbox is not None and not self._outbox.reached(self._outbox.journal.end)
-        return unsent or (self._ledger is not None and self._ledger.due)
+        return unsent or (self._receipts is not None and self._receipts.ledger.due)
 
     def _drain_on(self, drain: Drain) -> None:
-        driver, session, inbox, uplink, before = (
-            self._driver,
-            self._driver.session,
-            self._inbox,
-            self._uplink,
-            drain.step,
-        )
+        driver, inbox, session, before = self._driver, self._inbox, self._driver.session, drain.step
         facts = DrainFacts(
             online=driver.online and session.state is SessionState.ONLINE,
             subscribed=bool(session.subscriptions.known),
-            open=session.inbound.unacknowledged + uplink.full,
-            came=(driver.count, uplink.received, len(session.inbound.held)),
+            open=session.inbound.unacknowledged + self._uplink.full,
+            came=(driver.count, self._uplink.received, len(session.inbound.held)),
             probed=session.probed,
             uncommitted=inbox.end - inbox.committed,
             owing=self._owing,
@@ -526,18 +509,14 @@ class Pump:
 
     def _session_lost(self) -> None:
         self._inbox.count(sessions_lost=1)
-        now, last = datetime.now(UTC), None
-        if self._inbox.end > self._inbox.first:
-            with contextlib.suppress(JournalError):  # it was committed, and removed, meanwhile
-                row = next(iter(self._inbox.read(self._inbox.end - 1, self._inbox.end)))
-                last = row.column("received_at")[0].as_py()
-        since = f"{last:%Y-%m-%d %H:%M:%S} UTC, when the last message was stored," if last else "the last connection"
+        last, since = time_of_row(self._inbox, self._inbox.end - 1, "received_at"), "the last connection"
+        if last is not None:
+            since = f"{datetime.fromtimestamp(last, UTC):%Y-%m-%d %H:%M:%S} UTC, when the last message was stored,"
         what = f"the broker has lost our session: what came to it between {since} and now may be missing"
         do = KEEP_SESSIONS
         if isinstance(self._driver.error, TakenOver):
             do = "Another client had taken over the client id, and began without it: give each client an id of its own."
-        times = {"at": now.timestamp(), "since": last.timestamp() if last else None}
-        self._shown["session_lost"] = {**times, "text": what, "do": do}
+        self._shown["session_lost"] = {"at": time.time(), "since": last, "text": what, "do": do}
         self._log.warning(what, do=do, code="TL-M22", broker=str(self._driver.endpoint))
 
     def _ended(self) -> bool:

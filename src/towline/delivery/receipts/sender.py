@@ -46,7 +46,7 @@ class ReceiptSender:
 
     def __init__(self, prefix: str, ledger: Ledger, inbox: Journal, handle: Callable[[Event], None], log: Any) -> None:
         self._prefix = prefix
-        self._ledger = ledger
+        self.ledger = ledger
         self._inbox = inbox
         self._handle = handle
         self._log = log
@@ -66,28 +66,28 @@ class ReceiptSender:
         Raises:
             JournalFailed: TL-J04 [I6].
         """
-        if self._ledger.forged and not self._warned:
+        if self.ledger.forged and not self._warned:
             self._warned = True
             self._log.warning(_FORGED, code="TL-M35")
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE
-            self._ledger.keys.refresh()
-            if problem := self._ledger.keys.problem:
+            self.ledger.keys.refresh()
+            if problem := self.ledger.keys.problem:
                 self._log.warning("the keys before count on", reason=str(problem), code=problem.code)
-            self._keep(self._ledger.expire(Stamp.now()))
+            self._keep(self.ledger.expire(Stamp.now()))
         room = _MOST_OPEN - len(self._open)
-        if not online or not self._ledger.due or room <= 0 or now < self._next_at:
+        if not online or not self.ledger.due or room <= 0 or now < self._next_at:
             return
-        receipts = self._ledger.receipts(room, {one.publisher for one in self._open})
+        receipts = self.ledger.receipts(room, {one.publisher for one in self._open})
         if not receipts:
             return
         self._next_at = now + _PAUSE
-        if self._keep(self._ledger.notes(receipts)):
+        if self._keep(self.ledger.notes(receipts)):
             self._send(receipts)
 
     def due(self) -> float | None:
         """When `turn` is due by the clock; None for never."""
-        return self._next_at if self._ledger.due and len(self._open) < _MOST_OPEN else None
+        return self._next_at if self.ledger.due and len(self._open) < _MOST_OPEN else None
 
     def _keep(self, notes: Mapping[str, Any]) -> bool:
         try:
@@ -102,10 +102,10 @@ class ReceiptSender:
         messages = []
         for receipt in receipts:
             self._open.add(receipt)
-            self._ledger.handed_over(receipt)
+            self.ledger.handed_over(receipt)
             message = OutboundMessage(
                 receipt_topic(self._prefix, receipt.publisher),
-                receipt.encode(self._ledger.keys),
+                receipt.encode(self.ledger.keys),
                 qos=1,
                 retain=True,  # a publisher that was away learns it when it subscribes again
                 payload_format_indicator=1,
@@ -134,21 +134,21 @@ class ReceiptSender:
         """The connection is gone; the messages with these tokens never left."""
         unsent = [token for token in withdrawn if isinstance(token, ReceiptPayload) and token in self._open]
         self._open.difference_update(unsent)
-        self._ledger.announce_again([receipt.publisher for receipt in unsent])
+        self.ledger.announce_again([receipt.publisher for receipt in unsent])
 
     def session_lost(self) -> None:
         """The broker forgot our session, and perhaps all that it kept; what publishers have heard is unknown."""
-        self._ledger.announce_again()
+        self.ledger.announce_again()
 
     def start_again(self) -> None:
         """A new session knows nothing of what was under way."""
         names = [receipt.publisher for receipt in self._open]
         self._open.clear()
-        self._ledger.announce_again(names)
+        self.ledger.announce_again(names)
 
     def status(self) -> dict[str, int]:
         """For `towline status`; from any thread, about."""
-        ledger = self._ledger
+        ledger = self.ledger
         return {
             "publishers": len(ledger),
             "sent": self.sent,
