@@ -63,7 +63,7 @@ class GatewayEndpoint:
         journal: Id of the journal it serves.
         epoch: Epoch of the journal's owner [I8].
         since: UTC time of the start, ISO 8601.
-        settings: Digest of the settings (`GatewaySettings.digest`).
+        settings: Digest of the settings (`GatewaySettings.digest`), "" when unknown.
         owner_pid: Process whose end ends the gateway, None for a gateway of its own.
         listen: Location on a network, ``grpc+tls://...``; "" for none.
     """

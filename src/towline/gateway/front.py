@@ -37,7 +37,7 @@ from towline.gateway.access import REMOTE
 from towline.gateway.endpoint import error_fields
 from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
 from towline.gateway.process import configure_logging, give_memory_back
-from towline.gateway.request import Request, errors_on_the_wire, refusal, unforeseen
+from towline.gateway.request import errors_on_the_wire, fields_of, refusal, unforeseen
 from towline.gateway.tickets import Ticket, TicketKey
 from towline.logfile import LogStream
 from towline.threads import guarded_thread
@@ -158,13 +158,14 @@ def check_call(where: str, ticket: Ticket, call: str, body: bytes) -> None:
     Raises:
         GatewayError: TL-G43, the ticket is for something else. TL-G08, the request can't be read.
     """
-    asked = Request(where, body)
+    asked = fields_of(where, body)
     if call == "get":
-        rows = (asked.text("journal"), asked.number("end"), asked.text_or_empty("incarnation"))
-        fits = rows == (ticket.journal, ticket.end, ticket.incarnation) and asked.number("start") >= ticket.start
+        rows, start = (asked.get("journal"), asked.get("end"), asked.get("incarnation", "")), asked.get("start")
+        fits = rows == (ticket.journal, ticket.end, ticket.incarnation)
+        fits = fits and isinstance(start, int) and start >= ticket.start
         kind, what = "read", "these rows"
     elif call in {"put", "place", "sent"}:
-        fits = call == "sent" or asked.text("writer").startswith(f"{ticket.writer}/")
+        fits = call == "sent" or str(asked.get("writer")).startswith(f"{ticket.writer}/")
         kind, what = "write", "this writer"
     else:
         what, do = f'a ticket does not open the action "{call}"', "Only the driver asks for that, with the token."

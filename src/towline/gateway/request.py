@@ -1,95 +1,41 @@
-"""What a client of the gateway asks for, as JSON whose fields are checked when they are taken; how errors go back."""
+"""What a client of the gateway asks for, as JSON whose fields are a handler's arguments; how errors go back."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 import structlog
 from pyarrow import flight
+from pydantic import Field, ValidationError
 
 from towline.errors import GatewayError, TowlineError
 from towline.gateway.endpoint import bad_request, error_fields
-from towline.journal import Batch
 from towline.logfile import own_log
 from towline.text import cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Slices of a micro-batch: more than a cluster has cores.
-_MOST_RANGES: Final = 10_000
+#: Fields of a request: text of 1 to 256 characters, the same or "" for none, a number and seconds from 0, and ranges of
+#: offsets, each with what its end came with.
+Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
+OptionalText: TypeAlias = Annotated[str, Field(max_length=256)]
+Number: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
+#: As many as slices of a micro-batch: more than a cluster has cores.
+Ranges: TypeAlias = Annotated[list[tuple[Number, Number, OptionalText]], Field(min_length=1, max_length=10_000)]
+_T = TypeVar("_T")
 
 
-class Request:
-    """The fields of a request, each checked when it is taken.
-
-    Args:
-        where: The gateway, as errors name it.
-        body: JSON; empty for no fields.
-        cancelled: Whether the client has gone.
+def fields_of(where: str, body: bytes) -> dict[str, Any]:
+    """The fields of a request, a JSON object; empty for an empty body.
 
     Raises:
-        GatewayError: TL-G08, from here and from every method: it is not what this version takes.
+        GatewayError: TL-G08, it is none.
     """
-
-    def __init__(self, where: str, body: bytes, cancelled: Callable[[], bool] = lambda: False) -> None:
-        self._where = where
-        self.cancelled = cancelled
-        self._fields = _object(where, body)
-
-    def _taken(self, key: str, sound: Callable[[Any], bool], wanted: str) -> Any:
-        value = self._fields.get(key)
-        if not sound(value):
-            raise bad_request(self._where, f'"{key}" has to be {wanted}')
-        return value
-
-    def text(self, key: str) -> str:
-        """Text of 1 to 256 characters."""
-        return str(self._taken(key, lambda v: isinstance(v, str) and 0 < len(v) <= 256, "text of 1 to 256 characters"))
-
-    def text_or_empty(self, key: str) -> str:
-        """Text of at most 256 characters; "" where there is none."""
-        return self.text(key) if self._fields.get(key, "") != "" else ""
-
-    def number(self, key: str) -> int:
-        """A number from 0."""
-        return int(self._taken(key, lambda v: type(v) is int and v >= 0, "a number from 0"))
-
-    def optional(self, key: str) -> int | None:
-        """A number from 0; None where there is none."""
-        return None if self._fields.get(key) is None else self.number(key)
-
-    def seconds(self, key: str) -> float:
-        """Seconds from 0."""
-        return float(self._taken(key, lambda v: type(v) in (int, float) and v >= 0, "seconds from 0"))
-
-    def listed(self, key: str) -> list[Any]:
-        """A list, whatever is in it."""
-        return list(self._taken(key, lambda v: isinstance(v, list), "a list"))
-
-    def ranges(self) -> list[tuple[int, int, str]]:
-        """Ranges of offsets, each with what its end came with: ``[[start, end, incarnation], ...]``."""
-        wanted = f"1 to {_MOST_RANGES:,} lists of [start, end, incarnation]"
-        return [tuple(each) for each in self._taken("ranges", _are_ranges, wanted)]
-
-    def batch(self) -> Batch:
-        """The batch that rows belong to."""
-        origin, attempt = self.text_or_empty("origin"), self.text_or_empty("attempt")
-        return Batch(self.text("writer"), self.number("batch"), origin, attempt)
-
-
-def _are_ranges(value: Any) -> bool:
-    if not isinstance(value, list) or not 0 < len(value) <= _MOST_RANGES:
-        return False
-    typed = all(isinstance(each, list) and list(map(type, each)) == [int, int, str] for each in value)
-    return typed and all(0 <= start <= end and len(incarnation) <= 256 for start, end, incarnation in value)
-
-
-def _object(where: str, body: bytes) -> Mapping[str, object]:
-    """Read a JSON object; an empty body is an empty object."""
     try:
         value = json.loads(body or b"{}")
     except (ValueError, RecursionError):
@@ -97,6 +43,27 @@ def _object(where: str, body: bytes) -> Mapping[str, object]:
     if not isinstance(value, dict):
         raise bad_request(where, "the request is not a JSON object")
     return value
+
+
+def answer(where: str, handler: Callable[..., _T], body: bytes, **more: object) -> _T:
+    """What a handler answers to a request, whose fields are its arguments, checked by their types (`validate_call`).
+
+    Args:
+        where: The gateway, as errors name it.
+        handler: The handler.
+        body: Of the request.
+        more: Arguments that the call itself says.
+
+    Raises:
+        GatewayError: TL-G08, it is not what this version takes; and what the handler raises.
+    """
+    fields = {**fields_of(where, body), **more}
+    try:
+        return handler(**fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise bad_request(where, f'"{name}" is not accepted: {first["msg"].lower()}') from None
 
 
 #: Characters of an unforeseen cause: its text may hold a message.

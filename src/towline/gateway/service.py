@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyarrow import flight
+from pydantic import validate_call
 
 from towline.delivery.outrows import arrived
 from towline.delivery.refused import ACTIONS
@@ -36,10 +37,10 @@ from towline.gateway.endpoint import (
     socket_path,
 )
 from towline.gateway.identity import KnownOffset, check_offset, extent
-from towline.gateway.request import Request, errors_on_the_wire
+from towline.gateway.request import Number, OptionalText, Ranges, Seconds, Text, answer, errors_on_the_wire
 from towline.gateway.sessions import ChangeState
 from towline.gateway.tickets import TicketKey
-from towline.journal import largest_frame
+from towline.journal import Batch, largest_frame
 from towline.journal.reading import RowSlice, combined
 from towline.processes import ProcessMark
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES, ROW_SCHEMA
@@ -53,11 +54,13 @@ if TYPE_CHECKING:
 
     from towline.gateway.pump import Pump
     from towline.gateway.settings import GatewaySettings
-    from towline.journal import Batch, Journal, Outbox
+    from towline.journal import Journal, Outbox
     from towline.journal.outbox import Appended
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
+#: Actions that wait, and have to know whether their caller is still there.
+_WAITING: Final = frozenset({"wait", "sent"})
 #: How often a waiting call looks whether its caller is still there, in seconds.
 _GLANCE_S: Final = 1.0
 #: A piece above is stored before more is read.
@@ -239,7 +242,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._leases = Leases(self._name)
         self._polls = LongPoll()
         self._socket = socket_path(self._state_dir)
-        self._actions = {
+        actions: dict[str, Callable[..., Any]] = {
             "status": self._status_action,
             "open": self._open,
             "alive": self._alive,
@@ -256,6 +259,9 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "sign_writer": self._sign_writer,
             "filters": self._filters,
         }
+        #: Each checks its arguments, the fields of a request, by their types.
+        self._actions = {name: validate_call(handler) for name, handler in actions.items()}
+        self._reads, self._takes = validate_call(self._read), validate_call(self._take)
         self.tickets = TicketKey.of(self._name, self._state_dir)
         self._socket.unlink(missing_ok=True)  # of a killed gateway: the journal's lock says that we are alone [I8]
         try:
@@ -318,29 +324,41 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             handler = self._actions.get(action.type)
             if handler is None:
                 raise bad_request(self._name, f'there is no action "{action.type}"')
-            request = Request(self._name, action.body.to_pybytes(), context.is_cancelled)
-            return [json.dumps(handler(request)).encode()]
+            more = {"cancelled": context.is_cancelled} if action.type in _WAITING else {}
+            return [json.dumps(answer(self._name, handler, action.body.to_pybytes(), **more)).encode()]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Stream the rows of ``{journal, start, end, incarnation}``; the same range gives the same rows [I4]."""
         del context
         with errors_on_the_wire(self._name):
-            request = Request(self._name, ticket.ticket)
-            start, end = request.number("start"), request.number("end")
-            self._there(request, start, end)
-            return flight.GeneratorStream(ROW_SCHEMA, self._rows(start, end))
+            return flight.GeneratorStream(ROW_SCHEMA, answer(self._name, self._reads, ticket.ticket))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take the rows of a batch into the outbox; ``{writer, batch}`` names it [I10]."""
         del context
         with errors_on_the_wire(self._name):
-            request = Request(self._name, descriptor.command)
-            batch, start, whole = request.batch(), request.number("start"), request.number("whole") == 1
-            with self._failing():
-                stored = take_batch(
-                    self._outgoing(), self._name, batch, reader, start=start, whole=whole, wake=self._pump.wake
-                )
-            writer.write(json.dumps(self._stored(stored)).encode())
+            writer.write(json.dumps(answer(self._name, self._takes, descriptor.command, reader=reader)).encode())
+
+    def _read(self, journal: Text, start: Number, end: Number, incarnation: OptionalText = "") -> Any:
+        self._there(journal, start, end, incarnation)
+        return self._rows(start, end)
+
+    def _take(
+        self,
+        writer: Text,
+        batch: Number,
+        origin: OptionalText,
+        attempt: OptionalText,
+        *,
+        start: Number,
+        whole: bool,
+        reader: Any,
+    ) -> Any:
+        outbox, named = self._outgoing(), Batch(writer, batch, origin, attempt)
+        with self._failing():
+            return self._stored(
+                take_batch(outbox, self._name, named, reader, start=start, whole=whole, wake=self._pump.wake)
+            )
 
     def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         with errors_on_the_wire(self._name):
@@ -349,8 +367,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     # -- actions -----------------------------------------------------------------------------------------------
 
-    def _status_action(self, request: Request) -> dict[str, object]:
-        del request
+    def _status_action(self) -> Any:
         journal = self._journal
         return {
             **self._position(),
@@ -368,9 +385,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             **self._status(),
         }
 
-    def _open(self, request: Request) -> dict[str, object]:
-        consumer = request.text("consumer")
-        holder = ProcessMark(request.number("pid"), request.number("started"), request.text("host"))
+    def _open(self, consumer: Text, pid: Number, started: Number, host: Text) -> Any:
+        holder = ProcessMark(pid, started, host)
         lease = self._leases.open(consumer, holder)
         self._polls.notify()  # a reader whose lease was taken over stops waiting
         before = self._journal.consumers
@@ -386,23 +402,34 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             **self._position(),
         }
 
-    def _alive(self, request: Request) -> dict[str, object]:
+    def _alive(self, consumer: Text, lease: Text) -> Any:
         """A sign of life."""
-        self._leases.check(request.text("consumer"), request.text("lease"))
+        self._leases.check(consumer, lease)
         return {}
 
-    def _release(self, request: Request) -> dict[str, object]:
-        released = self._leases.release(request.text("consumer"), request.text("lease"))
+    def _release(self, consumer: Text, lease: Text) -> Any:
+        released = self._leases.release(consumer, lease)
         self._polls.notify()
         return {"released": released}
 
-    def _wait(self, request: Request) -> dict[str, object]:
-        consumer, lease, start = request.text("consumer"), request.text("lease"), request.number("start")
-        timeout = min(request.seconds("timeout_s"), MAX_WAIT_S)
-        self._known(request, 0)
+    def _wait(
+        self,
+        consumer: Text,
+        lease: Text,
+        journal: Text,
+        start: Number,
+        *,
+        timeout_s: Seconds,
+        cancelled: Callable[[], bool],
+        max_rows: Number | None = None,
+        max_bytes: Number | None = None,
+        safe: Number | None = None,
+        incarnation: OptionalText = "",
+        sized: bool = False,
+    ) -> Any:
+        self._known(journal, 0)
         self._leases.check(consumer, lease)
-        self._there(request, start, start)
-        safe = request.optional("safe")
+        self._there(journal, start, start, incarnation)
         self._commit(consumer, start if safe is None else min(safe, start))
         end = start
 
@@ -410,19 +437,16 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             self._leases.check(consumer, lease)  # it may be taken over meanwhile
             return self._journal.end > start
 
-        if self._polls.wait(more, timeout, request.cancelled):
-            end = self._journal.locate(
-                start, max_rows=request.optional("max_rows"), max_bytes=request.optional("max_bytes")
-            )
-        size = {"size": self._journal.size(start, end)} if request.optional("sized") else {}
+        if self._polls.wait(more, min(timeout_s, MAX_WAIT_S), cancelled):
+            end = self._journal.locate(start, max_rows=max_rows, max_bytes=max_bytes)
+        size = {"size": self._journal.size(start, end)} if sized else {}
         return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **self._position()}
 
-    def _incarnation(self, request: Request) -> dict[str, object]:
+    def _incarnation(self, offset: Number) -> Any:
         """Which opening of the journal wrote the row below ``offset``; "" where that is not known."""
-        return {"incarnation": self._journal.incarnation_of(request.number("offset"))}
+        return {"incarnation": self._journal.incarnation_of(offset)}
 
-    def _forget(self, request: Request) -> dict[str, object]:
-        consumer = request.text("consumer")
+    def _forget(self, consumer: Text) -> Any:
         if reader := self._leases.readers().get(consumer):
             raise Fenced(
                 "TL-G03",
@@ -434,46 +458,42 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             self._journal.forget(consumer)
         return {"consumers": dict(self._journal.consumers)}
 
-    def _place(self, request: Request) -> dict[str, object]:
-        return self._stored(self._outgoing().stored(request.batch()))
+    def _place(self, writer: Text, batch: Number, origin: OptionalText, attempt: OptionalText) -> Any:
+        return self._stored(self._outgoing().stored(Batch(writer, batch, origin, attempt)))
 
     def _stored(self, stored: Appended) -> dict[str, object]:
         return {**stored._asdict(), **extent(self._outgoing().journal)._asdict()}
 
-    def _position_of_outbox(self, request: Request) -> dict[str, object]:
+    def _position_of_outbox(self, offset: Number) -> Any:
         """Where the outbox stands, and which opening of it wrote the row below ``offset`` [I14]."""
-        return extent(self._outgoing().journal, request.number("offset"))._asdict()
+        return extent(self._outgoing().journal, offset)._asdict()
 
-    def _over(self, request: Request) -> dict[str, object]:
+    def _over(self, job: Text) -> Any:
         with self._failing():
-            self._outgoing().end_job(request.text("job"))
+            self._outgoing().end_job(job)
         self._pump.wake()
         return {}
 
-    def _filters(self, request: Request) -> dict[str, str]:
+    def _filters(self, change: Text, filters: list[Any], settings: Text) -> Any:
         """Want other filters, or say how far that is; with them the settings have another digest, ``settings``."""
-        answer = self._pump.want(request.text("change"), request.listed("filters"))
         try:
-            told = answer.result(_GLANCE_S)
+            told = self._pump.want(change, filters).result(_GLANCE_S)
         except (CancelledError, TimeoutError):
             return {"state": ChangeState.ASKED.value, "text": ""}  # it is connecting, or ends
-        digest = request.text("settings")
-        if told["state"] == ChangeState.GRANTED.value and digest != self.endpoint.settings:
-            self._publish(replace(self.endpoint, settings=digest))
+        if told["state"] == ChangeState.GRANTED.value and settings != self.endpoint.settings:
+            self._publish(replace(self.endpoint, settings=settings))
         return told
 
-    def _sent(self, request: Request) -> dict[str, object]:
+    def _sent(self, upto: Number, timeout_s: Seconds, cancelled: Callable[[], bool]) -> Any:
         """Wait until every message of the outbox below ``upto`` is with the broker, refused or expired."""
-        timeout = min(request.seconds("timeout_s"), MAX_WAIT_S)
-        outbox, upto = self._outgoing(), request.number("upto")
-        return {"done": self._polls.wait(lambda: outbox.reached(upto), timeout, request.cancelled)}
+        outbox = self._outgoing()
+        return {"done": self._polls.wait(lambda: outbox.reached(upto), min(timeout_s, MAX_WAIT_S), cancelled)}
 
-    def _refused(self, request: Request) -> dict[str, object]:
+    def _refused(self, do: Text, at: Number) -> Any:
         """Look at some of the refused messages, or move some: a method of `RefusedMessages` and its argument.
 
         What is answered with TL-G32 may have been done all the same: each message is moved once.
         """
-        do, at = request.text("do"), request.number("at")
         if do not in ACTIONS:
             raise bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
         self._outgoing()
@@ -483,17 +503,15 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             what, hint = "the gateway is ending, or connecting", "Ask again in a moment."
             raise GatewayError("TL-G32", self._name, what, hint) from error
 
-    def _sign(self, request: Request) -> dict[str, object]:
+    def _sign(self, journal: Text, ranges: Ranges, valid_s: Seconds) -> Any:
         """Tickets to read ranges of this journal; whether the rows are there shows when one is used."""
-        valid_s, journal = request.seconds("valid_s"), self._known(request, 0).journal
-        asked = request.ranges()
+        self._known(journal, 0)
         sign = partial(self.tickets.sign, valid_s, kind="read", journal=journal)
-        return {"tickets": [sign(start=start, end=end, incarnation=known) for start, end, known in asked]}
+        return {"tickets": [sign(start=start, end=end, incarnation=known) for start, end, known in ranges]}
 
-    def _sign_writer(self, request: Request) -> dict[str, object]:
+    def _sign_writer(self, writer: Text, valid_s: Seconds) -> Any:
         """A ticket for the batches of one query or job."""
         self._outgoing()
-        valid_s, writer = request.seconds("valid_s"), request.text("writer")
         return {"ticket": self.tickets.sign(valid_s, kind="write", writer=writer)}
 
     def _outgoing(self) -> Outbox:
@@ -539,9 +557,9 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "tip": journal.end,
         }
 
-    def _there(self, request: Request, start: int, end: int) -> None:
+    def _there(self, journal: str, start: int, end: int, incarnation: str) -> None:
         """See that a range is one of this journal, and means the rows that it meant when it was handed out [I14]."""
-        self._known(request, end, request.text_or_empty("incarnation"))
+        self._known(journal, end, incarnation)
         first = self._journal.first
         if not start <= end:
             raise bad_request(self._name, f"{start}..{end} is not a range")
@@ -555,11 +573,9 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 "there, and set journalRetainBytes to keep committed rows for a replay.",
             )
 
-    def _known(self, request: Request, offset: int, incarnation: str = "") -> KnownOffset:
+    def _known(self, journal: str, offset: int, incarnation: str = "") -> None:
         """See that an offset of the asked journal is one of this journal's."""
-        known = KnownOffset(request.text("journal"), offset, incarnation)
-        check_offset(self._name, known, extent(self._journal, offset))
-        return known
+        check_offset(self._name, KnownOffset(journal, offset, incarnation), extent(self._journal, offset))
 
 
 def take_batch(

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,12 +104,12 @@ class Served:
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
         given = {"name": name, "state_dir": state_dir, "brokers": "mqtt://h", "subscriptions": [{"filter": "t"}]}
-        settings = settings or GatewaySettings.model_validate(given)
-        self.name = settings.name
+        told = settings or GatewaySettings.model_validate(given)
+        self.name = told.name
         pump: Any = self.pump
-        self.service = InboxService(
-            settings, self.journal, pump, status=lambda: self.reported, failed=self.failures.append
-        )
+        self.service = InboxService(told, self.journal, pump, status=lambda: self.reported, failed=self.failures.append)
+        if settings is None:  # whoever asks for any is served
+            self.service._publish(replace(self.service.endpoint, settings=""))
 
     @property
     def location(self) -> str:

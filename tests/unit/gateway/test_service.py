@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -262,6 +265,11 @@ def test_a_consumer_that_is_read_is_not_forgotten(server: Served, client: Gatewa
     assert "default" in server.journal.consumers
 
 
+OPEN: dict[str, Any] = {"consumer": "x", "pid": 1, "started": 1, "host": "h"}
+WAIT: dict[str, Any] = {"consumer": "x", "lease": "y", "journal": "j", "start": 0}
+SIGN: dict[str, Any] = {"journal": "j", "valid_s": 1}
+
+
 @pytest.mark.parametrize(
     ("action", "body", "line"),
     [
@@ -269,21 +277,26 @@ def test_a_consumer_that_is_read_is_not_forgotten(server: Served, client: Gatewa
         ("wait", b"\xff\xfe", "the request is not a JSON object"),
         ("wait", b"[1]", "the request is not a JSON object"),
         ("wait", b"[" * 5000, "the request is not a JSON object"),
-        ("wait", {}, '"consumer" has to be text of 1 to 256 characters'),
-        ("open", {"consumer": ""}, '"consumer" has to be text of 1 to 256 characters'),
-        ("open", {"consumer": "x" * 257}, '"consumer" has to be text of 1 to 256 characters'),
-        ("open", {"consumer": "x", "pid": "1"}, '"pid" has to be a number from 0'),
-        ("open", {"consumer": "x", "pid": True}, '"pid" has to be a number from 0'),
-        ("open", {"consumer": "x", "pid": -1}, '"pid" has to be a number from 0'),
-        ("wait", {"consumer": "x", "lease": "y", "start": 0, "timeout_s": "1"}, '"timeout_s" has to be seconds from 0'),
-        ("wait", b'{"consumer":"x","lease":"y","start":0,"timeout_s":NaN}', '"timeout_s" has to be seconds from 0'),
+        ("wait", {}, '"consumer" is not accepted: missing'),
+        ("open", {**OPEN, "consumer": ""}, '"consumer" is not accepted: .* at least 1 character'),
+        ("open", {**OPEN, "consumer": "x" * 257}, '"consumer" is not accepted: .* at most 256 characters'),
+        ("open", {**OPEN, "pid": "1"}, '"pid" is not accepted: .* a valid integer'),
+        ("open", {**OPEN, "pid": True}, '"pid" is not accepted: .* a valid integer'),
+        ("open", {**OPEN, "pid": -1}, '"pid" is not accepted: .* greater than or equal to 0'),
+        ("open", {**OPEN, "newer": 1}, '"newer" is not accepted: unexpected'),
+        ("wait", {**WAIT, "timeout_s": "1"}, '"timeout_s" is not accepted: .* a valid number'),
+        ("wait", json.dumps({**WAIT, "timeout_s": float("nan")}).encode(), '"timeout_s" is not accepted: .* finite'),
+        ("sign", {**SIGN, "ranges": []}, '"ranges" is not accepted: .* at least 1 item'),
+        ("sign", {**SIGN, "ranges": [[0, 1]]}, '"ranges.0.2" is not accepted: .*required'),
+        ("sign", {**SIGN, "ranges": [[0, "1", ""]]}, '"ranges.0.1" is not accepted: .* a valid integer'),
     ],
 )
 def test_a_malformed_request_gets_one_line(server: Served, action: str, body: object, line: str) -> None:
     with pytest.raises(flight.FlightServerError) as caught:
         raw(server, action, body)
     error = error_of(caught.value)
-    assert (error.code, error.where, error.what) == ("TL-G08", "plant", line)
+    assert (error.code, error.where) == ("TL-G08", "plant")
+    assert re.match(line, error.what)
 
 
 def test_a_backward_range_is_no_range(server: Served, client: GatewayClient) -> None:

@@ -57,7 +57,7 @@ def test_a_gateway_that_moved_is_known_by_its_journal(tmp_path: Path, new_reader
         at = first.latestOffset(first.initialOffset(), ALL)
         first.stop()
     (tmp_path / "g2").rename(tmp_path / "g3")
-    with served(tmp_path / "g1", name="g1"), served(tmp_path / "g3", name="another name") as other:
+    with served(tmp_path / "g1", name="g1"), served(tmp_path / "g3", name="another-name") as other:
         other.add(1)
         end = until(new_reader("g1", "g3"), at, lambda place: ends(place) == {"g1": 0, "g2": 4})
         assert end["gateways"]["g2"]["at"] == str(tmp_path / "g3")
