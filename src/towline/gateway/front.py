@@ -216,7 +216,7 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
 
     def renewed(self, settings: ListenSettings) -> bool:
         """Whether there is another certificate on disk, which can be used. Raises ConfigError: TL-C97, it can't."""
-        return not self._certificate.unchanged(settings) and bool(ServerCertificate.read(settings))
+        return ServerCertificate.read(settings) != self._certificate
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """Answer as the gateway does."""

@@ -23,7 +23,7 @@ from towline.ownership import check_owner
 from towline.processes import ProcessMark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from towline.gateway.settings import GatewaySettings
 
@@ -34,6 +34,9 @@ START_S = 20.0
 
 #: Longest time for a living gateway to say that it lives, in seconds.
 _GLANCE_S = 5.0
+
+#: Pause before another look, in seconds.
+_GLANCE_PAUSE_S = 0.02
 
 #: Pause before another try to start a gateway whose journal is locked, in seconds.
 _RETRY_S = 0.3
@@ -138,13 +141,19 @@ def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
     """Make the state directory and let one starter in at a time."""
     handle = state_lock(state_dir)
     try:
-        while not files.locked(handle):
-            if time.monotonic() >= deadline:
-                raise _late(state_dir, "another process has been starting the gateway")
-            time.sleep(0.02)
+        _until(
+            lambda: files.locked(handle), deadline, _late(state_dir, "another process has been starting the gateway")
+        )
         yield
     finally:
         os.close(handle)
+
+
+def _until(happened: Callable[[], bool], deadline: float, late: GatewayUnreachable) -> None:
+    while not happened():
+        if time.monotonic() >= deadline:
+            raise late
+        time.sleep(_GLANCE_PAUSE_S)
 
 
 def _fits(running: GatewayClient, settings: GatewaySettings, owner_pid: int, deadline: float) -> bool:
@@ -170,10 +179,7 @@ def _fits(running: GatewayClient, settings: GatewaySettings, owner_pid: int, dea
 def _end(process: ProcessMark, deadline: float) -> None:
     if not process.gone():
         os.kill(process.pid, signal.SIGTERM)
-    while not process.gone():
-        if time.monotonic() >= deadline:
-            raise _late(Path(f"pid {process.pid}"), "the gateway before has been ending")
-        time.sleep(0.02)
+    _until(process.gone, deadline, _late(Path(f"pid {process.pid}"), "the gateway before has been ending"))
 
 
 def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
@@ -198,34 +204,23 @@ def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
 
 def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> GatewayClient:
     """Start gateways until one answers: the one before may still be ending, or another starter was quicker."""
-    locked: JournalLocked | None = None
-    while True:
-        child = _start(settings, log)
-        try:
-            return _listening(state_dir, child, log, deadline)
-        except JournalLocked as error:
-            locked = error
-        except GatewayError as late:
-            if locked is None:
-                raise
-            raise locked from late  # who holds the journal says more than that this try came too late
-        if time.monotonic() >= deadline:
-            raise locked
-        time.sleep(_RETRY_S)
-
-
-def _listening(state_dir: Path, child: subprocess.Popen[bytes], log: Path, deadline: float) -> GatewayClient:
-    """Wait for the gateway to answer: the child, or the one that was quicker."""
+    child, locked = _start(settings, log), None
     while True:
         ended = child.poll() is not None
-        running = discover(state_dir)
-        if running:
+        if running := discover(state_dir):
             return running
         if ended:
-            raise _start_error(state_dir, child, log)
+            error = _start_error(state_dir, child, log)
+            if not isinstance(error, JournalLocked):
+                raise error
+            locked = error
         if time.monotonic() >= deadline:
-            raise _late(state_dir, f"the gateway (pid {child.pid}) has been starting", log)
-        time.sleep(0.02)
+            # Who holds the journal says more than that this try came too late.
+            raise locked or _late(state_dir, f"the gateway (pid {child.pid}) has been starting", log)
+        if ended:
+            time.sleep(_RETRY_S)
+            child = _start(settings, log)
+        time.sleep(_GLANCE_PAUSE_S)
 
 
 def _start_error(state_dir: Path, child: subprocess.Popen[bytes], log: Path) -> TowlineError:

@@ -83,13 +83,11 @@ class ServerCertificate:
         chain: The gateway's certificate and those between it and an authority (PEM).
         key: Its private key (PEM).
         until: End of the validity of the gateway's certificate.
-        versions: Of the files, when they were read.
     """
 
     chain: bytes
     key: bytes = field(repr=False)
     until: datetime
-    versions: tuple[tuple[int, ...], ...]
 
     @classmethod
     def read(cls, settings: ListenSettings) -> ServerCertificate:
@@ -98,18 +96,8 @@ class ServerCertificate:
         Raises:
             ConfigError: TL-C97, a file can't be read, is no certificate or key, does not fit the other, or is over.
         """
-        versions = _versions(settings)
         chain, key = _content("cert_file", settings.cert_file), _content("key_file", settings.key_file)
-        return cls(chain, key, _checked(settings), versions)
-
-    def unchanged(self, settings: ListenSettings) -> bool:
-        """Whether the files are those that were read; one that is missing just now is being replaced."""
-        return _versions(settings) in (self.versions, ())
-
-
-def _versions(settings: ListenSettings) -> tuple[tuple[int, ...], ...]:
-    found = files.version(settings.cert_file), files.version(settings.key_file)
-    return found if all(found) else ()
+        return cls(chain, key, _checked(settings))
 
 
 def _content(setting: str, path: Path) -> bytes:
