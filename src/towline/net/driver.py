@@ -219,7 +219,7 @@ class SessionDriver:
             may_connect: Otherwise no new connection is made now.
         """
         now = time.monotonic()
-        timeout_s = max(0.0, min([_LONGEST_TURN, *(at - now for at in due if at is not None)]))
+        timeout_s = max(0.0, min([_LONGEST_TURN, *[at - now for at in due if at is not None]]))
         if self._transport is None:
             pause = self._attempts.due - time.monotonic() if may_connect else timeout_s
             if pause > 0 or not may_connect:
@@ -320,9 +320,9 @@ class SessionDriver:
             events = (select.POLLIN if self._reading else 0) | (select.POLLOUT if transport.unsent else 0)
             if events:  # without any the end of the line would still be told, again and again
                 poller.register(transport.fileno(), events)
-        poller.poll(max(0.0, timeout_s) * 1000)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._pipe[0], 4096)
+        if any(ready == self._pipe[0] for ready, _ in poller.poll(max(0.0, timeout_s) * 1000)):
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._pipe[0], 4096)
 
     def _receive(self, transport: Transport) -> None:
         data = transport.read()
