@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +41,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream, log_settings
 from towline.ownership import check_owner
-from towline.processes import ProcessMark, notify
+from towline.processes import notify
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable, printable_lines
 from towline.threads import guarded_thread
@@ -163,69 +163,58 @@ class _Gateway:
         self._settings = settings
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
+        self._over = False
         self._service: InboxService | None = None
         self._front: NetworkFront | None = None
-        _check_listening(settings)
+        if settings.listen is not None:  # judged before a broker is asked; they are read by a process of its own
+            TokenFile(settings.listen.token_file)
+            ServerCertificate.read(settings.listen)
         #: How long nothing had been written here, in seconds; 0 at the first start.
         written = [version[0] / 1e9 for file in settings.inbox.glob("*") if (version := files.version(file))]
         self._absent_s = time.time() - max(written) if written else 0.0
         self._started = time.monotonic()
-        self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
-        self._began = self._journal.end
-        if self._journal.recovery.note:
-            self._log.warning("journal repaired", note=self._journal.recovery.note)
-        try:
+        with contextlib.ExitStack() as failed:
+            self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
+            failed.callback(self._journal.close)
+            if note := self._journal.recovery.note:
+                self._log.warning("journal repaired", note=note)
             check_session(settings, self._journal.session)
             check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
             self._journal.tidy()
-        except BaseException:
-            self._journal.close()
-            raise
-        self._outbox = self._open_outbox()
-        self._oldest = (
-            Oldest(self._journal, "received_at") if self._outbox is None else Oldest(self._outbox.journal, "arrived_at")
-        )
-        self._pump = Pump(
-            settings,
-            self._journal,
-            on_rows=self._notify,
-            outbox=self._outbox,
-            on_progress=self._notify,
-        )
-
-    def _open_outbox(self) -> Outbox | None:
-        settings = self._settings
-        if settings.outbox is None:
-            return None
-        limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
-        outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits)
-        if note := outbox.journal.recovery.note:
-            self._log.warning("outbox repaired", note=note)
-        try:
-            check_outbox(settings.name, outbox, settings.outbox.checkpoint, settings.outbox.number)
-        except BaseException:
-            outbox.close()
-            self._journal.close()
-            raise
-        return outbox
+            self._outbox: Outbox | None = None
+            self._oldest = Oldest(self._journal, "received_at")
+            if settings.outbox is not None:
+                limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
+                self._outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits)
+                failed.callback(self._outbox.close)
+                if note := self._outbox.journal.recovery.note:
+                    self._log.warning("outbox repaired", note=note)
+                check_outbox(settings.name, self._outbox, settings.outbox.checkpoint, settings.outbox.number)
+                self._oldest = Oldest(self._outbox.journal, "arrived_at")
+            failed.pop_all()
+        self._began = self._journal.end
+        self._pump = Pump(settings, self._journal, self._outbox, news=self._notify)
 
     def run(self) -> None:
         # A chunk makes some ten thousand lists that die with it: collecting among them cost a tenth of the CPU.
         gc.freeze()
         gc.set_threshold(ALLOCATIONS_PER_COLLECTION)
-        stopped = threading.Event()
         with _signals(self._pump.stop, self._pump.wake_fd):
             if self._settings.owner_pid is not None:
-                _watch_owner(self._settings.owner_pid, self._owner_gone)
-            serving = guarded_thread(self._serve, "serve", stopped, ended=self._unserved)
+                guarded_thread(_watch_owner, "owner", self._settings.owner_pid, self._owner_gone, again_s=1.0).start()
+            serving = guarded_thread(self._serve, "serve", ended=self._unserved)
             serving.start()
             try:
                 self._pump.run()
             finally:
-                stopped.set()
+                self._over = True
+                self._pump.heard.set()
                 notify(STOPPING="1")
                 serving.join()
-                self._end_service()
+                if self._service is not None:
+                    self._service.close()  # who waits is answered by it, on the network too
+                if self._front is not None:
+                    self._front.close()
         if self._failure:
             raise self._failure
         if self._outbox is not None:
@@ -235,20 +224,13 @@ class _Gateway:
             what, do = "it ended before it was drained", "Nothing is lost. Run the same command again."
             raise GatewayError("TL-G58", self._settings.name, what, do)
 
-    def _serve(self, stopped: threading.Event) -> None:
+    def _serve(self) -> None:
         """Publish the endpoint once the broker has said its first word, on a thread of its own."""
-        while not self._pump.heard.wait(0.05):
-            if stopped.is_set():
-                return
-        if stopped.is_set() and self._pump.failed:
+        self._pump.heard.wait()
+        if self._over or self._pump.ended:
             return
         self._service = InboxService(
-            self._settings,
-            self._journal,
-            self._pump,
-            outbox=self._outbox,
-            status=self._status,
-            failed=self._failed,
+            self._settings, self._journal, self._pump, outbox=self._outbox, status=self._status, failed=self._failed
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
         if self._settings.listen is not None:
@@ -260,12 +242,6 @@ class _Gateway:
     def _unserved(self, error: BaseException) -> None:
         """A gateway that nobody can reach must end, not receive until its disk is full; raised by `run`."""
         self._failed(error if isinstance(error, TowlineError) else unforeseen(self._settings.name, error))
-
-    def _end_service(self) -> None:
-        if self._service is not None:
-            self._service.close()  # who waits is answered by it, on the network too
-        if self._front is not None:
-            self._front.close()
 
     def _notify(self) -> None:
         if self._service is not None:
@@ -311,65 +287,42 @@ def _prepare(state_dir: Path) -> None:
         ) from error
 
 
-def _check_listening(settings: GatewaySettings) -> None:
-    """Judge the files of what listens on a network before a broker is asked; they are read by its own process."""
-    if settings.listen is not None:
-        TokenFile(settings.listen.token_file)
-        ServerCertificate.read(settings.listen)
-
-
 def _leave_error(state_dir: Path, error: TowlineError) -> None:
     """Leave the error where whoever started us looks for it; a directory that takes no file has the log line."""
     with contextlib.suppress(OSError):
         files.replace(state_dir / ERROR_FILE, json.dumps(error_fields(error)), synced=False)
 
 
-class _signals:  # noqa: N801  # a context manager used as a verb
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
     """SIGTERM and SIGINT ask for a clean end; a second one ends at once, which loses nothing acknowledged."""
+    asked: list[int] = []
 
-    def __init__(self, stop: Callable[[], None], wake_fd: int) -> None:
-        self._stop = stop
-        self._wake_fd = wake_fd
-        self._signalled = False
-
-    def __enter__(self) -> None:
-        # The kernel may hand the signal to a thread of Arrow's; the pump must wake up all the same.
-        signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
-                signal.signal(number, self._on_signal)
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        if self._signalled:
+    def on_signal(number: int, _frame: object) -> None:
+        if asked:
             os._exit(128 + number)
-        self._signalled = True
-        self._stop()
+        asked.append(number)
+        stop()
+
+    # One that is ignored stays so: nohup, or a shell's background job.
+    numbers = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
+    # The kernel may hand the signal to a thread of Arrow's; the pump must wake up all the same.
+    signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
 
 
 def _watch_owner(pid: int, gone: Callable[[], None]) -> None:
-    """Call `gone` when the process ends; a pidfd can't be fooled by a pid that is used again."""
-
-    def watch() -> None:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            gone()
-            return
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        poller.poll()
-        gone()
-
-    if ProcessMark.of(pid).started == 0:
-        gone()
-        return
-    guarded_thread(watch, "owner", again_s=1.0).start()
+    """Call `gone` when the process has ended; a pidfd can't be fooled by a pid that is used again."""
+    with contextlib.suppress(OSError):  # it is not there any more
+        select.select([os.pidfd_open(pid)], [], [])
+    gone()
 
 
 #: Longest time for it to listen, in seconds: the start of Python, and a port that is not free yet.

@@ -89,19 +89,17 @@ class Pump:
     Args:
         settings: The gateway's settings.
         inbox: Where messages go.
-        on_rows: Called after rows became durable, on the pump's thread.
         outbox: What is to be sent; None for a gateway that only receives.
-        on_progress: Called after messages of the outbox are done, on the pump's thread.
+        news: Called after rows became durable and after messages of the outbox are done, on the pump's thread.
     """
 
     def __init__(
         self,
         settings: GatewaySettings,
         inbox: Journal,
-        *,
-        on_rows: Callable[[], None] = lambda: None,
         outbox: Outbox | None = None,
-        on_progress: Callable[[], None] = lambda: None,
+        *,
+        news: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._inbox, self._outbox = inbox, outbox
@@ -134,7 +132,7 @@ class Pump:
             inbound_config(settings),
             inbox,
             handle=self._handle,
-            on_rows=on_rows,
+            on_rows=news,
             note=self._no_room,
             ledger=ledger,
         )
@@ -146,7 +144,7 @@ class Pump:
                 log=self._log,
                 refused_dir=settings.refused,
                 max_age_s=settings.outbox.max_age_s,
-                on_progress=on_progress,
+                on_progress=news,
                 exactly_once=settings.guarantee is Guarantee.EXACTLY_ONCE,
             )
         #: Of publishers that want receipts; None when nobody gets any.
@@ -266,9 +264,9 @@ class Pump:
         return self._drain is not None and self._drain.step is DrainStep.DRAINED
 
     @property
-    def failed(self) -> bool:
-        """Whether `run` ends, or ended, with an error."""
-        return self._driver.fatal is not None
+    def ended(self) -> bool:
+        """Whether `run` has ended, or ends with an error."""
+        return self._stopped or self._driver.fatal is not None
 
     # -- the loop --
 

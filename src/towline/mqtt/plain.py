@@ -176,13 +176,15 @@ class PlainRuns:
         if len(self._shapes) > _MOST_SHAPES:
             self._shapes.clear()
         found: list[bytes] = []
-        add, known, end = found.append, self._shapes.get, len(buffer)
-        while position < end and len(found) < most:
+        add, known, end = found.append, self._shapes, len(buffer)
+        for _ in range(most):
+            if position >= end:
+                break
             key = buffer[position : position + SHAPE_KEY]
-            shape = known(key)
-            if shape is None:
-                shape = self._shapes[key] = self._shape(key)
-            size, fields = shape
+            try:
+                size, fields = known[key]
+            except KeyError:
+                size, fields = known[key] = self._shape(key)
             if not size:
                 return found
             add(fields)
