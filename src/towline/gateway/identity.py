@@ -2,7 +2,7 @@
 
 Restored copies and swapped directories make an offset mean other rows. Each offset that was handed out names the
 journal and the opening of it that wrote the row below (`Journal.incarnation_of`), so each of them is recognised before
-anything is taken in or cut [I14]. `_RULES` has what can be wrong, and what each means for inbox and outbox.
+anything is taken in or cut [I14]. `_BROKEN` has what can be wrong.
 
 An older copy of an outbox lacks batches that Spark has committed, and would send once more what was delivered since.
 So its newest answer stands beside the query's own logs, durable before Spark commits the batch; the gateway compares
@@ -148,15 +148,6 @@ class StoredBatch:
     incarnation: str = ""
 
 
-class _Rule(NamedTuple):
-    """What an offset that its store breaks means; `what` is formatted with `known`, `here`, and `by` for who wrote."""
-
-    code: str
-    kind: type[GatewayError]
-    what: str
-    do: str
-
-
 def is_other(incarnation: str, here: str, offset: int, first: int) -> bool:
     """Whether another opening of a journal wrote the row below an offset than the one that the offset came with.
 
@@ -169,66 +160,38 @@ def is_other(incarnation: str, here: str, offset: int, first: int) -> bool:
     return incarnation != "" and offset >= first and here != incarnation
 
 
-#: What can be wrong with an offset, in this order.
-_BROKEN: Final[tuple[Callable[[KnownOffset, Extent], bool], ...]] = (
-    lambda known, here: known.journal != here.journal,  # another journal
-    lambda known, here: known.offset > here.tip,  # an older copy
-    lambda known, here: is_other(known.incarnation, here.incarnation, known.offset, here.first),  # that has gone on
-)
-_NEW_CHECKPOINT: Final = "Bring back the newest state directory, or start the query with a new checkpoint directory"
-_BEGIN_AGAIN: Final = (
-    "Bring back the newest state directory. Or start the query with a new checkpoint directory (a bridge line: towline "
-    "begin-again FILE LINE): what only the newer outbox held is then not sent, what it had delivered may come again."
-)
-#: Of whose rows → what each of `_BROKEN` means.
-_RULES: Final = {
-    "inbox": (
-        _Rule(
-            "TL-G04",
-            Fenced,
-            "the checkpoint belongs to journal {known.journal}, this gateway serves journal {here.journal}",
-            "Bring back the state directory of that journal, or start the query with a new checkpoint directory "
-            "and get what waits here; rows that only the other journal held stay there.",
-        ),
-        _Rule(
-            "TL-G06",
-            GatewayError,
-            "the checkpoint has come to offset {known.offset:,}, the journal ends at {here.tip:,}: an older copy",
-            f"{_NEW_CHECKPOINT}.",
-        ),
-        _Rule(
-            "TL-G26",
-            Fenced,
-            "the row below offset {known.offset:,} was written by opening {known.incarnation} of the journal when the "
-            "checkpoint took it, and here by {by}: this is an older copy that has gone on",
-            f"{_NEW_CHECKPOINT} and get what waits here; rows that only the newer one held stay there, and what both "
-            "hold may come twice.",
+#: What can be wrong with an offset that was handed out, in this order, and what it means; the text is formatted with
+#: `store`, `known`, `here`, and `by` for who wrote.
+_BROKEN: Final[tuple[tuple[Callable[[KnownOffset, Extent], bool], str], ...]] = (
+    (
+        lambda known, here: known.journal != here.journal,
+        "the query's checkpoint belongs to {store} {known.journal}, this gateway has {store} {here.journal}",
+    ),
+    (
+        lambda known, here: known.offset > here.tip,
+        "the checkpoint has come to offset {known.offset:,}, the {store} ends at {here.tip:,}: an older copy",
+    ),
+    (
+        lambda known, here: is_other(known.incarnation, here.incarnation, known.offset, here.first),
+        (
+            "the row below offset {known.offset:,} was written by opening {known.incarnation} of the {store} when the "
+            "query saw it, and here by {by}: this is an older copy that has gone on"
         ),
     ),
-    "outbox": (
-        _Rule(
-            "TL-G36",
-            Fenced,
-            "the query's checkpoint belongs to outbox {known.journal}, this gateway has outbox {here.journal}",
-            _BEGIN_AGAIN,
-        ),
-        _Rule(
-            "TL-G35",
-            GatewayError,
-            "the outbox had {known.offset:,} messages when the query wrote last, this one {here.tip:,}: an older copy",
-            _BEGIN_AGAIN,
-        ),
-        _Rule(
-            "TL-G35",
-            GatewayError,
-            "the message below offset {known.offset:,} of the outbox came in opening {known.incarnation} when the "
-            "query brought it, here in {by}: an older copy that has gone on",
-            _BEGIN_AGAIN,
-        ),
-    ),
+)
+#: Of whose rows → the code of each of `_BROKEN`, and what to do.
+_CODES: Final = {"inbox": ("TL-G04", "TL-G06", "TL-G26"), "outbox": ("TL-G36", "TL-G35", "TL-G35")}
+_DO: Final = {
+    "inbox": "Bring back the newest state directory of that query. Or start the query with a new checkpoint directory "
+    "and get what waits here: rows that only the other one held stay there, and what both hold may come twice.",
+    "outbox": "Bring back the newest state directory. Or start the query with a new checkpoint directory (a bridge "
+    "line: towline begin-again FILE LINE): what only the newer outbox held is then not sent, what it had delivered may "
+    "come again.",
 }
-#: Codes of the errors about an inbox that is not the one of a checkpoint.
-MISMATCHES: Final = frozenset(rule.code for rule in _RULES["inbox"])
+#: Codes of the errors about an inbox that is not the one of a checkpoint; of these and of another outbox the query's
+#: own place is elsewhere.
+MISMATCHES: Final = frozenset(_CODES["inbox"])
+_ELSEWHERE: Final = frozenset({"TL-G04", "TL-G26", "TL-G36"})
 
 
 def check_offset(name: str, known: KnownOffset, here: Extent, *, rows: str = "inbox") -> None:
@@ -244,10 +207,12 @@ def check_offset(name: str, known: KnownOffset, here: Extent, *, rows: str = "in
         Fenced: Another journal: TL-G04, TL-G36 of an outbox. A copy that has gone on: TL-G26.
         GatewayError: An older copy: TL-G06, TL-G35 of an outbox, of one that has gone on too.
     """
-    for broken, rule in zip(_BROKEN, _RULES[rows], strict=True):
+    for (broken, what), code in zip(_BROKEN, _CODES[rows], strict=True):
         if broken(known, here):
             by = f"opening {here.incarnation}" if here.incarnation else "another"
-            raise rule.kind(rule.code, name, rule.what.format(known=known, here=here, by=by), rule.do)
+            kind = Fenced if code in _ELSEWHERE else GatewayError
+            store = "journal" if rows == "inbox" else rows
+            raise kind(code, name, what.format(store=store, known=known, here=here, by=by), _DO[rows])
 
 
 def extent(journal: Journal, offset: int | None = None) -> Extent:

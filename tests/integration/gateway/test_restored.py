@@ -139,7 +139,7 @@ def test_a_journal_begun_anew_takes_nothing_in(broker: Mosquitto, gateway: Gatew
     gateway.stop()
     publish(broker, range(10, 20))
     shutil.rmtree(gateway.settings.inbox)
-    with pytest.raises(Fenced, match=r"the checkpoint belongs to journal \w+, this gateway serves journal.*TL-G04"):
+    with pytest.raises(Fenced, match=r"checkpoint belongs to journal \w+, this gateway has journal.*TL-G04"):
         ensure(gateway.settings, owner_pid=gateway.settings.owner_pid or 0)
     assert payloads(gateway) == []
     shutil.rmtree(query.place)  # the way out: a new checkpoint

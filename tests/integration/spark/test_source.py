@@ -366,7 +366,7 @@ def test_a_foreign_journal_stops_the_query_with_instructions(spark: SparkSession
     with served(tmp_path / "b") as two:
         two.add(10)
         line = failure(start(load(spark, two), Collected(), availableNow=True))
-    assert f"this gateway serves journal {two.journal.journal_id}. Bring back the state directory" in line
+    assert f"this gateway has journal {two.journal.journal_id}. Bring back the newest state directory" in line
     assert "[TL-G04]" in line
 
 

@@ -97,7 +97,7 @@ def test_rows_beyond_the_end_are_refused(server: Served, client: GatewayClient) 
 
 def test_another_journal_is_fenced(server: Served, client: GatewayClient) -> None:
     with pytest.raises(
-        Fenced, match=f"belongs to journal abc, this gateway serves journal {server.journal.journal_id}"
+        Fenced, match=f"belongs to journal abc, this gateway has journal {server.journal.journal_id}"
     ):
         list(client.read("abc", 0, 0))
 
