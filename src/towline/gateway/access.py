@@ -17,8 +17,6 @@ from towline.errors import GatewayError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["REFUSALS", "REMOTE", "SHORTEST_TOKEN", "Access", "is_remote", "tokens"]
-
 #: Begins the location of a gateway that is reached over a network.
 REMOTE: Final = "grpc+tls://"
 #: Codes of the errors by which a gateway and its client do not come together until a person has changed a file: the

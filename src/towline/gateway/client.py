@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["CALL_S", "TAKEOVER_S", "GatewayClient", "Lease", "StoredBatch", "Window", "interruptible"]
-
 _T = TypeVar("_T")
 
 

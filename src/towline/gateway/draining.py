@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
     from towline.net.settings import BrokerConnection
 
-__all__ = ["Drain", "DrainFacts", "DrainStep", "drainable", "end_session"]
-
 #: So many PINGREQs are answered over that time.
 _PROBES: Final = 4
 #: Pause before another try to end the session, in seconds.
@@ -180,29 +178,21 @@ def end_session(connection: BrokerConnection, client_id: str, cancelled: Callabl
         durable_ids=False,
         exactly_once=False,
     )
+    ending = replace(connection, session=session)
+    # Nothing is received, and nothing is to be remembered.
+    hooks = Hooks(new_session=lambda level: Session(ending.session_at(level)), perform=lambda _: None)
     places = [(broker,) for broker in connection.brokers] if connection.several_sessions else [connection.brokers]
     for brokers in places:
-        _end(replace(connection, session=session, brokers=brokers), cancelled)
-
-
-def _end(connection: BrokerConnection, cancelled: Callable[[], bool]) -> None:
-    def fresh(level: int) -> Session:
-        return Session(connection.session_at(level))
-
-    deadline = time.monotonic() + _ENDING_S
-    driver = SessionDriver(connection, Hooks(new_session=fresh, perform=_nothing))
-    try:
-        while not driver.online:
-            if driver.fatal is not None:
-                raise driver.fatal
-            if cancelled() or time.monotonic() >= deadline:
-                what = "the broker did not let the session be ended in time"
-                raise driver.error or Unreachable("TL-M03", str(driver.endpoint), what, "Trying again.")
-            driver.turn(time.monotonic() + 0.1)
-        driver.leave()
-    finally:
-        driver.dispose()
-
-
-def _nothing(_action: object) -> None:
-    """Nothing is received, and nothing is to be remembered."""
+        driver = SessionDriver(replace(ending, brokers=brokers), hooks)
+        deadline = time.monotonic() + _ENDING_S
+        try:
+            while not driver.online:
+                if driver.fatal is not None:
+                    raise driver.fatal
+                if cancelled() or time.monotonic() >= deadline:
+                    what = "the broker did not let the session be ended in time"
+                    raise driver.error or Unreachable("TL-M03", str(driver.endpoint), what, "Trying again.")
+                driver.turn(time.monotonic() + 0.1)
+            driver.leave()
+        finally:
+            driver.dispose()

@@ -19,23 +19,6 @@ from towline.processes import ProcessMark
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ENDPOINT_FILE",
-    "END_OF_ROWS",
-    "ERROR_FILE",
-    "LOG_FILE",
-    "MAX_SOCKET_BYTES",
-    "GatewayEndpoint",
-    "bad_request",
-    "error_fields",
-    "error_from",
-    "location_of",
-    "not_allowed",
-    "short_place",
-    "socket_path",
-    "text_of",
-]
-
 ENDPOINT_FILE = "endpoint.json"
 ERROR_FILE = "gateway-error.json"
 LOG_FILE = "gateway.log"

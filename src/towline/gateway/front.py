@@ -37,7 +37,7 @@ from towline.gateway.access import REMOTE
 from towline.gateway.endpoint import error_fields
 from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
 from towline.gateway.process import configure_logging, give_memory_back
-from towline.gateway.request import errors_on_the_wire, fields_of, refusal, unforeseen
+from towline.gateway.service import errors_on_the_wire, fields_of, refusal, unforeseen
 from towline.gateway.tickets import Ticket, TicketKey
 from towline.logfile import LogStream
 from towline.threads import guarded_thread

@@ -36,27 +36,6 @@ if TYPE_CHECKING:
     from towline.gateway.settings import GatewaySettings
     from towline.journal import Journal, Outbox
 
-__all__ = [
-    "CLIENTS_FILE",
-    "MEMBERS",
-    "MISMATCHES",
-    "OUTBOX_FILE",
-    "ClientSession",
-    "Extent",
-    "KnownOffset",
-    "StoredBatch",
-    "check_checkpoint",
-    "check_offset",
-    "check_outbox",
-    "directories",
-    "end_client",
-    "extent",
-    "given_up",
-    "is_other",
-    "note_client",
-    "read_clients",
-]
-
 #: Beside Spark's own files in the checkpoint: where the query's outbox stood.
 OUTBOX_FILE: Final = "towline-outbox.json"
 

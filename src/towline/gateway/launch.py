@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["START_S", "discover", "end_running", "ensure", "state_lock", "usable"]
-
 #: Longest time for a new gateway to listen, in seconds: recovery of a large journal and the start of Python.
 START_S = 20.0
 

@@ -18,8 +18,6 @@ from towline import files
 from towline.errors import ConfigError
 from towline.gateway.access import REMOTE, tokens
 
-__all__ = ["ListenSettings", "ServerCertificate", "TokenFile"]
-
 #: ``HOST:PORT``, an address of IP version 6 in brackets.
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 _READABLE_BY_OTHERS: Final = 0o007

@@ -34,8 +34,7 @@ from towline.gateway.endpoint import ERROR_FILE, error_fields, error_from
 from towline.gateway.identity import check_checkpoint, check_outbox
 from towline.gateway.listen import ServerCertificate, TokenFile
 from towline.gateway.pump import Pump, time_of_row
-from towline.gateway.request import unforeseen
-from towline.gateway.service import InboxService
+from towline.gateway.service import InboxService, unforeseen
 from towline.gateway.sessions import check_session
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
@@ -46,9 +45,6 @@ from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable, printable_lines
 from towline.threads import guarded_thread
 from towline.version import revision, version
-
-__all__ = ["EXIT_CONFIG", "EXIT_FAILED", "NetworkFront", "Oldest", "configure_logging", "give_memory_back", "run"]
-
 
 #: Allocations between two collections: a few dozen chunks instead of a fraction of one.
 ALLOCATIONS_PER_COLLECTION = 200_000

@@ -19,31 +19,34 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
+import structlog
 from pyarrow import flight
-from pydantic import validate_call
+from pydantic import Field, ValidationError, validate_call
 
 from towline.delivery.outrows import arrived
 from towline.delivery.refused import ACTIONS
-from towline.errors import Fenced, GatewayError, GatewayUnreachable, JournalFailed
+from towline.errors import Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.client import FOREIGN_LEASE_S
 from towline.gateway.endpoint import (
     END_OF_ROWS,
     ENDPOINT_FILE,
     GatewayEndpoint,
     bad_request,
+    error_fields,
     location_of,
     socket_path,
 )
 from towline.gateway.identity import KnownOffset, check_offset, extent
-from towline.gateway.request import Number, OptionalText, Ranges, Seconds, Text, answer, errors_on_the_wire
 from towline.gateway.sessions import ChangeState
 from towline.gateway.tickets import TicketKey
 from towline.journal import Batch, largest_frame
 from towline.journal.reading import RowSlice, combined
+from towline.logfile import own_log
 from towline.processes import ProcessMark
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES, ROW_SCHEMA
+from towline.text import cause
 from towline.threads import Condition, guarded_thread
 from towline.timing import Stamp
 
@@ -69,6 +72,17 @@ _AT_ONCE: Final = 4 << 20
 _FRAME_ROWS: Final = 1 << 20
 #: Patience with the thread the refused messages belong to, in seconds: it may be connecting.
 _ASK_S: Final = 15.0
+
+
+#: Fields of a request: text of 1 to 256 characters, the same or "" for none, a number and seconds from 0, and ranges of
+#: offsets, each with what its end came with.
+Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
+OptionalText: TypeAlias = Annotated[str, Field(max_length=256)]
+Number: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
+#: As many as slices of a micro-batch: more than a cluster has cores.
+Ranges: TypeAlias = Annotated[list[tuple[Number, Number, OptionalText]], Field(min_length=1, max_length=10_000)]
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -648,3 +662,75 @@ def _pieces(rows: Iterator[RowSlice], most: int) -> Iterator[tuple[pa.RecordBatc
             yield waiting, False
             waiting = None
     yield NO_MESSAGES if waiting is None else waiting, True
+
+
+# What a client asks for, and how errors go back ----------------------------------------------------------------------
+
+
+def fields_of(where: str, body: bytes) -> dict[str, Any]:
+    """The fields of a request, a JSON object; empty for an empty body.
+
+    Raises:
+        GatewayError: TL-G08, it is none.
+    """
+    try:
+        value = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise bad_request(where, "the request is not a JSON object")
+    return value
+
+
+def answer(where: str, handler: Callable[..., _T], body: bytes, **more: object) -> _T:
+    """What a handler answers to a request, whose fields are its arguments, checked by their types (`validate_call`).
+
+    Args:
+        where: The gateway, as errors name it.
+        handler: The handler.
+        body: Of the request.
+        more: Arguments that the call itself says.
+
+    Raises:
+        GatewayError: TL-G08, it is not what this version takes; and what the handler raises.
+    """
+    fields = {**fields_of(where, body), **more}
+    try:
+        return handler(**fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise bad_request(where, f'"{name}" is not accepted: {first["msg"].lower()}') from None
+
+
+#: Characters of an unforeseen cause: its text may hold a message.
+_LONGEST_CAUSE: Final = 200
+
+
+@contextlib.contextmanager
+def errors_on_the_wire(where: str) -> Iterator[None]:
+    """Carry any error across the wire as code, where, what and do; nothing else leaves the gateway [I12]."""
+    try:
+        yield
+    except TowlineError as error:
+        raise _on_the_wire(error) from error
+    except Exception as error:
+        raise _on_the_wire(unforeseen(where, error)) from error
+
+
+def unforeseen(where: str, error: BaseException) -> GatewayError:
+    """TL-G09: the cause in words, and the traceback in the log of this process."""
+    structlog.get_logger("towline.gateway").error("unexpected", line=where, code="TL-G09", exc_info=error)
+    log = own_log() or "the gateway's standard error"
+    do = f"This is a fault in Towline; please report it with the traceback in {log}."
+    what = f"the gateway failed in an unexpected way ({cause(error, _LONGEST_CAUSE)})"
+    return GatewayError("TL-G09", where, what, do)
+
+
+def refusal(error: TowlineError) -> Exception:
+    """An error for who is not let in: gRPC's own word for it, which a foreign client understands too."""
+    return _on_the_wire(error, flight.FlightUnauthenticatedError)
+
+
+def _on_the_wire(error: TowlineError, kind: type[Exception] = flight.FlightServerError) -> Exception:
+    return kind(error.code, extra_info=json.dumps(error_fields(error)).encode())  # type: ignore[call-arg]

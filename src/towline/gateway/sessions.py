@@ -30,17 +30,6 @@ from towline.net.settings import BrokerConnection
 if TYPE_CHECKING:
     from towline.mqtt.session import Session
 
-__all__ = [
-    "ChangeState",
-    "WantedFilters",
-    "check_session",
-    "connection_of",
-    "filters_of",
-    "inbound_config",
-    "passing_problem",
-    "receipt_ledger",
-]
-
 
 def connection_of(settings: GatewaySettings) -> BrokerConnection:
     """The gateway's connection and its session; secrets are read at each connection."""

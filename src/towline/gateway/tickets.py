@@ -23,8 +23,6 @@ from typing import Any, Final, Self
 from towline import files
 from towline.errors import GatewayError, JournalError
 
-__all__ = ["DEFAULT_VALID_S", "KEY_FILE", "LONGEST_VALID_S", "Ticket", "TicketKey"]
-
 #: In the state directory: 64 hex digits. A new file makes every ticket worthless.
 KEY_FILE: Final = "ticket.key"
 #: A batch, its retries and a restart of the gateway between them fit in.

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-    from towline.gateway.client import GatewayClient, StoredBatch
+    from towline.gateway.client import GatewayClient
+    from towline.gateway.identity import StoredBatch
 
 __all__ = [
     "ACCEPTED",

@@ -96,9 +96,7 @@ def test_rows_beyond_the_end_are_refused(server: Served, client: GatewayClient) 
 
 
 def test_another_journal_is_fenced(server: Served, client: GatewayClient) -> None:
-    with pytest.raises(
-        Fenced, match=f"belongs to journal abc, this gateway has journal {server.journal.journal_id}"
-    ):
+    with pytest.raises(Fenced, match=f"belongs to journal abc, this gateway has journal {server.journal.journal_id}"):
         list(client.read("abc", 0, 0))
 
 
@@ -313,7 +311,7 @@ def test_what_nobody_foresaw_is_told_with_its_cause_and_the_log(
 
     monkeypatch.setattr(server.service, "_status", fail)
     log = tmp_path / "gateway-telemetry.log"
-    monkeypatch.setattr("towline.gateway.request.own_log", lambda: log)
+    monkeypatch.setattr("towline.gateway.service.own_log", lambda: log)
     with pytest.raises(flight.FlightServerError) as caught:
         raw(server, "status")
     line = str(error_of(caught.value))
