@@ -15,27 +15,28 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from towline.backoff import Backoff
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.access import REFUSALS
+from towline.gateway.client import interruptible
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.spark.link import PATIENCE_S
+from towline.spark.readplan import signed
 from towline.threads import guarded_thread, later
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from towline.gateway.client import GatewayClient, Lease, Window
     from towline.spark.link import GatewayPlace
     from towline.spark.offsets import JournalPlace
+    from towline.spark.readplan import JournalRange, Slice
 
 #: Where the errors of the list stand.
 LIST: Final = 'format("mqtt") option "gateways"'
@@ -77,9 +78,10 @@ class Question:
     max_rows: int | None = None
     max_bytes: int | None = None
 
-    def has_news(self, window: Window | None) -> bool:
-        """Whether an answer has rows."""
-        return window is not None and window.end > self.here.offset
+
+def has_news(question: Question | None, window: Window | None) -> bool:
+    """Whether an answer has rows, or is the lease that was asked for."""
+    return question is None or (window is not None and window.end > question.here.offset)
 
 
 class _Poll(NamedTuple):
@@ -90,45 +92,61 @@ class _Poll(NamedTuple):
     began: float
 
 
+@dataclass(slots=True)
+class Absence:
+    """Why a source does without a gateway: it refuses the query, or does not answer.
+
+    Attributes:
+        error: What the gateway, or the way to it, said last.
+        since: In seconds since 1970.
+        again_at: When it is asked again, on `time.monotonic`.
+        logged_at: When the log said it last, on the same clock.
+    """
+
+    error: TowlineError
+    since: float
+    again_at: float
+    logged_at: float
+
+    @property
+    def refused(self) -> bool:
+        """Whether only a person ends it."""
+        return is_refusal(self.error)
+
+
 class SourceGateway:
-    """One gateway of a source: the connection to it, and the lease of its reader.
+    """One gateway of a source: the connection to it, the lease of its reader, and whether it is there.
 
     Args:
         place: Where the gateway is.
         consumer: Name under which rows are committed.
-        met: Called with this and the gateway's name and id of its journal before a lease is taken; what it raises keeps
-            the lease from being taken.
+        meet: Called with this and the gateway's name and id of its journal before a lease is taken; what it raises
+            keeps the lease from being taken.
 
     Attributes:
         name: Its name; set with the first answer, and the same afterwards.
         journal: Id of its journal; set with the name.
-        lease: As it was given last; None before the first.
-        absence: Why it is done without now: what it, or the way to it, said last; None while it is there.
-        away_since: Since when, in seconds since 1970.
+        met: Whether it gave a lease, and has not been forgotten since.
+        absence: None while it is there.
         tip: Offset after the newest row it told of.
+        reached: Where the planned batch ends in its journal; None before the first.
         poll: What it was asked last; None when the answer was taken.
-        rests_until: It is not asked again before, on `time.monotonic`.
-        warned_at: When a person was told last that it is away, on the same clock.
     """
 
     def __init__(
-        self, place: GatewayPlace, consumer: str, met: Callable[[SourceGateway, str, str], None] | None = None
+        self, place: GatewayPlace, consumer: str, meet: Callable[[SourceGateway, str, str], None] | None = None
     ) -> None:
         self.place = place
-        self.name = ""
-        self.journal = ""
-        self.lease: Lease | None = None
-        self.absence: TowlineError | None = None
-        self.away_since = 0.0
+        self.name = self.journal = ""
+        self.met = False
+        self.absence: Absence | None = None
         self.tip = 0
+        self.reached: int | None = None
         self.poll: _Poll | None = None
-        self.rests_until = 0.0
-        self.warned_at = 0.0
         self._consumer = consumer
-        self._met = met
-        self._client: GatewayClient | None = None
-        #: The lease of this connection; None after it was given up.
-        self._held: Lease | None = None
+        self._meet = meet
+        #: The connection with its lease; None before the first, and after one was given up.
+        self._held: tuple[GatewayClient, Lease] | None = None
         #: A second lease would take the first one over: one thread at a time takes one, and none after `release`.
         self._opening = threading.Lock()
         self._released = threading.Event()
@@ -139,52 +157,19 @@ class SourceGateway:
         """What a person calls it: its name, as far as it ever answered, and its place."""
         return f"{self.name} ({self.place.text})" if self.name else self.place.text
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it was met, and not missed since."""
+        return self.met and self.absence is None
+
     def open(self) -> Lease:
         """The lease; connects, and starts the gateway where that is ours to do, at the first call.
 
         Raises:
             Fenced: TL-G03 when another living reader has it.
-            GatewayUnreachable: No gateway answers.
+            GatewayUnreachable: No gateway answers; the next call connects again.
         """
-        with self._opening:
-            if self._released.is_set():
-                raise self._gone()
-            lease = self._held or self._taken()
-            if self.lease is not lease:
-                self.lease, self.tip = lease, max(self.tip, lease.tip)
-            return lease
-
-    def answer(self, question: Question | None, timeout_s: float) -> Window | None:
-        """What a poll does: as `wait`, or `open` alone without a question."""
-        if question is not None:
-            return self.wait(question, timeout_s)
-        self.open()
-        return None
-
-    def _taken(self) -> Lease:
-        client = self._client = self._client or self.place.connect()
-        if self.place.settings and not self._keeping.is_alive():
-            self._keeping.start()
-        with self._renewed_after(client):
-            if self._met:
-                status = client.status()
-                self._met(self, str(status["name"]), str(status["journal"]))
-            lease = self._held = client.open(self._consumer, patience_s=TAKEOVER_S)
-        if self._released.is_set():  # while it was being taken
-            self.release()
-            raise self._gone()
-        return lease
-
-    def _keep(self) -> None:
-        """Start the gateway again when it has ended, also while a batch runs and nobody asks for it."""
-        pauses = Backoff(first=0.5, most=10.0)
-        while not self._released.wait(pauses.next()):
-            endpoint = GatewayEndpoint.read(Path(self.place.state_dir))
-            if endpoint is None or endpoint.process.gone():
-                with contextlib.suppress(TowlineError):  # the next poll tells it
-                    self.place.connect().close()
-            else:
-                pauses.reset()
+        return self._call(lambda _, lease: lease)
 
     def wait(self, question: Question, timeout_s: float) -> Window:
         """Ask, and wait for rows.
@@ -194,12 +179,11 @@ class SourceGateway:
             timeout_s: Longest wait, in seconds.
 
         Raises:
-            Fenced: TL-G04 when the gateway serves another journal; as `GatewayClient.wait`.
-            GatewayUnreachable: No gateway answers; the next call connects again.
+            Fenced: TL-G04 when the gateway serves another journal; as `open`, and as `GatewayClient.wait`.
         """
         here = question.here
 
-        def asked(client: GatewayClient, lease: Lease) -> Window:
+        def ask(client: GatewayClient, lease: Lease) -> Window:
             if here.journal != lease.journal:
                 raise foreign(here, lease.journal)
             try:
@@ -214,74 +198,120 @@ class SourceGateway:
                     sized=question.max_bytes is not None,
                 )
             except Fenced as error:
-                if error.code != "TL-G07" or _gave(client.status(), lease):
+                status = client.status() if error.code == "TL-G07" else {}
+                if not status or (status["incarnation"], status["epoch"]) == (lease.opening, lease.epoch):
                     raise
                 self._drop(client)  # not taken over: the gateway was started again and knows no leases
                 return self.wait(question, timeout_s)
 
-        return self._call(asked)
+        return self._call(ask)
+
+    def ask(self, question: Question | None, timeout_s: float) -> None:
+        """Begin a poll, unless one is on its way, or the gateway is away and its rest not over.
+
+        Args:
+            question: As `wait`; None for the lease alone.
+            timeout_s: As `wait`.
+        """
+        now = time.monotonic()
+        if self.poll is None and (self.absence is None or now >= self.absence.again_at):
+            call = partial(self.wait, question, timeout_s) if question else partial(self._call, lambda *_: None)
+            self.poll = _Poll(question, later(call, f"gateway {self.name}"), now)
 
     def incarnation(self, offset: int) -> str:
-        """Which opening of the journal wrote the row below ``offset``. Raises as `wait`."""
+        """Which opening of the journal wrote the row below ``offset``. Raises as `open`."""
         return self._call(lambda client, _: client.incarnation(offset))
 
-    def tickets(self, end: JournalPlace, bounds: Sequence[tuple[int, int]]) -> list[str]:
-        """What lets workers in to read the parts of a range, see `GatewayPlace.tickets`. Raises as `wait`."""
-        return self._call(lambda client, _: self.place.tickets(client, end, bounds))
+    def slices(self, rows: JournalRange, sizes: Sequence[int]) -> list[Slice]:
+        """A range of its journal as tasks get it, in parts of these sizes. Raises as `wait`."""
 
-    def status(self) -> dict[str, Any]:
-        """The account of the gateway; empty while there is no connection.
+        def sign(client: GatewayClient, lease: Lease) -> list[Slice]:
+            if lease.journal != rows.end.journal:
+                raise foreign(rows.end, lease.journal)
+            return signed(client, rows.slices(self.place, sizes))
 
-        Raises:
-            GatewayError: It gave none within a second.
-        """
-        client = self._client
-        return client.status(timeout_s=1.0) if client else {}
+        return self._call(sign)
+
+    def report(self) -> dict[str, Any]:
+        """What it says of itself within a second, and why it is away; plain values."""
+        status: Mapping[str, Any] = {}
+        if self.absence is None and (held := self._held):
+            with contextlib.suppress(GatewayError):  # the next poll tells it better
+                status = held[0].status(timeout_s=1.0)
+        report = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
+        if trouble := (status.get("last_error") or {}).get("text"):
+            report["last_error"] = trouble
+        if absence := self.absence:
+            error, refused = absence.error, absence.refused
+            report["away_since"] = datetime.fromtimestamp(absence.since, UTC).isoformat(timespec="seconds")
+            report["last_error"] = f"{error.what}. {error.do}" if refused else error.what
+            report |= {"refused": True} if refused else {}
+        reached = self.tip if self.reached is None else self.reached
+        return {**report, "tip": self.tip, "queued": max(0, self.tip - reached)}
 
     def release(self) -> None:
         """Give the lease back and close; never commits anything. No other one is taken."""
         self._released.set()
-        client, lease = self._client, self._held
-        with contextlib.suppress(GatewayError):
-            if client and lease:
+        if held := self._held:
+            client, lease = held
+            with contextlib.suppress(GatewayError):
                 client.release(lease)
-        self._drop(client)
+            self._drop(client)
+
+    # -- the connection ------------------------------------------------------------------------------------------------
 
     def _call(self, call: Callable[[GatewayClient, Lease], _T]) -> _T:
-        lease, client = self.open(), self._client
-        if client is None:  # another thread has found it gone
-            raise self._gone()
-        with self._renewed_after(client):
-            return call(client, lease)
+        """Call with the lease, while signals are handled; a connection that may be what is wrong is not used again."""
 
-    @contextlib.contextmanager
-    def _renewed_after(self, client: GatewayClient) -> Iterator[None]:
-        """Forget a connection that may be what is wrong: the next one is made with the files as they are then."""
+        def attempt() -> _T:
+            with self._opening:
+                client, lease = self._held or self._taken()
+            self.met, self.tip = True, max(self.tip, lease.tip)
+            try:
+                return call(client, lease)
+            except TowlineError as error:
+                if is_absence(error):  # the next connection is made with the files as they are then
+                    self._drop(client)
+                raise
+
+        return interruptible(attempt)
+
+    def _taken(self) -> tuple[GatewayClient, Lease]:
+        gone = GatewayUnreachable("TL-G01", self.place.text, "no gateway answers", "It is asked again.")
+        if self._released.is_set():
+            raise gone
+        client = self.place.connect()
+        if self.place.settings and not self._keeping.is_alive():
+            self._keeping.start()
         try:
-            yield
-        except TowlineError as error:
-            if is_absence(error):
-                self._drop(client)
-            raise
-
-    def _drop(self, client: GatewayClient | None) -> None:
-        """Forget a connection, unless a newer one is there; the next call makes a new one."""
-        if client is not None and self._client is client:
-            self._client, self._held = None, None
+            if self._meet:
+                status = client.status()
+                self._meet(self, str(status["name"]), str(status["journal"]))
+            held = self._held = client, client.open(self._consumer, patience_s=TAKEOVER_S)
+        except BaseException:
             client.close()
+            raise
+        if self._released.is_set():  # while it was being taken
+            self.release()
+            raise gone
+        return held
 
-    @property
-    def is_there(self) -> bool:
-        """Whether it was met, and not missed since."""
-        return self.lease is not None and self.absence is None
+    def _keep(self) -> None:
+        """Start the gateway again when it has ended, also while a batch runs and nobody asks for it."""
+        pauses = Backoff(first=0.5, most=10.0)
+        while not self._released.wait(pauses.next()):
+            endpoint = GatewayEndpoint.read(Path(self.place.state_dir))
+            if endpoint is None or endpoint.process.gone():
+                with contextlib.suppress(TowlineError):  # the next poll tells it
+                    self.place.connect().close()
+            else:
+                pauses.reset()
 
-    def _gone(self) -> GatewayUnreachable:
-        return GatewayUnreachable("TL-G01", self.place.text, "no gateway answers", "It is asked again.")
-
-
-def _gave(status: Mapping[str, Any], lease: Lease) -> bool:
-    """Whether the process that answers is the one that gave a lease."""
-    return bool(status["incarnation"] == lease.opening and status["epoch"] == lease.epoch)
+    def _drop(self, client: GatewayClient) -> None:
+        """Forget a connection, unless a newer one is there; the next call makes a new one."""
+        if self._held is not None and self._held[0] is client:
+            self._held = None
+            client.close()
 
 
 def foreign(here: JournalPlace, journal: str) -> Fenced:
@@ -296,26 +326,23 @@ def foreign(here: JournalPlace, journal: str) -> Fenced:
     )
 
 
-#: What gateways have answered; None of one that was asked for its lease alone.
-Answers: TypeAlias = "dict[SourceGateway, Window | None]"
-
-
 class SourceGateways:
     """The gateways that a stream reads.
 
     Args:
         places: Where they are, in any order.
         consumer: Name under which rows are committed at each.
+
+    Attributes:
+        all: Those of the list.
     """
 
     def __init__(self, places: Sequence[GatewayPlace], consumer: str) -> None:
         self._consumer = consumer
         self._meeting = threading.Lock()
-        self.all = tuple(SourceGateway(place, consumer, self._met) for place in places)
+        self.all = tuple(SourceGateway(place, consumer, self._meet) for place in places)
         #: Gateways that were taken out of the list, and are asked whether they may go; by place.
         self._former: dict[str, SourceGateway] = {}
-
-    # -- polling -------------------------------------------------------------------------------------------------
 
     def meet(self, needed: SourceGateway | None = None) -> None:
         """Take the leases of at least one gateway, and of whoever answers soon; or wait for the one that is needed.
@@ -326,29 +353,23 @@ class SourceGateways:
             GatewayError: TL-G40, TL-G44 or TL-G46, none of them lets us in.
             GatewayUnreachable: None answers within `PATIENCE_S` seconds.
         """
-        began, wanted = time.monotonic(), (needed,) if needed else self.all
-
-        def over(now: float, _: Answers) -> bool:
-            left = [one for one in wanted if not one.is_there]
-            late = now - began > MEET_S or all(one.absence for one in left)
-            return not left or (len(left) < len(wanted) and late)
-
-        self._poll({one: None for one in wanted if not one.is_there}, 0.0, began + PATIENCE_S, over)
-        if not any(one.is_there for one in wanted):
-            absence = next((one.absence for one in wanted if one.absence), None)
+        wanted = (needed,) if needed else self.all
+        self._poll(dict.fromkeys(wanted), wanted, PATIENCE_S, MEET_S)
+        if not any(gateway.is_there for gateway in wanted):
+            absence = next((gateway.absence.error for gateway in wanted if gateway.absence), None)
             silence = GatewayUnreachable("TL-G01", wanted[0].place.text, "no gateway answers", "Is it running?")
             raise absence or silence
 
-    def _met(self, one: SourceGateway, name: str, journal: str) -> None:
+    def _meet(self, gateway: SourceGateway, name: str, journal: str) -> None:
         """Refuse a gateway that another one of the list is already, before it takes that one's lease."""
         with self._meeting:
             for other in self.all:
-                if other is not one and one in self.all and (other.name == name or other.journal == journal):
+                if other is not gateway and (other.name == name or other.journal == journal):
                     same = f'have the same name "{name}"' if other.name == name else f"serve one journal, {journal}"
-                    what = f"{other.place.text} and {one.place.text} {same}"
+                    what = f"{other.place.text} and {gateway.place.text} {same}"
                     do = "Name each gateway once, and give each a name of its own: it stands in the checkpoint."
                     raise ConfigError("TL-G50", LIST, what, do)
-            one.name, one.journal = name, journal
+            gateway.name, gateway.journal = name, journal
 
     def ask(
         self, questions: Mapping[SourceGateway, Question], patience_s: float, grace_s: float | None = None
@@ -366,144 +387,131 @@ class SourceGateways:
         Raises:
             TowlineError: What a gateway said, unless it is an absence.
         """
-        grace = GRACE_S if grace_s is None else grace_s
-        unmet = [one for one in self.all if one.lease is None]
+        unmet = [gateway for gateway in self.all if not gateway.met]
         if len(unmet) == len(self.all):
             patience_s = max(patience_s, MEET_S)
-
-        def over(now: float, answers: Answers) -> bool:
-            waited_for = [one.poll for one in questions if one.poll and not one.absence]
-            if any(one not in questions or questions[one].has_news(window) for one, window in answers.items()):
-                return all(now - poll.began >= grace for poll in waited_for)
-            return patience_s <= 0 and not waited_for
-
-        longest = patience_s if patience_s > 0 else PATIENCE_S + 30
-        asked = {**dict.fromkeys(unmet), **questions}
-        answers = self._poll(asked, patience_s, time.monotonic() + longest, over)
-        return {one: window for one, window in answers.items() if window is not None}
+        answers = self._poll(
+            {**dict.fromkeys(unmet), **questions}, questions, patience_s, GRACE_S if grace_s is None else grace_s
+        )
+        return {gateway: window for gateway, window in answers.items() if window is not None}
 
     def _poll(
         self,
         asked: Mapping[SourceGateway, Question | None],
+        awaited: Collection[SourceGateway],
         patience_s: float,
-        deadline: float,
-        over: Callable[[float, Answers], bool],
-    ) -> Answers:
-        """Ask each on a thread, again and again, until it is over.
+        grace_s: float,
+    ) -> dict[SourceGateway, Window | None]:
+        """Ask each on a thread, again and again, until there is news and those awaited had the grace to answer too.
 
         A poll with the same question that is on its way from the call before is waited for. One that has ended is asked
         again, whatever it found: its gateway may have gone since, and the batch with it.
+
+        Args:
+            asked: What each is asked.
+            awaited: Those that are waited for unless they are away.
+            patience_s: Longest wait, in seconds; 0 until each of those has answered.
+            grace_s: Longest time for their answers beside the news, in seconds since each was asked.
         """
-        answers: Answers = {}
+        answers: dict[SourceGateway, Window | None] = {}
+        deadline = time.monotonic() + (patience_s if patience_s > 0 else PATIENCE_S + 30)
         self._heard(asked)
-        for one, question in asked.items():
-            if one.poll and one.poll.question != question:
-                one.poll = None
+        for gateway, question in asked.items():
+            if gateway.poll and gateway.poll.question != question:
+                gateway.poll = None
         while True:
+            timeout_s = min(patience_s, max(0.0, deadline - time.monotonic()))
+            for gateway in asked.keys() - answers.keys():
+                gateway.ask(asked[gateway], timeout_s)
+            windows = self._heard(asked)
+            answers |= {one: windows[one] for one in windows if patience_s <= 0 or has_news(asked[one], windows[one])}
             now = time.monotonic()
-            for one, question in asked.items():
-                if one.poll is None and one not in answers and now >= one.rests_until:
-                    call = partial(one.answer, question, min(patience_s, max(0.0, deadline - now)))
-                    one.poll = _Poll(question, later(call, f"gateway {one.name}"), now)
-            for one, window in self._heard(asked).items():
-                question = asked[one]
-                if patience_s <= 0 or question is None or question.has_news(window):
-                    answers[one] = window
-            now = time.monotonic()
-            if over(now, answers) or now >= deadline:
+            pending = [gateway.poll for gateway in awaited if gateway.poll and not gateway.absence]
+            if any(has_news(asked[gateway], window) for gateway, window in answers.items()):
+                over = all(now - poll.began >= grace_s for poll in pending)
+            else:
+                over = patience_s <= 0 and not pending
+            if over or now >= deadline:
                 return answers
             # Not only an answer ends a wait: polls grow older than the grace, and who was away is asked again.
-            rests = [one.rests_until - now for one in asked if one.rests_until > now]
-            pause = min(deadline - now, GRACE_S if answers else 1.0, *rests)
-            if pending := [one.poll.answer for one in asked if one.poll]:
-                futures.wait(pending, pause, futures.FIRST_COMPLETED)
+            rests = [one.absence.again_at - now for one in asked if one.absence and not one.poll]
+            pause = max(0.0, min(deadline - now, GRACE_S if answers else 1.0, *rests))
+            if polls := [gateway.poll.answer for gateway in asked if gateway.poll]:
+                futures.wait(polls, pause, futures.FIRST_COMPLETED)
             else:
                 time.sleep(pause)
 
-    def _heard(self, asked: Iterable[SourceGateway]) -> Answers:
+    def _heard(self, asked: Iterable[SourceGateway]) -> dict[SourceGateway, Window | None]:
         """The answers that have come; what is wrong is raised, that two are one before whatever else they say."""
-        windows: Answers = {}
+        windows: dict[SourceGateway, Window | None] = {}
         errors: list[BaseException] = []
-        for one in asked:
-            if one.poll is None or not one.poll.answer.done():
+        for gateway in asked:
+            if gateway.poll is None or not gateway.poll.answer.done():
                 continue
-            answer, one.poll = one.poll.answer, None
+            answer, gateway.poll = gateway.poll.answer, None
             error = answer.exception()
             if is_absence(error):
-                self.miss(one, error)
+                self.miss(gateway, error)
             elif error is not None:
                 errors.append(error)
             else:
-                self._present(one)
-                windows[one] = window = answer.result()
-                one.tip = window.tip if window else one.tip
-        if refused := self._refused():
-            raise refused
-        for error in sorted(errors, key=lambda one: getattr(one, "code", "") != "TL-G50"):
+                self._welcome(gateway)
+                windows[gateway] = window = answer.result()
+                gateway.tip = window.tip if window else gateway.tip
+        refusals = [gateway.absence.error for gateway in self.all if gateway.absence and gateway.absence.refused]
+        if len(refusals) == len(self.all):  # only a person can help then
+            why = "; ".join(
+                f"{gateway.called}: {error.what}" for gateway, error in zip(self.all, refusals, strict=True)
+            )
+            what = f"no gateway of the list lets this query in ({why})"
+            raise GatewayError(refusals[0].code, LIST, what, refusals[0].do) if len(refusals) > 1 else refusals[0]
+        for error in sorted(errors, key=lambda error: getattr(error, "code", "") != "TL-G50"):
             raise error
         return windows
 
-    def _refused(self) -> TowlineError | None:
-        """The error where each gateway refuses: only a person can help then."""
-        refusals = [(one.called, one.absence) for one in self.all if one.absence and is_refusal(one.absence)]
-        if len(refusals) < len(self.all):
-            return None
-        first = refusals[0][1]
-        if len(refusals) == 1:
-            return first
-        why = "; ".join(f"{name}: {error.what}" for name, error in refusals)
-        return GatewayError(first.code, LIST, f"no gateway of the list lets this query in ({why})", first.do)
-
     # -- who is away -----------------------------------------------------------------------------------------------
 
-    def miss(self, one: SourceGateway, error: BaseException | None) -> None:
+    def reach(self, gateway: SourceGateway, call: Callable[[], _T]) -> _T | None:
+        """What a call to a gateway gives; None where it is away, and is done without from now on."""
+        try:
+            return call()
+        except GatewayError as error:
+            if not is_absence(error):
+                raise
+            self.miss(gateway, error)
+            return None
+
+    def miss(self, gateway: SourceGateway, error: BaseException | None) -> None:
         """Do without a gateway for now, and say so: silence once, a refusal each minute; later it is asked again."""
         assert isinstance(error, TowlineError)
-        now, before, refused = time.monotonic(), one.absence, is_refusal(error)
-        one.absence = error
-        if before is None:
-            one.away_since = time.time()
-        one.rests_until = now + (_REFUSED_PAUSE_S if refused else _PAUSE_S)
-        new = before is None or is_refusal(before) is not refused
-        if new or (refused and now - one.warned_at >= _REMIND_S):
-            one.warned_at = now
+        now, before, refused = time.monotonic(), gateway.absence, is_refusal(error)
+        since, logged_at = (before.since, before.logged_at) if before else (time.time(), now)
+        if before is None or before.refused is not refused or (refused and now - logged_at >= _REMIND_S):
+            logged_at = now
             how, code, do = ("held back", error.code, f". {error.do}") if refused else ("away", "TL-G54", "")
             others = ", the others' go on" if len(self.all) > 1 else ""
             what = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
-            _LOG.warning(what, one.called, how, error.what, others, do, code)
+            _LOG.warning(what, gateway.called, how, error.what, others, do, code)
+        gateway.absence = Absence(error, since, now + (_REFUSED_PAUSE_S if refused else _PAUSE_S), logged_at)
 
-    def forget(self, one: SourceGateway, error: BaseException) -> None:
-        """Look for a gateway as if it had never been met: it was gone before it had a place."""
-        self.miss(one, error)
-        one.lease = None
-
-    def _present(self, one: SourceGateway) -> None:
-        if one.absence is not None:
-            since = datetime.fromtimestamp(one.away_since).astimezone()
-            _LOG.warning("gateway %s is back; it was away since %s", one.called, f"{since:%H:%M:%S}")
-            one.absence = None
+    def _welcome(self, gateway: SourceGateway) -> None:
+        if gateway.absence is not None:
+            since = datetime.fromtimestamp(gateway.absence.since).astimezone()
+            _LOG.warning("gateway %s is back; it was away since %s", gateway.called, f"{since:%H:%M:%S}")
+            gateway.absence = None
 
     # -- former gateways -------------------------------------------------------------------------------------------
 
     def former(self, place: GatewayPlace) -> SourceGateway:
         """A gateway that is not in the list, to be asked the same way."""
-        return self._former.setdefault(place.text, SourceGateway(place, self._consumer, self._met))
+        return self._former.setdefault(place.text, SourceGateway(place, self._consumer))
 
-    def let_go(self, one: SourceGateway) -> None:
+    def let_go(self, gateway: SourceGateway) -> None:
         """Give the lease of a former gateway back."""
-        self._former.pop(one.place.text, None)
-        one.release()
+        self._former.pop(gateway.place.text, None)
+        gateway.release()
 
     def release(self) -> None:
         """Give all leases back; commits nothing. One that is away has none, and is asked for none any more."""
-        for one in (*self.all, *self._former.values()):
-            one.release()
-
-    def statuses(self) -> dict[SourceGateway, dict[str, Any]]:
-        """What each gateway says of itself; nothing of those that do not answer within a second."""
-        found: dict[SourceGateway, dict[str, Any]] = {}
-        for one in self.all:
-            if one.absence is None:
-                with contextlib.suppress(GatewayError):  # the next poll tells it better
-                    found[one] = one.status()
-        return found
+        for gateway in (*self.all, *self._former.values()):
+            gateway.release()

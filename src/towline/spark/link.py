@@ -22,13 +22,9 @@ from towline.processes import ProcessMark
 from towline.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
-
-    from towline.spark.offsets import JournalPlace
-
-__all__ = ["PATIENCE_S", "GatewayPlace", "Retry", "driver_pid", "gateway_list", "gateway_location", "patiently"]
 
 #: How long a reader waits for a gateway that does not answer, in seconds: a supervisor's restart and its recovery.
 PATIENCE_S = 60.0
@@ -99,30 +95,17 @@ class GatewayPlace:
         """Whether the gateway is on a network: workers need tickets then."""
         return is_remote(self.location)
 
-    def admitted(self, ticket: str, authority: str) -> GatewayPlace:
-        """The same place as a worker comes to it: with a ticket, and without a need for the token."""
-        return replace(self, ticket=ticket, authority=authority) if self.remote else self
-
-    def trusted(self) -> str:
-        """The authorities of the gateway's certificate, for the workers; "" where none are needed. On the driver.
+    def admitted(self, ticket: str) -> Self:
+        """The same place as a worker comes to it: with a ticket, and without a need for files. On the driver.
 
         Raises:
-            GatewayError: TL-G46, the file can't be read.
+            GatewayError: TL-G46, the file with the authorities of the gateway's certificate can't be read.
         """
-        return self.access.authority() if self.remote else ""
+        return replace(self, ticket=ticket, authority=self.access.authority())
 
-    def tickets(self, client: GatewayClient, end: JournalPlace, bounds: Sequence[tuple[int, int]]) -> list[str]:
-        """A ticket for each part of a range, "" where none is needed. On the driver.
-
-        Args:
-            client: Of the gateway.
-            end: Where the range ends.
-            bounds: Where each part begins and ends.
-        """
-        if not self.remote:
-            return [""] * len(bounds)
-        incarnations = [""] * (len(bounds) - 1) + [end.incarnation]
-        return client.sign(end.journal, bounds, incarnations=incarnations, valid_s=self.ticket_s)
+    def for_writer(self, client: GatewayClient, writer: str) -> Self:
+        """The place as the tasks of one query or job come to it to bring rows. On the driver; raises as `admitted`."""
+        return self.admitted(client.sign_writer(writer, valid_s=self.ticket_s)) if self.remote else self
 
     @classmethod
     def of(cls, text: str, access: Access = _NO_ACCESS) -> Self:
@@ -133,10 +116,6 @@ class GatewayPlace:
     def text(self) -> str:
         """The place in one word, as `of` takes it."""
         return self.location or self.state_dir
-
-    def writer_ticket(self, client: GatewayClient, writer: str) -> str:
-        """A ticket for the tasks of one query or job, "" where none is needed. On the driver."""
-        return client.sign_writer(writer, valid_s=self.ticket_s) if self.remote else ""
 
     def attach(self) -> GatewayClient:
         """Find the running gateway.

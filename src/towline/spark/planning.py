@@ -11,33 +11,30 @@ proportion to it, and nobody gets more than waits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
-from towline.gateway.client import CALL_S, interruptible
+from towline.gateway.client import CALL_S
 from towline.kafka.pace import BatchLimit
-from towline.spark.gateways import LIST, Question, SourceGateway, SourceGateways, foreign, is_absence, is_refusal
+from towline.spark.gateways import LIST, Question, SourceGateways, foreign, has_news, is_absence, is_refusal
 from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.readplan import Slice, divided, ranges_between, slices_of
+from towline.spark.readplan import Slice, divided, ranges_between
 from towline.spark.tally import pace_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from towline.gateway.client import Window
+    from towline.spark.gateways import SourceGateway
     from towline.spark.readplan import JournalRange, ReadPlan
 
 _LOG = logging.getLogger("towline.spark")
-_T = TypeVar("_T")
 
 
 class BatchPlanner:
@@ -45,6 +42,9 @@ class BatchPlanner:
 
     Args:
         plan: What the reader was told.
+
+    Attributes:
+        gateways: Those that it reads.
     """
 
     def __init__(self, plan: ReadPlan) -> None:
@@ -54,11 +54,9 @@ class BatchPlanner:
         self._ends: dict[str, int] | None = None
         #: Grows with each batch: whose turn it is to get what can't be divided.
         self._turn = 0
-        #: Where the planned batch ends at each gateway.
-        self._reached: dict[SourceGateway, int] = {}
-        self._told_of_order = False
-        #: Tickets of the planned batch: by journal and by where each of its slices begins and ends.
-        self._tickets: dict[tuple[str, tuple[tuple[int, int], ...]], list[str]] = {}
+        self._order_logged = False
+        #: Slices of the planned batch that have tickets: by range and sizes.
+        self._signed: dict[tuple[JournalRange, tuple[int, ...]], list[Slice]] = {}
         #: What Kafka takes in time; None where the checkpoint with the sink's word of it is not known.
         self._pace = BatchLimit(partial(pace_of, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
         self._slow: int | None = None
@@ -70,7 +68,7 @@ class BatchPlanner:
     def fix_end(self) -> None:
         """End the query at what is durable now at each gateway that answers."""
         self.gateways.meet()
-        self._ends = {one.lease.journal: one.lease.tip for one in self.gateways.all if one.lease}
+        self._ends = {gateway.journal: gateway.tip for gateway in self.gateways.all if gateway.met}
 
     def ended(self, here: Position) -> bool:
         """Whether a query with an end is there."""
@@ -83,13 +81,13 @@ class BatchPlanner:
     def beginning(self) -> Position:
         """Where a query without a checkpoint begins, at each gateway that answers."""
         self.gateways.meet()
-        return Position(tuple(patiently(partial(self._entry, one)) for one in self.gateways.all if one.lease))
+        return Position(tuple(patiently(partial(self._entry, one)) for one in self.gateways.all if one.met))
 
-    def _entry(self, one: SourceGateway) -> JournalPlace:
+    def _entry(self, gateway: SourceGateway) -> JournalPlace:
         """Where the rows of a gateway begin that has no place yet."""
-        lease = one.open()
+        lease = gateway.open()
         offset = self._plan.beginning(lease.name, lease.first, lease.tip, lease.committed, "committed")
-        return JournalPlace(lease.name, lease.journal, offset, one.incarnation(offset), one.place.text)
+        return JournalPlace(lease.name, lease.journal, offset, gateway.incarnation(offset), gateway.place.text)
 
     # -- the next batch ------------------------------------------------------------------------------------------
 
@@ -108,72 +106,71 @@ class BatchPlanner:
         """
         if self._pace and here.places != self._begin:
             self._begin, self._slow = here.places, self._pace.next()
-        if not any(one.lease for one in self.gateways.all):
+        if not any(gateway.met for gateway in self.gateways.all):
             self.gateways.ask({}, patience_s)
             patience_s = 0.0
         known, former = self._known(here)
         left = [place.gateway for place in former if self._may_leave(place, safe)]
-        news = bool(left) or bool(self._newcomers(known))
-        placed = {one: replace(place, at=one.place.text) for one, place in known.items()}
-        questions = {one: self._question(place, safe, limit) for one, place in placed.items()}
-        answers = self.gateways.ask(questions, 0.0 if news else patience_s)
-        moved = self._admitted(questions, answers, limit)
-        there = here.having(*placed.values()).having(*moved).having(*self._joining(here)).without(*left)
+        questions = {
+            gateway: self._question(replace(place, at=gateway.place.text), safe, limit)
+            for gateway, place in known.items()
+        }
+        answers = self.gateways.ask(questions, 0.0 if left or self._newcomers(here) else patience_s)
+        placed = [question.here for question in questions.values()]
+        there = here.having(*placed, *self._admitted(questions, answers, limit), *self._joining(here)).without(*left)
         there = self._readable(here, there)
-        self._reached |= {one: spot.offset for one in known if (spot := there.place(known[one].gateway))}
+        for gateway, place in known.items():
+            if end := there.place(place.gateway):
+                gateway.reached = end.offset
         if there == here and (missing := self._missing(known)):
             self.gateways.meet(missing)  # a query with an end does not end without its rows
             return self.next(here, safe, limit, patience_s)
         return there
 
-    def cut_short(self, there: Position) -> bool:
+    @property
+    def cut_short(self) -> bool:
         """Whether more waits than the planned batch takes, by its limits."""
-        places = ((one, there.place(one.name)) for one in self.gateways.all if one.absence is None)
-        return any(place is not None and one.tip > place.offset for one, place in places)
+        return any(one.tip > one.reached for one in self.gateways.all if one.reached is not None and not one.absence)
 
     def _known(self, here: Position) -> tuple[dict[SourceGateway, JournalPlace], list[JournalPlace]]:
         """The gateways that were met, each with its place, and the places of gateways that are not in the list.
 
-        A gateway is known by its journal. One that was not met yet is known by where it is; if it is not, it may be
-        any of those that are left.
+        One that was not met yet is known by where it is; if it is not, it may be any of those that are left.
 
         Raises:
             Fenced: TL-G04, a gateway serves another journal than it did.
         """
-        found: dict[SourceGateway, JournalPlace] = {}
-        for one in self.gateways.all:
-            if one.lease and (place := self._place_of(one, here)):
-                if place.journal != one.lease.journal:
-                    raise foreign(place, one.lease.journal)
-                found[one] = place
-        unmet = {one.place.text for one in self.gateways.all if not one.lease}
-        others = [place for place in here.places if place not in found.values()]
-        waited_for = {place.at for place in others} & unmet
-        return found, [place for place in others if place.at not in unmet] if waited_for == unmet else []
+        known = {one: place for one in self.gateways.all if one.met and (place := self._place_of(one, here))}
+        unmet = {one.place.text for one in self.gateways.all if not one.met}
+        others = [place for place in here.places if place not in known.values()]
+        complete = unmet <= {place.at for place in others}
+        return known, [place for place in others if place.at not in unmet] if complete else []
 
-    def _place_of(self, one: SourceGateway, here: Position) -> JournalPlace | None:
-        assert one.lease is not None
-        by_journal = next((place for place in here.places if place.journal == one.lease.journal), None)
+    def _place_of(self, gateway: SourceGateway, here: Position) -> JournalPlace | None:
+        """The place of a gateway that was met: it is known by its journal.
+
+        Raises:
+            Fenced: TL-G04, the place under its name is in another journal.
+        """
+        place = next((place for place in here.places if place.journal == gateway.journal), None)
         # The option ``gateway`` names no list that another one could have joined.
         only = here.places[0] if not self._plan.gateways and len(here.places) == 1 else None
-        return by_journal or here.place(one.lease.name) or only
+        place = place or here.place(gateway.name) or only
+        if place is not None and place.journal != gateway.journal:
+            raise foreign(place, gateway.journal)
+        return place
 
-    def _newcomers(self, known: Mapping[SourceGateway, JournalPlace]) -> list[SourceGateway]:
+    def _newcomers(self, here: Position) -> list[SourceGateway]:
         """Gateways that were met and have no place yet; none where the query has an end they have no part in."""
-        met = [one for one in self.gateways.all if one.lease and one not in known]
+        met = [one for one in self.gateways.all if one.met and self._place_of(one, here) is None]
         return [one for one in met if self._ends is None or one.journal in self._ends]
 
     def _joining(self, here: Position) -> list[JournalPlace]:
         """Where newcomers begin, those met in this call too; their rows come with the next batch."""
-        entries = []
-        for one in self._newcomers(self._known(here)[0]):
-            try:
-                entries.append(interruptible(partial(self._entry, one)))
-            except GatewayError as error:
-                if not is_absence(error):
-                    raise
-                self.gateways.forget(one, error)  # gone again: another time
-        return entries
+        newcomers = {one: self.gateways.reach(one, partial(self._entry, one)) for one in self._newcomers(here)}
+        for gateway, entry in newcomers.items():
+            gateway.met = entry is not None  # else it was gone before it had a place: another time
+        return [entry for entry in newcomers.values() if entry is not None]
 
     def _question(self, place: JournalPlace, safe: Position | None, limit: ReadLimit) -> Question:
         max_rows, max_bytes = self._limits(limit)
@@ -193,48 +190,46 @@ class BatchPlanner:
     def _admitted(
         self, questions: Mapping[SourceGateway, Question], answers: Mapping[SourceGateway, Window], limit: ReadLimit
     ) -> list[JournalPlace]:
-        """Where the batch ends at the gateways that have rows in it."""
-        found = {one: self._window(questions[one], window) for one, window in answers.items()}
-        windows = {one: window for one, window in found.items() if questions[one].has_news(window)}
+        """Where the batch ends at the gateways that have rows in it, together within its limits."""
+        windows = {
+            gateway: answers[gateway]
+            for gateway, question in questions.items()
+            if gateway in answers and has_news(question, answers[gateway])
+            # At the end of the query one row is asked for all the same.
+            if self._ends is None or answers[gateway].end <= self._end(question.here)
+        }
         if len(windows) > 1:  # one alone was asked for no more than the batch may have
-            windows = self._shared(questions, windows, limit)
+            windows = self._shared(questions, windows, *self._limits(limit))
         if self._pace and windows:
             self._pace.planned(sum(window.size for window in windows.values()))
         return [questions[one].here.moved(window.end, window.incarnation) for one, window in windows.items()]
 
-    def _window(self, question: Question, window: Window) -> Window:
-        """A window that does not go beyond the query's end."""
-        if self._ends is None or window.end <= self._end(question.here):
-            return window
-        return replace(window, end=question.here.offset)  # the end is reached, and one row was asked for
-
     def _shared(
-        self, questions: Mapping[SourceGateway, Question], windows: Mapping[SourceGateway, Window], limit: ReadLimit
+        self,
+        questions: Mapping[SourceGateway, Question],
+        windows: Mapping[SourceGateway, Window],
+        max_rows: int | None,
+        max_bytes: int | None,
     ) -> dict[SourceGateway, Window]:
-        """The windows of all gateways, cut so that together they are within the limits of a batch."""
-        max_rows, max_bytes = self._limits(limit)
+        """The windows of all gateways, those that are cut asked for anew."""
         self._turn += 1
-        ones = [one for one in self.gateways.all if one in windows]
-        offers = [Offer(windows[one].end - questions[one].here.offset, windows[one].size) for one in ones]
-        taken: dict[SourceGateway, Window] = {}
-        cut: dict[SourceGateway, Question] = {}
-        for one, offer, got in zip(ones, offers, admit(offers, max_rows, max_bytes, self._turn), strict=True):
-            if got.rows == offer.rows and got.size is None:
-                taken[one] = windows[one]
-            elif got.rows and got.size != 0:
-                most = questions[one].max_bytes if got.size is None else got.size
-                cut[one] = replace(questions[one], max_rows=got.rows, max_bytes=most)
-        if cut:
-            taken |= self.gateways.ask(cut, 0.0, CALL_S)
-        ordered = [one for one in ones if one in taken]
+        offers = [Offer(window.end - questions[one].here.offset, window.size) for one, window in windows.items()]
+        grants = dict(zip(windows, admit(offers, max_rows, max_bytes, self._turn), strict=True))
+        whole = {one: windows[one] for one, grant in grants.items() if grant is None}
+        cut = {
+            one: replace(questions[one], max_rows=grant.rows, max_bytes=grant.size or questions[one].max_bytes)
+            for one, grant in grants.items()
+            if grant is not None and grant.rows and grant.size != 0
+        }
+        taken = whole | (self.gateways.ask(cut, 0.0, CALL_S) if cut else {})
+        ordered = [one for one in windows if one in taken]
         fits = fitting([max(1, taken[one].size) for one in ordered], max_bytes, self._turn)
         return {one: taken[one] for one, fit in zip(ordered, fits, strict=True) if fit}
 
     def _missing(self, known: Iterable[SourceGateway]) -> SourceGateway | None:
         """A gateway that is away while the query's end is not reached there."""
         ends = self._ends or {}
-        short = (one for one in known if self._reached.get(one, 0) < ends.get(one.journal, 0))
-        return next((one for one in short if one.absence), None)
+        return next((one for one in known if one.absence and (one.reached or 0) < ends.get(one.journal, 0)), None)
 
     # -- gateways that were taken out of the list ----------------------------------------------------------------
 
@@ -247,18 +242,18 @@ class BatchPlanner:
         if place.gateway in self._plan.removed:
             _LOG.warning("gateway %s leaves the checkpoint unasked, as removedGateways says", place.gateway)
             return True
-        one, question = self.gateways.former(self._plan.at(place.at)), Question(place, _safe(place, safe))
+        gateway, question = self.gateways.former(self._plan.at(place.at)), Question(place, _safe(place, safe))
         try:
-            window = interruptible(partial(one.wait, question, 0.0))
+            window = gateway.wait(question, 0.0)
         except GatewayError as error:
             if not is_absence(error):
                 raise
-            said = "does not let this query in" if is_refusal(error) else "does not answer"
+            why = "does not let this query in" if is_refusal(error) else "does not answer"
             raise ConfigError(
                 "TL-G51",
                 LIST,
                 f'gateway "{place.gateway}" is no longer in the list, and whether messages wait there is not known: '
-                f"{place.at} {said} ({error.what})",
+                f"{place.at} {why} ({error.what})",
                 f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway} "
                 f'(in a bridge file, removed_gateways = ["{place.gateway}"]).',
             ) from error
@@ -272,7 +267,7 @@ class BatchPlanner:
             )
         if question.safe < place.offset:
             return False  # in the commit log, and not yet surely so: the next call
-        self.gateways.let_go(one)
+        self.gateways.let_go(gateway)
         return True
 
     # -- the partitions of a planned batch -----------------------------------------------------------------------
@@ -289,28 +284,24 @@ class BatchPlanner:
             Fenced: TL-G04, a gateway serves another journal.
             GatewayUnreachable: TL-G53, a gateway that has rows of the batch is away.
         """
-        parts = self._parts(here, there)
-        if any(len(bounds) > 1 for _, bounds in parts) and not self._told_of_order:
-            self._told_of_order = True
-            _LOG.warning(
-                "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
-                "device's messages holds only where one task reads them all, as after coalesce(1)"
-            )
-        made = [cut for rows, bounds in parts for cut in self._cut(rows, bounds, watermark_ms)]
+        made: list[Slice] = []
+        for rows, sizes in self._parts(here, there):
+            if len(sizes) > 1 and not self._order_logged:
+                self._order_logged = True
+                _LOG.warning(
+                    "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order "
+                    "of a device's messages holds only where one task reads them all, as after coalesce(1)"
+                )
+            made += self._cut(self._holder(rows.end), rows, sizes)
         idle = there.places[0]
-        return made or [Slice(self._plan.place, idle.journal, idle.offset, idle.offset, idle.incarnation, watermark_ms)]
+        made = made or [Slice(self._plan.place, idle.journal, idle.offset, idle.offset, idle.incarnation)]
+        return [replace(part, watermark_ms=watermark_ms) for part in made]
 
-    def _cut(self, rows: JournalRange, bounds: tuple[tuple[int, int], ...], watermark_ms: int | None) -> list[Slice]:
-        one = self._match(rows.end) if (rows.end.journal, bounds) in self._tickets else None
-        one = one or self._holder(rows)
-        tickets = self._patiently(rows, one, partial(self._signed, one, rows.end, bounds))
-        return slices_of(one.place, rows.end, bounds, tickets, watermark_ms)
-
-    def _parts(self, here: Position, there: Position) -> list[tuple[JournalRange, tuple[tuple[int, int], ...]]]:
-        """What a batch has of each gateway, and where each slice of it begins and ends."""
+    def _parts(self, here: Position, there: Position) -> list[tuple[JournalRange, tuple[int, ...]]]:
+        """What a batch has of each gateway, and how many rows each slice of it."""
         ranges = ranges_between(here, there)
-        sizes = divided([one.rows for one in ranges], self._plan.min_partitions, self._plan.max_records)
-        return [(one, one.bounds(each)) for one, each in zip(ranges, sizes, strict=True)]
+        sizes = divided([rows.rows for rows in ranges], self._plan.min_partitions, self._plan.max_records)
+        return list(zip(ranges, map(tuple, sizes), strict=True))
 
     def _readable(self, here: Position, there: Position) -> Position:
         """The batch without the rows of gateways that would not let its tasks in.
@@ -318,53 +309,41 @@ class BatchPlanner:
         A poll may have been let in with a token that is refused since, and a batch that was begun can't do without its
         rows. So the tickets are asked for before it is planned.
         """
-        self._tickets = {}
-        for rows, bounds in self._parts(here, there):
-            one, before = self._match(rows.end), here.place(rows.end.gateway)
-            if one is None or before is None or not one.place.remote:
+        self._signed = {}
+        for rows, sizes in self._parts(here, there):
+            gateway, before = self._listed(rows.end), here.place(rows.end.gateway)
+            if gateway is None or before is None or not gateway.place.remote:
                 continue
-            try:
-                interruptible(partial(self._signed, one, rows.end, bounds))
-            except GatewayError as error:
-                if not is_absence(error):
-                    raise
-                self.gateways.miss(one, error)
+            slices = self.gateways.reach(gateway, partial(gateway.slices, rows, sizes))
+            if slices is None:
                 return self._readable(here, there.having(before))
+            self._signed[rows, sizes] = slices
         return there
 
-    def _signed(self, one: SourceGateway, end: JournalPlace, bounds: tuple[tuple[int, int], ...]) -> list[str]:
-        key = (end.journal, bounds)
-        if key not in self._tickets:
-            self._tickets[key] = one.tickets(end, bounds)
-        return self._tickets[key]
+    def _listed(self, end: JournalPlace) -> SourceGateway | None:
+        """The gateway of the list that has a place; one that was not met yet is known by where it is."""
+        alone = Position((end,))
+        met = next((one for one in self.gateways.all if one.met and self._place_of(one, alone)), None)
+        return met or next((one for one in self.gateways.all if end.at == one.place.text), None)
 
-    def _holder(self, rows: JournalRange) -> SourceGateway:
-        """Who has the rows: a gateway of the list, or a former one, which serves the batch that was begun with it."""
-        end = rows.end
-        one = self._match(end)
-        if one is None and any(not other.lease for other in self.gateways.all):
+    def _holder(self, end: JournalPlace) -> SourceGateway:
+        """Who has rows: a gateway of the list, or a former one, which serves the batch that was begun with it."""
+        gateway = self._listed(end)
+        if gateway is None and not all(one.met for one in self.gateways.all):
             self.gateways.meet()
-            one = self._match(end)
-        one = one or self.gateways.former(self._plan.at(end.at))
-        lease = self._patiently(rows, one, one.open)
-        if lease.journal != end.journal:
-            raise foreign(end, lease.journal)
-        return one
+            gateway = self._listed(end)
+        return gateway or self.gateways.former(self._plan.at(end.at))
 
-    def _match(self, end: JournalPlace) -> SourceGateway | None:
-        met = [one for one in self.gateways.all if one.journal]
-        here = next((one for one in met if one.journal == end.journal), None)
-        here = here or next((one for one in met if one.name == end.gateway), None)
-        return here or next((one for one in self.gateways.all if end.at == one.place.text), None)
-
-    def _patiently(self, rows: JournalRange, one: SourceGateway, call: Callable[[], _T]) -> _T:
+    def _cut(self, gateway: SourceGateway, rows: JournalRange, sizes: tuple[int, ...]) -> list[Slice]:
         try:
-            return patiently(lambda: interruptible(call), patience_s=PATIENCE_S)
+            return self._signed.get((rows, sizes)) or patiently(
+                partial(gateway.slices, rows, sizes), patience_s=PATIENCE_S
+            )
         except GatewayError as error:
             if not is_absence(error):
                 raise
             end = rows.end
-            way = error.do if is_refusal(error) else f"Start it at {one.place.text}."
+            way = error.do if is_refusal(error) else f"Start it at {gateway.place.text}."
             raise GatewayUnreachable(
                 "TL-G53",
                 f'gateway "{end.gateway}"',
@@ -380,9 +359,8 @@ class BatchPlanner:
 
         Of a source with the option ``gateway`` it is what that one says.
         """
-        statuses = self.gateways.statuses()
         known = {one.name or one.place.text: one for one in self.gateways.all if one.name or one.absence}
-        parts = {name: self._told(one, statuses.get(one, {})) for name, one in sorted(known.items(), key=itemgetter(0))}
+        parts = {name: known[name].report() for name in sorted(known)}
         if not self._plan.gateways:
             part = next(iter(parts.values()), {})
             return part if part.keys() - {"tip", "queued"} else None
@@ -391,17 +369,6 @@ class BatchPlanner:
         totals = {key: sum(part[key] for part in parts.values()) for key in ("tip", "queued")}
         trouble = {"last_error": errors[0]} if errors else {}
         return {**totals, **trouble, "away": away, "gateways": parts}
-
-    def _told(self, one: SourceGateway, status: Mapping[str, Any]) -> dict[str, Any]:
-        said = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
-        if trouble := (status.get("last_error") or {}).get("text"):
-            said["last_error"] = trouble
-        if one.absence is not None:
-            since = datetime.fromtimestamp(one.away_since, UTC).isoformat(timespec="seconds")
-            refused, error = is_refusal(one.absence), one.absence
-            said |= {"away_since": since, "last_error": f"{error.what}. {error.do}" if refused else error.what}
-            said |= {"refused": True} if refused else {}
-        return {**said, "tip": one.tip, "queued": max(0, one.tip - self._reached.get(one, one.tip))}
 
 
 def _safe(place: JournalPlace, safe: Position | None) -> int:
@@ -414,9 +381,9 @@ class Offer(NamedTuple):
     """What waits at one gateway, as far as the whole batch could take it; or what the batch takes of that.
 
     Attributes:
-        rows: At least 0; of what is taken, at most what was offered.
+        rows: At least 0.
         size: Their bytes as they lie in the journal; of what is taken the most that they may be, None where the rows
-            say it already, and 0 where nothing is.
+            say it already.
     """
 
     rows: int
@@ -437,22 +404,16 @@ def shares(waiting: Sequence[int], limit: int | None, turn: int = 0) -> list[int
     """
     if limit is None or sum(waiting) <= limit:
         return list(waiting)
-    given, left, count = [0] * len(waiting), limit, len(waiting)
-    ascending = sorted(range(count), key=lambda one: waiting[one])
-    for done, one in enumerate(ascending):
-        even = left // (count - done)
-        if waiting[one] > even:  # and so have all after it
-            rest = sorted(ascending[done:], key=lambda other: (other - turn) % count)
-            extra = left - even * len(rest)
-            for place, other in enumerate(rest):
-                given[other] = even + (place < extra)
-            break
-        given[one] = waiting[one]
-        left -= waiting[one]
+    # The largest share that everybody who waits for more may have.
+    level = bisect_right(range(limit + 1), limit, key=lambda share: sum(min(share, one) for one in waiting)) - 1
+    given = [min(level, one) for one in waiting]
+    short = [at for at, one in enumerate(waiting) if one > level]
+    for at in sorted(short, key=lambda at: (at - turn) % len(waiting))[: limit - sum(given)]:
+        given[at] += 1
     return given
 
 
-def admit(offers: Sequence[Offer], max_rows: int | None, max_bytes: int | None, turn: int = 0) -> list[Offer]:
+def admit(offers: Sequence[Offer], max_rows: int | None, max_bytes: int | None, turn: int = 0) -> list[Offer | None]:
     """Share both limits of a batch among gateways, rows first: their bytes then share the other limit.
 
     Args:
@@ -460,11 +421,15 @@ def admit(offers: Sequence[Offer], max_rows: int | None, max_bytes: int | None, 
         max_rows: Most rows of the batch; None for no limit.
         max_bytes: Most bytes of the batch; None for no limit.
         turn: As `shares`.
+
+    Returns:
+        What the batch takes of each; None for all of it.
     """
     rows = shares([offer.rows for offer in offers], max_rows, turn)
     sizes = [-(-(size or 0) * got // count) if count else 0 for (count, size), got in zip(offers, rows, strict=True)]
     granted = shares(sizes, max_bytes, turn)
-    return [Offer(count, None if got >= size else got) for count, size, got in zip(rows, sizes, granted, strict=True)]
+    grants = [Offer(count, None if got >= size else got) for count, size, got in zip(rows, sizes, granted, strict=True)]
+    return [None if grant == (offer.rows, None) else grant for grant, offer in zip(grants, offers, strict=True)]
 
 
 def fitting(sizes: Sequence[int], max_bytes: int | None, turn: int = 0) -> list[bool]:

@@ -29,7 +29,7 @@ from towline.errors import ConfigError, GatewayError, one_line
 from towline.mosquitto_conf import DEFAULTS
 from towline.spark.cadence import Cadence
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.readplan import JournalRange, ReadPlan, Slice, divided, ranges_between, slices_of
+from towline.spark.readplan import JournalRange, ReadPlan, Slice, divided, ranges_between, signed
 from towline.spark.tasks import settle
 from towline.threads import later
 
@@ -358,7 +358,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _rest(self, here: Position, there: Position) -> float:
         """Seconds until what waits is to be looked at again; 0 for a batch now, or for none."""
         rows = sum(one.rows for one in ranges_between(here, there))
-        if not rows or self._ends or self._opened.cut_short(there):
+        if not rows or self._ends or self._opened.cut_short:
             return 0.0
         return self._cadence.wait_s(rows, time.monotonic())
 
@@ -416,9 +416,8 @@ class MqttBatchReader(DataSourceReader):
         return start
 
     def _cut(self, place: GatewayPlace, rows: JournalRange, sizes: Sequence[int]) -> list[Slice]:
-        bounds = rows.bounds(sizes if rows.rows else [0])
         with place.connect() as client:
-            return slices_of(place, rows.end, bounds, place.tickets(client, rows.end, bounds))
+            return signed(client, rows.slices(place, sizes if rows.rows else [0]))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the range."""

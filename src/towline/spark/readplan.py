@@ -23,9 +23,8 @@ from towline.spark.link import GatewayPlace, gateway_list
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from towline.gateway.client import GatewayClient
     from towline.spark.offsets import JournalPlace, Position
-
-__all__ = ["JournalRange", "ReadPlan", "Slice", "StartingOffset", "divided", "ranges_between", "slices_of"]
 
 #: ``committed``, ``earliest``, ``latest`` or an offset.
 StartingOffset = str | int
@@ -188,7 +187,7 @@ class Slice(InputPartition):
     """The rows ``start`` to ``end`` - 1 of one journal: all that a worker is told.
 
     Attributes:
-        place: Where the gateway is, and what lets the worker in there (`GatewayPlace.admitted`).
+        place: Where the gateway is, and what lets the worker in there (`signed`).
         journal: Id of its journal.
         start: Offset of the first row.
         end: Offset after the last one.
@@ -221,39 +220,34 @@ class JournalRange:
         """How many they are."""
         return self.end.offset - self.start
 
-    def bounds(self, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """Where each part begins and ends.
+    def slices(self, place: GatewayPlace, sizes: Sequence[int]) -> list[Slice]:
+        """Its parts; only of the end it is known which opening of the journal wrote the row below.
 
         Args:
+            place: Where the gateway is.
             sizes: Rows of the parts.
         """
-        return tuple(pairwise(accumulate(sizes, initial=self.start)))
+        bounds = [*pairwise(accumulate(sizes, initial=self.start))]
+        incarnations = [""] * (len(bounds) - 1) + [self.end.incarnation]
+        return [
+            Slice(place, self.end.journal, *part, incarnation)
+            for part, incarnation in zip(bounds, incarnations, strict=True)
+        ]
 
 
-def slices_of(
-    place: GatewayPlace,
-    end: JournalPlace,
-    bounds: Sequence[tuple[int, int]],
-    tickets: Sequence[str],
-    watermark_ms: int | None = None,
-) -> list[Slice]:
-    """The slices of a range; only of its end it is known which opening of the journal wrote the row below.
-
-    Args:
-        place: Where the gateway is.
-        end: Where the range ends.
-        bounds: Where each slice begins and ends.
-        tickets: For each, what lets a worker in.
-        watermark_ms: The query's watermark.
+def signed(client: GatewayClient, slices: Sequence[Slice]) -> list[Slice]:
+    """Slices as tasks get them: those of a gateway on a network each with a ticket. On the driver.
 
     Raises:
         GatewayError: TL-G46, the file with the authorities of the gateway's certificate can't be read.
     """
-    known, trusted = [""] * (len(bounds) - 1) + [end.incarnation], place.trusted()
-    return [
-        Slice(place.admitted(ticket, trusted), end.journal, *each, incarnation, watermark_ms)
-        for each, incarnation, ticket in zip(bounds, known, tickets, strict=True)
-    ]
+    place = slices[0].place
+    if not place.remote:
+        return list(slices)
+    bounds, incarnations = [(part.start, part.end) for part in slices], [part.incarnation for part in slices]
+    tickets = client.sign(slices[0].journal, bounds, incarnations=incarnations, valid_s=place.ticket_s)
+    place = place.admitted("")
+    return [replace(part, place=replace(place, ticket=ticket)) for part, ticket in zip(slices, tickets, strict=True)]
 
 
 def ranges_between(start: Position, end: Position) -> list[JournalRange]:

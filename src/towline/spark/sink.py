@@ -101,11 +101,6 @@ class PartitionSender:
         """What brings the rows of a part, to its client."""
         return replace(self, places=(self.places[partition % len(self.places)],))
 
-    def signed(self, tickets: Sequence[str]) -> PartitionSender:
-        """With tickets for the tasks, one for each client. On the driver."""
-        places = zip(self.places, tickets, strict=True)
-        return replace(self, places=tuple(place.admitted(ticket, place.trusted()) for place, ticket in places))
-
     def bring(self, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
         """Bring all rows of a batch, and wait for the broker if that was asked for.
 
@@ -289,7 +284,7 @@ class MqttBatchWriter(DataSourceArrowWriter):
     def _end(self) -> None:
         """Nothing depends on it: a gateway that is away lets go of the job's names by itself, days later."""
         for place in self._sender.places:
-            with contextlib.suppress(GatewayError, JournalError), place.admitted("", "").connect() as client:
+            with contextlib.suppress(GatewayError, JournalError), replace(place, ticket="").connect() as client:
                 client.end_job(f"job-{self._job}")
 
 
@@ -314,9 +309,9 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     origin = checkpoint.offsets_hash(batch) if batch is not None else None
     remembered = [KnownOffset.read(location, number) for number in range(len(sender.places))]
     scope, owner = _named(checkpoint, location) if any(place.remote for place in sender.places) else ("", "")
-    tickets = [_admission(place, owner, known) for place, known in zip(sender.places, remembered, strict=True)]
-    sender = replace(sender, origin=origin or "", origin_batch=batch, scope=scope)
-    return MqttStreamWriter(sender.signed(tickets), location, remembered)
+    places = tuple(_admitted(place, owner, known) for place, known in zip(sender.places, remembered, strict=True))
+    sender = replace(sender, places=places, origin=origin or "", origin_batch=batch, scope=scope)
+    return MqttStreamWriter(sender, location, remembered)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> MqttBatchWriter:
@@ -333,8 +328,8 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
             'Use mode("append").',
         )
     sender, job = _sender(options, schema), uuid.uuid4().hex
-    tickets = [_admission(place, f"job-{job}") if place.remote else "" for place in sender.places]
-    return MqttBatchWriter(sender.signed(tickets), job)
+    places = tuple(_admitted(place, f"job-{job}") if place.remote else place for place in sender.places)
+    return MqttBatchWriter(replace(sender, places=places), job)
 
 
 def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> PartitionSender:
@@ -346,18 +341,18 @@ def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = ""
     return PartitionSender(places_of(parsed), columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
 
 
-def _admission(place: GatewayPlace, writer: str, known: KnownOffset | None = None) -> str:
+def _admitted(place: GatewayPlace, writer: str, known: KnownOffset | None = None) -> GatewayPlace:
     """See that an outbox is the one that is known, and get a ticket for the tasks where they need one.
 
     A gateway that is just being started again is waited for: Spark makes a writer for each commit too.
     """
 
-    def attempt() -> str:
+    def attempt() -> GatewayPlace:
         with place.connect() as client:
             if known is not None:
                 here = client.outbox(known.offset)
                 check_offset(place.state_dir or place.location, known, here, rows="outbox")
-            return place.writer_ticket(client, writer)
+            return place.for_writer(client, writer)
 
     return patiently(attempt)
 

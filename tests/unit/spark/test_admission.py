@@ -51,7 +51,8 @@ def test_nobody_starves(waiting: list[int], limit: int) -> None:
 
 @given(OFFERS, st.integers(1, 3_000), st.integers(1, 200_000), st.integers(0, 20))
 def test_both_limits_hold_and_one_is_used_up(offers: list[Offer], max_rows: int, max_bytes: int, turn: int) -> None:
-    got = admit(offers, max_rows, max_bytes, turn)
+    grants = admit(offers, max_rows, max_bytes, turn)
+    got = [Offer(o.rows, None) if grant is None else grant for grant, o in zip(grants, offers, strict=True)]
     assert all(a.rows <= o.rows for a, o in zip(got, offers, strict=True))
     assert sum(a.rows for a in got) <= max_rows
     sizes = [
@@ -65,7 +66,7 @@ def test_both_limits_hold_and_one_is_used_up(offers: list[Offer], max_rows: int,
 
 
 def test_without_limits_all_is_taken() -> None:
-    assert admit([Offer(5, 500), Offer(0, 0)], None, None) == [Offer(5, None), Offer(0, None)]
+    assert admit([Offer(5, 500), Offer(0, 0)], None, None) == [None, None]
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8), st.integers(1, 200), st.integers(0, 20))

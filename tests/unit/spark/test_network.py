@@ -211,15 +211,15 @@ def test_a_gateway_that_is_being_started_again_is_waited_for(
     far: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[str] = []
-    real = GatewayPlace.writer_ticket
+    real = GatewayPlace.for_writer
 
-    def at_the_third(place: GatewayPlace, client: Any, writer: str) -> str:
+    def at_the_third(place: GatewayPlace, client: Any, writer: str) -> GatewayPlace:
         tries.append(writer)
         if len(tries) < 3:
             raise GatewayUnreachable("TL-G01", "x", "no gateway answers")
         return real(place, client, writer)
 
-    monkeypatch.setattr(GatewayPlace, "writer_ticket", at_the_third)
+    monkeypatch.setattr(GatewayPlace, "for_writer", at_the_third)
     stream_writer(options(far, checkpointLocation=checkpoint(tmp_path / "ck", "q")), SCHEMA)
     assert tries == ["q", "q", "q"]
 

@@ -80,12 +80,12 @@ def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path:
         at = stream.latestOffset(stream.initialOffset(), ALL)
     with served(tmp_path) as second:
         assert stream._planner is not None
-        client = stream._planner.gateways.all[0]._client
-        assert client is not None
+        held = stream._planner.gateways.all[0]._held
+        assert held is not None
 
         def connected() -> bool:
             try:
-                return bool(client.status())
+                return bool(held[0].status())
             except GatewayUnreachable:
                 return False
 
