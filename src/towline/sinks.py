@@ -16,8 +16,6 @@ from towline.errors import ConfigError
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-__all__ = ["Task", "check_columns", "column_types", "lower_case"]
-
 #: What has a CAST to numbers, booleans and timestamps.
 _SCALARS: Final = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "string", "void")
 _NESTED: Final = ("struct", "map", "array", "variant")
@@ -40,6 +38,17 @@ class Task:
     batch: int | None = None
     query: str | None = None
     run: str | None = None
+
+
+def check_append(where: str, *, overwrite: bool) -> None:
+    """Refuse ``mode("overwrite")``.
+
+    Raises:
+        ConfigError: TL-C49, in the sink `where`.
+    """
+    if overwrite:
+        what = 'mode("overwrite") is not possible, a topic can only be appended to'
+        raise ConfigError("TL-C49", where, what, 'Use mode("append").')
 
 
 def column_types(fields: Sequence[Any], where: str) -> dict[str, str]:

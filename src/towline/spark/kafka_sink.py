@@ -40,7 +40,7 @@ from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.pace import WritePace
 from towline.kafka.spool import full
 from towline.kafka.topicids import SourceTopics
-from towline.sinks import column_types, lower_case
+from towline.sinks import check_append, column_types, lower_case
 from towline.spark.session import check_pyspark
 from towline.spark.tally import BatchResult, SinkNote, pace_of
 from towline.spark.tasks import TaskAnswer, answers, batch_task, micro_batch, settle, speculates, streaming_task
@@ -54,20 +54,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from towline.kafka.delivery import Delivery
-
-__all__ = [
-    "ANSWER_BYTES",
-    "BatchWriter",
-    "FailingWriter",
-    "ForeachBatchWriter",
-    "GatheringWriter",
-    "KafkaGathered",
-    "KafkaTransactional",
-    "KafkaWritten",
-    "Left",
-    "RowsForDriver",
-    "StreamWriter",
-]
 
 _log = logging.getLogger("towline.kafka")
 
@@ -102,12 +88,42 @@ class KafkaGathered(TaskAnswer):
     Attributes:
         query: Streaming query id.
         run: Id of this run of the query; None if unknown.
-        left: Its rows.
+        rows: How many rows.
+        content: The Arrow stream of the first ones; empty without a row.
+        file: Path of the stream of the others; "" for none.
+        file_size: Its bytes.
     """
 
     query: str | None
     run: str | None
-    left: Left
+    rows: int = 0
+    content: bytes = b""
+    file: str = ""
+    file_size: int = 0
+
+    def batches(self) -> Iterator[Any]:
+        """The rows, as ``pyarrow.RecordBatch``es.
+
+        Raises:
+            KafkaError: TL-K65, the file is not there, or not whole.
+        """
+        if self.content:
+            yield from pa.ipc.open_stream(pa.py_buffer(self.content))
+        if not self.file:
+            return
+        try:
+            mapped = pa.memory_map(self.file)
+        except OSError as problem:
+            raise self._gone(problem.strerror or str(problem)) from None
+        with mapped:
+            if mapped.size() != self.file_size:
+                raise self._gone(f"it has {mapped.size():,} bytes and not {self.file_size:,}")
+            yield from pa.ipc.open_stream(mapped)
+
+    def _gone(self, why: str) -> KafkaError:
+        what = f"the rows that a task left for the driver in {self.file} can not be read: {why}"
+        do = "Does something clear that directory, or a second query use this checkpoint? The batch runs again."
+        return KafkaError("TL-K65", FORMAT, what, do)
 
 
 class KafkaTransactional(DataSource):
@@ -185,13 +201,7 @@ class KafkaTransactional(DataSource):
             ConfigError: TL-C49 for mode("overwrite"): Kafka can only append.
             TowlineError: With batchId, as `streamWriter`.
         """
-        if overwrite:
-            raise ConfigError(
-                "TL-C49",
-                FORMAT,
-                'mode("overwrite") is not possible, a topic can only be appended to',
-                'Use mode("append").',
-            )
+        check_append(FORMAT, overwrite=overwrite)
         if self._settings.batch is not None:
             return ForeachBatchWriter(self.streamWriter(schema, overwrite), self._settings.batch)
         return BatchWriter(self._delivery(schema, BatchOrigin(job=uuid.uuid4().hex)))
@@ -348,10 +358,7 @@ class GatheringWriter(StreamWriter):
             KafkaError: TL-K23 or TL-K66, there is no room for them; TL-K08 if Spark does not say which batch this is.
         """
         settle()
-        task = self._task()
-        return KafkaGathered(
-            task.partition, task.batch, task.query, task.run, self._place.leave(map(lower_case, iterator))
-        )
+        return self._place.leave(self._task(), map(lower_case, iterator))
 
     @one_line
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -367,12 +374,10 @@ class GatheringWriter(StreamWriter):
         if not gathered:
             raise _out_of_place("no task answered for the batch", "It is not committed and runs again.")
         first = gathered[0]
-        rows = (batch for answer in gathered for batch in answer.left.batches())
+        rows = (batch for answer in gathered for batch in answer.batches())
         done = self._delivery.deliver(Task(0, batch=batchId, query=first.query, run=first.run), rows)
-        for answer in gathered:
-            answer.left.remove()
-        self._place.leave_empty()
-        given = sum(answer.left.rows for answer in gathered)
+        self._place.clear(gathered)
+        given = sum(answer.rows for answer in gathered)
         self._account([KafkaWritten(0, batchId, first.query, done, given)], batchId)
 
 
@@ -383,24 +388,18 @@ class FailingWriter(StreamWriter):
     commit from the user ("Writing job failed").
 
     Args:
-        problem: What each task says.
+        problem: What each task says, and the commit.
     """
 
     def __init__(self, problem: KafkaError) -> None:  # it has no delivery
         self._problem = problem
 
-    @one_line
-    def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:  # noqa: ARG002 - not one is written
-        """Say it.
-
-        Raises:
-            KafkaError: The problem.
-        """
+    def _task(self) -> Task:
         raise self._problem
 
     @one_line
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
-        """Say it, as `write`: Spark makes the writer anew for a commit, too."""
+        """Raise it, as `write` does: Spark makes the writer anew for a commit, too."""
         raise self._problem
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
@@ -509,47 +508,7 @@ INLINE_BYTES: Final = 1 << 20
 #: Most bytes of rows in one answer: Java's arrays end at 2 GiB, and Spark copies an answer several times.
 ANSWER_BYTES: Final = 512 << 20
 _PRIVATE: Final = 0o700
-
-
-@dataclass(frozen=True)
-class Left:
-    """What one task left.
-
-    Attributes:
-        rows: How many rows.
-        size: Bytes of the Arrow stream.
-        content: The stream itself; None where it is in a file.
-        file: Its path; "" where it is not in a file.
-    """
-
-    rows: int
-    size: int
-    content: bytes | None
-    file: str = ""
-
-    def batches(self) -> Iterator[Any]:
-        """The rows, as ``pyarrow.RecordBatch``es.
-
-        Raises:
-            KafkaError: TL-K65, the file is not there, or not whole.
-        """
-        if self.content is not None:
-            yield from _stream(pa.py_buffer(self.content))
-            return
-        try:
-            mapped = pa.memory_map(self.file)
-        except OSError as problem:
-            raise _gone(self.file, problem.strerror or str(problem)) from None
-        with mapped:
-            if mapped.size() != self.size:
-                raise _gone(self.file, f"it has {mapped.size():,} bytes and not {self.size:,}")
-            yield from _stream(mapped)
-
-    def remove(self) -> None:
-        """Remove the file, if it is one; never raises."""
-        if self.file:
-            with suppress(OSError):
-                Path(self.file).unlink()
+_MORE_DISK: Final = "Raise spoolDiskBytes, or leave it out"
 
 
 @dataclass(frozen=True)
@@ -591,70 +550,58 @@ class RowsForDriver:
             return cls(disk=disk)  # rows come with the answers
         return cls(str(directory), disk)
 
-    def leave(self, batches: Iterable[Any]) -> Left:
+    def leave(self, task: Task, batches: Iterable[Any]) -> KafkaGathered:
         """Take all rows of a task.
 
         Raises:
             KafkaError: TL-K23, the disk is full or the limit is reached; TL-K66, too many for an answer.
         """
+        left = KafkaGathered(task.partition, task.batch, task.query, task.run)
         shared = bool(self.directory) and Path(self.directory).is_dir()
-        sink: Any = pa.BufferOutputStream()
+        answer = pa.BufferOutputStream()
+        sink: Any = answer
         writer: Any = None
-        rows, file, inline = 0, "", list[Any]()
         try:
             for batch in batches:
-                rows += batch.num_rows
+                left.rows += batch.num_rows
+                if shared and not left.file and sink.tell() + batch.nbytes > INLINE_BYTES:
+                    if writer is not None:
+                        writer.close()
+                    left.file = str(Path(self.directory) / uuid.uuid4().hex)  # a second attempt may be at work
+                    sink, writer = pa.OSFile(left.file, "wb"), None
                 writer = writer or pa.ipc.new_stream(sink, batch.schema)
                 writer.write_batch(batch)
-                if not file and not shared and sink.tell() > ANSWER_BYTES:
+                if left.file and self.disk is not None and sink.tell() > self.disk:
+                    raise full(f"a task needs more than {self.disk:,} bytes there", _MORE_DISK)
+                if not shared and sink.tell() > ANSWER_BYTES:
                     raise _too_many(sink.tell())
-                if not file and shared:
-                    inline.append(batch)
-                    if sink.tell() > INLINE_BYTES:
-                        file = str(Path(self.directory) / uuid.uuid4().hex)  # a second attempt may be at work
-                        sink = pa.OSFile(file, "wb")
-                        writer = pa.ipc.new_stream(sink, batch.schema)
-                        while inline:
-                            writer.write_batch(inline.pop(0))
-                if file and self.disk is not None and sink.tell() > self.disk:
-                    least = f"a task needs more than {self.disk:,} bytes there"
-                    raise full(least, "Raise spoolDiskBytes, or leave it out")
             if writer is not None:
                 writer.close()
-            if file:
-                return Left(rows, sink.tell(), None, file)
-            content: bytes = sink.getvalue().to_pybytes()
-            return Left(rows, len(content), content)
+            left.file_size = sink.tell() if left.file else 0
         except OSError as problem:
             why = problem.strerror or str(problem)
             raise full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
         finally:
             with suppress(OSError):
                 sink.close()
+        left.content = answer.getvalue().to_pybytes()
+        return left
 
-    def leave_empty(self) -> None:
-        """Take the directory away again when nothing lies in it; never raises."""
+    def clear(self, answers: Iterable[KafkaGathered]) -> None:
+        """Remove what tasks left, and the directory when nothing else lies in it; never raises."""
+        for file in (answer.file for answer in answers if answer.file):
+            with suppress(OSError):
+                Path(file).unlink()
         with suppress(OSError):
             if self.directory:
                 Path(self.directory).rmdir()
                 Path(self.directory).parent.rmdir()
 
 
-def _stream(source: Any) -> Iterator[Any]:
-    if source.size if isinstance(source, pa.Buffer) else source.size():
-        yield from pa.ipc.open_stream(source)
-
-
 def _is_private(directory: Path) -> bool:
     """Whether nobody else could have put it there, or can write into it: a temporary directory is everybody's."""
     found = directory.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-
-
-def _gone(file: str, why: str) -> KafkaError:
-    what = f"the rows that a task left for the driver in {file} can not be read: {why}"
-    do = "Does something clear that directory, or a second query use this checkpoint? The batch runs again."
-    return KafkaError("TL-K65", FORMAT, what, do)
 
 
 def _too_many(size: int) -> KafkaError:

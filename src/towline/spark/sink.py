@@ -23,7 +23,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
 from towline.gateway.identity import KnownOffset, check_offset
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
-from towline.sinks import check_columns, column_types, lower_case
+from towline.sinks import check_append, check_columns, column_types, lower_case
 from towline.spark.link import GatewayPlace, Retry, patiently
 from towline.spark.tasks import TaskAnswer, answers, batch_task, settle, streaming_task
 
@@ -35,16 +35,6 @@ if TYPE_CHECKING:
 
     from towline.gateway.client import GatewayClient
     from towline.gateway.identity import StoredBatch
-
-__all__ = [
-    "ACCEPTED",
-    "MqttBatchWriter",
-    "MqttStreamWriter",
-    "MqttWritten",
-    "SinkColumns",
-    "batch_writer",
-    "stream_writer",
-]
 
 _WHERE: Final = 'format("mqtt")'
 #: Bytes brought to the gateway at a time, and kept for a repeat, about.
@@ -320,13 +310,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     Raises:
         ConfigError: Options or columns that can't be; TL-C49 for ``mode("overwrite")``.
     """
-    if overwrite:
-        raise ConfigError(
-            "TL-C49",
-            _WHERE,
-            'mode("overwrite") is not possible, a topic can only be published to',
-            'Use mode("append").',
-        )
+    check_append(_WHERE, overwrite=overwrite)
     sender, job = _sender(options, schema), uuid.uuid4().hex
     places = tuple(_admitted(place, f"job-{job}") if place.remote else place for place in sender.places)
     return MqttBatchWriter(replace(sender, places=places), job)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import KafkaError
+from towline.sinks import Task
 from towline.spark import kafka_sink
-from towline.spark.kafka_sink import INLINE_BYTES, RowsForDriver
+from towline.spark.kafka_sink import INLINE_BYTES, KafkaGathered, RowsForDriver
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +26,11 @@ def batch(*values: bytes) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
 
 
-def values(left: kafka_sink.Left) -> list[bytes]:
-    travelled: kafka_sink.Left = pickle.loads(pickle.dumps(left))  # noqa: S301 - our own bytes
+TASK = Task(2, batch=3, query="q", run="r")
+
+
+def values(left: KafkaGathered) -> list[bytes]:
+    travelled: KafkaGathered = pickle.loads(pickle.dumps(left))  # noqa: S301 - our own bytes
     return [value for one in travelled.batches() for value in one.column("value").to_pylist()]
 
 
@@ -34,20 +38,24 @@ def values(left: kafka_sink.Left) -> list[bytes]:
 def test_rows_come_back_as_they_were_left(sizes: list[list[int]], shared: bool) -> None:
     place = RowsForDriver.beside("/ck", 3, None) if shared else RowsForDriver()
     rows = [[b"%d" % number * (size // 4) for number, size in enumerate(part)] for part in sizes]
-    left = place.leave(batch(*part) for part in rows)
+    left = place.leave(TASK, (batch(*part) for part in rows))
+    assert (left.partition, left.batch, left.query, left.run) == (2, 3, "q", "r")
     assert values(left) == [value for part in rows for value in part]
     assert left.rows == sum(map(len, rows))
-    assert bool(left.file) == (shared and left.size > INLINE_BYTES)
-    left.remove()
+    size = sum(batch(*part).nbytes for part in rows)
+    assert shared or not left.file
+    assert not shared or left.file or size <= INLINE_BYTES
+    assert not left.file or size > INLINE_BYTES // 2, "what is small comes with the answer"
+    place.clear([left])
     assert not left.file or not Path(left.file).exists()
 
 
 def test_both_writers_of_a_batch_find_one_place_and_the_next_batch_cleans_it() -> None:
     first = RowsForDriver.beside("/ck", 3, None)
-    left = first.leave([batch(b"x" * (2 * INLINE_BYTES))])
+    left = first.leave(TASK, [batch(b"x" * (2 * INLINE_BYTES))])
     assert RowsForDriver.beside("/ck", 3, None) == first
     other = RowsForDriver.beside("/other", 4, None)
-    kept = other.leave([batch(b"y" * (2 * INLINE_BYTES))])
+    kept = other.leave(TASK, [batch(b"y" * (2 * INLINE_BYTES))])
     assert values(left)
     assert RowsForDriver.beside("/ck", 4, None) != first
     with pytest.raises(KafkaError, match="TL-K65"):
@@ -57,21 +65,21 @@ def test_both_writers_of_a_batch_find_one_place_and_the_next_batch_cleans_it() -
 
 def test_an_empty_place_is_taken_away() -> None:
     place = RowsForDriver.beside("/ck", 0, None)
-    place.leave_empty()
+    place.clear([])
     assert not Path(place.directory).exists()
 
 
 def test_half_a_file_is_not_taken_for_a_whole_one() -> None:
-    left = RowsForDriver.beside("/ck", 0, None).leave([batch(b"x" * (2 * INLINE_BYTES))])
+    left = RowsForDriver.beside("/ck", 0, None).leave(TASK, [batch(b"x" * (2 * INLINE_BYTES))])
     with Path(left.file).open("r+b") as file:
-        file.truncate(left.size - 1)
+        file.truncate(left.file_size - 1)
     with pytest.raises(KafkaError, match="TL-K65"):
         values(left)
 
 
 def test_a_second_attempt_leaves_its_own() -> None:
     place = RowsForDriver.beside("/ck", 0, None)
-    one, two = (place.leave([batch(text * (2 * INLINE_BYTES))]) for text in (b"a", b"b"))
+    one, two = (place.leave(TASK, [batch(text * (2 * INLINE_BYTES))]) for text in (b"a", b"b"))
     assert one.file != two.file
     assert values(one)[0][:1] == b"a"
     assert values(two)[0][:1] == b"b"
@@ -79,7 +87,7 @@ def test_a_second_attempt_leaves_its_own() -> None:
 
 def test_a_limit_on_the_disk() -> None:
     with pytest.raises(KafkaError, match="TL-K23"):
-        RowsForDriver.beside("/ck", 0, INLINE_BYTES).leave([batch(b"x" * (2 * INLINE_BYTES))])
+        RowsForDriver.beside("/ck", 0, INLINE_BYTES).leave(TASK, [batch(b"x" * (2 * INLINE_BYTES))])
 
 
 def test_a_limit_on_what_comes_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +98,7 @@ def test_a_limit_on_what_comes_with_an_answer(monkeypatch: pytest.MonkeyPatch) -
             yield batch(b"x" * 100)
 
     with pytest.raises(KafkaError, match="TL-K66"):
-        RowsForDriver().leave(rows())
+        RowsForDriver().leave(TASK, rows())
 
 
 def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
