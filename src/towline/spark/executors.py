@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -20,14 +21,11 @@ from pyspark import RDD, cloudpickle
 from pyspark.serializers import CPickleSerializer
 
 from towline.errors import SetupError
-from towline.spark import probe
 from towline.spark.session import is_cluster
 from towline.version import version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["FIRST_S", "NEEDED", "Executor", "ExecutorReport", "check_executors", "complaint", "lacks"]
 
 #: What reading from a gateway and writing to Kafka load in a worker, with the oldest version (pyproject.toml), and the
 #: module that each brings.
@@ -58,36 +56,31 @@ _able: Final[dict[str, set[str]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Executor:
-    """One executor.
+class ExecutorReport:
+    """An executor, and what it said, or why it said nothing.
 
     Attributes:
         name: Spark's id of it.
         address: Where it listens, ``HOST:PORT``.
+        facts: From `facts`; empty when its Python did not answer.
+        error: What Spark said instead.
     """
 
     name: str
     address: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
 
     @property
     def host(self) -> str:
         """Its machine, as Spark names it."""
         return self.address.rpartition(":")[0]
 
-
-@dataclass(frozen=True, slots=True)
-class ExecutorReport:
-    """What an executor said, or why it said nothing.
-
-    Attributes:
-        executor: Which.
-        facts: From `towline.spark.probe.facts`; empty when its Python did not answer.
-        error: What Spark said instead.
-    """
-
-    executor: Executor
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
+    @property
+    def called(self) -> str:
+        """What a person calls it."""
+        host = self.facts.get("host", "")
+        return f"executor {self.name} on {f'{host} ({self.host})' if host else self.host}"
 
 
 def check_executors(
@@ -120,7 +113,7 @@ def check_executors(
     needed = {**NEEDED, **(more or {})}
     with _Marks(shared) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
         names = tuple(f"{name}:{_MODULES.get(name, name)}" for name in (_OURS, *needed))
-        asked = partial(probe.facts, names, marks.places, tuple(files))
+        asked = partial(facts, names, marks.places, tuple(files))
         coming = (one for one in _registered(context, wait_s) if one.name not in able)
         # One is asked while others are waited for.
         answers = [pool.submit(_ask, context, one, asked) for one in coming]
@@ -130,8 +123,8 @@ def check_executors(
     for one in reports:
         if unseen := marks.unseen(one.facts):
             what = f"it can't read and write {unseen} as the driver does, where a line with dedupe keeps its state"
-            raise SetupError("TL-S33", _place(one), what, _SHARE)
-    able.update(one.executor.name for one in reports)
+            raise SetupError("TL-S33", one.called, what, _SHARE)
+    able.update(one.name for one in reports)
     return len(reports)
 
 
@@ -162,7 +155,7 @@ def lacks(report: ExecutorReport, needed: Mapping[str, str], ours: str) -> list[
 
 def complaint(problems: Sequence[tuple[ExecutorReport, Sequence[str]]]) -> SetupError | None:
     """One line for all executors that lack something; None where none does. Pure."""
-    told = [(_place(report), ", ".join(words)) for report, words in problems if words]
+    told = [(report.called, ", ".join(words)) for report, words in problems if words]
     if not told:
         return None
     (where, what), *others = told
@@ -170,11 +163,6 @@ def complaint(problems: Sequence[tuple[ExecutorReport, Sequence[str]]]) -> Setup
     if len(told) > _NAMED:
         what += f"; and {len(told) - _NAMED} more executors"
     return SetupError("TL-S31", where, what, _ADVICE)
-
-
-def _place(report: ExecutorReport) -> str:
-    executor, host = report.executor, report.facts.get("host", "")
-    return f"executor {executor.name} on {f'{host} ({executor.host})' if host else executor.host}"
 
 
 def _said_instead(error: str) -> str:
@@ -203,10 +191,7 @@ class _Marks:
     def __init__(self, places: Iterable[Path]) -> None:
         self._text = secrets.token_hex(16)
         self._files = [place / f".towline-{secrets.token_hex(4)}" for place in places]
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        return tuple(map(str, self._files))
+        self.places = tuple(map(str, self._files))
 
     def __enter__(self) -> Self:
         for file in self._files:
@@ -223,7 +208,7 @@ class _Marks:
         return next((str(file.parent) for file in self._files if seen.get(str(file)) != self._text), "")
 
 
-def _registered(context: Any, wait_s: float) -> Iterator[Executor]:
+def _registered(context: Any, wait_s: float) -> Iterator[ExecutorReport]:
     """The executors as they come, until one is there and no other one has come for a moment.
 
     Raises:
@@ -249,24 +234,24 @@ def _registered(context: Any, wait_s: float) -> Iterator[Executor]:
         time.sleep(_POLL_S)
 
 
-def _listed(context: Any) -> list[Executor]:
+def _listed(context: Any) -> list[ExecutorReport]:
     """Spark's live executors, without the driver."""
     known = context._jsc.sc().statusStore().executorList(True)  # noqa: SLF001 - there is no public way
     summaries = [known.apply(index) for index in range(known.size())]
-    return [Executor(one.id(), one.hostPort()) for one in summaries if one.id() != "driver"]
+    return [ExecutorReport(one.id(), one.hostPort()) for one in summaries if one.id() != "driver"]
 
 
-def _ask(context: Any, executor: Executor, asked: Callable[[], dict[str, Any]]) -> ExecutorReport:
+def _ask(context: Any, executor: ExecutorReport, asked: Callable[[], dict[str, Any]]) -> ExecutorReport:
     """One task on one executor, which takes its function and plain values along instead of names of modules."""
-    cloudpickle.register_pickle_by_value(probe)  # type: ignore[no-untyped-call]
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     try:
-        found = _located(context, executor).map(lambda _: asked()).collect()
+        (answer,) = _located(context, executor).map(lambda _: asked()).collect()
     except Exception as error:  # noqa: BLE001 - whatever Spark says is this executor's answer
-        return ExecutorReport(executor, error=str(error))
-    return ExecutorReport(executor, found[0])
+        return replace(executor, error=str(error))
+    return replace(executor, facts=answer)
 
 
-def _located(context: Any, executor: Executor) -> RDD[Any]:
+def _located(context: Any, executor: ExecutorReport) -> RDD[Any]:
     """One element that wants to be on this executor (`ExecutorCacheTaskLocation`)."""
     jvm, serializer = context._jvm, CPickleSerializer()  # noqa: SLF001 - Python has no call that names an executor
     element = bytearray(serializer.dumps(None))  # type: ignore[no-untyped-call]
@@ -274,3 +259,57 @@ def _located(context: Any, executor: Executor) -> RDD[Any]:
     kind = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
     located = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([jvm.scala.Tuple2(element, place)]), kind)  # noqa: SLF001
     return RDD(jvm.org.apache.spark.api.java.JavaRDD(located, kind), context, serializer)
+
+
+def facts(names: tuple[str, ...], marks: tuple[str, ...], files: tuple[str, ...]) -> dict[str, Any]:
+    """The host, its Python, which version it has of each distribution, and which files; asked in a task.
+
+    It travels as code: an executor may have nothing of Towline's.
+
+    Args:
+        names: Of distributions, as PyPI has them, each with its module: ``confluent-kafka:confluent_kafka``.
+        marks: Files of which the content is wanted, as far as they can be written too.
+        files: Files that must be readable.
+
+    Returns:
+        ``host``, ``python``, ``versions`` ("" for one that is there without its version, None for one that is not or
+        can't be loaded), ``faults`` (why one that is there can't be loaded), ``marks`` (contents) and ``absent`` (those
+        of `files` that can't be read).
+    """
+    import os  # noqa: PLC0415 - the code travels without its module
+    import socket  # noqa: PLC0415
+    import sys  # noqa: PLC0415
+    from importlib import import_module, metadata  # noqa: PLC0415
+
+    versions: dict[str, str | None] = {}
+    faults: dict[str, str] = {}
+    for name in names:
+        distribution, _, module = name.partition(":")
+        try:
+            import_module(module or distribution)
+        except ModuleNotFoundError:
+            versions[distribution] = None
+            continue
+        except Exception as error:  # noqa: BLE001 - a library of the system is missing, for another libc, ...
+            versions[distribution] = None
+            faults[distribution] = f"{type(error).__name__}: {error}"
+            continue
+        try:
+            versions[distribution] = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            versions[distribution] = ""
+    contents: dict[str, str | None] = {}
+    for mark in marks:
+        try:
+            with open(mark, "r+", encoding="utf-8") as file:  # noqa: PTH123 - one import less
+                contents[mark] = file.read(4096)
+        except OSError:
+            contents[mark] = None
+    return {
+        "host": socket.gethostname(),
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "versions": versions,
+        "faults": faults,
+        "marks": contents,
+        "absent": [file for file in files if not os.access(os.path.expanduser(file), os.R_OK)],  # noqa: PTH111
+    }

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 
-from towline.spark import probe
-from towline.spark.executors import NEEDED, Executor, ExecutorReport, complaint, lacks
+from towline.spark import executors
+from towline.spark.executors import NEEDED, ExecutorReport, complaint, lacks
 
 ABLE = {"towline": "0.1.0", "pyarrow": "26.0.1", "confluent-kafka": "2.16.1", "crc32c": "2.9.post0"}
-FIRST = Executor("0", "10.0.0.6:41000")
+FIRST = "0", "10.0.0.6:41000"
 
 
-def report(executor: Executor = FIRST, host: str = "worker-1", **more: Any) -> ExecutorReport:
+def report(host: str = "worker-1", **more: Any) -> ExecutorReport:
     facts = {"host": host, "python": "3.11", "versions": ABLE, "faults": {}, "marks": {}, "absent": [], **more}
-    return ExecutorReport(executor, facts)
+    return ExecutorReport(*FIRST, facts)
 
 
 def test_one_that_has_all_lacks_nothing() -> None:
@@ -78,15 +81,14 @@ OTHER_PYTHON = (
     ],
 )
 def test_a_python_that_does_not_answer_is_told_by_what_spark_says(error: str, words: str) -> None:
-    assert lacks(ExecutorReport(FIRST, error=error), NEEDED, "0.1.0") == [words]
+    assert lacks(ExecutorReport(*FIRST, error=error), NEEDED, "0.1.0") == [words]
 
 
 def test_all_executors_are_one_line() -> None:
-    second = Executor("1", "10.0.0.7:41000")
     told = complaint(
         [
             (report(), ["confluent-kafka is missing", "pyarrow 15 is older than 20"]),
-            (ExecutorReport(second, error="x"), ["its Python is 3.10, the driver's is 3.11"]),
+            (ExecutorReport("1", "10.0.0.7:41000", error="x"), ["its Python is 3.10, the driver's is 3.11"]),
         ]
     )
     assert told is not None
@@ -98,7 +100,7 @@ def test_all_executors_are_one_line() -> None:
 
 
 def test_of_many_executors_a_few_are_named() -> None:
-    many = [(ExecutorReport(Executor(str(n), f"10.0.0.{n}:1")), ["towline is missing"]) for n in range(1, 8)]
+    many = [(ExecutorReport(str(n), f"10.0.0.{n}:1"), ["towline is missing"]) for n in range(1, 8)]
     told = complaint(many)
     assert told is not None
     assert told.what.endswith("executor 3 on 10.0.0.3: towline is missing; and 4 more executors")
@@ -113,7 +115,7 @@ def test_what_executors_need_is_what_the_package_needs() -> None:
 def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
     mark, absent = tmp_path / "mark", str(tmp_path / "absent")
     mark.write_text("nonce")
-    facts = probe.facts(("pyarrow:pyarrow", "no-such:no_such_module"), (str(mark), absent), (str(mark), absent))
+    facts = executors.facts(("pyarrow:pyarrow", "no-such:no_such_module"), (str(mark), absent), (str(mark), absent))
     assert facts["versions"]["no-such"] is None
     assert facts["versions"]["pyarrow"] >= "2"
     assert facts["marks"] == {str(mark): "nonce", absent: None}
@@ -123,5 +125,19 @@ def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
 def test_what_a_task_can_only_read_is_not_shared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Path(sys.executable).resolve()  # a program that runs can't be written, not even by root (ETXTBSY)
     monkeypatch.setenv("HOME", str(there.parent))
-    facts = probe.facts((), (str(there),), (f"~/{there.name}",))
+    facts = executors.facts((), (str(there),), (f"~/{there.name}",))
     assert (facts["marks"], facts["absent"]) == ({str(there): None}, [])
+
+
+def test_the_question_travels_as_code_to_a_python_without_towline(tmp_path: Path) -> None:
+    cloudpickle.register_pickle_by_value(executors)  # type: ignore[no-untyped-call]
+    try:
+        text = cloudpickle.dumps(partial(executors.facts, ("towline:towline",), (), ()))  # type: ignore[no-untyped-call]
+    finally:
+        cloudpickle.unregister_pickle_by_value(executors)  # type: ignore[no-untyped-call]
+    (tmp_path / "question").write_bytes(text)
+    program = f"import pickle; print(pickle.load(open({str(tmp_path / 'question')!r}, 'rb'))()['versions'])"
+    place = Path(cloudpickle.__file__).parents[2]  # PySpark's alone
+    found = f"import sys; sys.path.append({str(place)!r}); sys.modules['towline'] = None; {program}"
+    done = subprocess.run([sys.executable, "-c", found], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "{'towline': None}"
