@@ -25,7 +25,6 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -33,8 +32,6 @@ from urllib.parse import urlsplit
 from towline import files
 from towline.errors import JournalDamaged, JournalError
 from towline.ownership import check_owner
-
-__all__ = ["SINK_NOTE", "Checkpoint", "kafka_offsets_in"]
 
 #: What a sink keeps beside Spark's own files (`towline.spark.tally`).
 SINK_NOTE: Final = "towline.totals"
@@ -55,23 +52,12 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _CRC_HEAD: Final = b"crc\0"
 
 
-@dataclass(slots=True)
-class _Synced:
-    """What this process has made durable of one checkpoint.
-
-    Attributes:
-        metadata: Content of ``metadata``: a checkpoint that was removed and made again is another one.
-        upto: Newest synced batch of each log.
-        note: Inode and time of the sink's note, which each batch replaces.
-    """
-
-    metadata: bytes
-    upto: dict[str, int] = field(default_factory=dict)
-    note: tuple[int, int] = (0, 0)
-
-
-#: By directory; `Checkpoint` objects come and go with every batch, the process stays.
-_SYNCED: dict[str, _Synced] = {}
+#: What this process has made durable, by directory: the content of ``metadata`` (a checkpoint that was removed and made
+#: again is another one), the newest batch of each log, and the version of the sink's note, which each batch replaces.
+#: `Checkpoint` objects come and go with every batch, the process stays.
+_SYNCED: dict[Path, dict[str, object]] = {}
+#: Where a checkpoint is that no file system of this machine has: nothing can be there.
+_ELSEWHERE: Final = Path(os.devnull, "elsewhere")
 
 
 def kafka_offsets_in(values: Iterable[Any]) -> dict[str, dict[str, int]]:
@@ -94,16 +80,19 @@ class Checkpoint:
         self._location = location
 
     @property
-    def local(self) -> bool:
-        """Whether it lies on a file system of this machine, where Spark leaves it unsynced.
+    def _path(self) -> Path:
+        """The directory, where Spark leaves it unsynced; asked each time: the query may make it in a moment.
 
-        A path without a scheme belongs to Hadoop's ``fs.defaultFS``; it is local when it is there.
+        A path without a scheme belongs to Hadoop's ``fs.defaultFS``; it is on this machine when it is there. Hadoop's
+        paths know no percent signs, so nothing is decoded.
         """
-        return self._path is not None
-
-    @property
-    def _path(self) -> Path | None:
-        return _local_path(self._location)  # asked each time: the query may make it in a moment
+        match = _SCHEME.match(self._location)
+        if match is None:
+            there = bool(self._location) and Path(self._location).is_dir()
+            return Path(self._location).absolute() if there else _ELSEWHERE
+        if match[1].lower() != "file":
+            return _ELSEWHERE
+        return Path(re.sub(r"^//[^/]*(?=/)", "", match[2])).absolute()
 
     def last_offsets_batch(self) -> int | None:
         """The newest batch in the offset log; None when there is none, or the checkpoint is not local."""
@@ -115,8 +104,7 @@ class Checkpoint:
 
     def committed(self, batch: int) -> bool:
         """Whether a batch is in the commit log, which has the newest ones; False where the checkpoint is not local."""
-        path = self._path
-        return path is not None and (path / _COMMITS / str(batch)).exists()
+        return (self._path / _COMMITS / str(batch)).exists()
 
     def offsets_hash(self, batch: int) -> str | None:
         """SHA-256, as hex digits, of what the offset log says about a batch; None where that can't be read.
@@ -193,9 +181,8 @@ class Checkpoint:
 
         A newest entry that a power failure tore is a batch that never ran: the one before it counts.
         """
-        path = self._path
         for batch in reversed(self._batches(_OFFSETS)):
-            if path and _whole(path / _OFFSETS / str(batch)) and (offsets := self.offsets(batch)):
+            if _whole(self._path / _OFFSETS / str(batch)) and (offsets := self.offsets(batch)):
                 return offsets
         return []
 
@@ -205,11 +192,9 @@ class Checkpoint:
         Raises:
             OSError: The file can't be read.
         """
-        path = self._path
-        try:
-            return None if path is None else (path / name).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return (self._path / name).read_text(encoding="utf-8")
+        return None
 
     def keep_note(self, name: str, text: str, *, synced: bool = True) -> None:
         """Keep a file beside Spark's own; nothing where the checkpoint is not local.
@@ -223,15 +208,13 @@ class Checkpoint:
             JournalError: TL-J20, the disk did not take it.
         """
         path = self._path
-        if path is None:
+        if path == _ELSEWHERE:
             return
-        try:
+        with self._durable():
             if synced:
                 files.replace_durably(path / name, text)
             else:
                 files.replace(path / name, text, synced=False)
-        except OSError as error:
-            raise _undurable(error, self._location) from error
 
     def sync(self) -> None:
         """Make all that Spark has written of both logs durable; what this process synced before costs nothing.
@@ -241,13 +224,23 @@ class Checkpoint:
             JournalError: TL-J20, the disk did not take it: the batch must not run, the inbox must not be cut.
         """
         path = self._path
-        if path is None:
+        if path == _ELSEWHERE:
             return
-        try:
-            self._sync(path)
-        except OSError as error:
-            _SYNCED.pop(str(path), None)
-            raise _undurable(error, self._location) from error
+        with self._durable():
+            synced = _SYNCED.pop(path, {})
+            if synced.get(_METADATA) != (metadata := _content(path / _METADATA)):
+                check_owner(path)
+                _sync_place(path)
+                synced = {_METADATA: metadata}
+            self._sync_log(_OFFSETS, synced)
+            if self.last_commit_batch() != synced.get(_COMMITS):
+                self.sync_state()
+            self._sync_log(_COMMITS, synced)
+            if (note := files.version(path / SINK_NOTE)) != synced.get(SINK_NOTE, ()):
+                _sync_file(path / SINK_NOTE)
+                files.sync_directory(path)
+                synced[SINK_NOTE] = note
+            _SYNCED[path] = synced
 
     @property
     def form(self) -> str:
@@ -257,9 +250,8 @@ class Checkpoint:
     @property
     def stateful(self) -> bool:
         """Whether it holds the state of a stateful query; False where the checkpoint is not local."""
-        path = self._path
         with contextlib.suppress(OSError):
-            return path is not None and any((path / _STATE).iterdir())
+            return any((self._path / _STATE).iterdir())
         return False
 
     def sync_state(self) -> None:
@@ -271,13 +263,9 @@ class Checkpoint:
         Raises:
             JournalError: TL-J20, the disk did not take it: the batch must not be committed.
         """
-        path = self._path
-        if path is None or not self.stateful:
-            return
-        try:
-            _sync_file_system(path)
-        except OSError as error:
-            raise _undurable(error, self._location) from error
+        if self.stateful:
+            with self._durable():
+                _sync_file_system(self._path)
 
     def mend(self) -> list[str]:
         """Remove newest entries that a power failure tore; call it before the query starts, with no other one running.
@@ -291,10 +279,7 @@ class Checkpoint:
         Raises:
             JournalDamaged: TL-J21, an entry is torn that was durable; nothing was changed.
         """
-        where = self._path
-        if where is None:
-            return []
-        torn = self._torn(where)
+        torn = self._torn(self._path)
         for path in torn:
             for name in (path, _checksums(path)):
                 with contextlib.suppress(FileNotFoundError):
@@ -307,44 +292,33 @@ class Checkpoint:
 
     def _file(self, *names: str) -> bytes | None:
         """Of a file; None where there is none, it can't be read, or the checkpoint is not local."""
-        path = self._path
         with contextlib.suppress(OSError):
-            return None if path is None else path.joinpath(*names).read_bytes()
+            return self._path.joinpath(*names).read_bytes()
         return None
 
     def _batches(self, log: str) -> list[int]:
-        path = self._path
+        with contextlib.suppress(OSError):
+            return sorted(int(entry.name) for entry in (self._path / log).iterdir() if entry.name.isdecimal())
+        return []
+
+    @contextlib.contextmanager
+    def _durable(self) -> Iterator[None]:
+        """Whatever the disk does not take is TL-J20."""
         try:
-            paths = list((path / log).iterdir()) if path else []
-        except OSError:
-            return []
-        return sorted(int(entry.name) for entry in paths if entry.name.isdecimal())
+            yield
+        except OSError as error:
+            raise JournalError(
+                "TL-J20",
+                error.filename or self._location,
+                f"Spark's checkpoint can't be made durable ({error.strerror}), so a power failure could undo a batch",
+                "The batch is not done and nothing was removed. Check this disk, then start the query again.",
+            ) from error
 
-    def _sync(self, path: Path) -> None:
-        metadata = _content(path / _METADATA)
-        synced = _SYNCED.get(str(path))
-        if synced is None or synced.metadata != metadata:
-            check_owner(path)
-            _sync_place(path)
-            synced = _Synced(metadata)
-        self._sync_log(path / _OFFSETS, synced)
-        if self.last_commit_batch() != synced.upto.get(_COMMITS):
-            self.sync_state()
-        self._sync_log(path / _COMMITS, synced)
-        with contextlib.suppress(FileNotFoundError):
-            state = (path / SINK_NOTE).stat()
-            if (note := (state.st_ino, state.st_mtime_ns)) != synced.note:
-                _sync_file(path / SINK_NOTE)
-                files.sync_directory(path)
-                synced.note = note
-        _SYNCED[str(path)] = synced
-
-    def _sync_log(self, directory: Path, synced: _Synced) -> None:
-        batches = self._batches(directory.name)
-        before = synced.upto.get(directory.name)
+    def _sync_log(self, log: str, synced: dict[str, object]) -> None:
+        batches, before, directory = self._batches(log), synced.get(log), self._path / log
         if not batches or batches[-1] == before:
             return
-        if before is None:
+        if not isinstance(before, int):
             for batch in batches[-_READ_AT_START:]:
                 _rewrite(directory / str(batch))
         else:
@@ -352,7 +326,7 @@ class Checkpoint:
                 _sync_file(directory / str(batch))
                 _sync_file(_checksums(directory / str(batch)))
         files.sync_directory(directory)
-        synced.upto[directory.name] = batches[-1]
+        synced[log] = batches[-1]
 
     def _torn(self, path: Path) -> list[Path]:
         """The entries to remove, newest first."""
@@ -377,15 +351,6 @@ def _tail(directory: Path, batches: list[int]) -> Iterator[Path]:
         yield directory / str(batch)
 
 
-def _undurable(error: OSError, location: str) -> JournalError:
-    return JournalError(
-        "TL-J20",
-        error.filename or location,
-        f"Spark's checkpoint can't be made durable ({error.strerror}), so a power failure could undo a batch",
-        "The batch is not done and nothing was removed. Check this disk, then start the query again.",
-    )
-
-
 def _damaged(path: Path, why: str) -> JournalDamaged:
     return JournalDamaged(
         "TL-J21",
@@ -394,16 +359,6 @@ def _damaged(path: Path, why: str) -> JournalDamaged:
         "Restore the checkpoint together with the gateway's state directory, or start with a new checkpoint directory: "
         "what waits in the inbox is then carried again.",
     )
-
-
-def _local_path(location: str) -> Path | None:
-    """The directory on this machine; Hadoop's paths know no percent signs, so nothing is decoded."""
-    match = _SCHEME.match(location)
-    if match is None:
-        return Path(location).absolute() if location and Path(location).is_dir() else None
-    if match[1].lower() != "file":
-        return None
-    return Path(re.sub(r"^//[^/]*(?=/)", "", match[2])).absolute()
 
 
 def _checksums(path: Path) -> Path:

@@ -90,7 +90,6 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Path], bool]) -> N
 def test_a_path_of_this_machine_is_local(spark: Spark, form: str) -> None:
     spark.run(0, 1)
     found = Checkpoint(form.format(spark.path))
-    assert found.local
     assert found.last_commit_batch() == 1
 
 
@@ -98,7 +97,10 @@ def test_a_path_of_this_machine_is_local(spark: Spark, form: str) -> None:
 def test_elsewhere_everything_is_a_no_op(location: str) -> None:
     found = Checkpoint(location)
     found.sync()
-    assert (found.local, found.last_offsets_batch(), found.last_commit_batch()) == (False, None, None)
+    assert (found.last_offsets_batch(), found.last_commit_batch(), found.stateful) == (None, None, False)
+    found.keep_note("x", "y")
+    found.sync_state()
+    assert (found.note("x"), found.committed(0), found.newest_offsets()) == (None, False, [])
     assert (found.offsets_hash(0), found.mend()) == (None, [])
 
 
