@@ -18,8 +18,6 @@ from typing import Any, Final, TypeVar
 from towline import files
 from towline.errors import ConfigError
 
-__all__ = ["check_provider", "credential", "secret_of"]
-
 T = TypeVar("T")
 
 #: Bytes of a file that are read at most: it may be one without an end, as /dev/zero.

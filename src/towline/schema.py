@@ -14,21 +14,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-__all__ = [
-    "ARRIVAL",
-    "DESCRIBED_SCHEMA",
-    "EVENT_TIME",
-    "MESSAGE_SCHEMA",
-    "NO_MESSAGES",
-    "NO_ROWS",
-    "OPTIONAL",
-    "OUTBOX_SCHEMA",
-    "REFUSED_SCHEMA",
-    "ROW_SCHEMA",
-    "SPARK_SCHEMA",
-    "TIMED_SCHEMA",
-]
-
 #: Columns with their types as Spark names them, and what they hold.
 _COLUMNS = (
     ("topic", "string", "MQTT topic"),

@@ -12,8 +12,6 @@ from collections import deque
 from statistics import median_low
 from typing import Final
 
-__all__ = ["BUSY_ROWS", "DEFAULT_DELAY_MS", "LONGEST_DELAY_MS", "LONGEST_LOOK_S", "SHORTEST_LOOK_S", "Cadence"]
-
 #: Longest rest of a bridge's uplink unless told otherwise, in milliseconds.
 DEFAULT_DELAY_MS: Final = 1000
 #: Longest rest that can be asked for, in milliseconds: Spark's Python workers end when they have idled for 60 s.

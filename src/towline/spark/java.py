@@ -21,18 +21,6 @@ from towline.errors import ConfigError, SetupError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "OLDEST_JAVA",
-    "cache_directory",
-    "describe_java",
-    "find_java",
-    "java_version",
-    "known_spark_kafka_jars",
-    "resolve_jars",
-    "spark_kafka_conf",
-    "spark_kafka_jars",
-    "spark_kafka_package",
-]
 
 OLDEST_JAVA = 17
 """Kafka 4 brokers and Spark 4 both ask for Java 17."""

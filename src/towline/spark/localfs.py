@@ -17,8 +17,6 @@ from typing import Final
 from towline.errors import SetupError
 from towline.spark.java import cache_directory, resolve_jars
 
-__all__ = ["class_path", "fetch", "settings"]
-
 _NAME: Final = "hadoop-bare-naked-local-fs"
 _VERSION: Final = "0.1.0"
 _PLACE: Final = f"{_NAME}-{_VERSION}"

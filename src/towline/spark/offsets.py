@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from towline.checkpoint import Checkpoint
 
-__all__ = ["JournalPlace", "Position", "places_at"]
-
 
 @dataclass(frozen=True, slots=True)
 class JournalPlace:

@@ -34,19 +34,6 @@ from towline.spark.session import pyspark_version
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "QUICK",
-    "QUIET_JVM",
-    "Tier",
-    "archive_for",
-    "archive_of",
-    "archive_once",
-    "jvm_options",
-    "light_home",
-    "prepare_spark",
-    "sharing",
-]
-
 
 class Tier(StrEnum):
     """How Spark's JVM is tuned; docs/benchmarks.md has the figures."""

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from towline.spark.link import GatewayPlace
     from towline.spark.planning import BatchPlanner
 
-__all__ = ["TICK_S", "MqttBatchReader", "MqttStreamReader", "ReadPlan", "Slice"]
 
 _RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 

@@ -19,18 +19,6 @@ from towline.errors import SetupError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "PYSPARK",
-    "addresses",
-    "brings_a_secret",
-    "check_pyspark",
-    "is_cluster",
-    "pyspark_version",
-    "register",
-    "shares_files",
-    "spark_conf",
-    "stays_here",
-]
 
 #: The first brought admission control for Python sources, the last is what `make test` runs on (docs/versions.md).
 PYSPARK: Final = ((4, 2), (4, 3))

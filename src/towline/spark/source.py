@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from towline.spark.readplan import ReadPlan
     from towline.spark.sink import MqttBatchWriter, MqttStreamWriter
 
-__all__ = ["MqttDataSource"]
-
 
 class MqttDataSource(DataSource):
     """Messages from and to an MQTT broker, by way of a gateway's durable inbox and outbox.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from towline.checkpoint import Checkpoint
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["BatchMessages", "BatchResult", "BatchTotals", "SinkNote", "Span", "pace_of"]
-
 
 class Span(NamedTuple):
     """The messages of a journal that totals are about.

@@ -15,8 +15,6 @@ from pyspark.sql.datasource import WriterCommitMessage
 from towline.errors import TowlineError
 from towline.sinks import Task
 
-__all__ = ["TaskAnswer", "answers", "batch_task", "micro_batch", "settle", "speculates", "streaming_task"]
-
 #: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
 _BATCH_ID: Final = "streaming.sql.batchId"
 _QUERY_ID: Final = "sql.streaming.queryId"

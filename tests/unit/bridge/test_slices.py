@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,9 +19,10 @@ from towline.spark.readplan import ReadPlan, Slice
 
 LOCAL = GatewayPlace("/state/é", "", settings='{"name": "g"}', owner=ProcessMark(7, 8, "host"))
 REMOTE = GatewayPlace("", "grpc+tls://h:1", access=Access("/token", "/ca", "name"), ticket_s=5)
+ADMITTED = replace(REMOTE, ticket="ticket", authority="PEM")
 SLICES = (
     Slice(LOCAL, "j1", 3, 9, "inc"),
-    Slice(REMOTE.admitted("ticket", "PEM"), "j2", 0, 4),
+    Slice(ADMITTED, "j2", 0, 4),
     Slice(LOCAL, "j3", 5, 5),
 )
 
@@ -43,7 +45,7 @@ def test_a_slice_is_read_by_the_task_that_writes_where_the_plan_says(asked: list
     (batch,) = SliceReader(ReadPlan(LOCAL), 3).read(WriterPartition(SLICES, 2, 3))
     slices = [slice_of(text) for text in batch.column(SLICE).to_pylist()]
     assert [of for _, *of in slices] == [[2, 3]] * 2
-    assert asked == [(LOCAL, "j1", 3, 9, "inc"), (REMOTE.admitted("ticket", "PEM"), "j2", 0, 4, "")]
+    assert asked == [(LOCAL, "j1", 3, 9, "inc"), (ADMITTED, "j2", 0, 4, "")]
     assert not list(SliceReader(ReadPlan(LOCAL), 3).read(WriterPartition([], 0, 3)))
 
 

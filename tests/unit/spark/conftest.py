@@ -9,7 +9,8 @@ import pytest
 
 from tests.unit.gateway.serving import Served, served
 from towline.spark.link import GatewayPlace
-from towline.spark.reader import MqttStreamReader, ReadPlan
+from towline.spark.reader import MqttStreamReader
+from towline.spark.readplan import ReadPlan
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
 from towline.spark import gateways
 from towline.spark.link import GatewayPlace
-from towline.spark.reader import MqttStreamReader, ReadPlan
+from towline.spark.reader import MqttStreamReader
+from towline.spark.readplan import ReadPlan
 
 __all__ = ["NewReader", "Place", "ends", "new_reader", "quick", "seen", "two", "until"]
 

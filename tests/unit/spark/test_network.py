@@ -24,7 +24,8 @@ from towline.sinks import Task
 from towline.spark import sink
 from towline.spark.link import GatewayPlace
 from towline.spark.options import parse_options
-from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
+from towline.spark.reader import MqttBatchReader, MqttStreamReader
+from towline.spark.readplan import ReadPlan, Slice
 from towline.spark.sink import MqttBatchWriter, MqttStreamWriter, PartitionSender, batch_writer, stream_writer
 from towline.spark.sink_options import parse_sink_options
 from towline.spark.source import MqttDataSource

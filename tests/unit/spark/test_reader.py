@@ -24,7 +24,8 @@ from towline.spark import reader
 from towline.spark.cadence import Cadence
 from towline.spark.link import GatewayPlace
 from towline.spark.options import parse_options
-from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
+from towline.spark.reader import MqttBatchReader, MqttStreamReader
+from towline.spark.readplan import ReadPlan, Slice
 from towline.spark.source import MqttDataSource
 
 # -- offsets ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from towline.errors import Fenced, JournalError
 from towline.gateway.client import GatewayClient
 from towline.kafka.pace import FIRST, WritePace
 from towline.spark.link import GatewayPlace
-from towline.spark.reader import MqttStreamReader, ReadPlan
+from towline.spark.reader import MqttStreamReader
+from towline.spark.readplan import ReadPlan
 from towline.spark.tally import SinkNote
 
 # -- power loss ------------------------------------------------------------------------------------------------------

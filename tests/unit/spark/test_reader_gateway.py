@@ -23,7 +23,8 @@ from towline.errors import Fenced, GatewayUnreachable
 from towline.gateway.client import GatewayClient
 from towline.spark import gateways, link
 from towline.spark.link import GatewayPlace, driver_pid, patiently
-from towline.spark.reader import MqttStreamReader, ReadPlan, Slice
+from towline.spark.reader import MqttStreamReader
+from towline.spark.readplan import ReadPlan, Slice
 
 # -- the gateway goes and comes --------------------------------------------------------------------------------------
 

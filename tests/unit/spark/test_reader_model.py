@@ -19,7 +19,8 @@ from tests.unit.spark.several import Place, ends, quick, seen
 from towline.errors import GatewayUnreachable
 from towline.spark import link, planning
 from towline.spark.link import GatewayPlace
-from towline.spark.reader import MqttStreamReader, ReadPlan
+from towline.spark.reader import MqttStreamReader
+from towline.spark.readplan import ReadPlan
 
 __all__ = ["quick"]
 

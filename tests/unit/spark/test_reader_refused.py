@@ -18,7 +18,8 @@ from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
 from towline.spark import gateways, planning
 from towline.spark.link import GatewayPlace
-from towline.spark.reader import MqttStreamReader, ReadPlan
+from towline.spark.reader import MqttStreamReader
+from towline.spark.readplan import ReadPlan
 
 __all__ = ["new_reader", "quick"]
 

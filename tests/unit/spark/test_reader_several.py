@@ -19,7 +19,8 @@ from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, t
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable
 from towline.spark import gateways, planning
-from towline.spark.reader import MqttStreamReader, Slice
+from towline.spark.reader import MqttStreamReader
+from towline.spark.readplan import Slice
 
 __all__ = ["new_reader", "quick", "two"]
 
