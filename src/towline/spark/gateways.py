@@ -29,14 +29,14 @@ from towline.gateway.access import REFUSALS
 from towline.gateway.client import interruptible
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.spark.link import PATIENCE_S
+from towline.spark.offsets import JournalPlace
 from towline.spark.readplan import signed
 from towline.threads import guarded_thread, later
 
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient, Lease, Window
     from towline.spark.link import GatewayPlace
-    from towline.spark.offsets import JournalPlace
-    from towline.spark.readplan import JournalRange, Slice
+    from towline.spark.readplan import JournalRange, ReadPlan, Slice
 
 #: Where the errors of the list stand.
 LIST: Final = 'format("mqtt") option "gateways"'
@@ -119,14 +119,14 @@ class SourceGateway:
 
     Args:
         place: Where the gateway is.
-        consumer: Name under which rows are committed.
+        plan: What the reader was told.
         meet: Called with this and the gateway's name and id of its journal before a lease is taken; what it raises
             keeps the lease from being taken.
 
     Attributes:
         name: Its name; set with the first answer, and the same afterwards.
         journal: Id of its journal; set with the name.
-        met: Whether it gave a lease, and has not been forgotten since.
+        entry: Where the rows begin that a query without a place there gets; None until it was met, which gave a lease.
         absence: None while it is there.
         tip: Offset after the newest row it told of.
         reached: Where the planned batch ends in its journal; None before the first.
@@ -134,16 +134,16 @@ class SourceGateway:
     """
 
     def __init__(
-        self, place: GatewayPlace, consumer: str, meet: Callable[[SourceGateway, str, str], None] | None = None
+        self, place: GatewayPlace, plan: ReadPlan, meet: Callable[[SourceGateway, str, str], None] | None = None
     ) -> None:
         self.place = place
         self.name = self.journal = ""
-        self.met = False
+        self.entry: JournalPlace | None = None
         self.absence: Absence | None = None
         self.tip = 0
         self.reached: int | None = None
         self.poll: _Poll | None = None
-        self._consumer = consumer
+        self._plan = plan
         self._meet = meet
         #: The connection with its lease; None before the first, and after one was given up.
         self._held: tuple[GatewayClient, Lease] | None = None
@@ -160,34 +160,39 @@ class SourceGateway:
     @property
     def is_there(self) -> bool:
         """Whether it was met, and not missed since."""
-        return self.met and self.absence is None
+        return self.entry is not None and self.absence is None
 
-    def open(self) -> Lease:
-        """The lease; connects, and starts the gateway where that is ours to do, at the first call.
+    def ask(self, question: Question | None, timeout_s: float) -> None:
+        """Begin a poll, unless one is on its way, or the gateway is away and its rest not over.
 
-        Raises:
-            Fenced: TL-G03 when another living reader has it.
-            GatewayUnreachable: No gateway answers; the next call connects again.
+        Args:
+            question: As `wait`; None for the lease alone.
+            timeout_s: As `wait`.
         """
-        return self._call(lambda _, lease: lease)
+        now = time.monotonic()
+        if self.poll is None and (self.absence is None or now >= self.absence.again_at):
+            call = partial(self.wait, question, timeout_s) if question else partial(self._call, lambda *_: None)
+            self.poll = _Poll(question, later(call, f"gateway {self.name}"), now)
 
     def wait(self, question: Question, timeout_s: float) -> Window:
-        """Ask, and wait for rows.
+        """Connect, and start the gateway where that is ours to do; take the lease, ask, and wait for rows.
 
         Args:
             question: What is asked.
             timeout_s: Longest wait, in seconds.
 
         Raises:
-            Fenced: TL-G04 when the gateway serves another journal; as `open`, and as `GatewayClient.wait`.
+            Fenced: TL-G03 when another living reader has the lease, TL-G04 when the gateway serves another journal; as
+                `GatewayClient.wait`.
+            GatewayUnreachable: No gateway answers; the next call connects again.
         """
         here = question.here
 
-        def ask(client: GatewayClient, lease: Lease) -> Window:
+        def ask(client: GatewayClient, lease: Lease, timeout_s: float = timeout_s) -> Window:
             if here.journal != lease.journal:
                 raise foreign(here, lease.journal)
             try:
-                return client.wait(
+                window = client.wait(
                     lease,
                     here.offset,
                     timeout_s=timeout_s,
@@ -203,24 +208,11 @@ class SourceGateway:
                     raise
                 self._drop(client)  # not taken over: the gateway was started again and knows no leases
                 return self.wait(question, timeout_s)
+            if self.place.remote and timeout_s and has_news(question, window):
+                return ask(client, lease, 0.0)  # the token that let the poll in may be refused since
+            return window
 
         return self._call(ask)
-
-    def ask(self, question: Question | None, timeout_s: float) -> None:
-        """Begin a poll, unless one is on its way, or the gateway is away and its rest not over.
-
-        Args:
-            question: As `wait`; None for the lease alone.
-            timeout_s: As `wait`.
-        """
-        now = time.monotonic()
-        if self.poll is None and (self.absence is None or now >= self.absence.again_at):
-            call = partial(self.wait, question, timeout_s) if question else partial(self._call, lambda *_: None)
-            self.poll = _Poll(question, later(call, f"gateway {self.name}"), now)
-
-    def incarnation(self, offset: int) -> str:
-        """Which opening of the journal wrote the row below ``offset``. Raises as `open`."""
-        return self._call(lambda client, _: client.incarnation(offset))
 
     def slices(self, rows: JournalRange, sizes: Sequence[int]) -> list[Slice]:
         """A range of its journal as tasks get it, in parts of these sizes. Raises as `wait`."""
@@ -266,7 +258,6 @@ class SourceGateway:
         def attempt() -> _T:
             with self._opening:
                 client, lease = self._held or self._taken()
-            self.met, self.tip = True, max(self.tip, lease.tip)
             try:
                 return call(client, lease)
             except TowlineError as error:
@@ -287,14 +278,19 @@ class SourceGateway:
             if self._meet:
                 status = client.status()
                 self._meet(self, str(status["name"]), str(status["journal"]))
-            held = self._held = client, client.open(self._consumer, patience_s=TAKEOVER_S)
+            lease = client.open(self._plan.consumer, patience_s=TAKEOVER_S)
+            self._held = client, lease
+            begin = self._plan.beginning(lease.name, lease.first, lease.tip, lease.committed, "committed")
+            entry = JournalPlace(lease.name, lease.journal, begin, client.incarnation(begin), self.place.text)
         except BaseException:
+            self._held = None
             client.close()
             raise
+        self.tip, self.entry = max(self.tip, lease.tip), entry
         if self._released.is_set():  # while it was being taken
             self.release()
             raise gone
-        return held
+        return client, lease
 
     def _keep(self) -> None:
         """Start the gateway again when it has ended, also while a batch runs and nobody asks for it."""
@@ -330,17 +326,16 @@ class SourceGateways:
     """The gateways that a stream reads.
 
     Args:
-        places: Where they are, in any order.
-        consumer: Name under which rows are committed at each.
+        plan: What the reader was told.
 
     Attributes:
         all: Those of the list.
     """
 
-    def __init__(self, places: Sequence[GatewayPlace], consumer: str) -> None:
-        self._consumer = consumer
+    def __init__(self, plan: ReadPlan) -> None:
+        self._plan = plan
         self._meeting = threading.Lock()
-        self.all = tuple(SourceGateway(place, consumer, self._meet) for place in places)
+        self.all = tuple(SourceGateway(place, plan, self._meet) for place in plan.places)
         #: Gateways that were taken out of the list, and are asked whether they may go; by place.
         self._former: dict[str, SourceGateway] = {}
 
@@ -387,7 +382,7 @@ class SourceGateways:
         Raises:
             TowlineError: What a gateway said, unless it is an absence.
         """
-        unmet = [gateway for gateway in self.all if not gateway.met]
+        unmet = [gateway for gateway in self.all if gateway.entry is None]
         if len(unmet) == len(self.all):
             patience_s = max(patience_s, MEET_S)
         answers = self._poll(
@@ -471,16 +466,6 @@ class SourceGateways:
 
     # -- who is away -----------------------------------------------------------------------------------------------
 
-    def reach(self, gateway: SourceGateway, call: Callable[[], _T]) -> _T | None:
-        """What a call to a gateway gives; None where it is away, and is done without from now on."""
-        try:
-            return call()
-        except GatewayError as error:
-            if not is_absence(error):
-                raise
-            self.miss(gateway, error)
-            return None
-
     def miss(self, gateway: SourceGateway, error: BaseException | None) -> None:
         """Do without a gateway for now, and say so: silence once, a refusal each minute; later it is asked again."""
         assert isinstance(error, TowlineError)
@@ -504,7 +489,7 @@ class SourceGateways:
 
     def former(self, place: GatewayPlace) -> SourceGateway:
         """A gateway that is not in the list, to be asked the same way."""
-        return self._former.setdefault(place.text, SourceGateway(place, self._consumer))
+        return self._former.setdefault(place.text, SourceGateway(place, self._plan))
 
     def let_go(self, gateway: SourceGateway) -> None:
         """Give the lease of a former gateway back."""

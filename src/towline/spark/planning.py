@@ -49,14 +49,12 @@ class BatchPlanner:
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
-        self.gateways = SourceGateways(plan.places, plan.consumer)
+        self.gateways = SourceGateways(plan)
         #: Where the query ends in each journal (AvailableNow); None for a query without an end.
         self._ends: dict[str, int] | None = None
         #: Grows with each batch: whose turn it is to get what can't be divided.
         self._turn = 0
         self._order_logged = False
-        #: Slices of the planned batch that have tickets: by range and sizes.
-        self._signed: dict[tuple[JournalRange, tuple[int, ...]], list[Slice]] = {}
         #: What Kafka takes in time; None where the checkpoint with the sink's word of it is not known.
         self._pace = BatchLimit(partial(pace_of, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
         self._slow: int | None = None
@@ -68,7 +66,7 @@ class BatchPlanner:
     def fix_end(self) -> None:
         """End the query at what is durable now at each gateway that answers."""
         self.gateways.meet()
-        self._ends = {gateway.journal: gateway.tip for gateway in self.gateways.all if gateway.met}
+        self._ends = {gateway.journal: gateway.tip for gateway in self.gateways.all if gateway.entry}
 
     def ended(self, here: Position) -> bool:
         """Whether a query with an end is there."""
@@ -81,13 +79,7 @@ class BatchPlanner:
     def beginning(self) -> Position:
         """Where a query without a checkpoint begins, at each gateway that answers."""
         self.gateways.meet()
-        return Position(tuple(patiently(partial(self._entry, one)) for one in self.gateways.all if one.met))
-
-    def _entry(self, gateway: SourceGateway) -> JournalPlace:
-        """Where the rows of a gateway begin that has no place yet."""
-        lease = gateway.open()
-        offset = self._plan.beginning(lease.name, lease.first, lease.tip, lease.committed, "committed")
-        return JournalPlace(lease.name, lease.journal, offset, gateway.incarnation(offset), gateway.place.text)
+        return Position(tuple(gateway.entry for gateway in self.gateways.all if gateway.entry))
 
     # -- the next batch ------------------------------------------------------------------------------------------
 
@@ -106,7 +98,7 @@ class BatchPlanner:
         """
         if self._pace and here.places != self._begin:
             self._begin, self._slow = here.places, self._pace.next()
-        if not any(gateway.met for gateway in self.gateways.all):
+        if not any(gateway.entry for gateway in self.gateways.all):
             self.gateways.ask({}, patience_s)
             patience_s = 0.0
         known, former = self._known(here)
@@ -115,10 +107,9 @@ class BatchPlanner:
             gateway: self._question(replace(place, at=gateway.place.text), safe, limit)
             for gateway, place in known.items()
         }
-        answers = self.gateways.ask(questions, 0.0 if left or self._newcomers(here) else patience_s)
+        answers = self.gateways.ask(questions, 0.0 if left or self._joining(here) else patience_s)
         placed = [question.here for question in questions.values()]
         there = here.having(*placed, *self._admitted(questions, answers, limit), *self._joining(here)).without(*left)
-        there = self._readable(here, there)
         for gateway, place in known.items():
             if end := there.place(place.gateway):
                 gateway.reached = end.offset
@@ -140,8 +131,8 @@ class BatchPlanner:
         Raises:
             Fenced: TL-G04, a gateway serves another journal than it did.
         """
-        known = {one: place for one in self.gateways.all if one.met and (place := self._place_of(one, here))}
-        unmet = {one.place.text for one in self.gateways.all if not one.met}
+        known = {one: place for one in self.gateways.all if one.entry and (place := self._place_of(one, here))}
+        unmet = {one.place.text for one in self.gateways.all if not one.entry}
         others = [place for place in here.places if place not in known.values()]
         complete = unmet <= {place.at for place in others}
         return known, [place for place in others if place.at not in unmet] if complete else []
@@ -160,17 +151,13 @@ class BatchPlanner:
             raise foreign(place, gateway.journal)
         return place
 
-    def _newcomers(self, here: Position) -> list[SourceGateway]:
-        """Gateways that were met and have no place yet; none where the query has an end they have no part in."""
-        met = [one for one in self.gateways.all if one.met and self._place_of(one, here) is None]
-        return [one for one in met if self._ends is None or one.journal in self._ends]
-
     def _joining(self, here: Position) -> list[JournalPlace]:
-        """Where newcomers begin, those met in this call too; their rows come with the next batch."""
-        newcomers = {one: self.gateways.reach(one, partial(self._entry, one)) for one in self._newcomers(here)}
-        for gateway, entry in newcomers.items():
-            gateway.met = entry is not None  # else it was gone before it had a place: another time
-        return [entry for entry in newcomers.values() if entry is not None]
+        """Where gateways begin that were met and have no place yet; their rows come with the next batch.
+
+        There are none where the query has an end they have no part in.
+        """
+        met = [one for one in self.gateways.all if self._ends is None or one.journal in self._ends]
+        return [one.entry for one in met if one.entry and self._place_of(one, here) is None]
 
     def _question(self, place: JournalPlace, safe: Position | None, limit: ReadLimit) -> Question:
         max_rows, max_bytes = self._limits(limit)
@@ -284,65 +271,26 @@ class BatchPlanner:
             Fenced: TL-G04, a gateway serves another journal.
             GatewayUnreachable: TL-G53, a gateway that has rows of the batch is away.
         """
-        made: list[Slice] = []
-        for rows, sizes in self._parts(here, there):
-            if len(sizes) > 1 and not self._order_logged:
-                self._order_logged = True
-                _LOG.warning(
-                    "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order "
-                    "of a device's messages holds only where one task reads them all, as after coalesce(1)"
-                )
-            made += self._cut(self._holder(rows.end), rows, sizes)
+        ranges = ranges_between(here, there)
+        sizes = divided([rows.rows for rows in ranges], self._plan.min_partitions, self._plan.max_records)
+        if any(len(each) > 1 for each in sizes) and not self._order_logged:
+            self._order_logged = True
+            _LOG.warning(
+                "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
+                "device's messages holds only where one task reads them all, as after coalesce(1)"
+            )
+        made = [part for rows, each in zip(ranges, sizes, strict=True) for part in self._cut(rows, each)]
         idle = there.places[0]
         made = made or [Slice(self._plan.place, idle.journal, idle.offset, idle.offset, idle.incarnation)]
         return [replace(part, watermark_ms=watermark_ms) for part in made]
 
-    def _parts(self, here: Position, there: Position) -> list[tuple[JournalRange, tuple[int, ...]]]:
-        """What a batch has of each gateway, and how many rows each slice of it."""
-        ranges = ranges_between(here, there)
-        sizes = divided([rows.rows for rows in ranges], self._plan.min_partitions, self._plan.max_records)
-        return list(zip(ranges, map(tuple, sizes), strict=True))
-
-    def _readable(self, here: Position, there: Position) -> Position:
-        """The batch without the rows of gateways that would not let its tasks in.
-
-        A poll may have been let in with a token that is refused since, and a batch that was begun can't do without its
-        rows. So the tickets are asked for before it is planned.
-        """
-        self._signed = {}
-        for rows, sizes in self._parts(here, there):
-            gateway, before = self._listed(rows.end), here.place(rows.end.gateway)
-            if gateway is None or before is None or not gateway.place.remote:
-                continue
-            slices = self.gateways.reach(gateway, partial(gateway.slices, rows, sizes))
-            if slices is None:
-                return self._readable(here, there.having(before))
-            self._signed[rows, sizes] = slices
-        return there
-
-    def _listed(self, end: JournalPlace) -> SourceGateway | None:
-        """The gateway of the list that has a place; one that was not met yet is known by where it is."""
-        alone = Position((end,))
-        met = next((one for one in self.gateways.all if one.met and self._place_of(one, alone)), None)
-        return met or next((one for one in self.gateways.all if end.at == one.place.text), None)
-
-    def _holder(self, end: JournalPlace) -> SourceGateway:
-        """Who has rows: a gateway of the list, or a former one, which serves the batch that was begun with it."""
-        gateway = self._listed(end)
-        if gateway is None and not all(one.met for one in self.gateways.all):
-            self.gateways.meet()
-            gateway = self._listed(end)
-        return gateway or self.gateways.former(self._plan.at(end.at))
-
-    def _cut(self, gateway: SourceGateway, rows: JournalRange, sizes: tuple[int, ...]) -> list[Slice]:
+    def _cut(self, rows: JournalRange, sizes: Sequence[int]) -> list[Slice]:
+        gateway, end = self._holder(rows.end), rows.end
         try:
-            return self._signed.get((rows, sizes)) or patiently(
-                partial(gateway.slices, rows, sizes), patience_s=PATIENCE_S
-            )
+            return patiently(partial(gateway.slices, rows, sizes), patience_s=PATIENCE_S)
         except GatewayError as error:
             if not is_absence(error):
                 raise
-            end = rows.end
             way = error.do if is_refusal(error) else f"Start it at {gateway.place.text}."
             raise GatewayUnreachable(
                 "TL-G53",
@@ -351,6 +299,20 @@ class BatchPlanner:
                 f"{end.offset - 1:,}",
                 f"Nothing is lost, and the batch is then served as it was planned. {way}",
             ) from error
+
+    def _holder(self, end: JournalPlace) -> SourceGateway:
+        """Who has rows: a gateway of the list, or a former one, which serves the batch that was begun with it."""
+        gateway = self._listed(end)
+        if gateway is None and not all(one.entry for one in self.gateways.all):
+            self.gateways.meet()
+            gateway = self._listed(end)
+        return gateway or self.gateways.former(self._plan.at(end.at))
+
+    def _listed(self, end: JournalPlace) -> SourceGateway | None:
+        """The gateway of the list that has a place; one that was not met yet is known by where it is."""
+        alone = Position((end,))
+        met = next((one for one in self.gateways.all if one.entry and self._place_of(one, alone)), None)
+        return met or next((one for one in self.gateways.all if end.at == one.place.text), None)
 
     # -- the report ----------------------------------------------------------------------------------------------
 

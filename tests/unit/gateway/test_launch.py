@@ -26,7 +26,7 @@ from towline.processes import ProcessMark
 from towline.spark import link
 from towline.spark.gateways import Question, SourceGateway
 from towline.spark.link import GatewayPlace
-from towline.spark.offsets import JournalPlace
+from towline.spark.readplan import ReadPlan
 
 ROOT = Path(__file__).parents[3]
 
@@ -334,11 +334,14 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
     gateway_program(_GATEWAY)
     with subprocess.Popen(["sleep", "60"]) as driver:
         place = place_of(state_dir, mark(driver.pid))
-        gateway = SourceGateway(place, "default")
-        lease = gateway.open()
+        gateway = SourceGateway(place, ReadPlan(place))
+        gateway.ask(None, 0)
+        wait_until(lambda: gateway.entry is not None, what="a lease")
+        entry = gateway.entry
+        assert entry is not None
         before = killed(state_dir)
         wait_until(lambda: (GatewayEndpoint.read(state_dir) or before) != before, what="another gateway")
-        question = Question(JournalPlace("plant", lease.journal, 0, ""), 0)
+        question = Question(entry, 0)
         with contextlib.suppress(GatewayUnreachable):  # the connection may be that of the one before
             gateway.wait(question, 0)
         assert gateway.wait(question, 0).end == 0, "it knows no lease, and gives a new one"
@@ -351,7 +354,7 @@ def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_f
 
         def read() -> None:
             with pytest.raises(GatewayError) as caught:
-                list(place.rows(lease.journal, 0, 1))
+                list(place.rows(entry.journal, 0, 1))
             said.append(caught.value.code)
 
         threads = [threading.Thread(target=read) for _ in range(2)]
