@@ -15,7 +15,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -349,7 +349,7 @@ class SourceGateways:
             GatewayUnreachable: None answers within `PATIENCE_S` seconds.
         """
         wanted = (needed,) if needed else self.all
-        self._poll(dict.fromkeys(wanted), wanted, PATIENCE_S, MEET_S)
+        self.ask(dict.fromkeys(wanted), PATIENCE_S, MEET_S)
         if not any(gateway.is_there for gateway in wanted):
             absence = next((gateway.absence.error for gateway in wanted if gateway.absence), None)
             silence = GatewayUnreachable("TL-G01", wanted[0].place.text, "no gateway answers", "Is it running?")
@@ -367,14 +367,20 @@ class SourceGateways:
             gateway.name, gateway.journal = name, journal
 
     def ask(
-        self, questions: Mapping[SourceGateway, Question], patience_s: float, grace_s: float | None = None
+        self, questions: Mapping[SourceGateway, Question | None], patience_s: float, grace_s: float | None = None
     ) -> dict[SourceGateway, Window]:
-        """Commit at each gateway and wait until one has rows, or one is met that was away from the beginning.
+        """Commit at each gateway and wait until one has news: rows, or a lease where there was none.
+
+        Each is asked on a thread, again and again. A poll with the same question that is on its way from the call
+        before is waited for. One that has ended is asked again, whatever it found: its gateway may have gone since, and
+        the batch with it.
 
         Args:
-            questions: For each gateway that was met. The others are looked for meanwhile.
-            patience_s: Longest wait, in seconds; 0 for an answer of each.
-            grace_s: How long the others are waited for once one has rows, in seconds; None for `GRACE_S`.
+            questions: What each is asked; None for its lease alone. Where no lease is asked for, those that were never
+                met are looked for beside.
+            patience_s: Longest wait, in seconds; 0 until each that has a question and is not away has answered.
+            grace_s: Longest time for the answers of those beside the news, in seconds since each was asked; None for
+                `GRACE_S`.
 
         Returns:
             The answers that have come.
@@ -382,33 +388,12 @@ class SourceGateways:
         Raises:
             TowlineError: What a gateway said, unless it is an absence.
         """
-        unmet = [gateway for gateway in self.all if gateway.entry is None]
+        unmet = [gateway for gateway in self.all if gateway.entry is None and None not in questions.values()]
         if len(unmet) == len(self.all):
             patience_s = max(patience_s, MEET_S)
-        answers = self._poll(
-            {**dict.fromkeys(unmet), **questions}, questions, patience_s, GRACE_S if grace_s is None else grace_s
-        )
-        return {gateway: window for gateway, window in answers.items() if window is not None}
-
-    def _poll(
-        self,
-        asked: Mapping[SourceGateway, Question | None],
-        awaited: Collection[SourceGateway],
-        patience_s: float,
-        grace_s: float,
-    ) -> dict[SourceGateway, Window | None]:
-        """Ask each on a thread, again and again, until there is news and those awaited had the grace to answer too.
-
-        A poll with the same question that is on its way from the call before is waited for. One that has ended is asked
-        again, whatever it found: its gateway may have gone since, and the batch with it.
-
-        Args:
-            asked: What each is asked.
-            awaited: Those that are waited for unless they are away.
-            patience_s: Longest wait, in seconds; 0 until each of those has answered.
-            grace_s: Longest time for their answers beside the news, in seconds since each was asked.
-        """
+        asked: dict[SourceGateway, Question | None] = {**dict.fromkeys(unmet), **questions}
         answers: dict[SourceGateway, Window | None] = {}
+        grace_s = GRACE_S if grace_s is None else grace_s
         deadline = time.monotonic() + (patience_s if patience_s > 0 else PATIENCE_S + 30)
         self._heard(asked)
         for gateway, question in asked.items():
@@ -421,13 +406,13 @@ class SourceGateways:
             windows = self._heard(asked)
             answers |= {one: windows[one] for one in windows if patience_s <= 0 or has_news(asked[one], windows[one])}
             now = time.monotonic()
-            pending = [gateway.poll for gateway in awaited if gateway.poll and not gateway.absence]
+            pending = [gateway.poll for gateway in questions if gateway.poll and not gateway.absence]
             if any(has_news(asked[gateway], window) for gateway, window in answers.items()):
                 over = all(now - poll.began >= grace_s for poll in pending)
             else:
                 over = patience_s <= 0 and not pending
             if over or now >= deadline:
-                return answers
+                return {gateway: window for gateway, window in answers.items() if window is not None}
             # Not only an answer ends a wait: polls grow older than the grace, and who was away is asked again.
             rests = [one.absence.again_at - now for one in asked if one.absence and not one.poll]
             pause = max(0.0, min(deadline - now, GRACE_S if answers else 1.0, *rests))
