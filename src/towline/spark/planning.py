@@ -259,13 +259,8 @@ class BatchPlanner:
 
     # -- the partitions of a planned batch -----------------------------------------------------------------------
 
-    def slices(self, here: Position, there: Position, *, watermark_ms: int | None) -> list[Slice]:
+    def slices(self, here: Position, there: Position) -> list[Slice]:
         """The partitions of the batch between two positions: always the same, with the same rows.
-
-        Args:
-            here: Its start.
-            there: Its end.
-            watermark_ms: The query's watermark, for rows with an event time.
 
         Raises:
             Fenced: TL-G04, a gateway serves another journal.
@@ -279,10 +274,9 @@ class BatchPlanner:
                 "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
                 "device's messages holds only where one task reads them all, as after coalesce(1)"
             )
-        made = [part for rows, each in zip(ranges, sizes, strict=True) for part in self._cut(rows, each)]
+        slices = [part for rows, each in zip(ranges, sizes, strict=True) for part in self._cut(rows, each)]
         idle = there.places[0]
-        made = made or [Slice(self._plan.place, idle.journal, idle.offset, idle.offset, idle.incarnation)]
-        return [replace(part, watermark_ms=watermark_ms) for part in made]
+        return slices or [Slice(self._plan.place, idle.journal, idle.offset, idle.offset, idle.incarnation)]
 
     def _cut(self, rows: JournalRange, sizes: Sequence[int]) -> list[Slice]:
         gateway, end = self._holder(rows.end), rows.end

@@ -13,6 +13,8 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -88,7 +90,7 @@ class Cut:
     """
 
     def __init__(self, location: str) -> None:
-        self._checkpoint = Checkpoint(location) if location else None
+        self._checkpoint = Checkpoint(location)
         self._safe: Position | None = None
         #: A sync of the machine that runs, and what is safe when it ends; the next one begins no sooner.
         self._sync: tuple[Position, Future[float]] | None = None
@@ -105,7 +107,7 @@ class Cut:
             JournalError: TL-J20, the checkpoint can't be made durable.
         """
         if self._safe is None or self._safe != here:
-            if self._checkpoint is not None and self._checkpoint.ends_at(here.to_json(), done=True):
+            if self._checkpoint.ends_at(here.to_json(), done=True):
                 self._checkpoint.sync()
                 self._safe = here
             else:
@@ -118,7 +120,7 @@ class Cut:
         Raises:
             JournalError: TL-J20, the checkpoint can't be made durable.
         """
-        if self._checkpoint is not None and self._checkpoint.ends_at(there.to_json(), done=False):
+        if self._checkpoint.ends_at(there.to_json(), done=False):
             self._checkpoint.sync()
         else:
             os.sync()
@@ -273,8 +275,11 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner = self._opened
         if not plan.serves_again:
             self._cut.remember(there)
-        watermark = self._watermark(there) if plan.event_time else None
-        return planner.slices(here, there, watermark_ms=watermark)
+        slices = planner.slices(here, there)
+        if plan.event_time:
+            watermark_ms = self._watermark(there)
+            slices = [replace(part, watermark_ms=watermark_ms) for part in slices]
+        return slices
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: ``start`` of the next `latestOffset` says the same earlier and for the last batch too [I5]."""
@@ -379,44 +384,35 @@ class MqttBatchReader(DataSourceReader):
         """Slices from ``startingOffset`` (default earliest) to ``endingOffset`` (default the newest)."""
         plan = self._plan
         plan.check(streaming=False)
-        known: dict[str, GatewayPlace] = {}
-        ranges: list[tuple[GatewayPlace, JournalRange]] = []
-        for place in plan.places:
-            rows = self._range(place)
-            if other := known.get(rows.end.journal) or known.get(rows.end.gateway):
-                what = f'{other.text} and {place.text} are both gateway "{rows.end.gateway}"'
+        ranges = sorted(((self._range(place), place) for place in plan.places), key=lambda one: one[0].end.gateway)
+        for (rows, place), (other, beside) in combinations(ranges, 2):
+            if rows.end.gateway == other.end.gateway or rows.end.journal == other.end.journal:
+                what = f'{place.text} and {beside.text} are both gateway "{rows.end.gateway}"'
                 raise ConfigError("TL-G50", 'format("mqtt") option "gateways"', what, "Name each gateway once.")
-            known |= {rows.end.journal: place, rows.end.gateway: place}
-            ranges.append((place, rows))
-        ranges.sort(key=lambda one: one[1].end.gateway)
-        sizes = divided([max(1, rows.rows) for _, rows in ranges], plan.min_partitions, plan.max_records)
-        return [cut for one, each in zip(ranges, sizes, strict=True) for cut in self._cut(*one, each)]
+        sizes = divided([max(1, rows.rows) for rows, _ in ranges], plan.min_partitions, plan.max_records)
+        slices: list[Slice] = []
+        for (rows, place), each in zip(ranges, sizes, strict=True):
+            with place.connect() as client:
+                slices += signed(client, rows.slices(place, each if rows.rows else [0]))
+        return slices
 
     def _range(self, place: GatewayPlace) -> JournalRange:
+        """What is read of a gateway."""
         with place.connect() as client:
             status = client.status()
-            name = str(status["name"])
-            end = self._plan.told(self._plan.ending, name, int(status["end"]))
+            name, first, tip = str(status["name"]), int(status["first"]), int(status["end"])
+            end = self._plan.told(self._plan.ending, name, tip)
             assert isinstance(end, int)
             there = JournalPlace(name, str(status["journal"]), end, client.incarnation(end), place.text)
-        return JournalRange(self._start(status, name, end), there)
-
-    def _start(self, status: Mapping[str, Any], name: str, end: int) -> int:
-        first, tip = int(status["first"]), int(status["end"])
         committed = int(status["consumers"].get(self._plan.consumer, first))
         start = self._plan.beginning(name, first, tip, committed, "earliest")
         if start > end:
-            raise ConfigError(
-                "TL-C23",
-                'format("mqtt") option "endingOffset"',
+            what, do = (
                 f"it is {end}, before the start at {start}",
                 f"The journal holds the offsets {first} to {tip - 1}.",
             )
-        return start
-
-    def _cut(self, place: GatewayPlace, rows: JournalRange, sizes: Sequence[int]) -> list[Slice]:
-        with place.connect() as client:
-            return signed(client, rows.slices(place, sizes if rows.rows else [0]))
+            raise ConfigError("TL-C23", 'format("mqtt") option "endingOffset"', what, do)
+        return JournalRange(start, there)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the range."""
