@@ -203,7 +203,7 @@ class KafkaTransactional(DataSource):
         """
         check_append(FORMAT, overwrite=overwrite)
         if self._settings.batch is not None:
-            return ForeachBatchWriter(self.streamWriter(schema, overwrite), self._settings.batch)
+            return self.streamWriter(schema, overwrite)
         return BatchWriter(self._delivery(schema, BatchOrigin(job=uuid.uuid4().hex)))
 
     def _stream_writer(self, delivery: Delivery, location: str) -> StreamWriter:
@@ -238,8 +238,8 @@ def _tell(settings: SinkSettings) -> None:
         _log.warning("%s: %s", FORMAT, line)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a stream.
+class StreamWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter):
+    """Writes the micro-batches of a stream, or one of them in foreachBatch, which the option ``batchId`` names.
 
     Args:
         delivery: The strategy.
@@ -271,7 +271,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write(self._delivery, batches, task)
 
     @one_line
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
         """Account for a batch, and write the markers of partitions that had no task; repeats do no harm.
 
         What a stateful query remembers after this batch is made durable before Spark's entry in the commit log.
@@ -281,7 +281,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
             JournalError: TL-J20, the note can't be written, or the state not be made durable.
         """
         settle()
-        self._account(answers(messages, KafkaWritten, batchId, _out_of_place), batchId)
+        batch = self._number(batchId)
+        self._account(answers(messages, KafkaWritten, batch, _out_of_place), batch)
+
+    def _number(self, given: int | None) -> int:
+        """Of the batch, which Spark gives in a stream alone."""
+        batch = self._delivery.settings.batch if given is None else given
+        assert batch is not None
+        return batch
 
     def _account(self, written: Sequence[KafkaWritten], batch: int) -> None:
         log_outcome(written, batch)
@@ -323,12 +330,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = next((answer.query for answer in written if answer.query), "")
         return f"{settings.sink_id or query}/{settings.parallelism}"
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803 - Spark's
         """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""
         budget_s = self._delivery.settings.budget_s
         checkpoint = Checkpoint(self._location)
         with suppress(JournalError):  # then the next one is tried as this one was
-            pace = WritePace(batchId, 0, budget_s, budget_s)
+            pace = WritePace(self._number(batchId), 0, budget_s, budget_s)
             replace(SinkNote.read_to_write(checkpoint), pace=pace).keep(checkpoint)
         if isinstance(self._delivery, ExactlyOnce):
             self._delivery.fence(Checkpoint(self._location).query or None)
@@ -361,7 +368,7 @@ class GatheringWriter(StreamWriter):
         return self._place.leave(self._task(), map(lower_case, iterator))
 
     @one_line
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
         """Write the rows of all tasks and the marker in one transaction; then as `StreamWriter.commit`.
 
         Raises:
@@ -369,16 +376,17 @@ class GatheringWriter(StreamWriter):
             JournalError: TL-J20, the state can't be made durable.
         """
         settle()
-        gathered = answers(messages, KafkaGathered, batchId, _out_of_place)
+        batch = self._number(batchId)
+        gathered = answers(messages, KafkaGathered, batch, _out_of_place)
         gathered.sort(key=lambda answer: answer.partition)
         if not gathered:
             raise _out_of_place("no task answered for the batch", "It is not committed and runs again.")
         first = gathered[0]
         rows = (batch for answer in gathered for batch in answer.batches())
-        done = self._delivery.deliver(Task(0, batch=batchId, query=first.query, run=first.run), rows)
+        done = self._delivery.deliver(Task(0, batch=batch, query=first.query, run=first.run), rows)
         self._place.clear(gathered)
         given = sum(answer.rows for answer in gathered)
-        self._account([KafkaWritten(0, batchId, first.query, done, given)], batchId)
+        self._account([KafkaWritten(0, batch, first.query, done, given)], batch)
 
 
 class FailingWriter(StreamWriter):
@@ -397,12 +405,12 @@ class FailingWriter(StreamWriter):
     def _task(self) -> Task:
         raise self._problem
 
-    @one_line
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
-        """Raise it, as `write` does: Spark makes the writer anew for a commit, too."""
+    def _number(self, given: int | None) -> int:
+        """Raise it: Spark makes the writer anew for a commit, too."""
+        del given
         raise self._problem
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's
         """Do nothing: nothing was begun."""
 
 
@@ -437,30 +445,6 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: what is in Kafka stays."""
-
-
-class ForeachBatchWriter(DataSourceArrowWriter):
-    """A write in foreachBatch that names its batch: what the writer of a stream does, with its errors.
-
-    Args:
-        writer: The writer.
-        batch: The option ``batchId``.
-    """
-
-    def __init__(self, writer: StreamWriter, batch: int) -> None:
-        self._writer, self._batch = writer, batch
-
-    def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
-        """Write a partition, or leave it for the driver."""
-        return self._writer.write(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Account for the batch, and write what its tasks left."""
-        self._writer.commit(messages, self._batch)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """End what tasks may have left open."""
-        self._writer.abort(messages, self._batch)
 
 
 def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> KafkaWritten:

@@ -88,7 +88,7 @@ class Writer(StreamWriter):
         pause("writing")
         return self.inner.write(batch for part in ([first], iterator) for batch in part)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's
         if any(isinstance(message, KafkaWritten) and message.done.rows for message in messages):
             pause("written")
         self.inner.commit(messages, batchId)
