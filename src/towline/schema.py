@@ -37,26 +37,18 @@ SPARK_SCHEMA = ", ".join(f"{name} {kind}" for name, kind, _ in _COLUMNS)
 DESCRIBED_SCHEMA = ", ".join(f"{name} {kind} COMMENT '{what}'" for name, kind, what in _COLUMNS)
 
 _PROPERTY = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])
-
-ROW_SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("payload", pa.binary()),
-        ("qos", pa.int8()),
-        ("retain", pa.bool_()),
-        ("duplicate", pa.bool_()),
-        ("content_type", pa.string()),
-        ("payload_is_utf8", pa.bool_()),
-        ("response_topic", pa.string()),
-        ("correlation_data", pa.binary()),
-        ("user_properties", pa.list_(pa.field("element", _PROPERTY))),
-        ("message_expiry_seconds", pa.int64()),
-        ("subscription_ids", pa.list_(pa.field("element", pa.int32()))),
-        ("received_at", pa.timestamp("us", "UTC")),
-        ("gateway", pa.string()),
-        ("offset", pa.int64()),
-    ]
-)
+#: As Spark converts its types.
+_ARROW = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "byte": pa.int8(),
+    "boolean": pa.bool_(),
+    "long": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "array<int>": pa.list_(pa.field("element", pa.int32())),
+    "array<struct<key: string, value: string>>": pa.list_(pa.field("element", _PROPERTY)),
+}
+ROW_SCHEMA = pa.schema([(name, _ARROW[kind]) for name, kind, _ in _COLUMNS])
 
 #: What a publisher or the broker may say beside topic, payload, QoS and RETAIN, in the order of the columns.
 OPTIONAL = (
