@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.datasource import DataSource
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, JournalError, KafkaError, one_line
@@ -43,7 +43,7 @@ from towline.kafka.topicids import SourceTopics
 from towline.sinks import check_append, column_types, lower_case
 from towline.spark.session import check_pyspark
 from towline.spark.tally import BatchResult, SinkNote, pace_of
-from towline.spark.tasks import TaskAnswer, answers, batch_task, micro_batch, settle, speculates, streaming_task
+from towline.spark.tasks import SinkWriter, TaskAnswer, batch_task, micro_batch, settle, speculates, streaming_task
 from towline.text import printable
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class KafkaTransactional(DataSource):
         return GatheringWriter(delivery, location, RowsForDriver.beside(of, batch, self._settings.spool_disk))
 
     @one_line
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001 - Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001 - Spark's signature
         """Bind the columns of a batch query, or of a write in foreachBatch.
 
         Raises:
@@ -238,59 +238,51 @@ def _tell(settings: SinkSettings) -> None:
         _log.warning("%s: %s", FORMAT, line)
 
 
-class StreamWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter):
+class StreamWriter(SinkWriter[KafkaWritten]):
     """Writes the micro-batches of a stream, or one of them in foreachBatch, which the option ``batchId`` names.
+
+    The commit of a batch writes the markers of partitions that had no task, and makes durable what a stateful query
+    remembers after it, before Spark's entry in the commit log.
 
     Args:
         delivery: The strategy.
         location: The checkpoint; empty if unknown.
     """
 
+    _kind: type[TaskAnswer] = KafkaWritten
+
     def __init__(self, delivery: Delivery, location: str = "") -> None:
         self._delivery = delivery
         self._location = location
 
+    @staticmethod
+    def _refuse(what: str, do: str) -> KafkaError:
+        return KafkaError("TL-K08", FORMAT, what, do)
+
     def _task(self) -> Task:
         settings = self._delivery.settings
-        return streaming_task(_out_of_place, settings.batch, settings.sink_id)
+        return streaming_task(self._refuse, settings.batch, settings.sink_id)
 
-    @one_line
-    def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:
-        """Write a partition of a micro-batch.
+    def _number(self, given: int | None) -> int | None:
+        return self._delivery.settings.batch if given is None else given
 
-        Raises:
-            KafkaError: The rows are not safely in Kafka; TL-K08 if Spark does not say which batch this is.
-        """
-        settle()
-        return self._written(iterator)
+    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaWritten:
+        if isinstance(self._delivery, ExactlyOnce) and task.batch is not None and speculates():
+            what = "spark.speculation is on: two attempts of one task would write beside each other"
+            raise KafkaError("TL-K25", FORMAT, what, "Set spark.speculation=false for this application.")
+        given = 0
 
-    def _written(self, batches: Iterator[RecordBatch]) -> KafkaWritten:
-        task = self._task()
-        if isinstance(self._delivery, ExactlyOnce):
-            _refuse_speculation()
-        return _write(self._delivery, batches, task)
+        def counted() -> Iterator[RecordBatch]:
+            nonlocal given
+            for batch in map(lower_case, batches):
+                given += batch.num_rows
+                yield batch
 
-    @one_line
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
-        """Account for a batch, and write the markers of partitions that had no task; repeats do no harm.
+        done = self._delivery.deliver(task, counted())
+        return KafkaWritten(task.partition, task.batch, task.query, done, given)
 
-        What a stateful query remembers after this batch is made durable before Spark's entry in the commit log.
-
-        Raises:
-            KafkaError: TL-K08 if an answer is missing or belongs to another batch; what `deliver` raises.
-            JournalError: TL-J20, the note can't be written, or the state not be made durable.
-        """
-        settle()
-        batch = self._number(batchId)
-        self._account(answers(messages, KafkaWritten, batch, _out_of_place), batch)
-
-    def _number(self, given: int | None) -> int:
-        """Of the batch, which Spark gives in a stream alone."""
-        batch = self._delivery.settings.batch if given is None else given
+    def _account(self, written: Sequence[KafkaWritten], batch: int | None) -> None:
         assert batch is not None
-        return batch
-
-    def _account(self, written: Sequence[KafkaWritten], batch: int) -> None:
         log_outcome(written, batch)
         checkpoint = Checkpoint(self._location)
         note = SinkNote.read_to_write(checkpoint)
@@ -335,7 +327,7 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter):
         budget_s = self._delivery.settings.budget_s
         checkpoint = Checkpoint(self._location)
         with suppress(JournalError):  # then the next one is tried as this one was
-            pace = WritePace(self._number(batchId), 0, budget_s, budget_s)
+            pace = WritePace(self._number(batchId) or 0, 0, budget_s, budget_s)
             replace(SinkNote.read_to_write(checkpoint), pace=pace).keep(checkpoint)
         if isinstance(self._delivery, ExactlyOnce):
             self._delivery.fence(Checkpoint(self._location).query or None)
@@ -350,43 +342,29 @@ class GatheringWriter(StreamWriter):
     Args:
         delivery: The strategy.
         location: The checkpoint.
-        place: Where the tasks of this batch leave their rows.
+        place: Where the tasks of this batch leave their rows (TL-K23, TL-K65, TL-K66).
     """
+
+    _kind = KafkaGathered
 
     def __init__(self, delivery: Delivery, location: str, place: RowsForDriver) -> None:
         super().__init__(delivery, location)
         self._place = place
 
-    @one_line
-    def write(self, iterator: Iterator[RecordBatch]) -> KafkaGathered:  # type: ignore[override]
-        """Leave the rows of a partition for the driver.
+    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaGathered:  # type: ignore[override]
+        return self._place.leave(task, map(lower_case, batches))
 
-        Raises:
-            KafkaError: TL-K23 or TL-K66, there is no room for them; TL-K08 if Spark does not say which batch this is.
-        """
-        settle()
-        return self._place.leave(self._task(), map(lower_case, iterator))
-
-    @one_line
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
-        """Write the rows of all tasks and the marker in one transaction; then as `StreamWriter.commit`.
-
-        Raises:
-            KafkaError: TL-K65 what a task left is gone; what `deliver` and `StreamWriter.commit` raise.
-            JournalError: TL-J20, the state can't be made durable.
-        """
-        settle()
-        batch = self._number(batchId)
-        gathered = answers(messages, KafkaGathered, batch, _out_of_place)
-        gathered.sort(key=lambda answer: answer.partition)
+    def _account(self, written: Sequence[Any], batch: int | None) -> None:
+        """Write the rows of all tasks and the marker in one transaction; then account for it."""
+        gathered: list[KafkaGathered] = sorted(written, key=lambda answer: answer.partition)
         if not gathered:
-            raise _out_of_place("no task answered for the batch", "It is not committed and runs again.")
+            raise self._refuse("no task answered for the batch", "It is not committed and runs again.")
         first = gathered[0]
-        rows = (batch for answer in gathered for batch in answer.batches())
+        rows = (rows for answer in gathered for rows in answer.batches())
         done = self._delivery.deliver(Task(0, batch=batch, query=first.query, run=first.run), rows)
         self._place.clear(gathered)
         given = sum(answer.rows for answer in gathered)
-        self._account([KafkaWritten(0, batch, first.query, done, given)], batch)
+        super()._account([KafkaWritten(0, batch, first.query, done, given)], batch)
 
 
 class FailingWriter(StreamWriter):
@@ -405,7 +383,7 @@ class FailingWriter(StreamWriter):
     def _task(self) -> Task:
         raise self._problem
 
-    def _number(self, given: int | None) -> int:
+    def _number(self, given: int | None) -> int | None:
         """Raise it: Spark makes the writer anew for a commit, too."""
         del given
         raise self._problem
@@ -414,60 +392,26 @@ class FailingWriter(StreamWriter):
         """Do nothing: nothing was begun."""
 
 
-class BatchWriter(DataSourceArrowWriter):
+class BatchWriter(StreamWriter):
     """Writes the result of a batch query.
 
     exactly_once: one transaction for each partition, and a newer attempt of a task fences the older. There is no batch
-    id and so no marker: a query that is run again writes its rows again, so in foreachBatch it is refused.
+    id and so no marker: a query that is run again writes its rows again, so in foreachBatch it is refused (TL-K80).
     at_least_once: so does a repeated task.
     """
 
-    def __init__(self, delivery: Delivery) -> None:
-        self._delivery = delivery
-
-    @one_line
-    def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:
-        """Write a partition.
-
-        Raises:
-            KafkaError: The rows are not safely in Kafka; TL-K80, exactly_once in foreachBatch without ``batchId``.
-        """
+    def _task(self) -> Task:
         if isinstance(self._delivery, ExactlyOnce) and (batch := micro_batch()):
             what = f"batch {batch} of a stream is written in foreachBatch without its id: its repeat would be doubled"
             do = 'Add option("batchId", batch_id) and option("sinkId", NAME), or choose guarantee at_least_once.'
             raise KafkaError("TL-K80", FORMAT, what, do)
-        return _write(self._delivery, iterator, batch_task(_out_of_place))
+        return batch_task(self._refuse)
 
-    @one_line
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Account for the query."""
-        log_outcome(answers(messages, KafkaWritten, None, _out_of_place), None)
+    def _account(self, written: Sequence[KafkaWritten], batch: int | None) -> None:
+        log_outcome(written, batch)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's
         """Do nothing: what is in Kafka stays."""
-
-
-def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> KafkaWritten:
-    given = 0
-
-    def counted() -> Iterator[RecordBatch]:
-        nonlocal given
-        for batch in map(lower_case, batches):
-            given += batch.num_rows
-            yield batch
-
-    done = delivery.deliver(task, counted())
-    return KafkaWritten(task.partition, task.batch, task.query, done, given)
-
-
-def _refuse_speculation() -> None:
-    if speculates():
-        what = "spark.speculation is on: two attempts of one task would write beside each other"
-        raise KafkaError("TL-K25", FORMAT, what, "Set spark.speculation=false for this application.")
-
-
-def _out_of_place(what: str, do: str) -> KafkaError:
-    return KafkaError("TL-K08", FORMAT, what, do)
 
 
 def log_outcome(written: Sequence[KafkaWritten], batch: int | None) -> None:

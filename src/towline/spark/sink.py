@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull
 from towline.gateway.identity import KnownOffset, check_offset
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 from towline.sinks import check_append, check_columns, column_types, lower_case
 from towline.spark.link import GatewayPlace, Retry, patiently
-from towline.spark.tasks import TaskAnswer, answers, batch_task, settle, streaming_task
+from towline.spark.tasks import SinkWriter, TaskAnswer, batch_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from towline.gateway.client import GatewayClient
     from towline.gateway.identity import StoredBatch
+    from towline.sinks import Task
 
 _WHERE: Final = 'format("mqtt")'
 #: Bytes brought to the gateway at a time, and kept for a repeat, about.
@@ -185,14 +185,19 @@ def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _slices(batch.slice(half))
 
 
-class MqttStreamWriter(DataSourceStreamArrowWriter):
+class MqttStreamWriter(SinkWriter[MqttWritten]):
     """Writes the micro-batches of a stream.
+
+    The commit of a batch remembers how far the outbox has come. What is in the outbox when a batch is given up is sent,
+    and does not enter again when Spark runs the batch again.
 
     Args:
         sender: Brings the rows.
         checkpoint: Where the query's checkpoint is; "" for unknown.
         remembered: How far the outbox of each client had come, as the checkpoint has it.
     """
+
+    _kind = MqttWritten
 
     def __init__(
         self, sender: PartitionSender, checkpoint: str = "", remembered: Sequence[KnownOffset | None] = ()
@@ -201,30 +206,21 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         self._checkpoint = checkpoint
         self._remembered = remembered
 
-    @one_line
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> MqttWritten:
-        """Bring a partition of a micro-batch to the outbox.
+    @staticmethod
+    def _refuse(what: str, do: str) -> GatewayError:
+        return GatewayError("TL-G25", _WHERE, what, do)
 
-        Raises:
-            GatewayError: The rows are not in the outbox; TL-G25 if Spark does not say which batch this is.
-        """
-        settle()
-        task = streaming_task(_out_of_place)
+    def _owner(self, task: Task) -> str:
+        """Whose batch it is, in the outbox."""
+        return f"{self._sender.scope}{task.query}"
+
+    def _written(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttWritten:
         sender = self._sender.of(task.partition)
-        stored = sender.bring(f"{sender.scope}{task.query}/{task.partition}", task.batch or 0, iterator)
+        stored = sender.bring(f"{self._owner(task)}/{task.partition}", task.batch or 0, batches)
         outbox = KnownOffset(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
         return MqttWritten(task.partition, task.batch, stored.rows, stored.already, outbox)
 
-    @one_line
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """See that all tasks of a batch answered, and remember how far the outbox has come; repeats do no harm.
-
-        Raises:
-            GatewayError: TL-G25 if an answer is missing or belongs to another batch.
-            JournalError: TL-J20, the checkpoint's disk did not take it.
-        """
-        settle()
-        written = answers(messages, MqttWritten, batchId, _out_of_place)
+    def _account(self, written: Sequence[MqttWritten], batch: int | None) -> None:  # noqa: ARG002 - the outbox knows it
         clients = len(self._sender.places)
         for number in range(clients):
             own = [one for one in written if one.partition % clients == number]
@@ -233,49 +229,39 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
             if newest is not None and newest != before:
                 newest.keep(self._checkpoint, number)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Do nothing: what is in the outbox is sent, and does not enter again when Spark runs the batch again."""
 
-
-class MqttBatchWriter(DataSourceArrowWriter):
+class MqttBatchWriter(MqttStreamWriter):
     """Writes the result of a batch query; a task that Spark repeats sends nothing twice, a repeated query does.
+
+    When it is over, the outbox forgets the job: of one that is given up what is there of whole partitions is sent, the
+    rest never.
 
     Args:
         sender: Brings the rows.
-        job: Id of this run, which no other has; default a new one.
+        job: Id of this run, which no other has.
     """
 
-    def __init__(self, sender: PartitionSender, job: str = "") -> None:
-        self._sender = sender
-        self._job = job or uuid.uuid4().hex
+    def __init__(self, sender: PartitionSender, job: str) -> None:
+        super().__init__(sender)
+        self._job = f"job-{job}"
 
-    @one_line
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> MqttWritten:
-        """Bring a partition to the outbox.
+    def _task(self) -> Task:
+        return batch_task(self._refuse)
 
-        Raises:
-            GatewayError: The rows are not in the outbox.
-        """
-        partition = batch_task(_out_of_place).partition
-        stored = self._sender.of(partition).bring(f"job-{self._job}/{partition}", 0, iterator)
-        return MqttWritten(partition, None, stored.rows, stored.already)
+    def _owner(self, task: Task) -> str:
+        del task
+        return self._job
 
-    @one_line
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """See that all tasks answered, and let the outbox forget the job."""
-        answers(messages, MqttWritten, None, _out_of_place)
-        self._end()
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Let the outbox forget the job: what is there of whole partitions is sent, the rest never."""
-        del messages
-        self._end()
-
-    def _end(self) -> None:
+    def _account(self, written: Sequence[MqttWritten], batch: int | None) -> None:
         """Nothing depends on it: a gateway that is away lets go of the job's names by itself, days later."""
+        del written, batch
         for place in self._sender.places:
             with contextlib.suppress(GatewayError, JournalError), replace(place, ticket="").connect() as client:
-                client.end_job(f"job-{self._job}")
+                client.end_job(self._job)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803 - Spark's
+        """Let the outbox forget the job."""
+        self._account((), None)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamWriter:
@@ -359,10 +345,6 @@ def _named(checkpoint: Checkpoint, location: str) -> tuple[str, str]:
             "beside Spark.",
         )
     return "", query
-
-
-def _out_of_place(what: str, do: str) -> GatewayError:
-    return GatewayError("TL-G25", _WHERE, what, do)
 
 
 #: Column → its types in Spark's words (``DataType.simpleString``), the first is the one a message offers.

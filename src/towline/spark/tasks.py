@@ -1,19 +1,23 @@
-"""What Spark says of the task that writes, and which answers a driver takes for those of a batch; for every sink."""
+"""What every sink has in common: what Spark calls, says of the task that writes, and which answers a driver takes."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from towline.errors import TowlineError
+from towline.errors import TowlineError, one_line
 from towline.sinks import Task
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 #: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -105,6 +109,62 @@ def answers(
         what = f"{len(strange)} of {len(given)} tasks did not answer for batch {batch}"
         raise refuse(what, "The batch is not committed and runs again when the query restarts.")
     return given
+
+
+class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_AnswerT]):
+    """What Spark calls of a sink, for the batches of a stream, for one of them in foreachBatch, and for a batch query.
+
+    Each task writes its rows (`_written`); when all have answered, the driver accounts for the batch (`_account`).
+    Spark makes one writer for the tasks and another for the commit, so nothing is remembered in between.
+    """
+
+    #: Type of its tasks' answers.
+    _kind: type[TaskAnswer]
+
+    @one_line
+    def write(self, iterator: Iterator[RecordBatch]) -> _AnswerT:
+        """Write a partition.
+
+        Raises:
+            TowlineError: The rows are not safely there, or Spark does not say which batch this is.
+        """
+        settle()
+        return self._written(self._task(), iterator)
+
+    @one_line
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        """Account for a batch; repeats do no harm.
+
+        Raises:
+            TowlineError: An answer is missing or belongs to another batch, or the batch can't be accounted for.
+        """
+        settle()
+        batch = self._number(batchId)
+        self._account(answers(messages, self._kind, batch, self._refuse), batch)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        """Do nothing: what was written stays."""
+
+    def _number(self, given: int | None) -> int | None:
+        """Of the batch, which Spark gives in a stream; None in a batch query."""
+        return given
+
+    def _task(self) -> Task:
+        """The task that runs here."""
+        return streaming_task(self._refuse)
+
+    @staticmethod
+    @abstractmethod
+    def _refuse(what: str, do: str) -> TowlineError:
+        """The format's error of what is wrong and what to do."""
+
+    @abstractmethod
+    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> _AnswerT:
+        """Write the rows of a task."""
+
+    @abstractmethod
+    def _account(self, written: Sequence[Any], batch: int | None) -> None:
+        """Account for the batch of these answers."""
 
 
 _DAEMON: Final = "pyspark.daemon"

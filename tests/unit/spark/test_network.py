@@ -21,7 +21,7 @@ from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
 from towline.gateway.tickets import KEY_FILE
 from towline.sinks import Task
-from towline.spark import sink
+from towline.spark import tasks
 from towline.spark.link import GatewayPlace
 from towline.spark.options import parse_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader
@@ -176,9 +176,9 @@ def test_a_batch_query_brings_its_rows_as_well(far: Remote) -> None:
     driver = batch_writer(options(far, retryStrategy="never"), SCHEMA, overwrite=False)
     (writer,) = as_a_worker_gets_it(far, driver)
     batch = pa.record_batch({"topic": ["t"], "payload": ["x"]})
-    name = f"job-{writer._job}/0"
+    name = f"{writer._job}/0"
     assert sender_of(writer).of(0).bring(name, 0, iter([batch])).rows == 1
-    driver._end()  # on the driver, with the token
+    driver.commit([])  # on the driver, with the token
     with pytest.raises(Exception, match="TL-J17"):
         sender_of(writer).of(0).bring(name, 0, iter([batch]))
 
@@ -189,7 +189,7 @@ def test_a_ticket_is_for_the_checkpoint_where_that_is_no_path(
 ) -> None:
     """Whoever has it brings batches of that query alone, and they come once, however the place is written."""
     task = Task(3, 0, 0, "query-1", None)
-    monkeypatch.setattr(sink, "streaming_task", lambda _: task)
+    monkeypatch.setattr(tasks, "streaming_task", lambda _: task)
     batch = pa.record_batch({"topic": ["t"] * 10, "payload": [str(number) for number in range(10)]})
     given = options(far, retryStrategy="never")
     (writer,) = as_a_worker_gets_it(far, stream_writer({**given, "checkpointLocation": "s3a://bucket/a/ck"}, SCHEMA))

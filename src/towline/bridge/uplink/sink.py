@@ -40,7 +40,6 @@ from towline.spark.offsets import places_at
 from towline.spark.reader import MqttStreamReader
 from towline.spark.source import MqttDataSource
 from towline.spark.tally import BatchMessages, BatchResult
-from towline.spark.tasks import settle
 from towline.text import printable
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from towline.kafka.delivery import Delivery
+    from towline.sinks import Task
     from towline.spark.readplan import ReadPlan, Slice
     from towline.spark.tally import SinkNote
 
@@ -365,16 +365,10 @@ class LineWriter(StreamWriter):
         super().__init__(delivery, location)
         self._routes, self._dedupes, self._empty = routes, dedupes, empty
 
-    @one_line
-    def write(self, iterator: Iterator[RecordBatch]) -> LineWritten:
-        """Write a partition of a micro-batch.
-
-        Raises:
-            KafkaError: As `StreamWriter.write`; TL-B02, TL-B29, TL-B33 for a message that has nowhere to go.
-        """
-        settle()
+    def _written(self, task: Task, batches: Iterator[RecordBatch]) -> LineWritten:
+        """Write the rows of a task; TL-B02, TL-B29, TL-B33 for a message that has nowhere to go."""
         mapping = RecordMapping(self._routes, letters=self._delivery.settings.dead_letter_topic is not None)
-        done = self._written(mapping.records(_parts(iterator)))
+        done = super()._written(task, mapping.records(_parts(batches)))
         left_out = dict(mapping.left_out)
         return LineWritten(done.partition, done.batch, done.query, done.done, done.given, left_out, *mapping.rows)
 
