@@ -27,10 +27,8 @@ from towline.version import version
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: What reading from a gateway and writing to Kafka load in a worker, with the oldest version (pyproject.toml), and the
-#: module that each brings.
+#: What reading from a gateway and writing to Kafka load in a worker, with the oldest version (pyproject.toml).
 NEEDED: Final[Mapping[str, str]] = {"pyarrow": "20", "confluent-kafka": "2.13.2", "crc32c": "2.7"}
-_MODULES: Final[Mapping[str, str]] = {"confluent-kafka": "confluent_kafka"}
 _OURS: Final = "towline"
 
 #: Seconds that the first executor may take to come, and that others may come after it.
@@ -112,8 +110,7 @@ def check_executors(
     able = _able.setdefault(context.applicationId, set())
     needed = {**NEEDED, **(more or {})}
     with _Marks(shared) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
-        names = tuple(f"{name}:{_MODULES.get(name, name)}" for name in (_OURS, *needed))
-        asked = partial(facts, names, marks.places, tuple(files))
+        asked = partial(facts, (_OURS, *needed), marks.places, tuple(files))
         coming = (one for one in _registered(context, wait_s) if one.name not in able)
         # One is asked while others are waited for.
         answers = [pool.submit(_ask, context, one, asked) for one in coming]
@@ -267,7 +264,7 @@ def facts(names: tuple[str, ...], marks: tuple[str, ...], files: tuple[str, ...]
     It travels as code: an executor may have nothing of Towline's.
 
     Args:
-        names: Of distributions, as PyPI has them, each with its module: ``confluent-kafka:confluent_kafka``.
+        names: Of distributions, as PyPI has them; a module has the same name with underscores.
         marks: Files of which the content is wanted, as far as they can be written too.
         files: Files that must be readable.
 
@@ -284,20 +281,16 @@ def facts(names: tuple[str, ...], marks: tuple[str, ...], files: tuple[str, ...]
     versions: dict[str, str | None] = {}
     faults: dict[str, str] = {}
     for name in names:
-        distribution, _, module = name.partition(":")
         try:
-            import_module(module or distribution)
-        except ModuleNotFoundError:
-            versions[distribution] = None
-            continue
-        except Exception as error:  # noqa: BLE001 - a library of the system is missing, for another libc, ...
-            versions[distribution] = None
-            faults[distribution] = f"{type(error).__name__}: {error}"
-            continue
-        try:
-            versions[distribution] = metadata.version(distribution)
+            import_module(name.replace("-", "_"))
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            versions[distribution] = ""
+            versions[name] = ""
+        except ModuleNotFoundError:
+            versions[name] = None
+        except Exception as error:  # noqa: BLE001 - a library of the system is missing, for another libc, ...
+            versions[name] = None
+            faults[name] = f"{type(error).__name__}: {error}"
     contents: dict[str, str | None] = {}
     for mark in marks:
         try:

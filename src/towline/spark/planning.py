@@ -101,19 +101,19 @@ class BatchPlanner:
         if not any(gateway.entry for gateway in self.gateways.all):
             self.gateways.ask({}, patience_s)
             patience_s = 0.0
-        known, former = self._known(here)
+        placed, former = self._places(here)
         left = [place.gateway for place in former if self._may_leave(place, safe)]
         questions = {
             gateway: self._question(replace(place, at=gateway.place.text), safe, limit)
-            for gateway, place in known.items()
+            for gateway, place in placed.items()
         }
         answers = self.gateways.ask(questions, 0.0 if left or self._joining(here) else patience_s)
-        placed = [question.here for question in questions.values()]
-        there = here.having(*placed, *self._admitted(questions, answers, limit), *self._joining(here)).without(*left)
-        for gateway, place in known.items():
+        moved = [question.here for question in questions.values()] + self._admitted(questions, answers, limit)
+        there = here.having(*moved, *self._joining(here)).without(*left)
+        for gateway, place in placed.items():
             if end := there.place(place.gateway):
                 gateway.reached = end.offset
-        if there == here and (missing := self._missing(known)):
+        if there == here and (missing := self._missing(placed)):
             self.gateways.meet(missing)  # a query with an end does not end without its rows
             return self.next(here, safe, limit, patience_s)
         return there
@@ -123,7 +123,7 @@ class BatchPlanner:
         """Whether more waits than the planned batch takes, by its limits."""
         return any(one.tip > one.reached for one in self.gateways.all if one.reached is not None and not one.absence)
 
-    def _known(self, here: Position) -> tuple[dict[SourceGateway, JournalPlace], list[JournalPlace]]:
+    def _places(self, here: Position) -> tuple[dict[SourceGateway, JournalPlace], list[JournalPlace]]:
         """The gateways that were met, each with its place, and the places of gateways that are not in the list.
 
         One that was not met yet is known by where it is; if it is not, it may be any of those that are left.
@@ -131,11 +131,11 @@ class BatchPlanner:
         Raises:
             Fenced: TL-G04, a gateway serves another journal than it did.
         """
-        known = {one: place for one in self.gateways.all if one.entry and (place := self._place_of(one, here))}
+        placed = {one: place for one in self.gateways.all if one.entry and (place := self._place_of(one, here))}
         unmet = {one.place.text for one in self.gateways.all if not one.entry}
-        others = [place for place in here.places if place not in known.values()]
+        others = [place for place in here.places if place not in placed.values()]
         complete = unmet <= {place.at for place in others}
-        return known, [place for place in others if place.at not in unmet] if complete else []
+        return placed, [place for place in others if place.at not in unmet] if complete else []
 
     def _place_of(self, gateway: SourceGateway, here: Position) -> JournalPlace | None:
         """The place of a gateway that was met: it is known by its journal.
@@ -213,10 +213,10 @@ class BatchPlanner:
         fits = fitting([max(1, taken[one].size) for one in ordered], max_bytes, self._turn)
         return {one: taken[one] for one, fit in zip(ordered, fits, strict=True) if fit}
 
-    def _missing(self, known: Iterable[SourceGateway]) -> SourceGateway | None:
+    def _missing(self, gateways: Iterable[SourceGateway]) -> SourceGateway | None:
         """A gateway that is away while the query's end is not reached there."""
         ends = self._ends or {}
-        return next((one for one in known if one.absence and (one.reached or 0) < ends.get(one.journal, 0)), None)
+        return next((one for one in gateways if one.absence and (one.reached or 0) < ends.get(one.journal, 0)), None)
 
     # -- gateways that were taken out of the list ----------------------------------------------------------------
 

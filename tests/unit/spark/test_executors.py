@@ -115,9 +115,10 @@ def test_what_executors_need_is_what_the_package_needs() -> None:
 def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
     mark, absent = tmp_path / "mark", str(tmp_path / "absent")
     mark.write_text("nonce")
-    facts = executors.facts(("pyarrow:pyarrow", "no-such:no_such_module"), (str(mark), absent), (str(mark), absent))
+    facts = executors.facts(("pyarrow", "confluent-kafka", "no-such"), (str(mark), absent), (str(mark), absent))
     assert facts["versions"]["no-such"] is None
     assert facts["versions"]["pyarrow"] >= "2"
+    assert facts["versions"]["confluent-kafka"] >= "2.13"
     assert facts["marks"] == {str(mark): "nonce", absent: None}
     assert facts["absent"] == [absent]
 
@@ -132,7 +133,7 @@ def test_what_a_task_can_only_read_is_not_shared_with_it(monkeypatch: pytest.Mon
 def test_the_question_travels_as_code_to_a_python_without_towline(tmp_path: Path) -> None:
     cloudpickle.register_pickle_by_value(executors)  # type: ignore[no-untyped-call]
     try:
-        text = cloudpickle.dumps(partial(executors.facts, ("towline:towline",), (), ()))  # type: ignore[no-untyped-call]
+        text = cloudpickle.dumps(partial(executors.facts, ("towline",), (), ()))  # type: ignore[no-untyped-call]
     finally:
         cloudpickle.unregister_pickle_by_value(executors)  # type: ignore[no-untyped-call]
     (tmp_path / "question").write_bytes(text)
