@@ -24,8 +24,8 @@ from towline.bridge.lines.identity import Identity, former_topics
 from towline.bridge.patterns import allowed
 from towline.doctor.case import PROBE, Case
 from towline.doctor.table import NotAsked, fact
-from towline.kafka import admin, faults
-from towline.kafka.clientconfig import QUIET
+from towline.kafka import cluster, faults
+from towline.kafka.clientconfig import QUIET, client_config
 from towline.kafka.options import SinkSettings
 
 #: Kafka's topic of transactions.
@@ -178,12 +178,13 @@ class Cluster:
     def __init__(self, case: Case) -> None:
         self.case = case
         self._client = case.bridge.kafka.client()
+        self._cluster = cluster.Cluster(self._client, case.patience)
         self.servers = self._client["bootstrap.servers"]
 
     @fact
-    def listed(self) -> admin.ClusterInfo:
+    def listed(self) -> cluster.ClusterInfo:
         """Brokers and topics; raises KafkaError where no server answers, ConfigError where none can be asked."""
-        return admin.reachable(self._client, self.case.patience)
+        return self._cluster.info()
 
     @fact
     def unreached(self) -> Mapping[int, str]:
@@ -207,10 +208,10 @@ class Cluster:
     def settings(self) -> Mapping[int, Mapping[str, str]]:
         """Of each broker whose settings this user may read, by its id; each tells its own, and only that."""
         found: dict[int, Mapping[str, str]] = {}
-        with self._asked() as asked:
-            for number in sorted(set(self.listed.brokers) - set(self.unreached)):
-                one = admin.settings_of(asked, [str(number)], self.case.patience, ResourceType.BROKER)
-                found |= dict(zip([number], one.values(), strict=False))
+        asked = self._asked()
+        for number in sorted(set(self.listed.brokers) - set(self.unreached)):
+            one = asked.settings([str(number)], ResourceType.BROKER)
+            found |= dict(zip([number], one.values(), strict=False))
         return found
 
     def least(self, name: str) -> int | None:
@@ -239,10 +240,8 @@ class Cluster:
         names = sorted({one.name for one in self.wanted} | ({TRANSACTIONS} & set(self.listed.topics)))
         if not names:
             return {}
-        seconds = self.case.patience
-        with self._asked() as asked:
-            configs = admin.settings_of(asked, [one for one in names if one in self.listed.topics], seconds)
-            found = admin.described(asked, names, seconds)
+        configs = self._asked().settings(one for one in names if one in self.listed.topics)
+        found = self._asked().described(names)
         return {name: None if one is None else _seen(one, configs.get(name)) for name, one in found.items()}
 
     @fact
@@ -256,11 +255,13 @@ class Cluster:
         ]
         if not new:
             return {}
-        with self._asked() as asked:
-            futures = asked.create_topics(new, validate_only=True, request_timeout=self.case.patience)
-            return {
-                name: _outcome(lambda one=one: admin.answer(one, self.case.patience)) for name, one in futures.items()
-            }
+        limit = self.case.patience
+
+        def validate(admin: Any) -> dict[str, tuple[str, str]]:
+            futures = admin.create_topics(new, validate_only=True, request_timeout=limit)
+            return {name: _outcome(lambda one=one: cluster.answer(one, limit)) for name, one in futures.items()}
+
+        return self._asked().ask(validate)
 
     @fact
     def topics(self) -> Mapping[str, TopicSeen]:
@@ -268,7 +269,7 @@ class Cluster:
         found = {name: one for name, one in self.described.items() if one is not None}
         settings: Mapping[str, str] = next(iter(self.settings.values()), {})
         for one in self.wanted:
-            made = one.made and one.name not in self.described and self.may_create[one.name][0] in {"", *admin.DENIED}
+            made = one.made and one.name not in self.described and self.may_create[one.name][0] in {"", *faults.DENIED}
             replicas = one.replication if one.replication > 0 else self.least("default.replication.factor")
             if made and replicas is not None:
                 config = {name: settings[name] for name in _INHERITED if name in settings}
@@ -282,13 +283,12 @@ class Cluster:
     @fact
     def hidden(self) -> Mapping[str, int]:
         """How many offsets are behind a transaction that stays open, by topic that a line reads; only where any are."""
-        names, seconds = {one.name for one in self.wanted if one.role is TopicRole.SOURCE}, self.case.patience
+        names, asked = {one.name for one in self.wanted if one.role is TopicRole.SOURCE}, self._asked()
         found: dict[str, int] = {}
-        with self._asked() as asked:
-            for name in sorted(names & {name for name, one in self.described.items() if one is not None}):
-                from_the_first = {name: {str(part): 0 for part in range(self.topics[name].partitions)}}
-                _, found[name] = admin.backlog(asked, from_the_first, seconds)
-        return {name: one for name, one in found.items() if one and not admin.settled(self._client, name, seconds)}
+        for name in sorted(names & {name for name, one in self.described.items() if one is not None}):
+            from_the_first = {name: {str(part): 0 for part in range(self.topics[name].partitions)}}
+            _, found[name] = asked.backlog(from_the_first)
+        return {name: one for name, one in found.items() if one and not asked.settled(name)}
 
     @fact
     def begun(self) -> Mapping[str, tuple[str, str]]:
@@ -301,15 +301,15 @@ class Cluster:
     def _begin(self, writer: Writer) -> None:
         told = {"transactional.id": writer.probe_id, "transaction.timeout.ms": str(writer.timeout_ms)}
         quiet: dict[str, Any] = {"reconnect.backoff.ms": "0", "error_cb": lambda _error: None}
-        producer = Producer({**admin.client_config(self._client), **told, **quiet}, logger=QUIET)
+        producer = Producer({**client_config(self._client), **told, **quiet}, logger=QUIET)
         producer.list_topics(timeout=self.case.patience)  # else its look-up of the coordinator takes half a second more
         producer.init_transactions(self.case.patience)
 
-    def _asked(self) -> Any:
-        """A client for what needs more than the list; raises NotAsked where no broker is where it says to be."""
+    def _asked(self) -> cluster.Cluster:
+        """The client for what needs more than the list; raises NotAsked where no broker is where it says to be."""
         if len(self.unreached) == len(self.listed.brokers):
             raise NotAsked("no broker can be reached at the address that it gives to clients")
-        return admin.looking(self._client)
+        return self._cluster
 
 
 def _seen(described: Any, config: Mapping[str, str] | None) -> TopicSeen:

@@ -12,7 +12,7 @@ from towline.doctor.cluster import TRANSACTIONS, Cluster, TopicRole, TopicSeen, 
 from towline.doctor.table import Answer, Check, Standing, named, sized, span
 from towline.errors import ConfigError, KafkaError
 from towline.guarantee import policy
-from towline.kafka.admin import DENIED
+from towline.kafka.faults import DENIED
 
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = [Standing(one) for one in ("broken", "holds", "limited", "unknown", "warns")]
 #: librdkafka's name of a broker that it was told of, which has the broker's number; a bootstrap server has none.

@@ -33,6 +33,7 @@ __all__ = [
     "REFERENCE",
     "PlainSecret",
     "check_client",
+    "client_config",
     "file_property",
     "insecurities",
     "largest_message",
@@ -303,6 +304,16 @@ def _can_probe(name: str) -> bool:
 
 def _stand_in(name: str, value: str) -> str:
     return "-" if name in SECRETS or file_property(name) or REFERENCE.search(value) else value
+
+
+def client_config(client: Mapping[str, str]) -> dict[str, Any]:
+    """Check a client configuration and resolve its secrets; the result must never be shown.
+
+    Raises:
+        ConfigError, KafkaError: As `check_client` and `resolve` say.
+    """
+    check_client(client, "kafka", "")
+    return resolve(client, "kafka", "")
 
 
 def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> dict[str, Any]:

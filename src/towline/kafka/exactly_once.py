@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, TowlineError
 from towline.kafka import faults, screening, transactions
+from towline.kafka.cluster import Cluster
 from towline.kafka.columns import Rows
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery, Task
 from towline.kafka.markers import (
@@ -44,7 +45,7 @@ from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import FORMAT
 from towline.kafka.screening import SIZES, Lessons, RecordCheck
 from towline.kafka.spool import Spool
-from towline.kafka.topicids import ids_of, keep_ids, kept_ids, remade
+from towline.kafka.topicids import keep_ids, kept_ids, remade
 from towline.kafka.transactions import Indefinite, Transactional
 
 if TYPE_CHECKING:
@@ -366,7 +367,7 @@ def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: C
     """
     try:
         store.ensure()
-        now, markers = ids_of(settings.client, [store.topic]), store.read_all()
+        now, markers = Cluster(settings.client).ids([store.topic]), store.read_all()
     except KafkaError as problem:
         if problem.code not in faults.SILENCE:  # then the tasks wait longer for Kafka, and tell it
             raise

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "DENIED",
     "FOREIGN",
     "KEPT",
     "SILENCE",
@@ -28,6 +29,8 @@ __all__ = [
     "unusable",
 ]
 
+#: Kafka's errors for want of a right to a topic.
+DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
 #: What the binding raises when Kafka fails: a fatal error that meets a pending delivery report comes out as
 #: SystemError with the KafkaException as its cause (confluent-kafka 2.16).
 FOREIGN: Final = (confluent_kafka.KafkaException, SystemError)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from towline.errors import KafkaError
-from towline.kafka import admin, faults, transactions
+from towline.kafka import faults, transactions
 from towline.kafka.clientconfig import QUIET, resolve
+from towline.kafka.cluster import Cluster, comes, watermarks
 from towline.kafka.markers import Marker, MarkerPlace
 from towline.kafka.options import FORMAT
 from towline.kafka.transactions import Indefinite
@@ -28,7 +29,7 @@ from towline.kafka.transactions import Indefinite
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from towline.kafka.admin import TopicFacts
+    from towline.kafka.cluster import TopicFacts
     from towline.kafka.options import SinkSettings
 
 __all__ = ["READER", "MarkerStore", "set_markers"]
@@ -64,6 +65,7 @@ class MarkerStore:
         self._settings = settings
         self.sink_id = sink_id
         self.topic = settings.markers_of(sink_id)
+        self._cluster = Cluster(settings.client, settings.timeout_s)
 
     def key(self, partition: int) -> str:
         """Key of a partition's marker."""
@@ -92,14 +94,14 @@ class MarkerStore:
         facts = self._facts()
         if facts is None and self._settings.create_marker_topic:
             wanted = {self.topic: self._settings.parallelism}
-            admin.create_topics(self._settings.client, wanted, config=_CONFIG, timeout=self._settings.timeout_s)
+            self._cluster.create(wanted, config=_CONFIG)
             # In a cluster the next broker that is asked may not know it yet.
-            facts = admin.comes(self._facts, self._settings.timeout_s, pause_s=0.1)
+            facts = comes(self._facts, self._settings.timeout_s, pause_s=0.1)
         self._check(facts)
         _seen.add(place)
 
     def _facts(self) -> TopicFacts | None:
-        return admin.topic_facts(self._settings.client, [self.topic], self._settings.timeout_s).get(self.topic)
+        return self._cluster.facts([self.topic]).get(self.topic)
 
     def _check(self, facts: TopicFacts | None) -> None:
         wanted = self._settings.parallelism
@@ -152,7 +154,7 @@ class MarkerStore:
         """Value of the last record with our key, looking ever further back from the last stable offset."""
         deadline = time.monotonic() + self._settings.timeout_s
         # Asks the leader, for the last stable offset: librdkafka says its isolation level in ListOffsets (KIP-98).
-        low, high = admin.watermarks(consumer, place, self._settings.timeout_s)
+        low, high = watermarks(consumer, place, self._settings.timeout_s)
         known = (self._settings.servers, self.topic, place.partition)
         if high < _ends.get(known, 0):
             raise self._short(place, f"ends at {high}, and ended at {_ends[known]} before")
@@ -261,7 +263,7 @@ def set_markers(settings: SinkSettings, sink_id: str, batch: int | None) -> dict
         return None if batch is None else Marker(batch, settings.parallelism).following(before)
 
     markers = {p: store.rewrite(p, partial(revised, p)) for p in range(settings.parallelism)}
-    admin.settled(settings.client, store.topic, settings.timeout_s)  # who looks next sees what was set
+    Cluster(settings.client, settings.timeout_s).settled(store.topic)  # who looks next sees what was set
     return markers
 
 

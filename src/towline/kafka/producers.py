@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import KafkaException, Producer
 
 from towline.kafka import faults
-from towline.kafka.admin import LastWord
 from towline.kafka.clientconfig import QUIET, largest_message, resolve
+from towline.kafka.cluster import LastWord
 from towline.kafka.options import FORMAT
 from towline.kafka.screening import RESERVED, Refusal, refusal_of
 

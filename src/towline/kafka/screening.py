@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from towline.errors import KafkaError
-from towline.kafka import admin, faults
-from towline.kafka.admin import TopicFacts
+from towline.kafka import faults
 from towline.kafka.clientconfig import largest_message
+from towline.kafka.cluster import ANY, Cluster, TopicFacts, least
 from towline.kafka.deadletters import FRAME, DeadLetter, Reason, from_record, record_bytes, to_records
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ class RecordCheck:
 
     def fitting(self) -> dict[str, str]:
         """Settings of a producer whose batches fit into the topics: their limit is on the batch, not on the record."""
-        facts = reduce(TopicFacts.narrowed, self._limits.topics.values(), admin.ANY)
-        most = admin.least(facts.batch_bytes, facts.max_bytes)
+        facts = reduce(TopicFacts.narrowed, self._limits.topics.values(), ANY)
+        most = least(facts.batch_bytes, facts.max_bytes)
         if most is None or int(self._settings.client.get(_BATCH_SIZE, "0")) <= most:
             return {}
         return {_BATCH_SIZE: str(most)}
@@ -245,7 +245,7 @@ class RecordCheck:
         found = [self._limits.topics.get(name) for name in self._topics(batch)]
         if None in found:
             return True
-        facts = reduce(TopicFacts.narrowed, filter(None, found), admin.ANY)
+        facts = reduce(TopicFacts.narrowed, filter(None, found), ANY)
         present = self._columns.present
         keyless = "key" not in present or batch.column("key").null_count > 0
         return (
@@ -316,7 +316,7 @@ def facts_of(settings: SinkSettings, names: Iterable[str]) -> dict[str, TopicFac
     known = {name: _facts.get((settings.servers, name)) for name in names}
     stale = [name for name, entry in known.items() if entry is None or now - entry[0] > _FRESH_S]
     if stale:
-        for name, facts in admin.topic_facts(settings.client, stale, settings.timeout_s).items():
+        for name, facts in Cluster(settings.client, settings.timeout_s).facts(stale).items():
             known[name] = _facts[settings.servers, name] = (now, facts)
     # An old answer about a topic that is gone now would let its records pass.
     fresh = {name: entry[1] for name, entry in known.items() if entry is not None and now - entry[0] <= _FRESH_S}
@@ -340,13 +340,13 @@ _lessons: Final[dict[tuple[str, str], tuple[float, TopicFacts]]] = {}
 
 
 def _learned(settings: SinkSettings, topic: str) -> TopicFacts:
-    at, facts = _lessons.get((settings.servers, topic), (0.0, admin.ANY))
-    return facts if time.monotonic() - at <= _BELIEVED_S else admin.ANY
+    at, facts = _lessons.get((settings.servers, topic), (0.0, ANY))
+    return facts if time.monotonic() - at <= _BELIEVED_S else ANY
 
 
 def has_learned(settings: SinkSettings) -> bool:
     """Whether this process knows of records that its Kafka refuses."""
-    return any(_learned(settings, topic) is not admin.ANY for servers, topic in _lessons if servers == settings.servers)
+    return any(_learned(settings, topic) is not ANY for servers, topic in _lessons if servers == settings.servers)
 
 
 #: Codes of a request that is too large, as one record of it may be.
@@ -454,7 +454,7 @@ class Lessons:
             batch = _SMALL
         if least is not None and topic == self._settings.dead_letter_topic:
             least //= 2  # letters are cut to what it takes, so each would be as large as it may
-        return replace(admin.ANY, max_bytes=None if least is None else least - 1, batch_bytes=batch)
+        return replace(ANY, max_bytes=None if least is None else least - 1, batch_bytes=batch)
 
     def _changed(self, topic: str) -> bool:
         """Whether a limit that was compared with is another one by now."""
@@ -481,6 +481,6 @@ def _lesson(refusal: Refusal) -> TopicFacts:
     if refusal.code == "INVALID_TIMESTAMP":
         ahead = refusal.moment - int(time.time() * 1000)  # clocks go on until it is looked at again
         if ahead > 0:
-            return replace(admin.ANY, after_ms=max(0, ahead - _CLOCKS_MS))
-        return replace(admin.ANY, before_ms=-ahead)
-    return admin.ANY if refusal.keyed else replace(admin.ANY, policy="compact")
+            return replace(ANY, after_ms=max(0, ahead - _CLOCKS_MS))
+        return replace(ANY, before_ms=-ahead)
+    return ANY if refusal.keyed else replace(ANY, policy="compact")

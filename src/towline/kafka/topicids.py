@@ -12,61 +12,20 @@ import contextlib
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-
-from confluent_kafka import Uuid
+from typing import TYPE_CHECKING, Final
 
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import KafkaError
-from towline.kafka import faults
-from towline.kafka.admin import described, looking
+from towline.kafka.cluster import Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-__all__ = ["SourceTopics", "id_text", "ids_of", "keep_ids", "kept_ids", "made_anew", "remade"]
+__all__ = ["SourceTopics", "keep_ids", "kept_ids", "made_anew", "remade"]
 
 _NOTE: Final = "towline.topics"
-#: By process and configuration, the client that was asked last: a new connection for each batch would cost 20 ms.
-_clients: Final[dict[tuple[int, frozenset[tuple[str, str]]], Any]] = {}
-
-
-def ids_of(client: Mapping[str, str], topics: Iterable[str], timeout_s: float = 10.0) -> dict[str, str]:
-    """The ids of topics, by name; "" for one that is unknown, because the broker gives none or this user may not ask.
-
-    Args:
-        client: A client configuration, unresolved.
-        topics: Names; one that is not there is left out of the answer, and is not created.
-        timeout_s: Seconds to wait for the answer.
-
-    Raises:
-        KafkaError: TL-K01, no answer.
-        ConfigError: The configuration is impossible.
-    """
-    key, names = (os.getpid(), frozenset(client.items())), sorted(set(topics))
-    if not names:
-        return {}
-    if (kept := _clients.pop(key, None)) is not None:
-        with contextlib.suppress(*faults.FOREIGN):  # a new client knows why there is no answer
-            found = _ids(kept, names, timeout_s)
-            _clients[key] = kept
-            return found
-    with looking(client) as admin:
-        found = _ids(admin, names, timeout_s)
-    _clients[key] = admin
-    return found
-
-
-def _ids(admin: Any, names: list[str], timeout_s: float) -> dict[str, str]:
-    return {
-        name: "" if topic is None else id_text(topic.topic_id)
-        for name, topic in described(admin, names, timeout_s).items()
-    }
-
-
-def id_text(topic_id: Uuid) -> str:
-    """A topic id as Kafka's tools show it; "" for none, which is how a broker before Kafka 2.8 answers."""
-    return str(topic_id).replace(str(Uuid(0, 0)), "")
+#: By process and configuration: a new connection for each batch would cost 20 ms.
+_clusters: Final[dict[tuple[int, frozenset[tuple[str, str]]], Cluster]] = {}
 
 
 def kept_ids(checkpoint: Checkpoint, note: str = _NOTE) -> dict[str, str]:
@@ -134,7 +93,8 @@ class SourceTopics:
         batch, kept = logs.last_offsets_batch(), kept_ids(logs)
         begun = kafka_offsets_in(logs.offsets(batch - 1) if batch else [logs.first_offsets()])
         ends = kafka_offsets_in(logs.offsets(batch))
-        now = ids_of(self.client, [name for name in ends if name not in kept or begun.get(name) != ends[name]])
+        cluster = _clusters.setdefault((os.getpid(), frozenset(self.client.items())), Cluster(self.client))
+        now = cluster.ids(name for name in ends if name not in kept or begun.get(name) != ends[name])
         if remade(kept, now):
             raise made_anew(self.where, self.do, begun, kept, now)
         keep_ids(logs, {name: kept.get(name) or now.get(name, "") for name in ends})

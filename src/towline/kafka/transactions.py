@@ -16,10 +16,9 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined]
-
 from towline.errors import KafkaError
-from towline.kafka import admin, faults
+from towline.kafka import faults
+from towline.kafka.cluster import LONGEST_MS, Cluster
 from towline.kafka.columns import Rows
 from towline.kafka.faults import TransactionVerdict
 from towline.kafka.producers import KafkaProducer, QueueStuck
@@ -48,8 +47,6 @@ _ABORT_S: Final = 5.0
 _TRUSTED: Final = 4 << 20
 #: A transaction has so many times as long as its records take by the rate last seen, beside its usual time.
 _SPARE: Final = 1.5
-#: Longest transaction a cluster allows unless it says otherwise (transaction.max.timeout.ms), in ms.
-_LONGEST_MS: Final = 900_000
 _CLOCK: Final = "transaction.timeout.ms"
 _MESSAGE: Final = "message.timeout.ms"
 
@@ -87,13 +84,9 @@ _longest: Final[dict[str, int]] = {}
 def longest_ms(settings: SinkSettings) -> int:
     """The longest transaction that the cluster allows, in ms; Kafka's own limit where this user may not see it."""
     if settings.servers not in _longest:
-        found = list[int]()
-        with contextlib.suppress(KafkaError), admin.looking(settings.client) as asked:
-            brokers = map(str, asked.list_topics(timeout=settings.timeout_s).brokers)
-            seen = admin.settings_of(asked, brokers, settings.timeout_s, ResourceType.BROKER)
-            found = [int(one.get("transaction.max.timeout.ms", _LONGEST_MS)) for one in seen.values()]
-        _longest[settings.servers] = min(found, default=_LONGEST_MS)
-    return _longest[settings.servers]
+        with contextlib.suppress(KafkaError):
+            _longest[settings.servers] = Cluster(settings.client, settings.timeout_s).longest_transaction_ms()
+    return _longest.setdefault(settings.servers, LONGEST_MS)
 
 
 class Indefinite(Exception):
@@ -186,7 +179,7 @@ class Transactional(KafkaProducer):
     def commit(self) -> None:
         """Commit; when this returns it is decided, and a moment later records and marker are visible together.
 
-        Visible for certain once the next `start` of this id has returned, or `admin.settled` (KIP-98: the answer
+        Visible for certain once the next `start` of this id has returned, or `Cluster.settled` (KIP-98: the answer
         comes with the decision, the control records after it).
 
         Raises:
@@ -251,9 +244,9 @@ class Transactional(KafkaProducer):
     def _denied(self, problem: BaseException) -> list[tuple[str, Any]]:
         """Topics of the transaction that this user may not write to, where Kafka has refused one without its name."""
         if faults.name_of(problem) == "TOPIC_AUTHORIZATION_FAILED":
-            with contextlib.suppress(KafkaError), admin.looking(self._settings.client) as asked:
-                found = admin.described(asked, sorted(self._written), _ABORT_S)
-                return [(name, problem) for name, one in found.items() if not admin.writable(one)]
+            with contextlib.suppress(KafkaError):
+                denied = Cluster(self._settings.client, _ABORT_S).denied(self._written)
+                return [(name, problem) for name in denied]
         return []
 
     def _cause(self, problem: BaseException) -> BaseException:

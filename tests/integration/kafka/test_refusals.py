@@ -15,7 +15,8 @@ from tests.integration.kafka.reading import records
 from tests.integration.kafka.test_dead_letters import letters
 from tests.integration.kafka.writing import QUERY
 from towline.errors import KafkaError
-from towline.kafka import admin, screening
+from towline.kafka import screening
+from towline.kafka.cluster import Cluster
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Reason
 from towline.kafka.delivery import Delivered, Task
@@ -31,7 +32,7 @@ _batches = itertools.count()
 @pytest.fixture(autouse=True)
 def aborted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A user without the right DescribeConfigs, in a process that has learned nothing; the transactions that failed."""
-    monkeypatch.setattr(admin, "settings_of", lambda *_: {})
+    monkeypatch.setattr(Cluster, "settings", lambda *_: {})
     failed: list[str] = []
     abort = Transactional.abort
 

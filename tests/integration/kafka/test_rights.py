@@ -29,7 +29,7 @@ from tests.integration.kafka.writing import QUERY, exactly_once
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
 from towline.doctor.table import Standing
 from towline.errors import KafkaError
-from towline.kafka import admin
+from towline.kafka.cluster import Cluster
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.delivery import AtLeastOnce, Task
 from towline.kafka.options import SinkSettings
@@ -88,7 +88,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[
                 (ids, "towline.sink.", AclOperation.WRITE, prefix),
             ],
         )
-        wait_until(lambda: set(admin.reachable(scram(started)).topics) >= {"healthy", "denied"}, 30, "the rights")
+        wait_until(lambda: set(Cluster(scram(started)).info().topics) >= {"healthy", "denied"}, 30, "the rights")
         yield started
 
 
@@ -155,10 +155,10 @@ def test_a_function_that_gives_no_token_is_told_and_asked_again(
     with monkeypatch.context() as planted:
         planted.setattr(f"{__name__}.broken", True)
         with pytest.raises(KafkaError, match="TL-K73") as caught:
-            admin.reachable(bearer(guarded))
+            Cluster(bearer(guarded)).info()
         assert 'test_rights:token" failed (PermissionError, test_rights.py line' in caught.value.what
         assert "s3cr3t" not in str(caught.value)
-    assert "healthy" in admin.reachable(bearer(guarded), 20).topics
+    assert "healthy" in Cluster(bearer(guarded), 20).info().topics
 
 
 def test_tokens_come_from_the_users_function_as_long_as_a_client_lives(guarded: SecuredKafka) -> None:

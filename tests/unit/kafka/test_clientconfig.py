@@ -11,13 +11,13 @@ import pytest
 
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import clientconfig
-from towline.kafka.admin import client_config
 from towline.kafka.clientconfig import (
     COMMON,
     PROVIDER,
     RESERVED,
     SECRETS,
     check_client,
+    client_config,
     file_property,
     insecurities,
     resolve,

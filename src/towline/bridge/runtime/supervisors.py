@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
 from towline.bridge.config.model import AnyLine, Bridge, Line
@@ -67,6 +67,9 @@ from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.spark.session import is_cluster
 from towline.text import cause, counted, printable
 from towline.timing import until
+
+if TYPE_CHECKING:
+    from towline.kafka.cluster import Cluster
 
 
 class ChildSupervisor(threading.Thread, ABC):
@@ -161,17 +164,14 @@ class KafkaSupervisor(ChildSupervisor):
 
     def _round(self) -> None:
         """Look until Kafka does not answer, with one client: it goes where brokers tell clients to come, as all do."""
-        from towline.kafka.admin import LastWord, answer, looking  # noqa: PLC0415 - loads librdkafka
+        from towline.kafka.cluster import Cluster  # noqa: PLC0415 - loads librdkafka
 
-        last = LastWord()
-        with looking(self.bridge.kafka.client(), last) as admin:
-            while self.wanted:
-                answer(admin.describe_cluster(request_timeout=_ANSWER_S), _ANSWER_S)
-                admin.poll(0)
-                last.answered()
-                self._answers()
-                self._measure(admin)
-                self._stopping.wait(_KAFKA_S)
+        cluster = Cluster(self.bridge.kafka.client(), _ANSWER_S)
+        while self.wanted:
+            cluster.answers()
+            self._answers()
+            self._measure(cluster)
+            self._stopping.wait(_KAFKA_S)
 
     def _answers(self) -> None:
         self._pauses.reset()
@@ -184,21 +184,18 @@ class KafkaSupervisor(ChildSupervisor):
             self.ready.set()
             self.on_ready()
 
-    def _measure(self, admin: Any) -> None:
+    def _measure(self, cluster: Cluster | None) -> None:
         """Measure how far each downlink is behind, by its checkpoint.
 
         It is unknown without a client, and for a line that was stopped: it may stand in a topic that is gone [I19].
         """
-        from towline.kafka import faults  # noqa: PLC0415 - loads librdkafka
-        from towline.kafka.admin import backlog  # noqa: PLC0415
-
         deadline = time.monotonic() + _KAFKA_S
         for line in self.bridge.downlinks:
             taken, found = kafka_offsets(line.checkpoint, read_checkpoint(line.checkpoint).done), None
             stopped = self._state.lines[line.name].query == "stopped"
-            if admin is not None and taken and not stopped and (left := deadline - time.monotonic()) > 0:
-                with contextlib.suppress(*faults.FOREIGN):
-                    found = backlog(admin, taken, left)
+            if cluster is not None and taken and not stopped and (left := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(KafkaError):
+                    found = cluster.backlog(taken, left)
             hidden = found and (found[1] if line.isolation_level == "read_committed" else 0)
             with self._state.lock:
                 view = self._state.lines[line.name]
@@ -235,10 +232,10 @@ def see_to(bridge: Bridge, topics: Iterable[str]) -> str:
     Raises:
         KafkaError: TL-B03, one is not there; TL-K01, Kafka does not answer; TL-K09, one can't be made.
     """
-    from towline.kafka.admin import create_topics, reachable  # noqa: PLC0415 - loads librdkafka
+    from towline.kafka.cluster import Cluster  # noqa: PLC0415 - loads librdkafka
 
-    client, plan = bridge.kafka.client(), bridge.kafka.create_topics
-    missing = sorted(set(topics) - set(reachable(client).topics))
+    cluster, plan = Cluster(bridge.kafka.client()), bridge.kafka.create_topics
+    missing = sorted(set(topics) - set(cluster.info().topics))
     if not missing:
         return ""
     if plan is None:
@@ -246,7 +243,7 @@ def see_to(bridge: Bridge, topics: Iterable[str]) -> str:
         what = f"the topic{'s' if several else ''} {names} {'are' if several else 'is'} not there"
         do = "Create it, or let Towline do it with create_topics = { partitions = 6 } in [kafka]."
         raise KafkaError("TL-B03", bridge.kafka.bootstrap_servers, what, do)
-    created = create_topics(client, dict.fromkeys(missing, plan.partitions), replication=plan.replication_factor)
+    created = cluster.create(dict.fromkeys(missing, plan.partitions), replication=plan.replication_factor)
     return f"kafka: created {', '.join(created)} with {plan.partitions} partitions each"
 
 

@@ -12,8 +12,8 @@ from confluent_kafka import KafkaException, TopicPartition
 from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryConsumer, MemoryKafka
 from towline.errors import ConfigError, KafkaError
-from towline.kafka import admin, faults
-from towline.kafka.admin import ClusterInfo, TopicFacts
+from towline.kafka import cluster, faults
+from towline.kafka.cluster import Cluster, ClusterInfo, TopicFacts
 
 K = "k:9092"
 #: A topic that is being made, or changes its leader.
@@ -61,23 +61,23 @@ def test_facts_of_topics_leave_out_what_may_not_be_seen(memory: MemoryKafka) -> 
     memory.topics |= {"u": 4, "v": 1}
     memory.configs["u"] = {"cleanup.policy": "compact"}
     memory.fail("describe_configs", None, kafka.raised("TOPIC_AUTHORIZATION_FAILED"))
-    assert admin.topic_facts(K, ["u", "v", "away"]) == {
+    assert Cluster(K).facts(["u", "v", "away"]) == {
         "u": TopicFacts(4, 1_048_588, None, None, "compact"),
         "v": TopicFacts(1),
     }
-    assert admin.topic_facts(K, ["away"]) == {}
+    assert Cluster(K).facts(["away"]) == {}
 
 
 def test_a_cluster_says_who_it_is_and_which_topics_it_has(memory: MemoryKafka) -> None:
     memory.topics["u"] = 4
-    assert admin.reachable(K) == ClusterInfo("c", {1: K}, {"t": 1, "u": 4})
+    assert Cluster(K).info() == ClusterInfo("c", {1: K}, {"t": 1, "u": 4})
 
 
 @pytest.mark.parametrize("client", [K, {"bootstrap.servers": K, "acks": "all"}])
 def test_no_answer_is_told_with_servers_time_and_reason(memory: MemoryKafka, client: Any) -> None:
     memory.fail("admin.list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
     with pytest.raises(KafkaError, match=r"k:9092: Kafka did not answer for 4 s: failed to get metadata.*TL-K01"):
-        admin.reachable(client, 4.0)
+        Cluster(client, 4.0).info()
     heard: list[dict[str, Any]] = []
 
     def noting(config: dict[str, Any], logger: object) -> kafka.MemoryAdmin:
@@ -86,9 +86,9 @@ def test_no_answer_is_told_with_servers_time_and_reason(memory: MemoryKafka, cli
         return memory.admin(config, logger)
 
     with pytest.MonkeyPatch.context() as patch:  # the fixture's is undone after that of `memory`
-        patch.setattr(admin, "AdminClient", noting)
+        patch.setattr(cluster, "AdminClient", noting)
         with pytest.raises(KafkaError, match="for 4 s: k:9092: Connection refused"):
-            admin.reachable(client, 4.0)
+            Cluster(client, 4.0).info()
     assert heard[0]["bootstrap.servers"] == K
 
 
@@ -98,9 +98,9 @@ def test_a_client_that_can_not_be_made_is_the_configurations_mistake() -> None:
         raise kafka.raised("_INVALID_ARG", "Failed to create producer: no such file")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(admin, "AdminClient", unusable)
+        patch.setattr(cluster, "AdminClient", unusable)
         with pytest.raises(ConfigError, match=r"no such file.*TL-C45"):
-            admin.reachable(K)
+            Cluster(K).info()
 
 
 # -- a transaction that is not decided --
@@ -110,30 +110,30 @@ def test_a_client_that_can_not_be_made_is_the_configurations_mistake() -> None:
 def test_a_topic_is_settled_when_its_ends_agree(memory: MemoryKafka, looks: int, seconds: float, decided: bool) -> None:
     memory.topics["t"] = 3
     memory.undecided = looks
-    assert admin.settled(K, "t", seconds) is decided
+    assert Cluster(K, seconds).settled("t") is decided
     assert (memory.now - 1000 > seconds) is not decided
 
 
 def test_behind_a_reader_who_is_past_the_end_nothing_is_known(memory: MemoryKafka) -> None:
     """He stands in a topic that was deleted since: in the one of that name now he is not "0 behind" [I17], [I19]."""
     memory.topics["t"] = 1
-    with admin.looking(K) as client:
-        assert admin.backlog(client, {"t": {"0": 0}}, 1.0) == (0, 0)
-        with pytest.raises(faults.FOREIGN, match="OFFSET_OUT_OF_RANGE"):
-            admin.backlog(client, {"t": {"0": 1}}, 1.0)
+    asked = Cluster(K, 1.0)
+    assert asked.backlog({"t": {"0": 0}}) == (0, 0)
+    with pytest.raises(KafkaError, match=r"[Oo]ffset out of range.*TL-K01"):
+        asked.backlog({"t": {"0": 1}})
 
 
 def test_a_topic_that_is_not_there_is_settled(memory: MemoryKafka) -> None:
     memory.undecided = 1000
-    assert admin.settled(K, "away")
+    assert Cluster(K).settled("away")
 
 
 def test_ends_are_asked_for_again_while_a_topic_has_no_leader(memory: MemoryKafka) -> None:
     memory.fail("list_offsets", *map(kafka.raised, PASSING))
-    assert admin.settled(K, "t")
+    assert Cluster(K).settled("t")
     memory.fail("list_offsets", kafka.raised("TOPIC_AUTHORIZATION_FAILED"))
     with pytest.raises(KafkaError, match="TL-K01"):
-        admin.settled(K, "t")
+        Cluster(K).settled("t")
 
 
 # -- what a consumer may read --
@@ -144,7 +144,7 @@ def test_a_leader_that_changed_is_asked_for_and_then_for_its_offsets(memory: Mem
     consumer = MemoryConsumer(memory, {})
     memory.fail("get_watermark_offsets", *map(kafka.raised, PASSING))
     memory.fail("consumer.list_topics", kafka.TRANSPORT)
-    assert admin.watermarks(consumer, TopicPartition("t", 0), 60.0) == (0, 5)
+    assert cluster.watermarks(consumer, TopicPartition("t", 0), 60.0) == (0, 5)
     assert memory.calls.count("consumer.list_topics") == len(PASSING), "after each that failed"
 
 
@@ -153,12 +153,12 @@ def test_watermarks_are_waited_for_no_longer_than_was_said(memory: MemoryKafka, 
     consumer = MemoryConsumer(memory, {})
     memory.fail("get_watermark_offsets", *[kafka.raised("_TIMED_OUT")] * 100)
     with pytest.raises(KafkaException):
-        admin.watermarks(consumer, TopicPartition("t", 0), seconds)
+        cluster.watermarks(consumer, TopicPartition("t", 0), seconds)
     assert seconds < memory.now - 1000 < seconds + 4
     memory.fail("get_watermark_offsets", kafka.TRANSPORT)
     before = memory.now
     with pytest.raises(KafkaException):
-        admin.watermarks(consumer, TopicPartition("t", 0), seconds)
+        cluster.watermarks(consumer, TopicPartition("t", 0), seconds)
     assert memory.now - before <= 3.0, "another answer than 'not yet' is final"
 
 
@@ -166,9 +166,9 @@ def test_watermarks_are_waited_for_no_longer_than_was_said(memory: MemoryKafka, 
 
 
 def test_topics_are_made_once_and_waited_for(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert admin.create_topics(K, {"b": 2, "t": 9, "a": 1}, config={"cleanup.policy": "compact"}) == ["a", "b"]
+    assert Cluster(K).create({"b": 2, "t": 9, "a": 1}, config={"cleanup.policy": "compact"}) == ["a", "b"]
     assert (memory.topics, memory.configs["b"]) == ({"t": 1, "a": 1, "b": 2}, {"cleanup.policy": "compact"})
-    assert admin.create_topics(K, {}) == []
+    assert Cluster(K).create({}) == []
 
 
 def test_a_topic_that_was_made_is_waited_for(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,24 +186,24 @@ def test_a_topic_that_was_made_is_waited_for(memory: MemoryKafka, monkeypatch: p
 
     monkeypatch.setattr(kafka.MemoryAdmin, "_create", later)
     monkeypatch.setattr(memory, "sleep", sleep)
-    assert admin.create_topics(K, {"c": 1}) == ["c"]
+    assert Cluster(K).create({"c": 1}) == ["c"]
     assert "c" in memory.topics
 
 
 def test_a_topic_that_kafka_refuses_to_make_is_named(memory: MemoryKafka) -> None:
     memory.fail("create_topics", kafka.raised("POLICY_VIOLATION", "Broker: Too many."))
     with pytest.raises(KafkaError, match=r'topic "c" can not be created: too many.*TL-K09') as caught:
-        admin.create_topics(K, {"c": 1})
+        Cluster(K).create({"c": 1})
     assert caught.value.where == K
     memory.fail("create_topics", TimeoutError())
     with pytest.raises(KafkaError, match=r"Kafka did not answer: no answer in time.*TL-K01"):
-        admin.create_topics(K, {"c": 1})
+        Cluster(K).create({"c": 1})
 
 
 def test_an_answer_that_does_not_come_is_an_error_of_kafkas(monkeypatch: pytest.MonkeyPatch) -> None:
     """`TimeoutError` of a future of the admin client (confluent-kafka 2.16.1) passed every except that knows Kafka."""
-    monkeypatch.setattr(admin, "_GRACE_S", 0.0)
+    monkeypatch.setattr(cluster, "_GRACE_S", 0.0)
     with pytest.raises(faults.FOREIGN) as caught:
-        admin.answer(Future(), 0.001)
+        cluster.answer(Future(), 0.001)
     assert faults.reason(caught.value) == "no answer in time"
     assert faults.passes(caught.value)

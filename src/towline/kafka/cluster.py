@@ -1,0 +1,451 @@
+"""Look-ups in a Kafka cluster for the sink, the bridge and doctor: quiet, bounded in time, with one line on failure."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import confluent_kafka
+from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition, Uuid
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+from confluent_kafka.cimpl import NewTopic
+
+from towline.errors import KafkaError
+from towline.kafka import faults
+from towline.kafka.clientconfig import QUIET, client_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = [
+    "ANY",
+    "LONGEST_MS",
+    "Cluster",
+    "ClusterInfo",
+    "LastWord",
+    "TopicFacts",
+    "answer",
+    "comes",
+    "id_text",
+    "least",
+    "watermarks",
+]
+
+#: One failed attempt a second is enough to learn why; the default is 100 ms and makes noise.
+_PATIENCE: Final = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
+#: Seconds between two looks at a topic whose transaction is not decided, or that has no leader yet.
+_LOOK_S: Final = 0.02
+#: Seconds a leader has to answer before it is asked anew who leads.
+_LEADER_S: Final = 3.0
+#: Seconds beyond a request's own time-out for its answer to come through.
+_GRACE_S: Final = 2.0
+#: Longest transaction a cluster allows unless it says otherwise (transaction.max.timeout.ms), in ms.
+LONGEST_MS: Final = 900_000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ClusterInfo:
+    """What a cluster says about itself.
+
+    Attributes:
+        cluster_id: Kafka's id of the cluster; None from very old brokers.
+        brokers: ``host:port`` of each broker, by id.
+        topics: Partitions of each topic this user may see; internal ones (``__...``) included.
+    """
+
+    cluster_id: str | None
+    brokers: Mapping[int, str]
+    topics: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """What a topic takes; a limit that can't be read (no right to describe it) is None.
+
+    Attributes:
+        partitions: How many it has.
+        max_bytes: Most bytes of a record batch, compressed: its max.message.bytes, and no more than segment.bytes.
+        after_ms: How far ahead of now a record's time may be; None too where the topic keeps its own time.
+        before_ms: How far behind.
+        policy: Its cleanup.policy, such as ``compact`` or ``compact,delete``; empty if it can't be read.
+        batch_bytes: Bytes of a batch that it takes for sure, where it refused one; None for ``max_bytes``.
+    """
+
+    partitions: int
+    max_bytes: int | None = None
+    after_ms: int | None = None
+    before_ms: int | None = None
+    policy: str = ""
+    batch_bytes: int | None = None
+
+    @property
+    def compacted(self) -> bool:
+        """Whether a record needs a key."""
+        return "compact" in self.policy
+
+    @classmethod
+    def of(cls, partitions: int, config: Mapping[str, str | None]) -> TopicFacts:
+        """From what ``describe_configs`` says; empty if nothing."""
+        own_time = config.get("message.timestamp.type") == "LogAppendTime"
+        return cls(
+            partitions,
+            least(_limit(config.get("max.message.bytes")), _limit(config.get("segment.bytes"))),
+            None if own_time else _limit(config.get("message.timestamp.after.max.ms")),
+            None if own_time else _limit(config.get("message.timestamp.before.max.ms")),
+            config.get("cleanup.policy") or "",
+        )
+
+    def narrowed(self, other: TopicFacts) -> TopicFacts:
+        """What is taken by this and by another."""
+        return TopicFacts(
+            min(self.partitions, other.partitions),
+            least(self.max_bytes, other.max_bytes),
+            least(self.after_ms, other.after_ms),
+            least(self.before_ms, other.before_ms),
+            self.policy if self.compacted else other.policy or self.policy,
+            least(self.batch_bytes, other.batch_bytes),
+        )
+
+
+#: Takes everything, as far as anybody knows.
+ANY: Final = TopicFacts(1 << 31)
+
+
+def least(*limits: int | None) -> int | None:
+    """The lowest limit of those that there are."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limit(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+class LastWord:
+    """The best explanation of Kafka's silence, from the errors of its connections, which librdkafka retries."""
+
+    def __init__(self) -> None:
+        self.why = ""
+
+    def note(self, error: Any) -> None:
+        """Take an error, as ``error_cb``."""
+        self.why = faults.clearer(self.why, error)
+
+
+class Cluster:
+    """A cluster and the client that asks it, which is made at the first question and again after one without an answer.
+
+    A name of a topic is looked up in the cluster's whole list, or described, so nothing is created.
+
+    Args:
+        client: Bootstrap servers, or a whole client configuration: librdkafka's names without a prefix; secrets as
+            ``sasl.password.file`` or ``${NAME}`` (`towline.kafka.clientconfig`), as the sink takes them after
+            ``kafka.``.
+        timeout: Seconds to wait at most for each answer.
+
+    Raises:
+        KafkaError: By every question: TL-K01: no server answered; says which and why (refused, unknown host,
+            authentication).
+        ConfigError: By every question: the configuration is impossible.
+    """
+
+    def __init__(self, client: str | Mapping[str, str], timeout: float = 10.0) -> None:
+        self._client = {"bootstrap.servers": client} if isinstance(client, str) else client
+        self._timeout = timeout
+        self._admin: AdminClient | None = None
+        #: Why there is no answer, of the client in use.
+        self._last = LastWord()
+
+    def ask(self, question: Callable[[AdminClient], T]) -> T:
+        """The answer to a question; of an error of librdkafka's in it, the KafkaError (TL-K01)."""
+        admin = self._admin or self._connected()
+        self._admin, began = None, time.monotonic()
+        try:
+            found = question(admin)
+        except faults.FOREIGN as problem:
+            admin.poll(0)  # serves error_cb, which a blocking look-up does not
+            why, servers = self._last.why or faults.reason(problem), self._client.get("bootstrap.servers", "kafka")
+            raise faults.unreachable(servers, time.monotonic() - began, why) from None
+        admin.poll(0)
+        self._admin, self._last.why = admin, ""
+        return found
+
+    def _connected(self) -> AdminClient:
+        self._last.why = ""
+        options: dict[str, Any] = {**_PATIENCE, **client_config(self._client), "error_cb": self._last.note}
+        try:
+            return AdminClient(options, logger=QUIET)
+        except faults.FOREIGN as problem:
+            raise faults.unusable("kafka", problem) from None
+
+    def answers(self) -> None:
+        """Ask whether it is there, by the brokers' addresses that all clients are told to come to."""
+        self.ask(lambda admin: answer(admin.describe_cluster(request_timeout=self._timeout), self._timeout))
+
+    def info(self) -> ClusterInfo:
+        """Who it is, and all its topics."""
+        metadata = self.ask(lambda admin: admin.list_topics(timeout=self._timeout))
+        brokers = {number: f"{broker.host}:{broker.port}" for number, broker in metadata.brokers.items()}
+        topics = {name: len(topic.partitions) for name, topic in metadata.topics.items()}
+        return ClusterInfo(metadata.cluster_id, brokers, topics)
+
+    def facts(self, names: Iterable[str]) -> dict[str, TopicFacts]:
+        """Partitions and limits of topics; one that does not exist, or may not be seen, is left out."""
+        listed = self.info().topics
+        present = {name: listed[name] for name in names if name in listed}
+        configs = self.settings(present)
+        return {name: TopicFacts.of(count, configs.get(name, {})) for name, count in present.items()}
+
+    def settings(self, names: Iterable[str], kind: Any = ResourceType.TOPIC) -> dict[str, dict[str, str]]:
+        """Settings of topics, or of brokers by their ids; those that this user may not see are left out."""
+        resources = [ConfigResource(kind, name) for name in names]
+        found: dict[str, dict[str, str]] = {}
+
+        def look(admin: AdminClient) -> None:
+            for resource, future in admin.describe_configs(resources, request_timeout=self._timeout).items():
+                with suppress(*faults.FOREIGN):
+                    entries = answer(future, self._timeout).items()
+                    found[resource.name] = {name: entry.value for name, entry in entries if entry.value is not None}
+
+        if resources:
+            self.ask(look)
+        return found
+
+    def longest_transaction_ms(self) -> int:
+        """The longest transaction that it allows, in ms; Kafka's own limit where this user may not see it."""
+        brokers = self.settings(map(str, self.info().brokers), ResourceType.BROKER).values()
+        allowed = [int(settings.get("transaction.max.timeout.ms", LONGEST_MS)) for settings in brokers]
+        return min(allowed, default=LONGEST_MS)
+
+    def described(self, names: Iterable[str]) -> dict[str, Any]:
+        """Kafka's descriptions of topics, with what this user may do with each (KIP-430).
+
+        Returns:
+            By name; one that does not exist is left out, and one that this user may not see is None.
+        """
+        wanted = sorted(set(names))
+        found: dict[str, Any] = {}
+
+        def look(admin: AdminClient) -> None:
+            topics: Any = TopicCollection(wanted)
+            asked = admin.describe_topics(topics, include_authorized_operations=True, request_timeout=self._timeout)
+            for name, future in asked.items():
+                try:
+                    found[name] = answer(future, self._timeout)
+                except confluent_kafka.KafkaException as problem:
+                    if faults.name_of(problem) in faults.DENIED:
+                        found[name] = None
+                    elif faults.name_of(problem) != "UNKNOWN_TOPIC_OR_PART":
+                        raise
+
+        if wanted:
+            self.ask(look)
+        return found
+
+    def ids(self, names: Iterable[str]) -> dict[str, str]:
+        """The ids of topics (KIP-516), by name.
+
+        Returns:
+            "" for one that is unknown, because the broker gives none or this user may not ask; one that is not there is
+            left out.
+        """
+        topics = self.described(names).items()
+        return {name: "" if topic is None else id_text(topic.topic_id) for name, topic in topics}
+
+    def denied(self, names: Iterable[str]) -> list[str]:
+        """Those of some topics that this user may not write to, as far as Kafka says it."""
+
+        def writable(topic: Any) -> bool:
+            operations = topic and topic.authorized_operations
+            return topic is not None and (operations is None or "WRITE" in {right.name for right in operations})
+
+        return [name for name, topic in self.described(names).items() if not writable(topic)]
+
+    def create(
+        self, topics: Mapping[str, int], *, replication: int = -1, config: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """Create topics that do not exist yet, and wait until the list has them; existing ones stay as they are.
+
+        Args:
+            topics: Name -> partitions.
+            replication: Replicas of each; -1 for the cluster's default (KIP-464).
+            config: Topic settings such as ``cleanup.policy``.
+
+        Returns:
+            The names that were created, sorted.
+
+        Raises:
+            KafkaError: TL-K09 too, when Kafka refuses to create one.
+        """
+        new = [NewTopic(name, count, replication, config=dict(config or {})) for name, count in topics.items()]
+        if not new:
+            return []
+        servers, limit = self._client.get("bootstrap.servers", "kafka"), self._timeout
+
+        def make(admin: AdminClient) -> list[str]:
+            admin.list_topics(timeout=limit)
+            futures = admin.create_topics(new, operation_timeout=limit, request_timeout=limit)
+            return sorted(name for name, future in futures.items() if _created(servers, name, future, limit))
+
+        made = self.ask(make)
+        # The controller answers before the brokers know of them.
+        comes(lambda: set(made) <= set(self.info().topics), limit)
+        return made
+
+    def settled(self, topic: str) -> bool:
+        """Wait until no transaction is open in a topic: a reader of committed records then sees all there is.
+
+        Kafka answers a commit once the decision is logged; the control records that show it to readers follow (KIP-98).
+
+        Returns:
+            False when a transaction was still open at the end of the time; a topic that does not exist is settled.
+        """
+        start = {topic: {str(number): 0 for number in range(self.info().topics.get(topic, 0))}}
+
+        def decided() -> bool:
+            return self.ask(lambda admin: not _answered(lambda: self._behind(admin, start), self._timeout)[1])
+
+        return comes(decided, self._timeout)
+
+    def backlog(self, taken: Mapping[str, Mapping[str, int]], timeout: float | None = None) -> tuple[int, int]:
+        """Offsets from a reader of committed records to the high watermarks, and those of them that it can't get yet.
+
+        Those lie behind an open transaction, from the last stable offset on; control records take offsets too (KIP-98).
+
+        Args:
+            taken: The next offset of the reader, by topic and number of the partition.
+            timeout: Seconds to wait at most for each of two answers, if not the cluster's.
+
+        Raises:
+            KafkaError: Also for one partition that is not there, or ends before the reader's offset: he stands in a
+                topic that was deleted.
+        """
+        return self.ask(lambda admin: self._behind(admin, taken, timeout))
+
+    def _behind(
+        self, admin: AdminClient, taken: Mapping[str, Mapping[str, int]], timeout: float | None = None
+    ) -> tuple[int, int]:
+        offsets = {(topic, int(part)): offset for topic, parts in taken.items() for part, offset in parts.items()}
+        places, limit = [TopicPartition(*place) for place in offsets], timeout or self._timeout
+        stable = _ends(admin, places, IsolationLevel.READ_COMMITTED, limit)
+        high = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, limit)
+        if any(offset > high[place] for place, offset in offsets.items()):
+            beyond = confluent_kafka.KafkaError(confluent_kafka.KafkaError.OFFSET_OUT_OF_RANGE)
+            raise confluent_kafka.KafkaException(beyond)
+        behind = sum(high[place] - offset for place, offset in offsets.items())
+        return behind, sum(max(0, high[place] - max(offset, stable[place])) for place, offset in offsets.items())
+
+    def first_offsets(self, topic: str, partitions: list[int]) -> dict[int, int]:
+        """The first offset that Kafka still has of each of some partitions of a topic."""
+        places, first = [TopicPartition(topic, number) for number in partitions], OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+
+        def look(admin: AdminClient) -> dict[tuple[str, int], int]:
+            return _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, self._timeout, first)
+
+        ends = self.ask(lambda admin: _answered(lambda: look(admin), self._timeout))
+        return {partition: offset for (_, partition), offset in ends.items()}
+
+
+def id_text(topic_id: Uuid) -> str:
+    """A topic id as Kafka's tools show it; "" for none, which is how a broker before Kafka 2.8 answers."""
+    return str(topic_id).replace(str(Uuid(0, 0)), "")
+
+
+def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[int, int]:
+    """The first offset of a partition and its end, as a consumer of that isolation level may read it.
+
+    Args:
+        consumer: A ``confluent_kafka.Consumer``.
+        place: Topic and partition.
+        seconds: How long to wait for the answer, and to ask again while the partition has no leader, or another.
+
+    Raises:
+        KafkaException, SystemError: There is no answer, at the end or at all.
+    """
+    each = min(_LEADER_S, seconds)
+
+    def ask() -> Any:
+        try:
+            return consumer.get_watermark_offsets(place, timeout=each)
+        except faults.FOREIGN:
+            # It asks the leader that librdkafka knows, for minutes after that was killed, unless it is told anew.
+            with suppress(*faults.FOREIGN):
+                consumer.list_topics(place.topic, timeout=each)
+            raise
+
+    first, end = _answered(ask, seconds)
+    return int(first), int(end)
+
+
+def comes(look: Callable[[], T], seconds: float, pause_s: float = _LOOK_S) -> T:
+    """What a look-up says once it is true, or at the end of the time; looks again after a pause, in seconds."""
+    deadline = time.monotonic() + seconds
+    while not (seen := look()) and time.monotonic() <= deadline:
+        time.sleep(pause_s)
+    return seen
+
+
+def answer(future: Any, timeout: float) -> Any:
+    """The answer to a request of the admin client.
+
+    Args:
+        future: Of the request.
+        timeout: Its ``request_timeout`` in seconds, at which librdkafka ends it: a client must not be let go before.
+
+    Raises:
+        KafkaException: `_TIMED_OUT` in place of the future's TimeoutError, too, which nobody would take for Kafka's.
+    """
+    try:
+        return future.result(timeout + _GRACE_S)
+    except TimeoutError:
+        late = confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT, "no answer in time")  # noqa: SLF001
+        raise confluent_kafka.KafkaException(late) from None
+
+
+def _answered(ask: Callable[[], T], seconds: float) -> T:
+    """The answer to a look-up, asked again while a topic is being made or changes its leader.
+
+    A broker tells of a topic before it leads it: who asks for its offsets right after its creation is told
+    NOT_LEADER_OR_FOLLOWER.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return ask()
+        except faults.FOREIGN as problem:
+            if not faults.passes(problem) or time.monotonic() > deadline:
+                raise
+        time.sleep(_LOOK_S)
+
+
+def _created(servers: str, name: str, future: Any, timeout: float) -> bool:
+    try:
+        answer(future, timeout)
+    except confluent_kafka.KafkaException as problem:
+        if faults.name_of(problem) == "TOPIC_ALREADY_EXISTS":
+            return False
+        if faults.passes(problem):
+            raise  # no answer, and so no refusal
+        what = f'topic "{name}" can not be created: {faults.reason(problem)}'
+        raise KafkaError("TL-K09", servers, what, "Create it by hand, or give this user the right to.") from None
+    return True
+
+
+def _ends(
+    admin: AdminClient,
+    places: list[TopicPartition],
+    isolation: IsolationLevel,
+    timeout: float,
+    which: OffsetSpec | None = None,
+) -> dict[tuple[str, int], int]:
+    wanted: Any = dict.fromkeys(places, which or OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout) if wanted else {}
+    return {(place.topic, place.partition): answer(future, timeout).offset for place, future in answers.items()}
