@@ -269,7 +269,7 @@ class Cluster:
         found = {name: one for name, one in self.described.items() if one is not None}
         settings: Mapping[str, str] = next(iter(self.settings.values()), {})
         for one in self.wanted:
-            made = one.made and one.name not in self.described and self.may_create[one.name][0] in {"", *faults.DENIED}
+            made = one.made and one.name not in self.described and self._may_be(one.name)
             replicas = one.replication if one.replication > 0 else self.least("default.replication.factor")
             if made and replicas is not None:
                 config = {name: settings[name] for name in _INHERITED if name in settings}
@@ -279,6 +279,11 @@ class Cluster:
             least = str(self.least("transaction.state.log.min.isr") or "")
             found[TRANSACTIONS] = _planned(TRANSACTIONS, 1, copies, {"min.insync.replicas": least})
         return found
+
+    def _may_be(self, name: str) -> bool:
+        """Whether Kafka refuses to make a topic for want of a right at most."""
+        refusal = self.may_create[name][0]
+        return not refusal or faults.means(refusal, faults.Meaning.DENIED)
 
     @fact
     def hidden(self) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ from towline.doctor.cluster import TRANSACTIONS, Cluster, TopicRole, TopicSeen, 
 from towline.doctor.table import Answer, Check, Standing, named, sized, span
 from towline.errors import ConfigError, KafkaError
 from towline.guarantee import policy
-from towline.kafka.faults import DENIED
+from towline.kafka.faults import Meaning, means
 
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = [Standing(one) for one in ("broken", "holds", "limited", "unknown", "warns")]
 #: librdkafka's name of a broker that it was told of, which has the broker's number; a bootstrap server has none.
@@ -87,7 +87,7 @@ def _there(kafka: Cluster) -> Iterator[Answer]:
             missing.append((one.name, Answer(BROKEN, "does not exist", "never: the line does not start", mend)))
         elif not name:
             made.append(one.name)
-        elif name not in {*DENIED, "TOPIC_ALREADY_EXISTS"}:
+        elif not means(name, Meaning.DENIED) and name != "TOPIC_ALREADY_EXISTS":
             mend = "Correct [kafka] create_topics, or make it by hand."
             until = "never: the line does not start"
             missing.append((one.name, Answer(BROKEN, f"Kafka refuses to make it: {words}", until, mend)))
@@ -339,7 +339,7 @@ def _topic_rights(kafka: Cluster) -> Iterator[tuple[str, Answer]]:
                 mend = f"{_ACL} {operations} --operation DescribeConfigs --topic TOPIC"
                 yield name, Answer(BROKEN, "this user may not even see it (Describe)", "never", mend)
         elif seen is None or seen.planned:
-            if kafka.may_create.get(name, ("", ""))[0] in DENIED:
+            if means(kafka.may_create.get(name, ("", ""))[0], Meaning.DENIED):
                 mend = f"{_ACL} --operation Create --topic TOPIC; or make it by hand."
                 yield name, Answer(BROKEN, "Create is not granted, and it is missing", "never", mend)
         elif lacking := [right for right in needed if seen.allowed is not None and right not in seen.allowed]:

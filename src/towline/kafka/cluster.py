@@ -20,6 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.clientconfig import QUIET, client_config
+from towline.kafka.faults import Meaning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -241,7 +242,7 @@ class Cluster:
                 try:
                     found[name] = answer(future, self._timeout)
                 except confluent_kafka.KafkaException as problem:
-                    if faults.name_of(problem) in faults.DENIED:
+                    if faults.means(problem, Meaning.DENIED):
                         found[name] = None
                     elif faults.name_of(problem) != "UNKNOWN_TOPIC_OR_PART":
                         raise
@@ -421,7 +422,7 @@ def _answered(ask: Callable[[], T], seconds: float) -> T:
         try:
             return ask()
         except faults.FOREIGN as problem:
-            if not faults.passes(problem) or time.monotonic() > deadline:
+            if not faults.means(problem, Meaning.PASSING) or time.monotonic() > deadline:
                 raise
         time.sleep(_LOOK_S)
 
@@ -432,7 +433,7 @@ def _created(servers: str, name: str, future: Any, timeout: float) -> bool:
     except confluent_kafka.KafkaException as problem:
         if faults.name_of(problem) == "TOPIC_ALREADY_EXISTS":
             return False
-        if faults.passes(problem):
+        if faults.means(problem, Meaning.PASSING):
             raise  # no answer, and so no refusal
         what = f'topic "{name}" can not be created: {faults.reason(problem)}'
         raise KafkaError("TL-K09", servers, what, "Create it by hand, or give this user the right to.") from None

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import KafkaError
 from towline.kafka import faults, producers
-from towline.kafka.screening import Lessons, RecordCheck, facts_of, has_learned
+from towline.kafka.screening import Lessons, RecordCheck, has_learned, require_topics
 from towline.sinks import Task
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from towline.kafka.markers import MarkerStep
     from towline.kafka.options import SinkSettings
 
-__all__ = ["AtLeastOnce", "AtMostOnce", "Delivered", "Delivery", "Task", "require_topics"]
+__all__ = ["AtLeastOnce", "AtMostOnce", "Delivered", "Delivery", "Task", "require_named_topics"]
 
 
 @dataclass(frozen=True)
@@ -87,56 +87,38 @@ class AtLeastOnce(Delivery):
         """
         copies = _Copies(batches, self.settings.spool_memory)
         lessons = Lessons(self.settings)
-        stops = self.settings.dead_letter_topic is None and has_learned(self.settings)
-        again = self._checked(copies) if stops else iter(copies)
+        whole = self.settings.dead_letter_topic is None and has_learned(self.settings)
         while True:
-            settings, rows = self._fitted(again, lessons)
+            screen = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
+            if whole and copies.complete():  # all of them are looked at before any is written
+                screen.look(copies.batches)
+            rows = iter(copies)
+            first = [*islice(rows, 1)]
+            screen.look(first)
+            fitting = screen.fitting() if lessons.unclear is None else {"batch.num.messages": "1"}
+            settings = replace(self.settings, client={**self.settings.client, "message.timeout.ms": "0", **fitting})
             client = producers.borrow(settings)
             try:
-                return self._deliver(client, rows, lessons)
+                return self._write(client, screen, chain(first, rows), lessons)
             except BaseException as problem:
-                refusals = [*client.refusals.values()]
                 # Also for KeyboardInterrupt and a stopped query: left-over records must not meet the next batch.
                 producers.discard(settings)
-                if not isinstance(problem, KafkaError) or not refusals:
+                if not isinstance(problem, KafkaError) or not client.refusals:
                     raise
-                lessons.take(refusals, problem)
+                lessons.take([*client.refusals.values()], problem)
+                whole = True
                 if not copies.complete():
                     raise
-                again = self._checked(copies)
 
-    def _checked(self, copies: _Copies) -> Iterator[Any]:
-        """The rows, all of them looked at before any is written, where there is room for them."""
-        if copies.complete():
-            RecordCheck(self.settings, self.columns, "").look(copies.batches)
-        return iter(copies)
-
-    def _fitted(self, batches: Iterator[Any], lessons: Lessons) -> tuple[SinkSettings, Iterator[Any]]:
-        """Settings whose batches fit into the topics of the first rows, and all rows."""
-        first = next(batches, None)
-        client = {**self.settings.client, "message.timeout.ms": "0"}
-        if first is not None and self._screens(lessons):
-            screen = RecordCheck(self.settings, self.columns, "")
-            screen.look([first])
-            client |= screen.fitting() if lessons.unclear is None else {"batch.num.messages": "1"}
-        return replace(self.settings, client=client), batches if first is None else chain([first], batches)
-
-    def _screens(self, lessons: Lessons) -> bool:
-        dead = self.settings.dead_letter_topic is not None
-        return dead or lessons.unclear is not None or has_learned(self.settings)
-
-    def _deliver(self, client: producers.KafkaProducer, batches: Iterable[Any], lessons: Lessons) -> Delivered:
+    def _write(
+        self, client: producers.KafkaProducer, screen: RecordCheck, batches: Iterable[Any], lessons: Lessons
+    ) -> Delivered:
         rows = size = 0
         begun = time.perf_counter()
-        screen = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
-        if self.columns.topic is not None:
-            client.require({self.columns.topic})
         try:
             for batch in batches:
-                if self._screens(lessons):
-                    screen.look([batch])
+                screen.look([batch])
                 converted = screen.rows(batch)
-                client.require(converted.topics)
                 rows += converted.size
                 size += converted.bytes
                 if lessons.unclear is not None:
@@ -149,14 +131,8 @@ class AtLeastOnce(Delivery):
             left = client.pending
         except faults.FOREIGN as problem:
             raise faults.gave_up(self.settings.servers, problem) from None
-        if left or client.failures:
-            raise faults.undelivered(
-                self.settings.servers,
-                left + client.failures,
-                rows,
-                self.settings.timeout_s,
-                client.first,
-            )
+        if lost := left + client.failures:
+            raise faults.undelivered(self.settings.servers, lost, rows, self.settings.timeout_s, client.first)
         if lessons.unclear is not None:  # each alone was taken
             lessons.conclude(())
         dead = screen.dead_letters
@@ -216,7 +192,7 @@ class AtMostOnce(Delivery):
                 refused = self.columns.refusals(batch) is not None
                 converted = screen.rows(batch) if refused else self.columns.rows(batch)
                 rows, size = rows + converted.size, size + converted.bytes
-                client.require(converted.topics)
+                require_topics(self.settings, converted.topics)
                 client.send(converted)
                 sent = rows
             client.flush(self.settings.timeout_s)
@@ -246,7 +222,7 @@ def _count(batches: Iterable[Any], why: str = "") -> Delivered:
 _LOOK_S: Final = 2.0
 
 
-def require_topics(settings: SinkSettings) -> None:
+def require_named_topics(settings: SinkSettings) -> None:
     """See that the topics that are always written to are there, before a task or a row asks.
 
     Raises:
@@ -254,8 +230,7 @@ def require_topics(settings: SinkSettings) -> None:
     """
     named = {name for name in (settings.topic, settings.dead_letter_topic) if name}
     try:
-        absent = named - set(facts_of(replace(settings, timeout_s=_LOOK_S), named))
-    except KafkaError:
-        return
-    if absent:
-        raise faults.missing(settings.servers, absent)
+        require_topics(replace(settings, timeout_s=_LOOK_S), named)
+    except KafkaError as problem:
+        if problem.code == "TL-K04":
+            raise

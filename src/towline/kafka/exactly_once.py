@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, TowlineError
-from towline.kafka import faults, screening, transactions
+from towline.kafka import faults, producers, screening
 from towline.kafka.cluster import Cluster
 from towline.kafka.columns import Rows
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery, Task
@@ -43,10 +43,10 @@ from towline.kafka.markers import (
 )
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import FORMAT
-from towline.kafka.screening import SIZES, Lessons, RecordCheck
+from towline.kafka.producers import Indefinite, Transactional
+from towline.kafka.screening import Lessons, RecordCheck
 from towline.kafka.spool import Spool
 from towline.kafka.topicids import keep_ids, kept_ids, remade
-from towline.kafka.transactions import Indefinite, Transactional
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -58,7 +58,7 @@ __all__ = ["BatchOrigin", "ExactlyOnce", "batch_origin", "delivery_for"]
 
 #: Producers one task may use up on errors that pass; then the task fails, and Spark decides.
 _TRIES: Final = 3
-#: Seconds a stopping query waits for Kafka to end its transactions.
+#: Seconds a stopping query waits for Kafka to end its producers.
 _FENCE_S: Final = 3.0
 
 
@@ -108,7 +108,7 @@ class ExactlyOnce(Delivery):
         claim, store = None if task.batch is None else self._claim(task, task.partition), self._store(task)
         # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
         name = store.sink_id if claim else f"{store.sink_id}.{self.origin.job}"
-        starting = transactions.Starting(self.settings, self.settings.transactional_id(name, task.partition))
+        starting = producers.Starting(self.settings, self.settings.transactional_id(name, task.partition))
         with starting, Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
             spool.fill(batches)
             return self._persist(_Work(task, spool, claim, store, starting))
@@ -125,7 +125,7 @@ class ExactlyOnce(Delivery):
         patience = replace(self.settings, timeout_s=min(self.settings.timeout_s, _FENCE_S))
         for partition in range(self.settings.parallelism):
             try:
-                transactions.take(patience, self.settings.transactional_id(sink_id, partition), {}).close()
+                producers.take(patience, self.settings.transactional_id(sink_id, partition), {}).close()
             except TowlineError:
                 return  # Kafka is away: the time-out of the transaction ends it
 
@@ -188,14 +188,14 @@ class ExactlyOnce(Delivery):
         In one partition, so that they go in order: of too large ones the smallest comes first, else those without key.
         """
         assert lessons.unclear is not None, "there was a refusal"
-        topic, code, *_ = lessons.unclear
+        topic = lessons.unclear.topic
 
         def records(*, keyed: bool) -> Iterator[Record]:
             rows = (one for batch in work.spool for one in screen.rows(batch).records if one[0] == topic)
             return ((*one[:3], 0, *one[4:]) for one in rows if (one[2] is not None) is keyed)
 
         ordered = chain(records(keyed=False), records(keyed=True))
-        if code in SIZES:
+        if lessons.unclear.large:
             sized = {screen.size(one): one for one in ordered}
             ordered = chain(sized[size] for size in sorted(sized))
         producer = work.starting.take({**screen.fitting(), "batch.num.messages": "1"})
@@ -210,7 +210,7 @@ class ExactlyOnce(Delivery):
             producer.close()
 
     def _longer(self, work: _Work, rate: float | None) -> dict[str, str]:
-        return transactions.clock(self.settings, work.spool.size, rate, lambda: transactions.longest_ms(self.settings))
+        return producers.clock(self.settings, work.spool.size, rate, lambda: producers.longest_ms(self.settings))
 
     def _take(self, work: _Work, fitting: Mapping[str, str], longer: Mapping[str, str]) -> Transactional:
         while True:
@@ -219,7 +219,7 @@ class ExactlyOnce(Delivery):
             except KafkaError as problem:
                 if not longer or problem.code != "TL-K20":
                     raise
-                longer = transactions.halved(self.settings, longer)  # the cluster allows no longer one
+                longer = producers.halved(self.settings, longer)  # the cluster allows no longer one
 
     def _transact(self, work: _Work, producer: Transactional, screen: RecordCheck) -> Delivered:
         if work.claim is None:
@@ -310,7 +310,7 @@ class _Work:
     spool: Spool
     claim: Claim | None
     store: MarkerStore
-    starting: transactions.Starting
+    starting: producers.Starting
 
 
 def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> Delivery:

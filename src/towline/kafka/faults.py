@@ -1,4 +1,4 @@
-"""Kafka's errors, told for the person who has to act; the one place where librdkafka's codes become ours."""
+"""Kafka's errors, told for the person who has to act; the one place where librdkafka's codes get their meaning."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
-    "DENIED",
     "FOREIGN",
     "KEPT",
     "SILENCE",
+    "Meaning",
     "TransactionVerdict",
     "gave_up",
+    "means",
     "missing",
     "reason",
     "undelivered",
@@ -29,14 +30,44 @@ __all__ = [
     "unusable",
 ]
 
-#: Kafka's errors for want of a right to a topic.
-DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
 #: What the binding raises when Kafka fails: a fatal error that meets a pending delivery report comes out as
 #: SystemError with the KafkaException as its cause (confluent-kafka 2.16).
 FOREIGN: Final = (confluent_kafka.KafkaException, SystemError)
 
 
-#: Codes a person can act on, by name so that an older or newer binding without one still imports.
+class Meaning(Enum):
+    """What an error of librdkafka's says about its cause: its codes, by name, as an older binding may lack one."""
+
+    #: This user has no right to the topic.
+    DENIED = frozenset({"CLUSTER_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
+    #: A newer producer has the transactional id, or this one slept past its transaction.
+    FENCED = frozenset({"INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "_FENCED"})
+    #: A topic is being made, or changes its leader, or has lost it: the same look-up may be answered a moment later.
+    PASSING = frozenset(
+        {
+            *("FENCED_LEADER_EPOCH", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "OFFSET_NOT_AVAILABLE"),
+            *("UNKNOWN_LEADER_EPOCH", "UNKNOWN_TOPIC_OR_PART", "_DESTROY_BROKER", "_TIMED_OUT", "_UNKNOWN_PARTITION"),
+        }
+    )
+    #: The record is to blame.
+    RECORD = frozenset({"INVALID_RECORD", "INVALID_TIMESTAMP"})
+    #: The request is too large, as one record of it may be.
+    SIZE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
+    #: The time was up.
+    TIMEOUT = frozenset(
+        {"REQUEST_TIMED_OUT", "_MSG_TIMED_OUT", "_PURGE_INFLIGHT", "_PURGE_QUEUE", "_TIMED_OUT", "_TIMED_OUT_QUEUE"}
+    )
+    #: `produce` names no error where an earlier one was fatal, or asks for an abort.
+    UNNAMED = frozenset({"_FATAL", "_STATE"})
+
+
+def means(error: Any, *meanings: Meaning) -> bool:
+    """Whether an error has one of these meanings; takes what was raised, an error value, or librdkafka's name of it."""
+    name = error if isinstance(error, str) else name_of(error)
+    return any(name in meaning.value for meaning in meanings)
+
+
+#: Codes a person can act on.
 _ADVICE: Final = MappingProxyType(
     {
         "MSG_SIZE_TOO_LARGE": "Raise the topic's max.message.bytes and kafka.message.max.bytes, or send less.",
@@ -51,10 +82,14 @@ _ADVICE: Final = MappingProxyType(
         "UNKNOWN_TOPIC_OR_PART": "The topic was deleted, or this user may not see it.",
     }
 )
-
 KEPT: Final = (
     "Its batch is not committed; the rows stay where Spark read them and are written again when the query restarts."
 )
+
+
+def _advice(name: str) -> str:
+    """What to do about a code, and what becomes of the rows meanwhile."""
+    return f"{_ADVICE.get(name, '')} {KEPT}".strip()
 
 
 def reason(error: Any) -> str:
@@ -90,7 +125,7 @@ def undelivered(servers: str, lost: int, rows: int, seconds: float, first: Itera
         seconds: The delivery timeout.
         first: Topics and errors of the first failed ones; may be empty.
     """
-    refusals = [(topic, error) for topic, error in first if name_of(error) not in _TIMEOUTS]
+    refusals = [(topic, error) for topic, error in first if not means(error, Meaning.TIMEOUT)]
     if not refusals:
         return KafkaError(
             "TL-K02",
@@ -99,9 +134,8 @@ def undelivered(servers: str, lost: int, rows: int, seconds: float, first: Itera
             f"Is it up and reachable? {KEPT}",
         )
     topic, error = refusals[0]
-    advice = _ADVICE.get(name_of(error), "")
     what = f'Kafka refused {lost:,} of {rows:,} records, the first for topic "{topic}": {reason(error)}'
-    return KafkaError("TL-K03", servers, what, f"{advice} {KEPT}".strip())
+    return KafkaError("TL-K03", servers, what, _advice(name_of(error)))
 
 
 _DOWN: Final = "no broker is up"
@@ -124,10 +158,6 @@ _AUTHENTICATION: Final = "authentication failed:"
 
 #: Codes that mean nobody answered, as against a mistake somebody must mend.
 SILENCE: Final = frozenset({"TL-K01", "TL-K02"})
-
-_TIMEOUTS: Final = frozenset(
-    {"_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_PURGE_QUEUE", "_PURGE_INFLIGHT", "REQUEST_TIMED_OUT"}
-)
 
 
 def gave_up(servers: str, problem: BaseException) -> KafkaError:
@@ -194,39 +224,9 @@ class TransactionVerdict(Enum):
     DISCARD = "discard"
 
 
-_FENCED: Final = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
-
-
-#: `produce` names no error where an earlier one was fatal, or asks for an abort.
-UNNAMED: Final = frozenset({"_FATAL", "_STATE"})
-#: The producer, not the record, is the matter: it was fenced, or its transaction must be aborted.
-STATES: Final = UNNAMED | _FENCED
-
-
-#: A topic that is being made, or is changing its leader, or has lost it: Kafka's retriable errors of a look-up.
-_PASSING: Final = frozenset(
-    {
-        "FENCED_LEADER_EPOCH",
-        "LEADER_NOT_AVAILABLE",
-        "NOT_LEADER_FOR_PARTITION",
-        "OFFSET_NOT_AVAILABLE",
-        "UNKNOWN_LEADER_EPOCH",
-        "UNKNOWN_TOPIC_OR_PART",
-        "_DESTROY_BROKER",
-        "_TIMED_OUT",
-        "_UNKNOWN_PARTITION",
-    }
-)
-
-
-def passes(problem: BaseException) -> bool:
-    """Whether the same look-up may be answered a moment later."""
-    return name_of(problem) in _PASSING
-
-
 def verdict(problem: BaseException) -> TransactionVerdict:
     """What to do after an error of a transactional call; what can't be classified is indefinite."""
-    if name_of(problem) in _FENCED:
+    if means(problem, Meaning.FENCED):
         return TransactionVerdict.FENCED
     if not isinstance(problem, confluent_kafka.KafkaException):
         return TransactionVerdict.DISCARD  # SystemError: a fatal error met a pending delivery report
@@ -262,9 +262,7 @@ def failed(servers: str, doing: str, problem: BaseException, first: Iterable[tup
         if not name_of(error).startswith("_PURGE"):  # what the abort itself drops tells nothing
             name, why = name_of(error), f'{reason(error)} (topic "{topic}")'
             break
-    return KafkaError(
-        "TL-K20", servers, f"the transaction failed {doing}: {why}", f"{_ADVICE.get(name, '')} {KEPT}".strip()
-    )
+    return KafkaError("TL-K20", servers, f"the transaction failed {doing}: {why}", _advice(name))
 
 
 def too_slow(servers: str, done: int, size: int, seconds: float, allowed_s: float) -> KafkaError:
@@ -291,7 +289,7 @@ def too_slow(servers: str, done: int, size: int, seconds: float, allowed_s: floa
 def too_many_kinds(servers: str, most: int, topic: str, code: str) -> KafkaError:
     """TL-K29: Kafka refuses records of one batch for more reasons than can be learned."""
     what = f'Kafka refuses records of more than {most} kinds, the last for topic "{topic}": {code}'
-    return KafkaError("TL-K29", servers, what, f"{_ADVICE.get(code, '')} {KEPT}".strip())
+    return KafkaError("TL-K29", servers, what, _advice(code))
 
 
 def undecided(servers: str, seconds: float, why: str) -> KafkaError:

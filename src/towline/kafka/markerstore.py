@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from towline.errors import KafkaError
-from towline.kafka import faults, transactions
+from towline.kafka import faults, producers
 from towline.kafka.clientconfig import QUIET, resolve
 from towline.kafka.cluster import Cluster, comes, watermarks
 from towline.kafka.markers import Marker, MarkerPlace
 from towline.kafka.options import FORMAT
-from towline.kafka.transactions import Indefinite
+from towline.kafka.producers import Indefinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -223,7 +223,7 @@ class MarkerStore:
         Raises:
             KafkaError: TL-K01, TL-K20, TL-K21; what ``revise`` raises, and then nothing is written.
         """
-        producer = transactions.take(self._settings, self._settings.transactional_id(self.sink_id, partition), {})
+        producer = producers.take(self._settings, self._settings.transactional_id(self.sink_id, partition), {})
         try:
             marker = revise()
             producer.begin()

@@ -23,6 +23,7 @@ from towline.kafka import faults
 from towline.kafka.clientconfig import largest_message
 from towline.kafka.cluster import ANY, Cluster, TopicFacts, least
 from towline.kafka.deadletters import FRAME, DeadLetter, Reason, from_record, record_bytes, to_records
+from towline.kafka.faults import Meaning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,17 @@ if TYPE_CHECKING:
     from towline.kafka.options import SinkSettings
     from towline.kafka.producers import KafkaProducer
 
-__all__ = ["Fault", "Lessons", "RecordCheck", "RecordLimits", "Refusal", "fault_of", "has_learned", "refusal_of"]
+__all__ = [
+    "Fault",
+    "Lessons",
+    "RecordCheck",
+    "RecordLimits",
+    "Refusal",
+    "fault_of",
+    "has_learned",
+    "refusal_of",
+    "require_topics",
+]
 
 #: Seconds for which limits of topics are believed.
 _FRESH_S: Final = 300.0
@@ -207,8 +218,7 @@ class RecordCheck:
         required = {name for name in (self._settings.topic, self._settings.dead_letter_topic) if name}
         reserves = self._settings.reserves
         topics = facts_of(self._settings, {name for name in named if not reserves(name)} | required)
-        absent = required - set(topics)
-        if absent:
+        if absent := required.difference(topics):
             raise faults.missing(self._settings.servers, absent)
         client = self._settings.client
         codec = client.get("compression.type", client.get("compression.codec", "none"))
@@ -323,6 +333,18 @@ def facts_of(settings: SinkSettings, names: Iterable[str]) -> dict[str, TopicFac
     return {name: facts.narrowed(_learned(settings, name)) for name, facts in fresh.items()}
 
 
+def require_topics(settings: SinkSettings, names: Iterable[str]) -> None:
+    """See that topics may be written to and exist, by the cluster's whole list: asking by name could create one.
+
+    Raises:
+        KafkaError: TL-K06 for one that no row may name; TL-K01 without an answer in time; TL-K04 for missing ones.
+    """
+    for topic in filter(settings.reserves, names):
+        raise faults.unfit(settings.servers, topic, *RESERVED)
+    if absent := set(names).difference(facts_of(settings, names)):
+        raise faults.missing(settings.servers, absent)
+
+
 def forget(settings: SinkSettings) -> None:
     """Ask anew next time: Kafka refused something that looked right."""
     for key in [key for key in _facts if key[0] == settings.servers]:
@@ -349,12 +371,6 @@ def has_learned(settings: SinkSettings) -> bool:
     return any(_learned(settings, topic) is not ANY for servers, topic in _lessons if servers == settings.servers)
 
 
-#: Codes of a request that is too large, as one record of it may be.
-SIZES: Final = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
-#: Codes that blame records, not their producer.
-_REFUSALS: Final = SIZES | {"INVALID_RECORD", "INVALID_TIMESTAMP"}
-
-
 class Refusal(NamedTuple):
     """A delivery report that blames its record.
 
@@ -373,6 +389,11 @@ class Refusal(NamedTuple):
     moment: int
 
     @property
+    def large(self) -> bool:
+        """Whether it is for its size, or that of the others."""
+        return faults.means(self.code, Meaning.SIZE)
+
+    @property
     def kind(self) -> tuple[str, str, bool]:
         """What it has in common with others, of which one is enough."""
         return self.topic, self.code, self.keyed
@@ -380,10 +401,9 @@ class Refusal(NamedTuple):
 
 def refusal_of(error: Any, message: Any, size: int | None) -> Refusal | None:
     """What a report tells; its message has no headers (confluent-kafka 2.16). None for an error of another kind."""
-    code = faults.name_of(error)
-    if code not in _REFUSALS:
+    if not faults.means(error, Meaning.RECORD, Meaning.SIZE):
         return None
-    return Refusal(message.topic(), code, size, message.key() is not None, message.timestamp()[1])
+    return Refusal(message.topic(), faults.name_of(error), size, message.key() is not None, message.timestamp()[1])
 
 
 class Lessons:
@@ -415,7 +435,7 @@ class Lessons:
             self.conclude(refusals)
         else:
             self._told = told
-            if not (refusals[0].code in SIZES and self._changed(refusals[0].topic)):
+            if not (refusals[0].large and self._changed(refusals[0].topic)):
                 self.unclear = refusals[0]
 
     def alone(
@@ -436,13 +456,13 @@ class Lessons:
             KafkaError: As `take`.
         """
         assert self.unclear is not None, "there was a refusal"
-        (topic, code, *_), self.unclear = self.unclear, None
-        alone = [one for one in refusals if one.topic == topic and one.size is not None]
-        facts = [_lesson(one) for one in alone if one.code not in SIZES]
-        sizes = [one.size for one in alone if one.size is not None and one.code in SIZES]
-        if sizes or (not alone and code in SIZES):
-            facts.append(self._room(topic, min(sizes, default=None)))
-        if not [one for one in facts if self._learn(topic, one, code)]:
+        unclear, self.unclear = self.unclear, None
+        alone = [refusal for refusal in refusals if refusal.topic == unclear.topic and refusal.size is not None]
+        facts = [_lesson(refusal) for refusal in alone if not refusal.large]
+        sizes = [refusal.size for refusal in alone if refusal.size is not None and refusal.large]
+        if sizes or (not alone and unclear.large):
+            facts.append(self._room(unclear.topic, min(sizes, default=None)))
+        if not [limits for limits in facts if self._learn(unclear.topic, limits, unclear.code)]:
             raise self._told
 
     def _room(self, topic: str, least: int | None) -> TopicFacts:

@@ -33,7 +33,7 @@ from towline.errors import ConfigError, JournalError, KafkaError, one_line
 from towline.guarantee import policy
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import Delivered, Task, require_topics
+from towline.kafka.delivery import Delivered, Task, require_named_topics
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
@@ -216,7 +216,7 @@ class KafkaTransactional(DataSource):
         if pace is not None and pace.rate is not None:
             origin, settings = replace(origin, rate=pace.rate or None), settings.in_requests_of(pace.rate)
         columns = self._columns(schema)
-        require_topics(self._settings)
+        require_named_topics(self._settings)
         return delivery_for(settings, columns, origin)
 
     def _columns(self, schema: StructType) -> Columns:

@@ -15,7 +15,7 @@ from towline.errors import KafkaError
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
-from towline.kafka.transactions import take
+from towline.kafka.producers import take
 from towline_prove.devstack import Kafka, Mosquitto
 
 

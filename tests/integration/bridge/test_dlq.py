@@ -129,7 +129,7 @@ def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None
         from pathlib import Path
         from towline.bridge.config import file as config
         from towline.bridge.deadletters import dlq, replay
-        from towline.kafka.transactions import Transactional
+        from towline.kafka.producers import Transactional
         Transactional.commit = lambda producer: (producer.flush(20), os._exit(9))
         bridge = config.load(Path(sys.argv[1]))
         replay.replay(dlq.shelves(bridge)[0], dlq.Wanted(), None)

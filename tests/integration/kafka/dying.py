@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.errors import KafkaError
-from towline.kafka import producers, transactions
+from towline.kafka import producers
 from towline.kafka.delivery import Task
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.spool import Spool
@@ -26,16 +26,16 @@ from towline.kafka.spool import Spool
 STEPS: dict[str, tuple[Any, str, str]] = {
     "before the rows are spooled": (Spool, "fill", "before"),
     "after the rows are spooled": (Spool, "fill", "after"),
-    "before init": (transactions.Transactional, "start", "before"),
-    "after init": (transactions.Transactional, "start", "after"),
+    "before init": (producers.Transactional, "start", "before"),
+    "after init": (producers.Transactional, "start", "after"),
     "after the marker is read": (MarkerStore, "read", "after"),
-    "after begin": (transactions.Transactional, "begin", "after"),
+    "after begin": (producers.Transactional, "begin", "after"),
     "in the middle of the records": (producers.KafkaProducer, "send", "middle"),
-    "after the records, before the marker": (transactions.Transactional, "mark", "before"),
-    "after the marker, nothing flushed": (transactions.Transactional, "mark", "after"),
-    "all flushed, before the commit request": (transactions.Transactional, "commit", "flushed"),
-    "while the commit request is on its way": (transactions.Transactional, "commit", "during"),
-    "after the commit, before Spark knows": (transactions.Transactional, "commit", "after"),
+    "after the records, before the marker": (producers.Transactional, "mark", "before"),
+    "after the marker, nothing flushed": (producers.Transactional, "mark", "after"),
+    "all flushed, before the commit request": (producers.Transactional, "commit", "flushed"),
+    "while the commit request is on its way": (producers.Transactional, "commit", "during"),
+    "after the commit, before Spark knows": (producers.Transactional, "commit", "after"),
 }
 
 

@@ -28,7 +28,7 @@ from towline.kafka.delivery import Delivered, Task
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, delivery_for
 from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.kafka.options import SinkSettings
-from towline.kafka.transactions import Indefinite, Transactional, take
+from towline.kafka.producers import Indefinite, Transactional, take
 from towline_prove.devstack import Kafka
 
 ROOT = Path(__file__).parents[3]

@@ -15,12 +15,12 @@ from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.bridge.deadletters import dlq, replay
 from towline.bridge.deadletters.replay import Remapped
-from towline.kafka import transactions
+from towline.kafka import producers
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.columns import Rows
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.delivery import Task
-from towline.kafka.transactions import Transactional
+from towline.kafka.producers import Transactional
 from towline_prove.devstack import Kafka
 
 pytestmark = pytest.mark.faults
@@ -116,15 +116,15 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
     monkeypatch.setattr(replay, "Mapper", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)]))
     monkeypatch.setattr(replay, "CHUNK", 1)
     rearm(proxy)
-    write = transactions.Transactional.write
+    write = producers.Transactional.write
 
-    def late(self: transactions.Transactional, rows: Rows) -> None:
+    def late(self: producers.Transactional, rows: Rows) -> None:
         write(self, rows)
         if proxy.held.is_set() and not proxy.answered.is_set():
             self.flush(10)
             release_in_the_middle(proxy)
 
-    monkeypatch.setattr(transactions.Transactional, "write", late)
+    monkeypatch.setattr(producers.Transactional, "write", late)
     assert replay.replay(ledger, dlq.Wanted(), lambda: None).mended == {"mended": 2}  # type: ignore[arg-type,return-value]
     assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
     assert committed(kafka, "mended") == [0, 1]

@@ -22,7 +22,7 @@ from towline.kafka.deadletters import Reason
 from towline.kafka.delivery import Delivered, Task
 from towline.kafka.exactly_once import delivery_for
 from towline.kafka.options import SinkSettings
-from towline.kafka.transactions import Transactional
+from towline.kafka.producers import Transactional
 from towline_prove.devstack import Kafka
 
 BOTH = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])

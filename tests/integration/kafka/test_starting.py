@@ -14,7 +14,7 @@ from tests.integration.kafka.writing import QUERY, committed, exactly_once
 from towline.errors import KafkaError
 from towline.kafka.delivery import Task
 from towline.kafka.options import SinkSettings
-from towline.kafka.transactions import Starting, Transactional
+from towline.kafka.producers import Starting, Transactional
 from towline_prove.devstack import Kafka
 
 ID = "towline.starting.0"

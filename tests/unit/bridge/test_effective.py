@@ -14,7 +14,7 @@ from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.effective import effective, render_effective
 from towline.bridge.uplink.query import UplinkQuery
 from towline.kafka import markerstore, producers
-from towline.kafka.transactions import Transactional
+from towline.kafka.producers import Transactional
 
 FILE = """name = "plant"
 state_dir = "state"

@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, Uuid
 from confluent_kafka import KafkaError as ClientError
 
-from towline.kafka import cluster, delivery, exactly_once, markerstore, producers, screening, transactions
+from towline.kafka import cluster, delivery, exactly_once, markerstore, producers, screening
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.options import SinkSettings
 
@@ -427,7 +427,7 @@ class MemoryAdmin:
 #: What a process remembers of Kafka.
 _CACHES: tuple[Any, ...] = (
     *(exactly_once._checked, producers._clients, screening._facts, screening._lessons),
-    transactions._longest,
+    producers._longest,
     *(markerstore._consumers, markerstore._ends, markerstore._seen),
 )
 
@@ -437,7 +437,7 @@ def kafka_in_memory() -> Iterator[MemoryKafka]:
     """Such a Kafka behind all modules of the sink, which know nothing of any other."""
     kafka = MemoryKafka()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (cluster, delivery, exactly_once, markerstore, producers, screening, transactions):
+        for module in (cluster, delivery, exactly_once, markerstore, producers, screening):
             patch.setattr(module, "time", kafka)
         patch.setattr(producers, "Producer", kafka.producer)
         patch.setattr(markerstore, "Consumer", kafka.consumer)
@@ -454,9 +454,9 @@ def settings(**options: str) -> SinkSettings:
     return SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "topic": "t", **named, **given})
 
 
-def started(transactional_id: str, **options: str) -> transactions.Transactional:
-    """A producer of transactions."""
-    return transactions.take(settings(**options), transactional_id, {})
+def started(transactional_id: str, **options: str) -> producers.Transactional:
+    """A producer of producers."""
+    return producers.take(settings(**options), transactional_id, {})
 
 
 def columns(of: SinkSettings, *names: str) -> Columns:

@@ -206,4 +206,4 @@ def test_an_answer_that_does_not_come_is_an_error_of_kafkas(monkeypatch: pytest.
     with pytest.raises(faults.FOREIGN) as caught:
         cluster.answer(Future(), 0.001)
     assert faults.reason(caught.value) == "no answer in time"
-    assert faults.passes(caught.value)
+    assert faults.means(caught.value, faults.Meaning.PASSING)

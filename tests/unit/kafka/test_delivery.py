@@ -13,8 +13,10 @@ from confluent_kafka import KafkaError as ClientError
 from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryKafka, numbers
 from towline.errors import KafkaError
-from towline.kafka.delivery import Delivered, Delivery, Task, require_topics
+from towline.kafka import producers
+from towline.kafka.delivery import Delivered, Delivery, Task, require_named_topics
 from towline.kafka.exactly_once import delivery_for
+from towline.kafka.screening import require_topics
 
 GUARANTEES = ["at_least_once", "at_most_once"]
 FULL = BufferError("Local: Queue full")
@@ -50,7 +52,7 @@ def test_nothing_is_sent_to_a_topic_that_is_missing(memory: MemoryKafka, guarant
     with pytest.raises(KafkaError, match="TL-K04"):
         sink(guarantee).deliver(Task(0), numbers(1))
     assert "produce" not in memory.calls
-    assert memory.calls[-2:] == ["purge", "flush"], "the producer is not used again"
+    assert not producers._clients, "the producer is not used again"
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
@@ -172,7 +174,7 @@ def test_a_second_attempt_writes_nothing_and_counts_its_rows(memory: MemoryKafka
 
 
 def test_without_a_word_from_kafka_all_rows_are_lost_and_read(memory: MemoryKafka) -> None:
-    memory.fail("list_topics", kafka.TRANSPORT)
+    memory.fail("admin.list_topics", kafka.TRANSPORT)
     done = sink("at_most_once").deliver(Task(0), numbers(1, 2, 3, 4, 5))
     assert (done.rows, done.lost) == (0, 5)
     assert "did not answer" in done.why
@@ -204,14 +206,27 @@ def test_where_sending_stops_the_rest_is_lost(memory: MemoryKafka, problem: Base
 # -- before a task or a row asks --
 
 
+def test_a_topic_is_looked_for_in_the_whole_list_and_only_until_it_was_seen(memory: MemoryKafka) -> None:
+    of = kafka.settings()
+    for _ in range(2):
+        with pytest.raises(KafkaError, match=r'"away" does not exist.*TL-K04'):
+            require_topics(of, {"t", "away"})
+    require_topics(of, {"t"})
+    assert memory.calls.count("admin.list_topics") == 2
+    memory.topics["away"] = 1
+    require_topics(of, {"t", "away"})
+    require_topics(of, {"away"})
+    assert memory.calls.count("admin.list_topics") == 3
+
+
 def test_the_topics_that_are_always_written_to_are_looked_for_once(memory: MemoryKafka) -> None:
     of = kafka.settings(deadLetterTopic="dlq")
     with pytest.raises(KafkaError, match=r'"dlq" does not exist.*TL-K04'):
-        require_topics(of)
+        require_named_topics(of)
     memory.fail("admin.list_topics", kafka.TRANSPORT)
-    require_topics(of)  # the tasks wait longer for Kafka, and tell it
+    require_named_topics(of)  # the tasks wait longer for Kafka, and tell it
     memory.topics["dlq"] = 1
     before = len(memory.calls)
     for _ in range(3):
-        require_topics(of)
+        require_named_topics(of)
     assert len(memory.calls) == before + 2, "the list and the settings"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from towline.kafka.options import SinkSettings
 from towline.kafka.pace import FIRST, GROWTH, LATENCY_S, LEAST, BatchLimit, WritePace, batch_bytes
-from towline.kafka.transactions import clock, halved
+from towline.kafka.producers import clock, halved
 
 BUDGET_S = 15.0
 FULL = 64 << 20

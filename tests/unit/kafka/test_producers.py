@@ -88,27 +88,14 @@ def test_all_failures_are_counted_and_the_first_are_kept(memory: MemoryKafka) ->
     assert (producer.failures, producer.first) == (0, [])
 
 
-def test_a_topic_is_looked_for_in_the_whole_list_and_only_until_it_was_seen(memory: MemoryKafka) -> None:
-    producer = KafkaProducer(kafka.settings())
-    for _ in range(2):
-        with pytest.raises(KafkaError, match=r'"away" does not exist.*TL-K04'):
-            producer.require({"t", "away"})
-    producer.require({"t"})
-    assert memory.calls == ["list_topics"] * 2
-    memory.topics["away"] = 1
-    producer.require({"t", "away"})
-    producer.require({"away"})
-    assert memory.calls == ["list_topics"] * 3
-
-
 def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(memory: MemoryKafka) -> None:
     producer = KafkaProducer(kafka.settings(deliveryTimeout="7"))
     memory.fail("list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
     with pytest.raises(KafkaError, match=r"did not answer for 7 s: failed to get metadata.*TL-K01"):
-        producer.require({"t"})
+        producer.list_topics()
     memory.producers[0].config["error_cb"](ClientError(ClientError._TRANSPORT, "k1:9092: Connection refused"))
     with pytest.raises(KafkaError, match="did not answer for 7 s: k1:9092: Connection refused"):
-        producer.require({"t"})
+        producer.list_topics()
 
 
 @pytest.mark.usefixtures("memory")

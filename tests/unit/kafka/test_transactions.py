@@ -28,8 +28,7 @@ from towline.kafka import faults
 from towline.kafka.columns import Rows
 from towline.kafka.faults import TransactionVerdict
 from towline.kafka.markers import Marker
-from towline.kafka.producers import QueueStuck
-from towline.kafka.transactions import Indefinite, Starting, Transactional, take
+from towline.kafka.producers import Indefinite, QueueStuck, Starting, Transactional, take
 
 ID = "towline.s.0"
 FOREVER = [TIMED_OUT] * 1000

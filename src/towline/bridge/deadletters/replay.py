@@ -6,7 +6,7 @@ topics and, into the dead-letter topic, a mark that names the dead letters they 
 
 Each transaction has a producer of its own, whose `init_transactions` comes before the marks are read [I9]: a replay
 that died is committed or aborted by then, one that still runs is fenced, and a commit request that arrives late is
-refused (KIP-890; `towline.kafka.transactions`).
+refused (KIP-890; `towline.kafka.producers`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from towline.kafka.cluster import Cluster
 from towline.kafka.columns import Rows
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.options import SinkSettings
+from towline.kafka.producers import Indefinite, take
 from towline.kafka.properties import TRACE_CONTEXT, user_property
 from towline.kafka.reserved import reserved
 from towline.kafka.screening import RecordLimits, fault_of
-from towline.kafka.transactions import Indefinite, take
 from towline.schema import ROW_SCHEMA
 
 if TYPE_CHECKING:
