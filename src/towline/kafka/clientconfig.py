@@ -27,19 +27,6 @@ from towline.threads import later
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "PROVIDER",
-    "QUIET",
-    "REFERENCE",
-    "PlainSecret",
-    "check_client",
-    "client_config",
-    "file_property",
-    "insecurities",
-    "largest_message",
-    "resolve",
-]
-
 #: Properties whose value is a secret: plain text is refused, since it would stand in Spark's plans.
 SECRETS: Final = frozenset(
     {

@@ -25,20 +25,6 @@ from towline.kafka.faults import Meaning
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = [
-    "ANY",
-    "LONGEST_MS",
-    "Cluster",
-    "ClusterInfo",
-    "LastWord",
-    "TopicFacts",
-    "answer",
-    "comes",
-    "id_text",
-    "least",
-    "watermarks",
-]
-
 #: One failed attempt a second is enough to learn why; the default is 100 ms and makes noise.
 _PATIENCE: Final = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
 #: Seconds between two looks at a topic whose transaction is not decided, or that has no leader yet.

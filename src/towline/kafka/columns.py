@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from towline.kafka.properties import Header
     from towline.kafka.screening import Fault
 
-__all__ = ["ACCEPTED", "Columns", "Record", "Rows", "distinct_values", "header_lists", "longest", "most"]
-
 #: Positional arguments of `confluent_kafka.Producer.produce`: topic, value, key, partition (-1: the partitioner
 #: decides) and, with headers or timestamps, callback, on_delivery (both None), timestamp in ms (0: now), headers.
 #: Positional because keywords cost 0.3 to 1 us a record (measured).

@@ -30,20 +30,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-__all__ = [
-    "A_HEADER",
-    "FRAME",
-    "PREFIX",
-    "Collector",
-    "DeadLetter",
-    "Header",
-    "Reason",
-    "from_record",
-    "record_bytes",
-    "to_record",
-    "to_records",
-]
-
 #: What every header of ours begins with.
 PREFIX: Final = "towline.dlq."
 _REASON: Final = PREFIX + "reason"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from towline.kafka.markers import MarkerStep
     from towline.kafka.options import SinkSettings
 
-__all__ = ["AtLeastOnce", "AtMostOnce", "Delivered", "Delivery", "Task", "require_named_topics"]
-
 
 @dataclass(frozen=True)
 class Delivered:

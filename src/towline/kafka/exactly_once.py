@@ -6,7 +6,7 @@ For batch b and partition p of one sink:
     2  producer   meanwhile: a new one with transactional.id <prefix>.<sink>.<p>; list_topics()
     3  init       init_transactions(): older producers are fenced, their transaction is committed or aborted
     4  marker     read it, read_committed, to the last stable offset
-    5  decide     write, skip, or stop with a clear line (`markers.MISMATCHES`)
+    5  decide     write, skip, or stop with a clear line (`markers.Situation`)
     6  write      begin, records (bad ones as dead letters), marker
     7  commit     once; after an unclear answer a new producer reads the marker and knows
 
@@ -26,19 +26,16 @@ from towline.errors import KafkaError, TowlineError
 from towline.kafka import faults, producers, screening
 from towline.kafka.cluster import Cluster
 from towline.kafka.columns import Rows
-from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery, Task
+from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery
 from towline.kafka.markers import (
     ANYONE,
     BEFORE_FIRST,
-    MISMATCHES,
     Claim,
     Marker,
     MarkerStep,
     MarkerTotals,
     Situation,
     TaskRefusal,
-    changed,
-    mismatch,
     situation,
 )
 from towline.kafka.markerstore import MarkerStore
@@ -47,14 +44,13 @@ from towline.kafka.producers import Indefinite, Transactional
 from towline.kafka.screening import Lessons, RecordCheck
 from towline.kafka.spool import Spool
 from towline.kafka.topicids import keep_ids, kept_ids, remade
+from towline.sinks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from towline.kafka.columns import Columns, Record
     from towline.kafka.options import SinkSettings
-
-__all__ = ["BatchOrigin", "ExactlyOnce", "batch_origin", "delivery_for"]
 
 #: Producers one task may use up on errors that pass; then the task fails, and Spark decides.
 _TRIES: Final = 3
@@ -226,11 +222,11 @@ class ExactlyOnce(Delivery):
             return self._write(work, producer, screen, None)
         before = work.store.read(work.task.partition)
         found = situation(before, work.claim)
-        if found in MISMATCHES:
-            raise mismatch(found, before, work.claim, work.store.place)
+        if found is Situation.WRITE:
+            return self._write(work, producer, screen, before)
         if found is Situation.DONE and before is not None:
             return self._skip(work, before)
-        return self._write(work, producer, screen, before)
+        raise work.store.mismatch(found, before, work.claim)
 
     def _skip(self, work: _Work, marker: Marker) -> Delivered:
         """The batch is in Kafka: say what was written then."""
@@ -241,7 +237,7 @@ class ExactlyOnce(Delivery):
         spool, crc = work.spool, marker.crc  # no checksum where its writer had no use for one
         differs = compared and (spool.rows != marker.rows or (crc is not None and crc != spool.crc()))
         if differs and work.claim is not None:
-            raise changed(marker, spool.rows, work.claim, work.store.place)
+            raise work.store.changed(marker, spool.rows, work.claim)
         dead_before = marker.total_dead_lettered - marker.dead_lettered
         found = None if by_hand else MarkerTotals(marker.total_rows - marker.rows, dead_before)
         return Delivered(
@@ -285,13 +281,14 @@ class ExactlyOnce(Delivery):
             before = store.read(0)
             marker = before or Marker(BEFORE_FIRST, claim.parallelism, writer=claim.writer)
             marker = replace(marker, refused=TaskRefusal(claim.batch, task.run, task.partition))
-            if (found := situation(before, claim)) in MISMATCHES:  # then the marker already stops every task
-                raise mismatch(found, marker, claim, store.place)
+            found = situation(before, claim)
+            if found not in {Situation.WRITE, Situation.DONE}:  # then the marker already stops every task
+                raise store.mismatch(found, marker, claim)
             return marker
 
         marker = store.rewrite(0, revised)
         found = Situation.TORN if marker and marker.batch == claim.batch else Situation.REFUSED
-        return mismatch(found, marker, claim, store.place)
+        return store.mismatch(found, marker, claim)
 
 
 @dataclass(frozen=True)
@@ -375,7 +372,7 @@ def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: C
     for partition, marker in markers.items():
         claim = Claim(0, partition, settings.parallelism, checkpoint.query)
         if checkpoint.query and situation(marker, claim) is Situation.FOREIGN:  # unknown where no disk of ours has it
-            raise mismatch(Situation.FOREIGN, marker, claim, store.place)
+            raise store.mismatch(Situation.FOREIGN, marker, claim)
     if remade(kept_ids(checkpoint, _MARKERS), now) and not any(markers.values()):
-        raise mismatch(Situation.MISSING, None, Claim(0, 0, settings.parallelism, writer=""), store.place)
+        raise store.mismatch(Situation.MISSING, None, Claim(0, 0, settings.parallelism, writer=""))
     keep_ids(checkpoint, now, _MARKERS)

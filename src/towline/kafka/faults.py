@@ -14,22 +14,6 @@ from towline.errors import ConfigError, KafkaError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "FOREIGN",
-    "KEPT",
-    "SILENCE",
-    "Meaning",
-    "TransactionVerdict",
-    "gave_up",
-    "means",
-    "missing",
-    "reason",
-    "undelivered",
-    "unfit",
-    "unreachable",
-    "unusable",
-]
-
 #: What the binding raises when Kafka fails: a fatal error that meets a pending delivery report comes out as
 #: SystemError with the KafkaException as its cause (confluent-kafka 2.16).
 FOREIGN: Final = (confluent_kafka.KafkaException, SystemError)

@@ -17,8 +17,6 @@ from towline.kafka.clientconfig import REFERENCE, PlainSecret
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NAMES", "translated"]
-
 #: Java's name -> librdkafka's. Without one there is nothing to tell: `deliveryTimeout` bounds every wait, the type of a
 #: trust store is checked, and a login becomes three settings.
 NAMES: Final[Mapping[str, str | None]] = MappingProxyType(

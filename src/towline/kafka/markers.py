@@ -2,7 +2,7 @@
 
 Every transaction of ``exactly_once`` writes, beside the records, one marker: the number of the batch and enough to know
 whether it is the same batch of the same query. The marker is read after ``init_transactions()``, so the transaction it
-stands for is committed or aborted, never pending [I9]. `situation` compares, and `MISMATCHES` says where to stop.
+stands for is committed or aborted, never pending [I9]. `situation` compares, and says where to stop.
 
 Every partition writes its marker in every batch, an empty one too. So the marker before batch b is b-1 or b; anything
 else means that marker and checkpoint do not belong together, and guessing would lose or double records.
@@ -14,26 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
-
-from towline.errors import KafkaError
-
-__all__ = [
-    "ANYONE",
-    "BEFORE_FIRST",
-    "MISMATCHES",
-    "Claim",
-    "Marker",
-    "MarkerPlace",
-    "MarkerStep",
-    "MarkerTotals",
-    "Situation",
-    "TaskRefusal",
-    "changed",
-    "mismatch",
-    "situation",
-]
 
 #: Version of the marker's JSON; a marker of a newer one is not understood, and not guessed at.
 VERSION: Final = 1
@@ -203,31 +184,85 @@ class Claim:
     hashes: Mapping[int, str] = field(default_factory=dict)
 
 
-class Situation(Enum):
-    """What a marker says about a claim."""
+class Mismatch(NamedTuple):
+    """Why nothing is written. ``{b}`` is the batch, ``{m}`` the marker's, ``{p}`` the partition.
 
-    #: No marker, or one of another query that has never carried a row; and this is batch 0.
-    FIRST = "first"
-    #: The marker of the batch before.
-    NEXT = "next"
+    Attributes:
+        code: Of the error.
+        what: What happened; ``{n}`` and ``{k}`` are the parallelism now and then.
+        do: Two ways out: one that starts anew, one that goes on.
+    """
+
+    code: str
+    what: str
+    do: str
+
+
+_RESET: Final = "`towline kafka marker reset {command} --to-batch {to} --yes`"
+#: Where no marker says how many there were.
+_RESET_ALL: Final = "`towline kafka marker reset {command} --to-batch {to} --parallelism {n} --yes`"
+#: In the words of both places where it is read: a program with format("kafka_transactional"), and a bridge file.
+_ANEW: Final = "a new sinkId (for a bridge: towline begin-again FILE LINE)"
+
+
+class Situation(Enum):
+    """What a marker says about a claim: that it is written, or skipped, or the `Mismatch` at which the query stops."""
+
+    #: The marker of the batch before; or this is batch 0, and no marker, or another query's that has never had a row.
+    WRITE = "write"
     #: The marker of this very batch: it is in Kafka.
     DONE = "done"
-    #: No marker, though this is not batch 0.
-    MISSING = "missing"
-    #: An older marker than that of the batch before.
-    BEHIND = "behind"
-    #: A marker of a later batch.
-    AHEAD = "ahead"
-    #: The marker of another query.
-    FOREIGN = "foreign"
-    #: Written with another parallelism.
-    RESCALED = "rescaled"
-    #: The same batch number, but Spark's offset log had other offsets for it.
-    OTHER_OFFSETS = "other offsets"
-    #: This run of the query has more partitions than the sink may write, as another task found.
-    REFUSED = "refused"
-    #: One partition of the batch is in Kafka, the others were refused.
-    TORN = "torn"
+    MISSING = Mismatch(
+        "TL-K10",
+        "batch {b} has no marker of the batch before it (partition {p}): the topic {topic} was deleted "
+        "or lost it, or this checkpoint wrote to another sink until now",
+        f"If batch {{b}} is not in Kafka, {_RESET_ALL} goes on and writes it; if it is, the same with "
+        "--to-batch {b} leaves it out.",
+    )
+    BEHIND = Mismatch(
+        "TL-K11",
+        "the marker of partition {p} says batch {m}, Spark runs batch {b}: markers were lost, or batches {after} "
+        "to {before} were written by another sink, or left out in foreachBatch",
+        f"If batch {{b}} is not in Kafka, {_RESET} goes on and writes it; else start with a new "
+        f"checkpoint and {_ANEW}.",
+    )
+    AHEAD = Mismatch(
+        "TL-K12",
+        "the marker of partition {p} says batch {m}, Spark runs batch {b} only: an older checkpoint was "
+        "restored, and skipping would lose new rows under old numbers",
+        f"Restore the newest checkpoint; or {_RESET} writes batches {{b}} to {{m}} again, doubling their rows.",
+    )
+    FOREIGN = Mismatch(
+        "TL-K13",
+        "the marker of partition {p} belongs to query {writer}, this is query {me}: the checkpoint was "
+        "deleted, or two queries write as this sink",
+        f"Take {_ANEW}; or {_RESET} hands this sink over to this query, and its next batch is "
+        "written whatever the other query wrote.",
+    )
+    RESCALED = Mismatch(
+        "TL-K14",
+        "batch {m} was written with parallelism {k}, now it is {n}: partitions no longer match",
+        "Set parallelism back to {k}; or, when batch {m} is complete in Spark's commit log, "
+        "`towline kafka marker reset {command} --to-batch {m} --parallelism {n} --yes`.",
+    )
+    OTHER_OFFSETS = Mismatch(
+        "TL-K15",
+        "batch {m} was written with other source offsets than the checkpoint has for it now: an "
+        "older checkpoint was restored, and ran on",
+        f"Restore the newest checkpoint; or {_RESET} goes on from this one, and rows between the two may be doubled.",
+    )
+    REFUSED = Mismatch(
+        "TL-K17",
+        "batch {b} has more than {n} partitions (partition {rp} came), and parallelism is {n}",
+        "Leave parallelism out; or put .coalesce(1) before writeStream, or .repartition(N, key) with parallelism=N.",
+    )
+    TORN = Mismatch(
+        "TL-K18",
+        "batch {b} is half written: partition {p} is in Kafka ({rows} rows), partition {rp} and others "
+        "were refused because parallelism was {k}",
+        f"Start with a new checkpoint, {_ANEW} and a new topic; or "
+        f"{_RESET} writes the whole batch, doubling those rows.",
+    )
 
 
 def situation(marker: Marker | None, claim: Claim) -> Situation:
@@ -236,14 +271,14 @@ def situation(marker: Marker | None, claim: Claim) -> Situation:
     The order matters: who wrote it comes before what it says, and numbers before details.
     """
     if marker is None:
-        return Situation.FIRST if claim.batch == 0 else Situation.MISSING
+        return Situation.WRITE if claim.batch == 0 else Situation.MISSING
     if marker.writer not in (ANYONE, claim.writer):
-        return Situation.FIRST if claim.batch == 0 and not marker.total_rows else Situation.FOREIGN
+        return Situation.WRITE if claim.batch == 0 and not marker.total_rows else Situation.FOREIGN
     if marker.batch > claim.batch:
         return Situation.AHEAD
     if marker.batch < claim.batch - 1:
         return Situation.BEHIND
-    reached = Situation.DONE if marker.batch == claim.batch else Situation.NEXT
+    reached = Situation.DONE if marker.batch == claim.batch else Situation.WRITE
     return _refused(marker, claim) or _changed(marker, claim) or reached
 
 
@@ -267,140 +302,3 @@ def _changed(marker: Marker, claim: Claim) -> Situation | None:
     if known is not None and marker.offsets is not None and known != marker.offsets:
         return Situation.OTHER_OFFSETS
     return None
-
-
-# -- a marker that does not fit: what happened, and the two ways out, in one line each --
-
-
-class MarkerPlace(NamedTuple):
-    """Where a marker is, for messages.
-
-    Attributes:
-        servers: The bootstrap servers.
-        sink_id: The sink.
-        topic: Its marker topic.
-        command: How ``towline kafka marker`` is told where it is.
-    """
-
-    servers: str
-    sink_id: str
-    topic: str
-    command: str
-
-
-_RESET: Final = "`towline kafka marker reset {command} --to-batch {to} --yes`"
-#: Where no marker says how many there were.
-_RESET_ALL: Final = "`towline kafka marker reset {command} --to-batch {to} --parallelism {n} --yes`"
-#: In the words of both places where it is read: a program with format("kafka_transactional"), and a bridge file.
-_ANEW: Final = "a new sinkId (for a bridge: towline begin-again FILE LINE)"
-
-
-class Mismatch(NamedTuple):
-    """A row of the table: why nothing is written. ``{b}`` the batch, ``{m}`` the marker's, ``{p}`` the partition.
-
-    Attributes:
-        code: Of the error.
-        what: What happened; ``{n}`` and ``{k}`` are the parallelism now and then.
-        do: Two ways out: one that starts anew, one that goes on.
-    """
-
-    code: str
-    what: str
-    do: str
-
-
-#: The situations in which nothing is written. In the others a batch that is `DONE` is skipped, and written else.
-MISMATCHES: Final[Mapping[Situation, Mismatch]] = MappingProxyType(
-    {
-        Situation.MISSING: Mismatch(
-            "TL-K10",
-            "batch {b} has no marker of the batch before it (partition {p}): the topic {topic} was deleted "
-            "or lost it, or this checkpoint wrote to another sink until now",
-            f"If batch {{b}} is not in Kafka, {_RESET_ALL} goes on and writes it; if it is, the same with "
-            "--to-batch {b} leaves it out.",
-        ),
-        Situation.BEHIND: Mismatch(
-            "TL-K11",
-            "the marker of partition {p} says batch {m}, Spark runs batch {b}: markers were lost, or batches {after} "
-            "to {before} were written by another sink, or left out in foreachBatch",
-            f"If batch {{b}} is not in Kafka, {_RESET} goes on and writes it; else start with a new "
-            f"checkpoint and {_ANEW}.",
-        ),
-        Situation.AHEAD: Mismatch(
-            "TL-K12",
-            "the marker of partition {p} says batch {m}, Spark runs batch {b} only: an older checkpoint was "
-            "restored, and skipping would lose new rows under old numbers",
-            f"Restore the newest checkpoint; or {_RESET} writes batches {{b}} to {{m}} again, doubling their rows.",
-        ),
-        Situation.FOREIGN: Mismatch(
-            "TL-K13",
-            "the marker of partition {p} belongs to query {writer}, this is query {me}: the checkpoint was "
-            "deleted, or two queries write as this sink",
-            f"Take {_ANEW}; or {_RESET} hands this sink over to this query, and its next batch is "
-            "written whatever the other query wrote.",
-        ),
-        Situation.RESCALED: Mismatch(
-            "TL-K14",
-            "batch {m} was written with parallelism {k}, now it is {n}: partitions no longer match",
-            "Set parallelism back to {k}; or, when batch {m} is complete in Spark's commit log, "
-            "`towline kafka marker reset {command} --to-batch {m} --parallelism {n} --yes`.",
-        ),
-        Situation.OTHER_OFFSETS: Mismatch(
-            "TL-K15",
-            "batch {m} was written with other source offsets than the checkpoint has for it now: an "
-            "older checkpoint was restored, and ran on",
-            f"Restore the newest checkpoint; or {_RESET} goes on from this one, and rows between the "
-            "two may be doubled.",
-        ),
-        Situation.REFUSED: Mismatch(
-            "TL-K17",
-            "batch {b} has more than {n} partitions (partition {rp} came), and parallelism is {n}",
-            "Leave parallelism out; or put .coalesce(1) before writeStream, or .repartition(N, key) with "
-            "parallelism=N.",
-        ),
-        Situation.TORN: Mismatch(
-            "TL-K18",
-            "batch {b} is half written: partition {p} is in Kafka ({rows} rows), partition {rp} and others "
-            "were refused because parallelism was {k}",
-            f"Start with a new checkpoint, {_ANEW} and a new topic; or "
-            f"{_RESET} writes the whole batch, doubling those rows.",
-        ),
-    }
-)
-
-
-def mismatch(found: Situation, marker: Marker | None, claim: Claim, place: MarkerPlace) -> KafkaError:
-    """The error for one of the `MISMATCHES`."""
-    marker = marker or Marker(BEFORE_FIRST, 1, writer="unknown")
-    words = {
-        "b": claim.batch,
-        "m": marker.batch,
-        "p": claim.partition,
-        "n": claim.parallelism,
-        "k": marker.parallelism,
-        "rows": f"{marker.rows:,}",
-        "rp": "?" if marker.refused is None else marker.refused.partition,
-        "writer": marker.writer,
-        "me": claim.writer,
-        "after": marker.batch + 1,
-        "before": claim.batch - 1,
-        "to": claim.batch - 1,
-        "topic": place.topic,
-        "command": place.command,
-    }
-    where = f"sink {place.sink_id} on {place.servers}"
-    code, what, do = MISMATCHES[found]
-    return KafkaError(code, where, what.format(**words), do.format(**words))
-
-
-def changed(marker: Marker, rows: int, claim: Claim, place: MarkerPlace) -> KafkaError:
-    """TL-K16: a batch that is to be skipped has other rows than the one that was written."""
-    versus = (
-        f"{rows:,} rows, {marker.rows:,} were written" if rows != marker.rows else f"{rows:,} rows, but not the same"
-    )
-    what = f"batch {claim.batch} is in Kafka, and its replay brings other rows (partition {claim.partition}: {versus})"
-    do = (
-        "Run one query on a checkpoint, not two copies of it; use the same program, a source that serves the same rows "
-        "for the same offsets, and no rand(); or accept what was written: verifyOnSkip=false, once."
-    )
-    return KafkaError("TL-K16", f"sink {place.sink_id} on {place.servers}", what, do)

@@ -22,7 +22,7 @@ from towline.errors import KafkaError
 from towline.kafka import faults, producers
 from towline.kafka.clientconfig import QUIET, resolve
 from towline.kafka.cluster import Cluster, comes, watermarks
-from towline.kafka.markers import Marker, MarkerPlace
+from towline.kafka.markers import BEFORE_FIRST, Marker
 from towline.kafka.options import FORMAT
 from towline.kafka.producers import Indefinite
 
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from towline.kafka.cluster import TopicFacts
+    from towline.kafka.markers import Claim, Situation
     from towline.kafka.options import SinkSettings
-
-__all__ = ["READER", "MarkerStore", "set_markers"]
 
 #: Records looked at from the end in the first try: a marker, the control records of its transaction, and some more.
 _BACK: Final = 16
@@ -72,15 +71,52 @@ class MarkerStore:
         return f"{self.sink_id}/{partition}"
 
     @property
-    def place(self) -> MarkerPlace:
-        """Where the markers are, and how the command line is told so."""
+    def command(self) -> str:
+        """How ``towline kafka marker`` is told where the markers are."""
         settings = self._settings
         command = f"--kafka {settings.servers} --sink {self.sink_id}"
         if self.topic != f"towline.{self.sink_id}.markers":
             command += f" --marker-topic {self.topic}"
         if settings.prefix != "towline":
             command += f" --prefix {settings.prefix}"
-        return MarkerPlace(settings.servers, self.sink_id, self.topic, command)
+        return command
+
+    def mismatch(self, found: Situation, marker: Marker | None, claim: Claim) -> KafkaError:
+        """The error of a situation in which nothing is written: TL-K10 to TL-K18."""
+        marker = marker or Marker(BEFORE_FIRST, 1, writer="unknown")
+        words = {
+            "b": claim.batch,
+            "m": marker.batch,
+            "p": claim.partition,
+            "n": claim.parallelism,
+            "k": marker.parallelism,
+            "rows": f"{marker.rows:,}",
+            "rp": "?" if marker.refused is None else marker.refused.partition,
+            "writer": marker.writer,
+            "me": claim.writer,
+            "after": marker.batch + 1,
+            "before": claim.batch - 1,
+            "to": claim.batch - 1,
+            "topic": self.topic,
+            "command": self.command,
+        }
+        code, what, do = found.value
+        return KafkaError(code, self._where, what.format(**words), do.format(**words))
+
+    def changed(self, marker: Marker, rows: int, claim: Claim) -> KafkaError:
+        """TL-K16: a batch that is to be skipped has other rows than the one that was written."""
+        versus = "but not the same" if rows == marker.rows else f"{marker.rows:,} were written"
+        place = f"partition {claim.partition}: {rows:,} rows, {versus}"
+        what = f"batch {claim.batch} is in Kafka, and its replay brings other rows ({place})"
+        do = (
+            "Run one query on a checkpoint, not two copies of it; use the same program, a source that serves the same "
+            "rows for the same offsets, and no rand(); or accept what was written: verifyOnSkip=false, once."
+        )
+        return KafkaError("TL-K16", self._where, what, do)
+
+    @property
+    def _where(self) -> str:
+        return f"sink {self.sink_id} on {self._settings.servers}"
 
     def ensure(self) -> None:
         """See that the topic is there and keeps its records; create it if that is wanted. Asks once per process.

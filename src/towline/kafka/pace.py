@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BatchLimit", "WritePace", "batch_bytes"]
-
 #: Most bytes of the first batch of a start: with a Kafka at 1.2 kB/s it takes Kafka's longest transaction, 15 minutes.
 FIRST: Final = 1 << 20
 #: Least bytes of a limit: a small batch that had to wait, as for a broker that was restarted, tells of no slow Kafka.

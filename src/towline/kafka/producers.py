@@ -46,21 +46,6 @@ if TYPE_CHECKING:
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
-__all__ = [
-    "OWN",
-    "Indefinite",
-    "KafkaProducer",
-    "QueueStuck",
-    "Starting",
-    "Transactional",
-    "borrow",
-    "clock",
-    "discard",
-    "halved",
-    "longest_ms",
-    "take",
-]
-
 #: Errors kept for the message; all are counted.
 FIRST_ERRORS: Final = 3
 #: Seconds librdkafka may take, beyond the delivery timeout, to report that it ran out.

@@ -5,17 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = [
-    "HEADERS",
-    "TRACE_CONTEXT",
-    "USER_PREFIX",
-    "Header",
-    "in_bytes",
-    "property_headers",
-    "user_header",
-    "user_property",
-]
-
 Header: TypeAlias = tuple[str, bytes | None]
 
 USER_PREFIX: Final = "mqtt.user."

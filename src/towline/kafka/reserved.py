@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["INTERNAL", "MARKERS", "reserved"]
-
 #: What names of topics begin with that are internal, by Kafka's custom.
 INTERNAL: Final = "__"
 #: How the name of a marker topic ends; it begins with the sink's prefix and a dot.

@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     from towline.kafka.options import SinkSettings
     from towline.kafka.producers import KafkaProducer
 
-__all__ = [
-    "Fault",
-    "Lessons",
-    "RecordCheck",
-    "RecordLimits",
-    "Refusal",
-    "fault_of",
-    "has_learned",
-    "refusal_of",
-    "require_topics",
-]
-
 #: Seconds for which limits of topics are believed.
 _FRESH_S: Final = 300.0
 _BATCH_SIZE: Final = "batch.size"

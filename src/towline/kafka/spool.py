@@ -20,8 +20,6 @@ from towline.kafka.options import FORMAT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Spool", "checksum", "full"]
-
 #: The checksum is a sum of 32-bit checksums, kept in 64 bits.
 _MODULUS: Final = 1 << 64
 

@@ -21,8 +21,6 @@ from towline.kafka.cluster import Cluster
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SourceTopics", "keep_ids", "kept_ids", "made_anew", "remade"]
-
 _NOTE: Final = "towline.topics"
 #: By process and configuration: a new connection for each batch would cost 20 ms.
 _clusters: Final[dict[tuple[int, frozenset[tuple[str, str]]], Cluster]] = {}

@@ -33,14 +33,14 @@ from towline.errors import ConfigError, JournalError, KafkaError, one_line
 from towline.guarantee import policy
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import Delivered, Task, require_named_topics
+from towline.kafka.delivery import Delivered, require_named_topics
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.pace import WritePace
 from towline.kafka.spool import full
 from towline.kafka.topicids import SourceTopics
-from towline.sinks import check_append, column_types, lower_case
+from towline.sinks import Task, check_append, column_types, lower_case
 from towline.spark.session import check_pyspark
 from towline.spark.tally import BatchResult, SinkNote, pace_of
 from towline.spark.tasks import SinkWriter, TaskAnswer, batch_task, micro_batch, settle, speculates, streaming_task

@@ -24,11 +24,12 @@ from tests.integration.kafka.writing import QUERY, account, committed, counted, 
 from towline.errors import KafkaError
 from towline.kafka.cluster import Cluster
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import Delivered, Task
+from towline.kafka.delivery import Delivered
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, delivery_for
 from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import Indefinite, Transactional, take
+from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
 ROOT = Path(__file__).parents[3]

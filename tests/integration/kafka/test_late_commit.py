@@ -19,8 +19,8 @@ from towline.kafka import producers
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.columns import Rows
 from towline.kafka.deadletters import DeadLetter, Reason
-from towline.kafka.delivery import Task
 from towline.kafka.producers import Transactional
+from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
 pytestmark = pytest.mark.faults

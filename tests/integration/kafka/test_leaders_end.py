@@ -15,10 +15,10 @@ from towline.bridge.deadletters import dlq
 from towline.errors import KafkaError
 from towline.kafka import markerstore
 from towline.kafka.cluster import Cluster
-from towline.kafka.delivery import Task
 from towline.kafka.exactly_once import ExactlyOnce
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
+from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
 

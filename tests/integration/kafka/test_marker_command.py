@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import NewTopic
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.cli import main
-from towline.kafka.delivery import Task
+from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
 

@@ -19,10 +19,11 @@ from towline.kafka import screening
 from towline.kafka.cluster import Cluster
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Reason
-from towline.kafka.delivery import Delivered, Task
+from towline.kafka.delivery import Delivered
 from towline.kafka.exactly_once import delivery_for
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import Transactional
+from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
 BOTH = pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])

@@ -31,8 +31,9 @@ from towline.doctor.table import Standing
 from towline.errors import KafkaError
 from towline.kafka.cluster import Cluster
 from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.delivery import AtLeastOnce, Task
+from towline.kafka.delivery import AtLeastOnce
 from towline.kafka.options import SinkSettings
+from towline.sinks import Task
 from towline_prove.devstack import Kafka
 from towline_prove.devstack.secured import USER, SecuredKafka
 

@@ -12,9 +12,9 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.writing import QUERY, committed, exactly_once
 from towline.errors import KafkaError
-from towline.kafka.delivery import Task
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import Starting, Transactional
+from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
 ID = "towline.starting.0"

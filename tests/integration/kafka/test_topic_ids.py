@@ -21,8 +21,8 @@ from towline.errors import KafkaError
 from towline.kafka import exactly_once as strategy
 from towline.kafka import markerstore, topicids
 from towline.kafka.cluster import Cluster
-from towline.kafka.delivery import Task
 from towline.kafka.topicids import SourceTopics, kept_ids
+from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
 

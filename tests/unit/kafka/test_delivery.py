@@ -14,9 +14,10 @@ from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryKafka, numbers
 from towline.errors import KafkaError
 from towline.kafka import producers
-from towline.kafka.delivery import Delivered, Delivery, Task, require_named_topics
+from towline.kafka.delivery import Delivered, Delivery, require_named_topics
 from towline.kafka.exactly_once import delivery_for
 from towline.kafka.screening import require_topics
+from towline.sinks import Task
 
 GUARANTEES = ["at_least_once", "at_most_once"]
 FULL = BufferError("Local: Queue full")

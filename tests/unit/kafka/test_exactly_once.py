@@ -18,10 +18,11 @@ from tests.unit.kafka.memory import Failure, Killed, MemoryKafka, kafka_in_memor
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
 from towline.kafka import screening
-from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Task
+from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for
 from towline.kafka.markers import BEFORE_FIRST, Marker, MarkerStep, MarkerTotals, TaskRefusal
 from towline.kafka.markerstore import MarkerStore, set_markers
+from towline.sinks import Task
 
 MARKERS = "towline.s.markers"
 
@@ -387,9 +388,9 @@ def test_a_stopping_query_ends_its_transactions_and_gives_up_soon(memory: Memory
 
 
 def test_the_markers_are_named_as_the_command_line_takes_them() -> None:
-    assert MarkerStore(kafka.settings(), "s").place.command == "--kafka k:9092 --sink s"
+    assert MarkerStore(kafka.settings(), "s").command == "--kafka k:9092 --sink s"
     other = kafka.settings(transactionalIdPrefix="mine", markerTopic="marks")
-    assert MarkerStore(other, "s").place.command == "--kafka k:9092 --sink s --marker-topic marks --prefix mine"
+    assert MarkerStore(other, "s").command == "--kafka k:9092 --sink s --marker-topic marks --prefix mine"
 
 
 @pytest.mark.parametrize(

@@ -8,22 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.kafka.memory import settings
 from towline.kafka.markers import (
     ANYONE,
     BEFORE_FIRST,
-    MISMATCHES,
     Claim,
     Marker,
-    MarkerPlace,
     MarkerStep,
     MarkerTotals,
+    Mismatch,
     Situation,
     TaskRefusal,
-    changed,
-    mismatch,
     situation,
 )
+from towline.kafka.markerstore import MarkerStore
 
+#: Where the query stops.
+STOPS = [found for found in Situation if isinstance(found.value, Mismatch)]
 CLAIM = Claim(batch=7, partition=0, parallelism=1, writer="q", run="r", hashes={7: "h7", 6: "h6"})
 BEFORE = Marker(6, 1, rows=10, crc=5, writer="q", offsets="h6")
 SAME = replace(BEFORE, batch=7, offsets="h7")
@@ -35,34 +36,34 @@ OF_AN_OLD_RUN = TaskRefusal(7, "older", 3)
 @pytest.mark.parametrize(
     ("marker", "claim", "expected"),
     [
-        (None, replace(CLAIM, batch=0), Situation.FIRST),
+        (None, replace(CLAIM, batch=0), Situation.WRITE),
         (None, CLAIM, Situation.MISSING),
-        (BEFORE, CLAIM, Situation.NEXT),
+        (BEFORE, CLAIM, Situation.WRITE),
         (SAME, CLAIM, Situation.DONE),
         (replace(BEFORE, batch=5), CLAIM, Situation.BEHIND),
         (replace(BEFORE, batch=8), CLAIM, Situation.AHEAD),
         (replace(BEFORE, writer="p"), CLAIM, Situation.FOREIGN),
-        (Marker(0, 4, writer="p"), replace(CLAIM, batch=0), Situation.FIRST),  # a run that carried nothing
-        (Marker(9, 2, writer="p"), replace(CLAIM, batch=0), Situation.FIRST),
+        (Marker(0, 4, writer="p"), replace(CLAIM, batch=0), Situation.WRITE),  # a run that carried nothing
+        (Marker(9, 2, writer="p"), replace(CLAIM, batch=0), Situation.WRITE),
         (Marker(9, 2, writer="p", total_rows=1), replace(CLAIM, batch=0), Situation.FOREIGN),
         (Marker(5, 4, writer="p"), CLAIM, Situation.FOREIGN),  # this query has a batch before: it should be its own
         (replace(SAME, writer="p"), CLAIM, Situation.FOREIGN),
         (replace(BEFORE, batch=8, writer="p"), CLAIM, Situation.FOREIGN),
-        (replace(BEFORE, writer=ANYONE), CLAIM, Situation.NEXT),
+        (replace(BEFORE, writer=ANYONE), CLAIM, Situation.WRITE),
         (BEFORE, replace(CLAIM, parallelism=2), Situation.RESCALED),
         (SAME, replace(CLAIM, parallelism=2), Situation.RESCALED),
-        (NONE_YET, replace(CLAIM, batch=0, parallelism=2), Situation.NEXT),
+        (NONE_YET, replace(CLAIM, batch=0, parallelism=2), Situation.WRITE),
         (NONE_YET, replace(CLAIM, batch=1), Situation.BEHIND),
         (replace(SAME, offsets="other"), CLAIM, Situation.OTHER_OFFSETS),
         (replace(BEFORE, offsets="other"), CLAIM, Situation.OTHER_OFFSETS),
-        (replace(BEFORE, offsets=None), CLAIM, Situation.NEXT),
-        (replace(BEFORE, offsets="other"), replace(CLAIM, hashes={}), Situation.NEXT),
+        (replace(BEFORE, offsets=None), CLAIM, Situation.WRITE),
+        (replace(BEFORE, offsets="other"), replace(CLAIM, hashes={}), Situation.WRITE),
         (replace(SAME, refused=BY_OTHERS), CLAIM, Situation.TORN),
         (replace(SAME, refused=OF_AN_OLD_RUN), CLAIM, Situation.TORN),
         (replace(BEFORE, refused=BY_OTHERS), CLAIM, Situation.REFUSED),
-        (replace(BEFORE, refused=OF_AN_OLD_RUN), CLAIM, Situation.NEXT),
-        (replace(BEFORE, refused=TaskRefusal(7, None, 3)), replace(CLAIM, run=None), Situation.NEXT),
-        (replace(BEFORE, refused=TaskRefusal(6, "r", 3)), CLAIM, Situation.NEXT),
+        (replace(BEFORE, refused=OF_AN_OLD_RUN), CLAIM, Situation.WRITE),
+        (replace(BEFORE, refused=TaskRefusal(7, None, 3)), replace(CLAIM, run=None), Situation.WRITE),
+        (replace(BEFORE, refused=TaskRefusal(6, "r", 3)), CLAIM, Situation.WRITE),
     ],
 )
 def test_what_a_marker_says(marker: Marker | None, claim: Claim, expected: Situation) -> None:
@@ -70,8 +71,8 @@ def test_what_a_marker_says(marker: Marker | None, claim: Claim, expected: Situa
 
 
 def test_every_other_situation_stops_and_every_failure_has_its_own_code() -> None:
-    assert set(Situation) - set(MISMATCHES) == {Situation.FIRST, Situation.NEXT, Situation.DONE}
-    codes = [row.code for row in MISMATCHES.values()]
+    assert set(Situation) - set(STOPS) == {Situation.WRITE, Situation.DONE}
+    codes = [found.value.code for found in STOPS]
     assert all(codes)
     assert len(codes) == len(set(codes))
 
@@ -152,7 +153,7 @@ def test_whatever_crashes_every_batch_is_written_once(parallelism: int, crashes:
     for transactions in lives:
         for partition in range(min(parallelism, transactions)):
             found = situation(kafka.get(partition), Claim(batch, partition, parallelism, "q"))
-            assert found not in MISMATCHES
+            assert found not in STOPS
             if found is not Situation.DONE:
                 kafka[partition] = Marker(batch, parallelism, writer="q")
                 written.append((batch, partition))
@@ -167,21 +168,21 @@ def test_a_marker_that_is_not_of_the_batch_before_is_never_passed_over(markers_t
     marker = Marker(4, 1, writer="q")
     for batch in markers_then_claims:
         found = situation(marker, Claim(batch, 0, 1, "q"))
-        expected = {4: Situation.DONE, 5: Situation.NEXT}.get(batch)
-        assert found is expected or (expected is None and found in MISMATCHES)
+        expected = {4: Situation.DONE, 5: Situation.WRITE}.get(batch)
+        assert found is expected or (expected is None and found in STOPS)
 
 
 # -- every mismatch is one line that says what happened and names a way out that can be typed --
 
-PLACE = MarkerPlace("k:9092", "s", "towline.s.markers", "--kafka k:9092 --sink s")
+STORE = MarkerStore(settings(), "s")
 STOPPED = Claim(batch=7, partition=2, parallelism=4, writer="me")
 FOUND = Marker(6, 3, rows=1000, writer="you", refused=TaskRefusal(7, "r", 5))
 
 
-@pytest.mark.parametrize("found", MISMATCHES)
+@pytest.mark.parametrize("found", STOPS)
 def test_a_line_with_a_way_out(found: Situation) -> None:
-    error = mismatch(found, None if found is Situation.MISSING else FOUND, STOPPED, PLACE)
-    assert error.code == MISMATCHES[found].code
+    error = STORE.mismatch(found, None if found is Situation.MISSING else FOUND, STOPPED)
+    assert error.code == found.value.code
     assert str(error).startswith("sink s on k:9092: ")
     assert "\n" not in str(error)
     assert "{" not in str(error)
@@ -201,10 +202,10 @@ def test_a_line_with_a_way_out(found: Situation) -> None:
     ],
 )
 def test_it_names_what_differs(found: Situation, word: str) -> None:
-    assert word in mismatch(found, FOUND, STOPPED, PLACE).what
+    assert word in STORE.mismatch(found, FOUND, STOPPED).what
 
 
 def test_other_rows_are_counted() -> None:
-    assert "900 rows, 1,000 were written" in changed(FOUND, 900, STOPPED, PLACE).what
-    assert "1,000 rows, but not the same" in changed(FOUND, 1000, STOPPED, PLACE).what
-    assert changed(FOUND, 900, STOPPED, PLACE).code == "TL-K16"
+    assert "900 rows, 1,000 were written" in STORE.changed(FOUND, 900, STOPPED).what
+    assert "1,000 rows, but not the same" in STORE.changed(FOUND, 1000, STOPPED).what
+    assert STORE.changed(FOUND, 900, STOPPED).code == "TL-K16"
