@@ -20,7 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.clientconfig import QUIET, client_config
-from towline.kafka.faults import Meaning
+from towline.kafka.faults import LastWord, Meaning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -114,17 +114,6 @@ def least(*limits: int | None) -> int | None:
 
 def _limit(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
-
-
-class LastWord:
-    """The best explanation of Kafka's silence, from the errors of its connections, which librdkafka retries."""
-
-    def __init__(self) -> None:
-        self.why = ""
-
-    def note(self, error: Any) -> None:
-        """Take an error, as ``error_cb``."""
-        self.why = faults.clearer(self.why, error)
 
 
 class Cluster:

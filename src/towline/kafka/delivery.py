@@ -130,7 +130,7 @@ class AtLeastOnce(Delivery):
         except faults.FOREIGN as problem:
             raise faults.gave_up(self.settings.servers, problem) from None
         if lost := left + client.failures:
-            raise faults.undelivered(self.settings.servers, lost, rows, self.settings.timeout_s, client.first)
+            raise faults.undelivered(self.settings.servers, lost, rows, self.settings.timeout_s, client.failed)
         if lessons.unclear is not None:  # each alone was taken
             lessons.conclude(())
         dead = screen.dead_letters
@@ -203,7 +203,8 @@ class AtMostOnce(Delivery):
         lost = rows + rest.lost - reached
         if lost:
             producers.discard(self.settings)
-            why = why or (faults.reason(client.first[0][1]) if client.first else "Kafka did not take them in time")
+            failed = client.failed
+            why = why or ("Kafka did not take them in time" if failed is None else faults.reason(failed.error))
         dead = min(screen.dead_letters, reached)
         return Delivered(reached - dead, size + rest.bytes, lost, why, dead)
 

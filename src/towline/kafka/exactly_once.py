@@ -30,7 +30,6 @@ from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery
 from towline.kafka.markers import (
     ANYONE,
     BEFORE_FIRST,
-    Claim,
     Marker,
     MarkerStep,
     MarkerTotals,
@@ -100,14 +99,13 @@ class ExactlyOnce(Delivery):
         self._check(task)
         if task.partition >= self.settings.parallelism and task.batch is not None:
             raise self._refuse(task)
-        # A batch query has no batch id, so nothing can be skipped.
-        claim, store = None if task.batch is None else self._claim(task, task.partition), self._store(task)
+        store = self._store(task)
         # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
-        name = store.sink_id if claim else f"{store.sink_id}.{self.origin.job}"
+        name = f"{store.sink_id}.{self.origin.job}" if task.batch is None else store.sink_id
         starting = producers.Starting(self.settings, self.settings.transactional_id(name, task.partition))
         with starting, Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
             spool.fill(batches)
-            return self._persist(_Work(task, spool, claim, store, starting))
+            return self._persist(_Work(task, spool, store, starting))
 
     def fence(self, query: str | None) -> None:
         """End open transactions of this sink's tasks, dead or alive; never raises, and gives up soon.
@@ -135,10 +133,6 @@ class ExactlyOnce(Delivery):
     def _store(self, task: Task) -> MarkerStore:
         return MarkerStore(self.settings, self.settings.sink_id or task.query or self.origin.job or FORMAT)
 
-    def _claim(self, task: Task, partition: int) -> Claim:
-        writer = task.query or ""
-        return Claim(task.batch or 0, partition, self.settings.parallelism, writer, task.run, self.origin.hashes)
-
     def _persist(self, work: _Work) -> Delivered:
         """Attempt after attempt, each with a new producer, while errors are of the kind that passes."""
         lessons, rate, tries_left = Lessons(self.settings), self.origin.rate, _TRIES
@@ -161,17 +155,16 @@ class ExactlyOnce(Delivery):
         if lessons.unclear is not None:
             self._probe(work, self._looked(work, settings), lessons)
         screen = self._looked(work, settings)
-        if work.claim is not None:
+        if work.task.batch is not None:
             work.store.ensure()
         requests = dict(settings.client.items() - self.settings.client.items())
         producer = self._take(work, {**requests, **screen.fitting()}, self._longer(work, rate))
         try:
-            done = self._transact(work, producer, screen)
+            return self._transact(work, producer, screen)
         except BaseException:
             # Also for KeyboardInterrupt and a stopped query: an open transaction would hold back every reader.
             producer.close()
             raise
-        return done
 
     def _looked(self, work: _Work, settings: SinkSettings) -> RecordCheck:
         screen = RecordCheck(settings, self.columns, work.store.sink_id)
@@ -218,15 +211,18 @@ class ExactlyOnce(Delivery):
                 longer = producers.halved(self.settings, longer)  # the cluster allows no longer one
 
     def _transact(self, work: _Work, producer: Transactional, screen: RecordCheck) -> Delivered:
-        if work.claim is None:
+        if work.task.batch is None:  # a batch query: nothing can be skipped
             return self._write(work, producer, screen, None)
         before = work.store.read(work.task.partition)
-        found = situation(before, work.claim)
+        found = self._situation(before, work.task)
         if found is Situation.WRITE:
             return self._write(work, producer, screen, before)
         if found is Situation.DONE and before is not None:
             return self._skip(work, before)
-        raise work.store.mismatch(found, before, work.claim)
+        raise work.store.mismatch(found, before, work.task)
+
+    def _situation(self, marker: Marker | None, task: Task) -> Situation:
+        return situation(marker, task, self.settings.parallelism, self.origin.hashes)
 
     def _skip(self, work: _Work, marker: Marker) -> Delivered:
         """The batch is in Kafka: say what was written then."""
@@ -236,8 +232,8 @@ class ExactlyOnce(Delivery):
         compared = self.settings.verifies(same_offsets=same_offsets) and not by_hand
         spool, crc = work.spool, marker.crc  # no checksum where its writer had no use for one
         differs = compared and (spool.rows != marker.rows or (crc is not None and crc != spool.crc()))
-        if differs and work.claim is not None:
-            raise work.store.changed(marker, spool.rows, work.claim)
+        if differs:
+            raise work.store.changed(marker, spool.rows, work.task)
         dead_before = marker.total_dead_lettered - marker.dead_lettered
         found = None if by_hand else MarkerTotals(marker.total_rows - marker.rows, dead_before)
         return Delivered(
@@ -251,9 +247,9 @@ class ExactlyOnce(Delivery):
 
     def _write(self, work: _Work, producer: Transactional, screen: RecordCheck, before: Marker | None) -> Delivered:
         rows = size = 0
-        claim, marks = work.claim, None
+        task, marks = work.task, None
         # The checksum is for a replay to be compared with; it is taken before the transaction is open.
-        compared = claim is not None and self.settings.verifies(same_offsets=claim.batch in self.origin.hashes)
+        compared = task.batch is not None and self.settings.verifies(same_offsets=task.batch in self.origin.hashes)
         crc = work.spool.crc() if compared else None
         begun = time.perf_counter()
         producer.begin()
@@ -262,10 +258,10 @@ class ExactlyOnce(Delivery):
             producer.write(converted)
             rows, size = rows + converted.size, size + converted.bytes
         dead = screen.dead_letters
-        if claim is not None:
-            offsets = self.origin.hashes.get(claim.batch)
-            marker = Marker(claim.batch, claim.parallelism, rows, crc, claim.writer, offsets, dead).following(before)
-            producer.mark(work.store.topic, claim.partition, work.store.key(claim.partition), marker)
+        if task.batch is not None:
+            offsets, parallelism = self.origin.hashes.get(task.batch), self.settings.parallelism
+            marker = Marker(task.batch, parallelism, rows, crc, task.query or ANYONE, offsets, dead).following(before)
+            producer.mark(work.store.topic, task.partition, work.store.key(task.partition), marker)
             found = before.totals if before is not None and before.writer != ANYONE else None
             marks = MarkerStep(found, marker.totals)
         producer.commit()
@@ -274,21 +270,21 @@ class ExactlyOnce(Delivery):
 
     def _refuse(self, task: Task) -> KafkaError:
         """A task too many: leave word, so that what partition 0 writes of this batch is never taken for all of it."""
-        claim, store = self._claim(task, 0), self._store(task)
+        first, store, batch = replace(task, partition=0), self._store(task), task.batch or 0
         store.ensure()
 
         def revised() -> Marker:
             before = store.read(0)
-            marker = before or Marker(BEFORE_FIRST, claim.parallelism, writer=claim.writer)
-            marker = replace(marker, refused=TaskRefusal(claim.batch, task.run, task.partition))
-            found = situation(before, claim)
+            marker = before or Marker(BEFORE_FIRST, self.settings.parallelism, writer=task.query or ANYONE)
+            marker = replace(marker, refused=TaskRefusal(batch, task.run, task.partition))
+            found = self._situation(before, first)
             if found not in {Situation.WRITE, Situation.DONE}:  # then the marker already stops every task
-                raise store.mismatch(found, marker, claim)
+                raise store.mismatch(found, marker, first)
             return marker
 
         marker = store.rewrite(0, revised)
-        found = Situation.TORN if marker and marker.batch == claim.batch else Situation.REFUSED
-        return store.mismatch(found, marker, claim)
+        found = Situation.TORN if marker and marker.batch == batch else Situation.REFUSED
+        return store.mismatch(found, marker, first)
 
 
 @dataclass(frozen=True)
@@ -298,14 +294,12 @@ class _Work:
     Attributes:
         task: Who.
         spool: The rows.
-        claim: What to compare with the marker; None in a batch query.
         store: Where its markers are.
         starting: Its producer.
     """
 
     task: Task
     spool: Spool
-    claim: Claim | None
     store: MarkerStore
     starting: producers.Starting
 
@@ -370,9 +364,10 @@ def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: C
             raise
         return
     for partition, marker in markers.items():
-        claim = Claim(0, partition, settings.parallelism, checkpoint.query)
-        if checkpoint.query and situation(marker, claim) is Situation.FOREIGN:  # unknown where no disk of ours has it
-            raise store.mismatch(Situation.FOREIGN, marker, claim)
+        task = Task(partition, batch=0, query=checkpoint.query)
+        # The query is unknown where no disk of ours has its checkpoint.
+        if checkpoint.query and situation(marker, task, settings.parallelism, {}) is Situation.FOREIGN:
+            raise store.mismatch(Situation.FOREIGN, marker, task)
     if remade(kept_ids(checkpoint, _MARKERS), now) and not any(markers.values()):
-        raise store.mismatch(Situation.MISSING, None, Claim(0, 0, settings.parallelism, writer=""))
+        raise store.mismatch(Situation.MISSING, None, Task(0, batch=0))
     keep_ids(checkpoint, now, _MARKERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import confluent_kafka
 
@@ -66,6 +66,20 @@ _ADVICE: Final = MappingProxyType(
         "UNKNOWN_TOPIC_OR_PART": "The topic was deleted, or this user may not see it.",
     }
 )
+
+
+class FailedRecord(NamedTuple):
+    """What a delivery report says of a record that Kafka did not take.
+
+    Attributes:
+        topic: The record's.
+        error: librdkafka's.
+    """
+
+    topic: str
+    error: Any
+
+
 KEPT: Final = (
     "Its batch is not committed; the rows stay where Spark read them and are written again when the query restarts."
 )
@@ -99,7 +113,7 @@ def name_of(error: Any) -> str:
     return str(error.name()) if isinstance(error, confluent_kafka.KafkaError) else ""
 
 
-def undelivered(servers: str, lost: int, rows: int, seconds: float, first: Iterable[tuple[str, Any]]) -> KafkaError:
+def undelivered(servers: str, lost: int, rows: int, seconds: float, failed: FailedRecord | None) -> KafkaError:
     """Records Kafka did not confirm: TL-K02 within the time, TL-K03 because it refused them.
 
     Args:
@@ -107,38 +121,35 @@ def undelivered(servers: str, lost: int, rows: int, seconds: float, first: Itera
         lost: Records without confirmation.
         rows: Records of this task.
         seconds: The delivery timeout.
-        first: Topics and errors of the first failed ones; may be empty.
+        failed: The one that tells most, if one failed.
     """
-    refusals = [(topic, error) for topic, error in first if not means(error, Meaning.TIMEOUT)]
-    if not refusals:
-        return KafkaError(
-            "TL-K02",
-            servers,
-            f"Kafka did not take {lost:,} of {rows:,} records within {seconds:g} s",
-            f"Is it up and reachable? {KEPT}",
-        )
-    topic, error = refusals[0]
-    what = f'Kafka refused {lost:,} of {rows:,} records, the first for topic "{topic}": {reason(error)}'
-    return KafkaError("TL-K03", servers, what, _advice(name_of(error)))
-
-
-_DOWN: Final = "no broker is up"
-
-
-def clearer(known: str, error: Any) -> str:
-    """The better explanation of a silence: what is known so far, or a connection error that just came.
-
-    Authentication says most, "all brokers down" least; else the newest counts.
-    """
-    if name_of(error) == "_ALL_BROKERS_DOWN":
-        return known or _DOWN
-    if known.startswith(_AUTHENTICATION):
-        return known
-    text = reason(error).partition(" (after ")[0].replace("/bootstrap:", ":")
-    return f"{_AUTHENTICATION} {text}" if name_of(error) == "_AUTHENTICATION" else text
+    if failed is None or means(failed.error, Meaning.TIMEOUT):
+        what = f"Kafka did not take {lost:,} of {rows:,} records within {seconds:g} s"
+        return KafkaError("TL-K02", servers, what, f"Is it up and reachable? {KEPT}")
+    what = f'Kafka refused {lost:,} of {rows:,} records, the first for topic "{failed.topic}": {reason(failed.error)}'
+    return KafkaError("TL-K03", servers, what, _advice(name_of(failed.error)))
 
 
 _AUTHENTICATION: Final = "authentication failed:"
+
+
+class LastWord:
+    """The best explanation of Kafka's silence, from the errors of its connections, which librdkafka retries.
+
+    Authentication says most, "all brokers down" least; else the newest counts.
+    """
+
+    def __init__(self) -> None:
+        self.why = ""
+
+    def note(self, error: Any) -> None:
+        """Take an error, as ``error_cb``."""
+        if name_of(error) == "_ALL_BROKERS_DOWN":
+            self.why = self.why or "no broker is up"
+        elif not self.why.startswith(_AUTHENTICATION):
+            text = reason(error).partition(" (after ")[0].replace("/bootstrap:", ":")
+            self.why = f"{_AUTHENTICATION} {text}" if name_of(error) == "_AUTHENTICATION" else text
+
 
 #: Codes that mean nobody answered, as against a mistake somebody must mend.
 SILENCE: Final = frozenset({"TL-K01", "TL-K02"})
@@ -232,20 +243,19 @@ def fenced(servers: str, transactional_id: str) -> KafkaError:
     return KafkaError("TL-K19", servers, what, f"{do} {KEPT}")
 
 
-def failed(servers: str, doing: str, problem: BaseException, first: Iterable[tuple[str, Any]] = ()) -> KafkaError:
+def aborted(servers: str, doing: str, problem: BaseException, failed: FailedRecord | None = None) -> KafkaError:
     """TL-K20: a transaction came to nothing, and was aborted or will be.
 
     Args:
         servers: The bootstrap servers.
         doing: What was being done, such as "to commit".
         problem: What was raised.
-        first: Topics and errors of the first failed records: they tell more, a bad one ruins its transaction.
+        failed: The record that tells most, if one failed: a bad one ruins its transaction.
     """
     name, why = name_of(problem), reason(problem)
-    for topic, error in first:
-        if not name_of(error).startswith("_PURGE"):  # what the abort itself drops tells nothing
-            name, why = name_of(error), f'{reason(error)} (topic "{topic}")'
-            break
+    # What the abort itself drops tells nothing.
+    if failed is not None and not name_of(failed.error).startswith("_PURGE"):
+        name, why = name_of(failed.error), f'{reason(failed.error)} (topic "{failed.topic}")'
     return KafkaError("TL-K20", servers, f"the transaction failed {doing}: {why}", _advice(name))
 
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from towline.sinks import Task
 
 #: Version of the marker's JSON; a marker of a newer one is not understood, and not guessed at.
 VERSION: Final = 1
@@ -163,27 +166,6 @@ class Marker:
         return replace(self, total_rows=rows + self.rows, total_dead_lettered=dead + self.dead_lettered)
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What a task is about to write.
-
-    Attributes:
-        batch: The batch.
-        partition: The partition; below ``parallelism``.
-        parallelism: Partitions of the sink.
-        writer: Id of the query.
-        run: Spark's id of this run of the query; None if unknown.
-        hashes: SHA-256 of the checkpoint's ``offsets/<batch>`` by batch, as far as known.
-    """
-
-    batch: int
-    partition: int
-    parallelism: int
-    writer: str
-    run: str | None = None
-    hashes: Mapping[int, str] = field(default_factory=dict)
-
-
 class Mismatch(NamedTuple):
     """Why nothing is written. ``{b}`` is the batch, ``{m}`` the marker's, ``{p}`` the partition.
 
@@ -265,40 +247,35 @@ class Situation(Enum):
     )
 
 
-def situation(marker: Marker | None, claim: Claim) -> Situation:
+def situation(marker: Marker | None, task: Task, parallelism: int, hashes: Mapping[int, str]) -> Situation:
     """Compare the last marker of a partition with what is to be written.
 
     The order matters: who wrote it comes before what it says, and numbers before details.
+
+    Args:
+        marker: The partition's.
+        task: Of a stream, who writes.
+        parallelism: Partitions of the sink.
+        hashes: SHA-256 of the checkpoint's ``offsets/<batch>`` by batch, as far as known.
     """
+    batch = task.batch or 0
     if marker is None:
-        return Situation.WRITE if claim.batch == 0 else Situation.MISSING
-    if marker.writer not in (ANYONE, claim.writer):
-        return Situation.WRITE if claim.batch == 0 and not marker.total_rows else Situation.FOREIGN
-    if marker.batch > claim.batch:
-        return Situation.AHEAD
-    if marker.batch < claim.batch - 1:
-        return Situation.BEHIND
-    reached = Situation.DONE if marker.batch == claim.batch else Situation.WRITE
-    return _refused(marker, claim) or _changed(marker, claim) or reached
-
-
-def _refused(marker: Marker, claim: Claim) -> Situation | None:
-    refused = marker.refused
-    if refused is None or refused.batch != claim.batch:
-        return None
-    if marker.batch == claim.batch:
-        return Situation.TORN
+        return Situation.WRITE if batch == 0 else Situation.MISSING
+    if marker.writer not in (ANYONE, task.query or ANYONE):
+        return Situation.WRITE if batch == 0 and not marker.total_rows else Situation.FOREIGN
+    reached, written = marker.batch == batch, marker.batch != BEFORE_FIRST
+    refused = marker.refused is not None and marker.refused.batch == batch
     # A refusal of an earlier run does not bind this one: the query may have been corrected.
-    same_run = refused.run is not None and refused.run == claim.run
-    return Situation.REFUSED if same_run else None
-
-
-def _changed(marker: Marker, claim: Claim) -> Situation | None:
-    if marker.batch == BEFORE_FIRST:
-        return None
-    if marker.parallelism != claim.parallelism:
-        return Situation.RESCALED
-    known = claim.hashes.get(marker.batch)
-    if known is not None and marker.offsets is not None and known != marker.offsets:
-        return Situation.OTHER_OFFSETS
-    return None
+    of_this_run = marker.refused is not None and marker.refused.run is not None and marker.refused.run == task.run
+    other = marker.offsets is not None and hashes.get(marker.batch, marker.offsets) != marker.offsets
+    rules = (
+        (Situation.AHEAD, marker.batch > batch),
+        (Situation.BEHIND, marker.batch < batch - 1),
+        (Situation.TORN, refused and reached),
+        (Situation.REFUSED, refused and of_this_run),
+        (Situation.RESCALED, written and marker.parallelism != parallelism),
+        (Situation.OTHER_OFFSETS, written and other),
+        (Situation.DONE, reached),
+        (Situation.WRITE, True),
+    )
+    return next(found for found, holds in rules if holds)

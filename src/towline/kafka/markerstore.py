@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from towline.kafka.cluster import TopicFacts
-    from towline.kafka.markers import Claim, Situation
+    from towline.kafka.markers import Situation
     from towline.kafka.options import SinkSettings
+    from towline.sinks import Task
 
 #: Records looked at from the end in the first try: a marker, the control records of its transaction, and some more.
 _BACK: Final = 16
@@ -81,33 +82,34 @@ class MarkerStore:
             command += f" --prefix {settings.prefix}"
         return command
 
-    def mismatch(self, found: Situation, marker: Marker | None, claim: Claim) -> KafkaError:
+    def mismatch(self, found: Situation, marker: Marker | None, task: Task) -> KafkaError:
         """The error of a situation in which nothing is written: TL-K10 to TL-K18."""
+        batch = task.batch or 0
         marker = marker or Marker(BEFORE_FIRST, 1, writer="unknown")
         words = {
-            "b": claim.batch,
+            "b": batch,
             "m": marker.batch,
-            "p": claim.partition,
-            "n": claim.parallelism,
+            "p": task.partition,
+            "n": self._settings.parallelism,
             "k": marker.parallelism,
             "rows": f"{marker.rows:,}",
             "rp": "?" if marker.refused is None else marker.refused.partition,
             "writer": marker.writer,
-            "me": claim.writer,
+            "me": task.query,
             "after": marker.batch + 1,
-            "before": claim.batch - 1,
-            "to": claim.batch - 1,
+            "before": batch - 1,
+            "to": batch - 1,
             "topic": self.topic,
             "command": self.command,
         }
         code, what, do = found.value
         return KafkaError(code, self._where, what.format(**words), do.format(**words))
 
-    def changed(self, marker: Marker, rows: int, claim: Claim) -> KafkaError:
+    def changed(self, marker: Marker, rows: int, task: Task) -> KafkaError:
         """TL-K16: a batch that is to be skipped has other rows than the one that was written."""
         versus = "but not the same" if rows == marker.rows else f"{marker.rows:,} were written"
-        place = f"partition {claim.partition}: {rows:,} rows, {versus}"
-        what = f"batch {claim.batch} is in Kafka, and its replay brings other rows ({place})"
+        place = f"partition {task.partition}: {rows:,} rows, {versus}"
+        what = f"batch {task.batch} is in Kafka, and its replay brings other rows ({place})"
         do = (
             "Run one query on a checkpoint, not two copies of it; use the same program, a source that serves the same "
             "rows for the same offsets, and no rand(); or accept what was written: verifyOnSkip=false, once."

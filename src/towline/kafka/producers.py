@@ -31,9 +31,9 @@ from confluent_kafka import KafkaException, Producer
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.clientconfig import QUIET, largest_message, resolve
-from towline.kafka.cluster import LONGEST_MS, Cluster, LastWord
+from towline.kafka.cluster import LONGEST_MS, Cluster
 from towline.kafka.columns import Rows
-from towline.kafka.faults import Meaning, TransactionVerdict
+from towline.kafka.faults import FailedRecord, LastWord, Meaning, TransactionVerdict
 from towline.kafka.options import FORMAT
 from towline.kafka.screening import Refusal, refusal_of
 from towline.threads import later
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
-#: Errors kept for the message; all are counted.
-FIRST_ERRORS: Final = 3
 #: Seconds librdkafka may take, beyond the delivery timeout, to report that it ran out.
 GRACE_S: Final = 5.0
 #: Longest single wait for room in the queue, in seconds, before failures are looked at again.
@@ -88,7 +86,11 @@ class KafkaProducer:
         self._settings = settings
         #: Why the last connection failed, for when a call only says that it did.
         self._last = LastWord()
-        self.reset()
+        #: Failed records of this task, and the first that was refused, else the last one that ran out of time.
+        self.failures = 0
+        self.failed: FailedRecord | None = None
+        #: Of these, those that Kafka refused for what they are: the smallest of each kind.
+        self.refusals: dict[Any, Refusal] = {}
         #: When nothing is waited for any more.
         self.ends = float("inf")
         config: dict[str, Any] = {
@@ -110,8 +112,9 @@ class KafkaProducer:
         if refusal := refusal_of(error, message, size):
             former = self.refusals.setdefault(refusal.kind, refusal)
             self.refusals[refusal.kind] = min(former, refusal, key=lambda one: one.size or 0)
-        if len(self.first) < FIRST_ERRORS and faults.name_of(error) != "_INVALID_DIFFERENT_RECORD":
-            self.first.append((message.topic(), error))
+        more = self.failed is None or faults.means(self.failed.error, Meaning.TIMEOUT)
+        if more and faults.name_of(error) != "_INVALID_DIFFERENT_RECORD":
+            self.failed = FailedRecord(message.topic(), error)
 
     def reported(self, record: Record, size: int) -> Record:
         """A record whose report says its size, in bytes as `screening` counts them: a report has no headers."""
@@ -205,11 +208,7 @@ class KafkaProducer:
 
     def reset(self) -> None:
         """Forget the reports of an earlier task."""
-        #: Failed records since then, and the first of them; failures >= len(first).
-        self.failures = 0
-        self.first: list[tuple[str, Any]] = []
-        #: Of these, those that Kafka refused for what they are: the smallest of each kind.
-        self.refusals: dict[Any, Refusal] = {}
+        self.failures, self.failed, self.refusals = 0, None, {}
 
     def close(self) -> None:
         """Drop what is queued and let go of the connection; waits at most a moment."""
@@ -353,7 +352,7 @@ class Transactional(KafkaProducer):
         except faults.FOREIGN as problem:
             if faults.verdict(problem) is TransactionVerdict.AGAIN:
                 raise self._unanswered(problem, began) from None
-            raise faults.failed(self._settings.servers, "to begin", problem) from None
+            raise faults.aborted(self._settings.servers, "to begin", problem) from None
 
     def begin(self) -> None:
         """Open a transaction; Kafka's clock starts with the first record."""
@@ -436,7 +435,7 @@ class Transactional(KafkaProducer):
             slow = self._too_slow()
             self.abort()
             # Even a refused record is worth another attempt: the limits it was compared with may have been old.
-            told = faults.failed(servers, doing, problem, self._denied(problem) or self.first)
+            told = faults.aborted(servers, doing, problem, self._denied(problem) or self.failed)
             return slow or Indefinite(told, self.refusals.values())
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is TransactionVerdict.AGAIN:
@@ -455,13 +454,13 @@ class Transactional(KafkaProducer):
         told = faults.too_slow(self._settings.servers, done, self._bytes, seconds, self._allowed_s)
         return Indefinite(told, rate=done / seconds)
 
-    def _denied(self, problem: BaseException) -> list[tuple[str, Any]]:
-        """Topics of the transaction that this user may not write to, where Kafka has refused one without its name."""
+    def _denied(self, problem: BaseException) -> FailedRecord | None:
+        """A topic of the transaction that this user may not write to, where Kafka has refused one without its name."""
         if faults.name_of(problem) == "TOPIC_AUTHORIZATION_FAILED":
             with contextlib.suppress(KafkaError):
-                denied = Cluster(self._settings.client, _ABORT_S).denied(self._written)
-                return [(name, problem) for name in denied]
-        return []
+                for name in Cluster(self._settings.client, _ABORT_S).denied(self._written):
+                    return FailedRecord(name, problem)
+        return None
 
     def _cause(self, problem: BaseException) -> BaseException:
         """`produce` says only that there was an error; a transactional call says which."""

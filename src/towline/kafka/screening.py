@@ -310,15 +310,16 @@ def facts_of(settings: SinkSettings, names: Iterable[str]) -> dict[str, TopicFac
     Raises:
         KafkaError: TL-K01.
     """
-    now = time.monotonic()
-    known = {name: _facts.get((settings.servers, name)) for name in names}
-    stale = [name for name, entry in known.items() if entry is None or now - entry[0] > _FRESH_S]
-    if stale:
-        for name, facts in Cluster(settings.client, settings.timeout_s).facts(stale).items():
-            known[name] = _facts[settings.servers, name] = (now, facts)
+    now, servers = time.monotonic(), settings.servers
     # An old answer about a topic that is gone now would let its records pass.
-    fresh = {name: entry[1] for name, entry in known.items() if entry is not None and now - entry[0] <= _FRESH_S}
-    return {name: facts.narrowed(_learned(settings, name)) for name, facts in fresh.items()}
+    for key in [key for key, (asked, _) in _facts.items() if now - asked > _FRESH_S]:
+        del _facts[key]
+    named = [*names]
+    if unknown := [name for name in named if (servers, name) not in _facts]:
+        found = Cluster(settings.client, settings.timeout_s).facts(unknown)
+        _facts.update({(servers, name): (now, facts) for name, facts in found.items()})
+    known = {name: _facts[servers, name][1] for name in named if (servers, name) in _facts}
+    return {name: facts.narrowed(_learned(settings, name)) for name, facts in known.items()}
 
 
 def require_topics(settings: SinkSettings, names: Iterable[str]) -> None:

@@ -38,11 +38,11 @@ def test_a_system_error_is_told_by_its_cause() -> None:
 
 
 def test_silence_is_told_with_counts_and_seconds() -> None:
-    error = faults.undelivered("k1:9092", 400, 4000, 60, [("t", TIMED_OUT)])
+    error = faults.undelivered("k1:9092", 400, 4000, 60, faults.FailedRecord("t", TIMED_OUT))
     assert str(error).startswith("k1:9092: Kafka did not take 400 of 4,000 records within 60 s. ")
     assert "written again" in error.do
     assert error.code == "TL-K02"
-    assert faults.undelivered("k", 1, 1, 1.5, []).code == "TL-K02"
+    assert faults.undelivered("k", 1, 1, 1.5, None).code == "TL-K02"
 
 
 @pytest.mark.parametrize(("waited", "told"), [(0.01, ""), (5.2, " for 5 s"), (60.02, " for 60 s")])
@@ -56,7 +56,7 @@ def test_a_silence_is_told_as_long_as_it_was(waited: float, told: str) -> None:
 
 
 def test_a_refusal_is_told_with_its_topic_and_remedy() -> None:
-    error = faults.undelivered("k1:9092", 2, 10, 60, [("t", TIMED_OUT), ("big", TOO_LARGE)])
+    error = faults.undelivered("k1:9092", 2, 10, 60, faults.FailedRecord("big", TOO_LARGE))
     assert error.code == "TL-K03"
     assert "Kafka refused 2 of 10 records" in error.what
     assert 'topic "big"' in error.what
@@ -99,10 +99,10 @@ def test_missing_topics_and_how_to_make_them(count: int, says: str) -> None:
     ],
 )
 def test_the_clearest_explanation_of_a_silence_wins(events: list[Any], explanation: str) -> None:
-    known = ""
+    last = faults.LastWord()
     for event in events:
-        known = faults.clearer(known, event)
-    assert known == explanation
+        last.note(event)
+    assert last.why == explanation
 
 
 #: What librdkafka 2.16.0 raised at commit when Kafka 4.3.1 refused one topic of three: it says of none which one.
@@ -113,7 +113,7 @@ PURGED = fault(ClientError._PURGE_QUEUE, "Local: Purged in queue")
 
 def test_a_refused_transaction_names_the_topics_that_are_denied_and_no_healthy_one() -> None:
     problem = KafkaException(fault(ClientError.TOPIC_AUTHORIZATION_FAILED, REFUSED))
-    assert "healthy" not in str(faults.failed("k", "to commit", problem, [("healthy", PURGED)]))
-    error = faults.failed("k", "to commit", problem, [("denied", problem)])
+    assert "healthy" not in str(faults.aborted("k", "to commit", problem, faults.FailedRecord("healthy", PURGED)))
+    error = faults.aborted("k", "to commit", problem, faults.FailedRecord("denied", problem))
     assert error.what.endswith('Broker: Topic authorization failed (topic "denied")')
     assert "Give this user the right to write" in error.do

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,6 @@ from tests.unit.kafka.memory import settings
 from towline.kafka.markers import (
     ANYONE,
     BEFORE_FIRST,
-    Claim,
     Marker,
     MarkerStep,
     MarkerTotals,
@@ -22,6 +22,28 @@ from towline.kafka.markers import (
     situation,
 )
 from towline.kafka.markerstore import MarkerStore
+from towline.sinks import Task
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a task is about to write, and what the driver knows of it."""
+
+    batch: int
+    partition: int
+    parallelism: int
+    writer: str
+    run: str | None = None
+    hashes: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        return Task(self.partition, batch=self.batch, query=self.writer, run=self.run)
+
+
+def found_for(marker: Marker | None, claim: Claim) -> Situation:
+    return situation(marker, claim.task, claim.parallelism, claim.hashes)
+
 
 #: Where the query stops.
 STOPS = [found for found in Situation if isinstance(found.value, Mismatch)]
@@ -67,7 +89,7 @@ OF_AN_OLD_RUN = TaskRefusal(7, "older", 3)
     ],
 )
 def test_what_a_marker_says(marker: Marker | None, claim: Claim, expected: Situation) -> None:
-    assert situation(marker, claim) is expected
+    assert found_for(marker, claim) is expected
 
 
 def test_every_other_situation_stops_and_every_failure_has_its_own_code() -> None:
@@ -152,7 +174,7 @@ def test_whatever_crashes_every_batch_is_written_once(parallelism: int, crashes:
     batch, lives = 0, iter([*crashes, 4])
     for transactions in lives:
         for partition in range(min(parallelism, transactions)):
-            found = situation(kafka.get(partition), Claim(batch, partition, parallelism, "q"))
+            found = found_for(kafka.get(partition), Claim(batch, partition, parallelism, "q"))
             assert found not in STOPS
             if found is not Situation.DONE:
                 kafka[partition] = Marker(batch, parallelism, writer="q")
@@ -167,15 +189,15 @@ def test_a_marker_that_is_not_of_the_batch_before_is_never_passed_over(markers_t
     """Any jump of the checkpoint, forth or back by more than a replay, stops the query."""
     marker = Marker(4, 1, writer="q")
     for batch in markers_then_claims:
-        found = situation(marker, Claim(batch, 0, 1, "q"))
+        found = found_for(marker, Claim(batch, 0, 1, "q"))
         expected = {4: Situation.DONE, 5: Situation.WRITE}.get(batch)
         assert found is expected or (expected is None and found in STOPS)
 
 
 # -- every mismatch is one line that says what happened and names a way out that can be typed --
 
-STORE = MarkerStore(settings(), "s")
-STOPPED = Claim(batch=7, partition=2, parallelism=4, writer="me")
+STORE = MarkerStore(settings(parallelism="4"), "s")
+STOPPED = Task(2, batch=7, query="me")
 FOUND = Marker(6, 3, rows=1000, writer="you", refused=TaskRefusal(7, "r", 5))
 
 

@@ -75,17 +75,17 @@ def test_a_client_that_can_do_nothing_any_more_speaks_for_itself(memory: MemoryK
     assert caught.value is problem
 
 
-def test_all_failures_are_counted_and_the_first_are_kept(memory: MemoryKafka) -> None:
+def test_all_failures_are_counted_and_the_first_is_kept(memory: MemoryKafka) -> None:
     producer = KafkaProducer(kafka.settings())
     producer.send(rows(*[b"x"] * 9))
     client = memory.producers[0]
     client.config["on_delivery"](None, None)
     assert producer.failures == 0, "a report of success is none of a failure"
     client.refuse()
-    assert (producer.failures, len(producer.first)) == (9, producers.FIRST_ERRORS)
-    assert producer.first[0] == ("t", kafka.REFUSED)
+    assert (producer.failures, producer.failed) == (9, ("t", kafka.REFUSED))
     producer.reset()
-    assert (producer.failures, producer.first) == (0, [])
+    assert producer.failures == 0
+    assert producer.failed is None
 
 
 def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(memory: MemoryKafka) -> None:
@@ -155,3 +155,11 @@ def test_the_collector_is_as_it_was_after_records_were_sent(memory: MemoryKafka,
     finally:
         gc.enable()
     assert seen == [False, False]
+
+
+def test_a_refusal_tells_more_than_a_record_whose_time_was_up(memory: MemoryKafka) -> None:
+    producer = KafkaProducer(kafka.settings())
+    for error in (ClientError(ClientError._MSG_TIMED_OUT), kafka.UNFIT, kafka.REFUSED):
+        producer.send(rows(b"x"))
+        memory.producers[0].refuse(error)
+    assert producer.failed == ("t", kafka.UNFIT)
