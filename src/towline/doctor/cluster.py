@@ -255,13 +255,11 @@ class Cluster:
         ]
         if not new:
             return {}
-        limit = self.case.patience
-
-        def validate(admin: Any) -> dict[str, tuple[str, str]]:
-            futures = admin.create_topics(new, validate_only=True, request_timeout=limit)
-            return {name: _outcome(lambda one=one: cluster.answer(one, limit)) for name, one in futures.items()}
-
-        return self._asked().ask(validate)
+        validated = {"validate_only": True, "request_timeout": self.case.patience}
+        return {
+            name: _outcome_of(outcome)
+            for name, outcome in self._asked().ask_each(lambda admin: admin.create_topics(new, **validated)).items()
+        }
 
     @fact
     def topics(self) -> Mapping[str, TopicSeen]:
@@ -339,5 +337,11 @@ def _outcome(attempt: Any) -> tuple[str, str]:
     try:
         attempt()
     except faults.FOREIGN as problem:
-        return faults.name_of(problem) or "_FAIL", faults.reason(problem)
+        return _outcome_of(problem)
     return "", ""
+
+
+def _outcome_of(answer: Any) -> tuple[str, str]:
+    if not isinstance(answer, faults.FOREIGN):
+        return "", ""
+    return faults.name_of(answer) or "_FAIL", faults.reason(answer)

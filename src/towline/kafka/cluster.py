@@ -135,6 +135,7 @@ class Cluster:
 
     def __init__(self, client: str | Mapping[str, str], timeout: float = 10.0) -> None:
         self._client = {"bootstrap.servers": client} if isinstance(client, str) else client
+        self._servers = self._client.get("bootstrap.servers", "kafka")
         self._timeout = timeout
         self._admin: AdminClient | None = None
         #: Why there is no answer, of the client in use.
@@ -148,11 +149,25 @@ class Cluster:
             found = question(admin)
         except faults.FOREIGN as problem:
             admin.poll(0)  # serves error_cb, which a blocking look-up does not
-            why, servers = self._last.why or faults.reason(problem), self._client.get("bootstrap.servers", "kafka")
-            raise faults.unreachable(servers, time.monotonic() - began, why) from None
+            why = self._last.why or faults.reason(problem)
+            raise faults.unreachable(self._servers, time.monotonic() - began, why) from None
         admin.poll(0)
         self._admin, self._last.why = admin, ""
         return found
+
+    def ask_each(self, request: Callable[[AdminClient], Mapping[Any, Any]]) -> dict[Any, Any]:
+        """The answers to a request for several things; the KafkaException for one that has none."""
+
+        def answers(admin: AdminClient) -> dict[Any, Any]:
+            found = {}
+            for thing, future in request(admin).items():
+                try:
+                    found[thing] = answer(future, self._timeout)
+                except confluent_kafka.KafkaException as problem:
+                    found[thing] = problem
+            return found
+
+        return self.ask(answers)
 
     def _connected(self) -> AdminClient:
         self._last.why = ""
@@ -183,17 +198,14 @@ class Cluster:
     def settings(self, names: Iterable[str], kind: Any = ResourceType.TOPIC) -> dict[str, dict[str, str]]:
         """Settings of topics, or of brokers by their ids; those that this user may not see are left out."""
         resources = [ConfigResource(kind, name) for name in names]
-        found: dict[str, dict[str, str]] = {}
-
-        def look(admin: AdminClient) -> None:
-            for resource, future in admin.describe_configs(resources, request_timeout=self._timeout).items():
-                with suppress(*faults.FOREIGN):
-                    entries = answer(future, self._timeout).items()
-                    found[resource.name] = {name: entry.value for name, entry in entries if entry.value is not None}
-
-        if resources:
-            self.ask(look)
-        return found
+        if not resources:
+            return {}
+        found = self.ask_each(lambda admin: admin.describe_configs(resources, request_timeout=self._timeout))
+        return {
+            resource.name: {name: entry.value for name, entry in entries.items() if entry.value is not None}
+            for resource, entries in found.items()
+            if not isinstance(entries, confluent_kafka.KafkaException)
+        }
 
     def longest_transaction_ms(self) -> int:
         """The longest transaction that it allows, in ms; Kafka's own limit where this user may not see it."""
@@ -207,24 +219,22 @@ class Cluster:
         Returns:
             By name; one that does not exist is left out, and one that this user may not see is None.
         """
-        wanted = sorted(set(names))
-        found: dict[str, Any] = {}
-
-        def look(admin: AdminClient) -> None:
-            topics: Any = TopicCollection(wanted)
-            asked = admin.describe_topics(topics, include_authorized_operations=True, request_timeout=self._timeout)
-            for name, future in asked.items():
-                try:
-                    found[name] = answer(future, self._timeout)
-                except confluent_kafka.KafkaException as problem:
-                    if faults.means(problem, Meaning.DENIED):
-                        found[name] = None
-                    elif faults.name_of(problem) != "UNKNOWN_TOPIC_OR_PART":
-                        raise
-
-        if wanted:
-            self.ask(look)
+        topics: Any = TopicCollection(sorted(set(names)))
+        if not topics.topic_names:
+            return {}
+        more: Any = {"include_authorized_operations": True, "request_timeout": self._timeout}
+        found = self.ask_each(lambda admin: admin.describe_topics(topics, **more))
+        for name, topic in [*found.items()]:
+            if faults.means(topic, Meaning.DENIED):
+                found[name] = None
+            elif faults.name_of(topic) == "UNKNOWN_TOPIC_OR_PART":
+                del found[name]
+            elif isinstance(topic, confluent_kafka.KafkaException):
+                raise self._silent(topic)
         return found
+
+    def _silent(self, problem: BaseException) -> KafkaError:
+        return faults.unreachable(self._servers, 0.0, faults.reason(problem))
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
         """The ids of topics (KIP-516), by name.
@@ -264,17 +274,20 @@ class Cluster:
         new = [NewTopic(name, count, replication, config=dict(config or {})) for name, count in topics.items()]
         if not new:
             return []
-        servers, limit = self._client.get("bootstrap.servers", "kafka"), self._timeout
-
-        def make(admin: AdminClient) -> list[str]:
-            admin.list_topics(timeout=limit)
-            futures = admin.create_topics(new, operation_timeout=limit, request_timeout=limit)
-            return sorted(name for name, future in futures.items() if _created(servers, name, future, limit))
-
-        made = self.ask(make)
+        limit, made = self._timeout, []
+        self.info()  # says why there is no answer
+        answers = self.ask_each(lambda a: a.create_topics(new, operation_timeout=limit, request_timeout=limit))
+        for name, outcome in answers.items():
+            if not isinstance(outcome, confluent_kafka.KafkaException):
+                made.append(name)
+            elif faults.means(outcome, Meaning.PASSING):
+                raise self._silent(outcome)  # no answer, and so no refusal
+            elif faults.name_of(outcome) != "TOPIC_ALREADY_EXISTS":
+                what = f'topic "{name}" can not be created: {faults.reason(outcome)}'
+                raise KafkaError("TL-K09", self._servers, what, "Create it by hand, or give this user the right to.")
         # The controller answers before the brokers know of them.
         comes(lambda: set(made) <= set(self.info().topics), limit)
-        return made
+        return sorted(made)
 
     def settled(self, topic: str) -> bool:
         """Wait until no transaction is open in a topic: a reader of committed records then sees all there is.
@@ -400,19 +413,6 @@ def _answered(ask: Callable[[], T], seconds: float) -> T:
             if not faults.means(problem, Meaning.PASSING) or time.monotonic() > deadline:
                 raise
         time.sleep(_LOOK_S)
-
-
-def _created(servers: str, name: str, future: Any, timeout: float) -> bool:
-    try:
-        answer(future, timeout)
-    except confluent_kafka.KafkaException as problem:
-        if faults.name_of(problem) == "TOPIC_ALREADY_EXISTS":
-            return False
-        if faults.means(problem, Meaning.PASSING):
-            raise  # no answer, and so no refusal
-        what = f'topic "{name}" can not be created: {faults.reason(problem)}'
-        raise KafkaError("TL-K09", servers, what, "Create it by hand, or give this user the right to.") from None
-    return True
 
 
 def _ends(

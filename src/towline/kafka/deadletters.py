@@ -26,20 +26,15 @@ import re
 import struct
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 #: What every header of ours begins with.
 PREFIX: Final = "towline.dlq."
-_REASON: Final = PREFIX + "reason"
-_DETAIL: Final = PREFIX + "detail"
-_TOPIC: Final = PREFIX + "topic"
-_PARTITION: Final = PREFIX + "partition"
-_TIMESTAMP: Final = PREFIX + "timestamp"
-_SOURCE: Final = PREFIX + "source"
-_COUNT: Final = PREFIX + "headers"
-_CHUNK: Final = PREFIX + "chunk"
+_REASON, _COUNT, _CHUNK = PREFIX + "reason", PREFIX + "headers", PREFIX + "chunk"
+#: Fields of a dead letter that have a header of their own; the others are those of its record.
+_FIELDS: Final = ("reason", "detail", "topic", "partition", "timestamp", "source")
 
 #: Longest detail kept, in characters: it explains, it must not itself make a record too large.
 _DETAIL_LIMIT: Final = 500
@@ -205,15 +200,10 @@ class Collector:
 
 
 def _ours(dead_letter: DeadLetter) -> list[Header]:
-    text: dict[str, str | None] = {
-        _REASON: dead_letter.reason.value,
-        _DETAIL: " ".join(dead_letter.detail.split())[:_DETAIL_LIMIT],
-        _TOPIC: dead_letter.topic if dead_letter.topic is None else dead_letter.topic[:_NAME_LIMIT],
-        _PARTITION: None if dead_letter.partition is None else str(dead_letter.partition),
-        _TIMESTAMP: None if dead_letter.timestamp is None else str(dead_letter.timestamp),
-        _SOURCE: dead_letter.source,
-    }
-    return [(name, value.encode()) for name, value in text.items() if value is not None]
+    topic, detail = dead_letter.topic, " ".join(dead_letter.detail.split())[:_DETAIL_LIMIT]
+    short = replace(dead_letter, detail=detail, topic=topic and topic[:_NAME_LIMIT])
+    fields = {PREFIX + name: getattr(short, name) for name in _FIELDS}
+    return [(name, str(value).encode()) for name, value in fields.items() if value is not None]
 
 
 def _known(headers: Iterable[Header]) -> dict[str, str]:
@@ -233,14 +223,14 @@ def _letter(ours: dict[str, str], key: bytes | None, value: bytes | None, header
         raise ValueError(f'no dead letter: header "{_REASON}" is missing or unknown')
     return DeadLetter(
         Reason(reason),
-        ours.get(_TOPIC),
+        ours.get(PREFIX + "topic"),
         key,
         value,
         headers,
-        _number(ours, _PARTITION),
-        _number(ours, _TIMESTAMP),
-        ours.get(_DETAIL, ""),
-        ours.get(_SOURCE, ""),
+        _number(ours, PREFIX + "partition"),
+        _number(ours, PREFIX + "timestamp"),
+        ours.get(PREFIX + "detail", ""),
+        ours.get(PREFIX + "source", ""),
     )
 
 

@@ -372,22 +372,21 @@ class Transactional(KafkaProducer):
             KafkaError: TL-K05, TL-K06 for a record the client refuses; TL-K19 fenced.
             Indefinite: A new producer may do better.
         """
-        self._written |= rows.topics
         self._records, self._bytes = self._records + rows.size, self._bytes + rows.bytes
+        self._send("to send", rows)
+
+    def mark(self, topic: str, partition: int, key: str, marker: Marker | None) -> None:
+        """Write a marker in the same transaction; None removes it. Raises as `write`."""
+        value = None if marker is None else marker.to_json()
+        record = (topic, value, key.encode(), partition)
+        self._send("to write its marker", Rows(1, len(value or b""), frozenset({topic}), iter([record])))
+
+    def _send(self, doing: str, rows: Rows) -> None:
+        self._written |= rows.topics
         try:
             self.send(rows)
         except (QueueStuck, *faults.FOREIGN) as problem:
-            raise self._judged("to send", problem) from None
-
-    def mark(self, topic: str, partition: int, key: str, marker: Marker | None) -> None:
-        """Write a marker in the same transaction; None removes it."""
-        self._written.add(topic)
-        value = None if marker is None else marker.to_json()
-        record = (topic, value, key.encode(), partition)
-        try:
-            self.send(Rows(1, len(value or b""), frozenset({topic}), iter([record])))
-        except (QueueStuck, *faults.FOREIGN) as problem:
-            raise self._judged("to write its marker", problem) from None
+            raise self._judged(doing, problem) from None
 
     def commit(self) -> None:
         """Commit; when this returns it is decided, and a moment later records and marker are visible together.
@@ -439,9 +438,8 @@ class Transactional(KafkaProducer):
             return slow or Indefinite(told, self.refusals.values())
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is TransactionVerdict.AGAIN:
-            return Indefinite(
-                faults.undecided(servers, self._settings.timeout_s, self._last.why or faults.reason(problem))
-            )
+            why = self._last.why or faults.reason(problem)
+            return Indefinite(faults.undecided(servers, self._settings.timeout_s, why))
         return Indefinite(faults.gave_up(servers, problem))
 
     def _too_slow(self) -> Indefinite | None:
