@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline_prove.account import RunAccount
 from towline_prove.devstack.process import wait_for
 from towline_prove.history import read_history
@@ -204,7 +204,7 @@ def _all_committed(rig: Rig) -> bool:
 
 def _account(plan: LargePlan, rig: Rig, before: Watermarks | None) -> RunAccount:
     """Judge what Kafka holds, a few records in memory at a time."""
-    Cluster(rig.bootstrap).settled(TOPIC)
+    KafkaAdmin(rig.bootstrap).settled(TOPIC)
     tail = Tail(rig.bootstrap, TOPIC)
     try:
         verdict = judge(read_history(rig.directory / "claims"), _all_arrivals(tail))

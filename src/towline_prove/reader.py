@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from towline.errors import KafkaError as TowlineKafkaError
 from towline.errors import SetupError
-from towline.kafka.cluster import Cluster, watermarks
+from towline.kafka.cluster import KafkaAdmin, watermarks
 from towline_prove.referee import Arrival
 
 __all__ = ["Tail", "read_topic"]
@@ -177,7 +177,7 @@ def read_topic(
         KafkaError: Kafka does not answer (TL-K01), or it cannot be read to its end within the time (TL-K60).
         SetupError: kcat was asked for and is not installed (TL-S60).
     """
-    Cluster(bootstrap).settled(topic)
+    KafkaAdmin(bootstrap).settled(topic)
     if reader == "kcat":
         return list(_kcat(bootstrap, topic, seconds))
     tail = Tail(bootstrap, topic)

@@ -178,7 +178,7 @@ class Cluster:
     def __init__(self, case: Case) -> None:
         self.case = case
         self._client = case.bridge.kafka.client()
-        self._cluster = cluster.Cluster(self._client, case.patience)
+        self._cluster = cluster.KafkaAdmin(self._client, case.patience)
         self.servers = self._client["bootstrap.servers"]
 
     @fact
@@ -308,7 +308,7 @@ class Cluster:
         producer.list_topics(timeout=self.case.patience)  # else its look-up of the coordinator takes half a second more
         producer.init_transactions(self.case.patience)
 
-    def _asked(self) -> cluster.Cluster:
+    def _asked(self) -> cluster.KafkaAdmin:
         """The client for what needs more than the list; raises NotAsked where no broker is where it says to be."""
         if len(self.unreached) == len(self.listed.brokers):
             raise NotAsked("no broker can be reached at the address that it gives to clients")

@@ -116,7 +116,7 @@ def _limit(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-class Cluster:
+class KafkaAdmin:
     """A cluster and the client that asks it, which is made at the first question and again after one without an answer.
 
     A name of a topic is looked up in the cluster's whole list, or described, so nothing is created.

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, TowlineError
 from towline.kafka import faults, producers, screening
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.columns import Rows
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered, Delivery
 from towline.kafka.markers import (
@@ -358,7 +358,7 @@ def _check_first_batch(settings: SinkSettings, store: MarkerStore, checkpoint: C
     """
     try:
         store.ensure()
-        now, markers = Cluster(settings.client).ids([store.topic]), store.read_all()
+        now, markers = KafkaAdmin(settings.client).ids([store.topic]), store.read_all()
     except KafkaError as problem:
         if problem.code not in faults.SILENCE:  # then the tasks wait longer for Kafka, and tell it
             raise

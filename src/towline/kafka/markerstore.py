@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from towline.errors import KafkaError
 from towline.kafka import faults, producers
 from towline.kafka.clientconfig import QUIET, resolve
-from towline.kafka.cluster import Cluster, comes, watermarks
+from towline.kafka.cluster import KafkaAdmin, comes, watermarks
 from towline.kafka.markers import BEFORE_FIRST, Marker
 from towline.kafka.options import FORMAT
 from towline.kafka.producers import Indefinite
@@ -65,7 +65,7 @@ class MarkerStore:
         self._settings = settings
         self.sink_id = sink_id
         self.topic = settings.markers_of(sink_id)
-        self._cluster = Cluster(settings.client, settings.timeout_s)
+        self._cluster = KafkaAdmin(settings.client, settings.timeout_s)
 
     def key(self, partition: int) -> str:
         """Key of a partition's marker."""
@@ -301,7 +301,7 @@ def set_markers(settings: SinkSettings, sink_id: str, batch: int | None) -> dict
         return None if batch is None else Marker(batch, settings.parallelism).following(before)
 
     markers = {p: store.rewrite(p, partial(revised, p)) for p in range(settings.parallelism)}
-    Cluster(settings.client, settings.timeout_s).settled(store.topic)  # who looks next sees what was set
+    KafkaAdmin(settings.client, settings.timeout_s).settled(store.topic)  # who looks next sees what was set
     return markers
 
 

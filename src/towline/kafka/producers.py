@@ -31,7 +31,7 @@ from confluent_kafka import KafkaException, Producer
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.clientconfig import QUIET, largest_message, resolve
-from towline.kafka.cluster import LONGEST_MS, Cluster
+from towline.kafka.cluster import LONGEST_MS, KafkaAdmin
 from towline.kafka.columns import Rows
 from towline.kafka.faults import FailedRecord, LastWord, Meaning, TransactionVerdict
 from towline.kafka.options import FORMAT
@@ -298,7 +298,7 @@ def longest_ms(settings: SinkSettings) -> int:
     """The longest transaction that the cluster allows, in ms; Kafka's own limit where this user may not see it."""
     if settings.servers not in _longest:
         with contextlib.suppress(KafkaError):
-            _longest[settings.servers] = Cluster(settings.client, settings.timeout_s).longest_transaction_ms()
+            _longest[settings.servers] = KafkaAdmin(settings.client, settings.timeout_s).longest_transaction_ms()
     return _longest.setdefault(settings.servers, LONGEST_MS)
 
 
@@ -391,7 +391,7 @@ class Transactional(KafkaProducer):
     def commit(self) -> None:
         """Commit; when this returns it is decided, and a moment later records and marker are visible together.
 
-        Visible for certain once the next `start` of this id has returned, or `Cluster.settled` (KIP-98: the answer
+        Visible for certain once the next `start` of this id has returned, or `KafkaAdmin.settled` (KIP-98: the answer
         comes with the decision, the control records after it).
 
         Raises:
@@ -456,7 +456,7 @@ class Transactional(KafkaProducer):
         """A topic of the transaction that this user may not write to, where Kafka has refused one without its name."""
         if faults.name_of(problem) == "TOPIC_AUTHORIZATION_FAILED":
             with contextlib.suppress(KafkaError):
-                for name in Cluster(self._settings.client, _ABORT_S).denied(self._written):
+                for name in KafkaAdmin(self._settings.client, _ABORT_S).denied(self._written):
                     return FailedRecord(name, problem)
         return None
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.clientconfig import largest_message
-from towline.kafka.cluster import ANY, Cluster, TopicFacts, least
+from towline.kafka.cluster import ANY, KafkaAdmin, TopicFacts, least
 from towline.kafka.deadletters import FRAME, DeadLetter, Reason, from_record, record_bytes, to_records
 from towline.kafka.faults import Meaning
 
@@ -316,7 +316,7 @@ def facts_of(settings: SinkSettings, names: Iterable[str]) -> dict[str, TopicFac
         del _facts[key]
     named = [*names]
     if unknown := [name for name in named if (servers, name) not in _facts]:
-        found = Cluster(settings.client, settings.timeout_s).facts(unknown)
+        found = KafkaAdmin(settings.client, settings.timeout_s).facts(unknown)
         _facts.update({(servers, name): (now, facts) for name, facts in found.items()})
     known = {name: _facts[servers, name][1] for name in named if (servers, name) in _facts}
     return {name: facts.narrowed(_learned(settings, name)) for name, facts in known.items()}

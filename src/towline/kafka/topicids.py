@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import KafkaError
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NOTE: Final = "towline.topics"
 #: By process and configuration: a new connection for each batch would cost 20 ms.
-_clusters: Final[dict[tuple[int, frozenset[tuple[str, str]]], Cluster]] = {}
+_clusters: Final[dict[tuple[int, frozenset[tuple[str, str]]], KafkaAdmin]] = {}
 
 
 def kept_ids(checkpoint: Checkpoint, note: str = _NOTE) -> dict[str, str]:
@@ -91,7 +91,7 @@ class SourceTopics:
         batch, kept = logs.last_offsets_batch(), kept_ids(logs)
         begun = kafka_offsets_in(logs.offsets(batch - 1) if batch else [logs.first_offsets()])
         ends = kafka_offsets_in(logs.offsets(batch))
-        cluster = _clusters.setdefault((os.getpid(), frozenset(self.client.items())), Cluster(self.client))
+        cluster = _clusters.setdefault((os.getpid(), frozenset(self.client.items())), KafkaAdmin(self.client))
         now = cluster.ids(name for name in ends if name not in kept or begun.get(name) != ends[name])
         if remade(kept, now):
             raise made_anew(self.where, self.do, begun, kept, now)

@@ -117,7 +117,7 @@ def topics(
     directory: Directory = None,
 ) -> None:
     """Make topics in the Kafka that runs; those that are there stay as they are."""
-    from towline.kafka.cluster import Cluster  # noqa: PLC0415 - loads librdkafka
+    from towline.kafka.cluster import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
 
     kafka = Stack(directory).kafka
     if not kafka.running:
@@ -125,7 +125,7 @@ def topics(
     client = {name: value for name, value in kafka.client.items() if name != "sasl.password"}
     if isinstance(kafka, SecuredKafka):
         client["sasl.password.file"] = str(kafka.password_file)
-    created = Cluster(client).create(dict.fromkeys(names, partitions))
+    created = KafkaAdmin(client).create(dict.fromkeys(names, partitions))
     existing = sorted(set(names) - set(created))
     if created:
         typer.echo(f"kafka: made {', '.join(created)} with {partitions} partition{'s' * (partitions > 1)} each")

@@ -25,7 +25,7 @@ from paho.mqtt.properties import Properties
 from tests.helpers import wait_until
 from towline.bridge.runtime.status import collect
 from towline.errors import KafkaError
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline_prove.devstack import Mosquitto
 
 __all__ = ["PATIENCE", "Running", "in_kafka", "publish"]
@@ -152,7 +152,7 @@ def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         with contextlib.suppress(KafkaError):  # a busy machine may leave it without a word for 10 s
-            Cluster(bootstrap).settled(topic)
+            KafkaAdmin(bootstrap).settled(topic)
             if (records := _read(bootstrap, topic)) is not None:
                 return records
     raise AssertionError(f"no reader comes to the end of {topic}")

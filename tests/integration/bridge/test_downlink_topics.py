@@ -27,7 +27,7 @@ from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.driver import LineRunner
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.gateway.launch import ensure
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = pytest.mark.spark
@@ -85,7 +85,7 @@ class Downlink:
 
     def delete(self, topic: str, *, again: bool = False) -> None:
         self._admin.delete_topics([topic])[topic].result(30)
-        wait_until(lambda: topic not in Cluster(self._kafka.bootstrap).info().topics, 30, "the topic's end")
+        wait_until(lambda: topic not in KafkaAdmin(self._kafka.bootstrap).info().topics, 30, "the topic's end")
         if again:
             self._kafka.create_topics({topic: 1})
 

@@ -16,7 +16,7 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import publish
 from tests.integration.cluster.page import KEYS, PATIENCE, Page
 from towline.bridge.lines.evidence import gateway_status
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.spark.executors import NEEDED
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.devstack.stack import Stack, StackForm
@@ -96,7 +96,7 @@ def write(place: Path, stack: Stack, shipped: Path | None) -> None:
 
 
 def in_readings(stack: Stack) -> int:
-    if "readings" not in Cluster(stack.kafka.bootstrap).info().topics:
+    if "readings" not in KafkaAdmin(stack.kafka.bootstrap).info().topics:
         return 0  # a line makes its topic when its query starts
     return sum(1 for _ in read_topic(stack.kafka.bootstrap, "readings"))
 

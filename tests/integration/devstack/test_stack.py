@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tests.helpers import lacking
 from towline.errors import ConfigError, SetupError
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.spark.java import find_java
 from towline_prove.cli.devstack import app
 from towline_prove.devstack import Kafka, Stack
@@ -72,7 +72,7 @@ def test_up_leaves_them_running_and_down_ends_them(directory: Path) -> None:
         call("topics", "b", "a", "--partitions", "3", "--dir", directory) == "kafka: made a, b with 3 partitions each\n"
     )
     assert call("topics", "a", "--dir", directory) == "kafka: a was there\n"
-    assert Cluster(str(first["kafka"]["address"])).info().topics["a"] == 3
+    assert KafkaAdmin(str(first["kafka"]["address"])).info().topics["a"] == 3
 
     call("pause", "mosquitto", "--dir", directory)
     assert status(directory, code=1)["mosquitto"]["state"] == "paused"

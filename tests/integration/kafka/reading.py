@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tests.helpers import wait_until
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def committed_count(bootstrap: str, topic: str) -> int:
 
 def records(bootstrap: str, topic: str) -> list[Any]:
     """Every message of a topic up to its last stable offset, partition by partition, in order."""
-    Cluster(bootstrap).settled(topic)
+    KafkaAdmin(bootstrap).settled(topic)
     consumer = _consumer(bootstrap)
     try:
         left = set(consumer.list_topics(topic, timeout=60).topics[topic].partitions)

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
@@ -18,7 +18,7 @@ from towline_prove.devstack import Kafka
 
 def test_a_cluster_says_who_it_is(kafka: Kafka, topic: NewTopic) -> None:
     name = topic(partitions=3)
-    cluster = Cluster(kafka.bootstrap).info()
+    cluster = KafkaAdmin(kafka.bootstrap).info()
     assert cluster.cluster_id
     assert list(cluster.brokers.values()) == [kafka.bootstrap]
     assert cluster.topics[name] == 3
@@ -27,47 +27,47 @@ def test_a_cluster_says_who_it_is(kafka: Kafka, topic: NewTopic) -> None:
 def test_a_look_at_the_topics_makes_none(kafka: Kafka, topic: NewTopic) -> None:
     there = topic()
     for _ in range(2):
-        absent = {"towline-b", there, "towline-a"} - set(Cluster(kafka.bootstrap).info().topics)
+        absent = {"towline-b", there, "towline-a"} - set(KafkaAdmin(kafka.bootstrap).info().topics)
         assert absent == {"towline-a", "towline-b"}
-        assert Cluster(kafka.bootstrap).facts(["towline-a", there]).keys() == {there}
+        assert KafkaAdmin(kafka.bootstrap).facts(["towline-a", there]).keys() == {there}
 
 
 def test_topics_are_created_once(kafka: Kafka, topic: NewTopic) -> None:
     there = topic()
     new = f"{there}.new"
-    assert Cluster(kafka.bootstrap).create({new: 2, there: 1}, replication=1) == [new]
-    assert Cluster(kafka.bootstrap).create({new: 2}) == []
-    assert Cluster(kafka.bootstrap).create({}) == []
-    assert Cluster(kafka.bootstrap).info().topics[new] == 2
+    assert KafkaAdmin(kafka.bootstrap).create({new: 2, there: 1}, replication=1) == [new]
+    assert KafkaAdmin(kafka.bootstrap).create({new: 2}) == []
+    assert KafkaAdmin(kafka.bootstrap).create({}) == []
+    assert KafkaAdmin(kafka.bootstrap).info().topics[new] == 2
 
 
 @pytest.mark.parametrize(("name", "replication"), [("no blanks", 1), ("towline-many", 9)])
 def test_a_topic_kafka_refuses(kafka: Kafka, name: str, replication: int) -> None:
     with pytest.raises(KafkaError, match=name) as caught:
-        Cluster(kafka.bootstrap).create({name: 1}, replication=replication)
+        KafkaAdmin(kafka.bootstrap).create({name: 1}, replication=replication)
     assert caught.value.code == "TL-K09"
     assert caught.value.where == kafka.bootstrap
 
 
 def test_settings_of_a_new_topic(kafka: Kafka, topic: NewTopic) -> None:
     new = f"{topic()}.compacted"
-    assert Cluster(kafka.bootstrap).create({new: 1}, replication=1, config={"cleanup.policy": "compact"}) == [new]
+    assert KafkaAdmin(kafka.bootstrap).create({new: 1}, replication=1, config={"cleanup.policy": "compact"}) == [new]
     with pytest.raises(KafkaError, match="burn"):
-        Cluster(kafka.bootstrap).create({f"{new}2": 1}, replication=1, config={"cleanup.policy": "burn"})
+        KafkaAdmin(kafka.bootstrap).create({f"{new}2": 1}, replication=1, config={"cleanup.policy": "burn"})
 
 
 def test_a_topic_is_settled_once_no_transaction_is_open(kafka: Kafka, topic: NewTopic) -> None:
     name = topic(partitions=2)
-    assert Cluster(kafka.bootstrap).settled(name)
+    assert KafkaAdmin(kafka.bootstrap).settled(name)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name})
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(name, b"x", partition=1)
     producer.flush(30)
-    assert not Cluster(kafka.bootstrap, 1).settled(name)
+    assert not KafkaAdmin(kafka.bootstrap, 1).settled(name)
     producer.commit_transaction(30)
-    assert Cluster(kafka.bootstrap).settled(name)
-    assert Cluster(kafka.bootstrap).settled(f"{name}.absent")
+    assert KafkaAdmin(kafka.bootstrap).settled(name)
+    assert KafkaAdmin(kafka.bootstrap).settled(f"{name}.absent")
 
 
 def test_a_topic_that_was_just_made_is_asked_for_its_offsets(own_kafka: Kafka) -> None:
@@ -78,8 +78,8 @@ def test_a_topic_that_was_just_made_is_asked_for_its_offsets(own_kafka: Kafka) -
     markers.ensure()
     assert [markers.read(partition) for partition in (0, 25, 49)] == [None] * 3
     for number in range(3):
-        Cluster(servers).create({f"t{number}": 50})
-        assert Cluster(servers).settled(f"t{number}")
+        KafkaAdmin(servers).create({f"t{number}": 50})
+        assert KafkaAdmin(servers).settled(f"t{number}")
 
 
 def closed_port() -> str:
@@ -92,7 +92,7 @@ def test_nobody_there(capfd: pytest.CaptureFixture[str]) -> None:
     server = closed_port()
     begin = time.monotonic()
     with pytest.raises(KafkaError, match="Connection refused") as caught:
-        Cluster(server, 1).info()
+        KafkaAdmin(server, 1).info()
     assert time.monotonic() - begin < 10
     assert caught.value.code == "TL-K01"
     assert str(caught.value).startswith(f"{server}: Kafka did not answer for 1 s: ")
@@ -101,7 +101,7 @@ def test_nobody_there(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_host() -> None:
     with pytest.raises(KafkaError, match=r"resolve 'kafka\.invalid:9092'"):
-        Cluster("kafka.invalid:9092", 1.5).info()
+        KafkaAdmin("kafka.invalid:9092", 1.5).info()
 
 
 def test_wrong_credentials_show_no_password(
@@ -116,7 +116,7 @@ def test_wrong_credentials_show_no_password(
         "sasl.password": "${KAFKA_PASSWORD}",
     }
     with pytest.raises(KafkaError, match="authentication failed") as caught:
-        Cluster(client, 1.5).info()
+        KafkaAdmin(client, 1.5).info()
     assert "hunter2" not in str(caught.value)
     assert capfd.readouterr().err == ""
 
@@ -124,5 +124,5 @@ def test_wrong_credentials_show_no_password(
 def test_tls_asked_of_a_server_without() -> None:
     client = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": "/no/such/file"}
     with pytest.raises(ConfigError, match=r"ssl\.ca\.location") as caught:
-        Cluster(client).info()
+        KafkaAdmin(client).info()
     assert caught.value.code == "TL-C45"

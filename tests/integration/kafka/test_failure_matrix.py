@@ -22,7 +22,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.errors import KafkaError
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Delivered
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, delivery_for
@@ -139,7 +139,7 @@ def test_a_broker_refuses_a_record_amid_its_batch(kafka: Kafka, topic: NewTopic)
 
     with pytest.raises(Indefinite, match=r"to send: .*essage size too large.*Raise the topic's.*TL-K20"):
         wait_until(send, what="word from Kafka")
-    assert Cluster(kafka.bootstrap, 5.0).settled(name), "its transaction is aborted"
+    assert KafkaAdmin(kafka.bootstrap, 5.0).settled(name), "its transaction is aborted"
     producer.close()
 
 
@@ -401,7 +401,7 @@ def test_a_checksum_is_taken_only_where_it_would_be_compared(kafka: Kafka, sink_
         assert write(wary, 0).skipped
         with pytest.raises(KafkaError, match="TL-K16"):
             wary.deliver(Task(0, batch=0, query=QUERY), counted(0, ROWS - 7))
-        Cluster(kafka.bootstrap).settled(f"towline.{sink_id}-{parallelism}.markers")
+        KafkaAdmin(kafka.bootstrap).settled(f"towline.{sink_id}-{parallelism}.markers")
         marker = MarkerStore(wary.settings, f"{sink_id}-{parallelism}").read(0)
         assert marker is not None
         crcs[parallelism] = marker.crc

@@ -14,7 +14,7 @@ from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.bridge.deadletters import dlq
 from towline.errors import KafkaError
 from towline.kafka import markerstore
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.exactly_once import ExactlyOnce
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
@@ -28,7 +28,7 @@ def sink(kafka: Kafka, topic: NewTopic) -> Iterator[ExactlyOnce]:
     name = topic()
     made = exactly_once(kafka.bootstrap, topic=name, sinkId=name, deliveryTimeout="3", kafka__client__rack="west")
     made.deliver(Task(0, batch=0, query=QUERY), counted(0, 10))
-    Cluster(kafka.bootstrap).settled(made.settings.markers_of(name))
+    KafkaAdmin(kafka.bootstrap).settled(made.settings.markers_of(name))
     yield made
     markerstore._ends.clear()
 

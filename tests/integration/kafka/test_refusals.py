@@ -16,7 +16,7 @@ from tests.integration.kafka.test_dead_letters import letters
 from tests.integration.kafka.writing import QUERY
 from towline.errors import KafkaError
 from towline.kafka import screening
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Reason
 from towline.kafka.delivery import Delivered
@@ -33,7 +33,7 @@ _batches = itertools.count()
 @pytest.fixture(autouse=True)
 def aborted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A user without the right DescribeConfigs, in a process that has learned nothing; the transactions that failed."""
-    monkeypatch.setattr(Cluster, "settings", lambda *_: {})
+    monkeypatch.setattr(KafkaAdmin, "settings", lambda *_: {})
     failed: list[str] = []
     abort = Transactional.abort
 

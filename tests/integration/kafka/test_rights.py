@@ -29,7 +29,7 @@ from tests.integration.kafka.writing import QUERY, exactly_once
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
 from towline.doctor.table import Standing
 from towline.errors import KafkaError
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.delivery import AtLeastOnce
 from towline.kafka.options import SinkSettings
@@ -89,7 +89,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[
                 (ids, "towline.sink.", AclOperation.WRITE, prefix),
             ],
         )
-        wait_until(lambda: set(Cluster(scram(started)).info().topics) >= {"healthy", "denied"}, 30, "the rights")
+        wait_until(lambda: set(KafkaAdmin(scram(started)).info().topics) >= {"healthy", "denied"}, 30, "the rights")
         yield started
 
 
@@ -156,10 +156,10 @@ def test_a_function_that_gives_no_token_is_told_and_asked_again(
     with monkeypatch.context() as planted:
         planted.setattr(f"{__name__}.broken", True)
         with pytest.raises(KafkaError, match="TL-K73") as caught:
-            Cluster(bearer(guarded)).info()
+            KafkaAdmin(bearer(guarded)).info()
         assert 'test_rights:token" failed (PermissionError, test_rights.py line' in caught.value.what
         assert "s3cr3t" not in str(caught.value)
-    assert "healthy" in Cluster(bearer(guarded), 20).info().topics
+    assert "healthy" in KafkaAdmin(bearer(guarded), 20).info().topics
 
 
 def test_tokens_come_from_the_users_function_as_long_as_a_client_lives(guarded: SecuredKafka) -> None:

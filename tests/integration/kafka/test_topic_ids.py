@@ -20,7 +20,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka import exactly_once as strategy
 from towline.kafka import markerstore, topicids
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.topicids import SourceTopics, kept_ids
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
@@ -29,7 +29,7 @@ from towline_prove.devstack import Kafka
 def make_anew(kafka: Kafka, topic: str, config: dict[str, str] | None = None) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.delete_topics([topic])[topic].result(30)
-    wait_until(lambda: topic not in Cluster(kafka.bootstrap).info().topics, 30, "the topic's end")
+    wait_until(lambda: topic not in KafkaAdmin(kafka.bootstrap).info().topics, 30, "the topic's end")
     kafka.create_topics({topic: 1}, config)
 
 
@@ -48,7 +48,7 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
     plan(tmp_path, 0, {one: 3, two: 0})
     topics.look()
     ids = kept_ids(logs)
-    assert ids == Cluster(client).ids([one, two, "nowhere"])
+    assert ids == KafkaAdmin(client).ids([one, two, "nowhere"])
     make_anew(kafka, two)
     plan(tmp_path, 1, {one: 5, two: 0})
     topics.look()
@@ -67,7 +67,7 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
 def test_nothing_is_read_while_kafka_does_not_say_which_topic_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topicids, "Cluster", partial(Cluster, timeout=0.5))
+    monkeypatch.setattr(topicids, "KafkaAdmin", partial(KafkaAdmin, timeout=0.5))
     plan(tmp_path, 0, {"t": 3})
     with pytest.raises(KafkaError, match="TL-K01"):
         SourceTopics({"bootstrap.servers": "127.0.0.1:1"}, str(tmp_path), 'line "x"', "").look()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 from towline.kafka.options import SinkSettings
@@ -45,7 +45,7 @@ def counted(start: int, stop: int, size: int = 1000) -> Iterator[Any]:
 def committed(kafka: Kafka, topic: str, *, amid: bool = False) -> list[int]:
     """The numbers of a topic as kcat reads them with read_committed, in order; amid: a transaction is open."""
     if not amid:
-        Cluster(kafka.bootstrap).settled(topic)
+        KafkaAdmin(kafka.bootstrap).settled(topic)
     answer = subprocess.run(
         [
             *("kcat", "-C", "-q", "-e", "-b", kafka.bootstrap, "-t", topic, "-o", "beginning"),

@@ -20,7 +20,7 @@ from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
-from towline.kafka.cluster import Cluster, id_text
+from towline.kafka.cluster import KafkaAdmin, id_text
 from towline.kafka.topicids import keep_ids, remade
 
 PATTERN = GOOD.replace('from = "commands"', "from = { pattern = '^t\\.' }")
@@ -63,9 +63,9 @@ def test_a_topic_that_is_gone_stops_a_line_only_where_records_were_unread(
     (line,) = bridge.downlinks
     checkpoint(line, ends(first))
     checkpoint(line, ends(second), 1, done=done)
-    monkeypatch.setattr(Cluster, "info", lambda *_: type("Info", (), {"topics": {"t.a": 1, "other": 1}}))
-    monkeypatch.setattr(Cluster, "ids", lambda _, names: {"t.a": "A"} if "t.a" in names else {})
-    monkeypatch.setattr(Cluster, "first_offsets", lambda *_: {0: 0})
+    monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {"t.a": 1, "other": 1}}))
+    monkeypatch.setattr(KafkaAdmin, "ids", lambda _, names: {"t.a": "A"} if "t.a" in names else {})
+    monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: 0})
 
     def look() -> TopicFindings:
         return look_at_topics(line, "bridge.toml", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
@@ -90,8 +90,8 @@ def test_a_topic_that_is_gone_before_the_first_batch_may_have_had_records(
     initial = line.checkpoint / "sources" / "0" / "0"
     initial.parent.mkdir(parents=True)
     initial.write_text('\0v1\n{"t.b":{"0":5}}')
-    monkeypatch.setattr(Cluster, "info", lambda *_: type("Info", (), {"topics": {}}))
-    monkeypatch.setattr(Cluster, "ids", lambda *_: {})
+    monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {}}))
+    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {})
     with pytest.raises(KafkaError, match=r'topic "t\.b" behind offset 5, where more records were, or may have been'):
         look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
 
@@ -104,9 +104,9 @@ def test_while_a_topic_is_gone_what_retention_took_of_the_others_is_looked_at(
     (line,) = bridge.downlinks
     checkpoint(line, ends({"t.a": 1, "t.b": 5}))
     checkpoint(line, ends({"t.a": 9}), 1, done=False)
-    monkeypatch.setattr(Cluster, "info", lambda *_: type("Info", (), {"topics": {"t.a": 1}}))
-    monkeypatch.setattr(Cluster, "ids", lambda *_: {"t.a": "A"})
-    monkeypatch.setattr(Cluster, "first_offsets", lambda *_: {0: 4})
+    monkeypatch.setattr(KafkaAdmin, "info", lambda *_: type("Info", (), {"topics": {"t.a": 1}}))
+    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"t.a": "A"})
+    monkeypatch.setattr(KafkaAdmin, "first_offsets", lambda *_: {0: 4})
     with pytest.raises(KafkaError, match=r'offsets 1 to 3 of topic "t\.a", partition 0.*go_on.*TL-B06'):
         look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
 
@@ -117,10 +117,10 @@ def test_a_topic_that_is_named_and_gone_is_waited_for_and_one_taken_out_of_the_f
     bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic'), tmp_path)
     (line,) = bridge.downlinks
     checkpoint(line, ends({"commands": 1, "former": 5}))
-    monkeypatch.setattr(Cluster, "ids", lambda *_: {"commands": "A", "former": "B"})
+    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "A", "former": "B"})
     with pytest.raises(KafkaError, match=r"reads more, and Kafka has no such topic. Create it.*TL-B03"):
         look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
-    monkeypatch.setattr(Cluster, "ids", lambda *_: {"commands": "A", "former": "B", "more": ""})
+    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "A", "former": "B", "more": ""})
     found = look_at_topics(line, "b", read_checkpoint(line.checkpoint), bridge.kafka.client(), 100)
     assert found.remarks[0] == 'topic "former", read up to offset 5, is not read any more'
     assert found.remarks[1].startswith("topic ids unknown (more): this Kafka gives none")
@@ -136,19 +136,19 @@ def test_before_the_first_offset_the_ids_are_noted_and_a_silent_kafka_is_waited_
     def silent(*_: object) -> dict[str, str]:
         raise KafkaError("TL-K01", "k", "no answer")
 
-    monkeypatch.setattr(Cluster, "ids", silent)
+    monkeypatch.setattr(KafkaAdmin, "ids", silent)
     evidence = read_checkpoint(line.checkpoint)
     with pytest.raises(KafkaError, match="TL-K01"):
         look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
-    monkeypatch.setattr(Cluster, "ids", lambda *_: {"commands": "A"})
+    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "A"})
     look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
     initial = line.checkpoint / "sources" / "0" / "0"
     initial.parent.mkdir(parents=True)
     initial.write_text('\0v1\n{"commands":{"0":5}}')
-    monkeypatch.setattr(Cluster, "ids", lambda *_: {"commands": "B"})
+    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {"commands": "B"})
     with pytest.raises(KafkaError, match=r"its id was A, and is B\): offset 5 of partition 0.*TL-B06"):
         look_at_topics(line, "b", evidence, bridge.kafka.client(), 100)
-    monkeypatch.setattr(Cluster, "ids", silent)
+    monkeypatch.setattr(KafkaAdmin, "ids", silent)
     assert look_at_topics(line, "b", evidence, bridge.kafka.client(), 100) == TopicFindings()
 
 
@@ -164,7 +164,7 @@ def test_a_line_that_begins_again_reads_a_topic_made_anew_as_the_file_says(
     bridge = read(GOOD.replace('"commands"\ntopic', '["commands", "more"]\ntopic') + said, tmp_path)
     query = DownlinkQuery(bridge, bridge.downlinks[0])
     query._findings = TopicFindings({"commands": "B", "more": "M"})
-    monkeypatch.setattr(Cluster, "info", lambda _: type("Info", (), {"topics": {"commands": 2, "more": 1}}))
+    monkeypatch.setattr(KafkaAdmin, "info", lambda _: type("Info", (), {"topics": {"commands": 2, "more": 1}}))
     offsets, ids = json.dumps(ends({"commands": 12, "more": 3})), json.dumps({"commands": "A", "more": "M"})
     begins = json.loads(query._starting(Identity("commands", "s", offsets=offsets, topic_ids=ids)))
     assert begins == {"commands": wanted, "more": {"0": 3}}

@@ -14,7 +14,7 @@ from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
 from towline.bridge.deadletters import dlq
 from towline.bridge.deadletters import replay as replaying
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 
 
@@ -101,7 +101,7 @@ def test_what_is_no_whole_letter_is_counted_and_told(
     def read(*_: Any, **__: Any) -> Iterator[dlq._Record]:
         return (dlq._Record(0, at, 0, *one) for at, one in enumerate(records))
 
-    monkeypatch.setattr(Cluster, "ids", lambda *_: {})
+    monkeypatch.setattr(KafkaAdmin, "ids", lambda *_: {})
     monkeypatch.setattr(dlq.DeadLetterTopic, "_records", read)
     monkeypatch.setattr(dlq.DeadLetterTopic, "_ends", lambda *_: {0: len(records)})
     monkeypatch.setattr(dlq.DeadLetterTopic, "_read_marks", lambda *_: None)

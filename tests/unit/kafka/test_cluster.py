@@ -13,7 +13,7 @@ from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryConsumer, MemoryKafka
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import cluster, faults
-from towline.kafka.cluster import Cluster, ClusterInfo, TopicFacts
+from towline.kafka.cluster import ClusterInfo, KafkaAdmin, TopicFacts
 
 K = "k:9092"
 #: A topic that is being made, or changes its leader.
@@ -61,23 +61,23 @@ def test_facts_of_topics_leave_out_what_may_not_be_seen(memory: MemoryKafka) -> 
     memory.topics |= {"u": 4, "v": 1}
     memory.configs["u"] = {"cleanup.policy": "compact"}
     memory.fail("describe_configs", None, kafka.raised("TOPIC_AUTHORIZATION_FAILED"))
-    assert Cluster(K).facts(["u", "v", "away"]) == {
+    assert KafkaAdmin(K).facts(["u", "v", "away"]) == {
         "u": TopicFacts(4, 1_048_588, None, None, "compact"),
         "v": TopicFacts(1),
     }
-    assert Cluster(K).facts(["away"]) == {}
+    assert KafkaAdmin(K).facts(["away"]) == {}
 
 
 def test_a_cluster_says_who_it_is_and_which_topics_it_has(memory: MemoryKafka) -> None:
     memory.topics["u"] = 4
-    assert Cluster(K).info() == ClusterInfo("c", {1: K}, {"t": 1, "u": 4})
+    assert KafkaAdmin(K).info() == ClusterInfo("c", {1: K}, {"t": 1, "u": 4})
 
 
 @pytest.mark.parametrize("client", [K, {"bootstrap.servers": K, "acks": "all"}])
 def test_no_answer_is_told_with_servers_time_and_reason(memory: MemoryKafka, client: Any) -> None:
     memory.fail("admin.list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
     with pytest.raises(KafkaError, match=r"k:9092: Kafka did not answer for 4 s: failed to get metadata.*TL-K01"):
-        Cluster(client, 4.0).info()
+        KafkaAdmin(client, 4.0).info()
     heard: list[dict[str, Any]] = []
 
     def noting(config: dict[str, Any], logger: object) -> kafka.MemoryAdmin:
@@ -88,7 +88,7 @@ def test_no_answer_is_told_with_servers_time_and_reason(memory: MemoryKafka, cli
     with pytest.MonkeyPatch.context() as patch:  # the fixture's is undone after that of `memory`
         patch.setattr(cluster, "AdminClient", noting)
         with pytest.raises(KafkaError, match="for 4 s: k:9092: Connection refused"):
-            Cluster(client, 4.0).info()
+            KafkaAdmin(client, 4.0).info()
     assert heard[0]["bootstrap.servers"] == K
 
 
@@ -100,7 +100,7 @@ def test_a_client_that_can_not_be_made_is_the_configurations_mistake() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "AdminClient", unusable)
         with pytest.raises(ConfigError, match=r"no such file.*TL-C45"):
-            Cluster(K).info()
+            KafkaAdmin(K).info()
 
 
 # -- a transaction that is not decided --
@@ -110,14 +110,14 @@ def test_a_client_that_can_not_be_made_is_the_configurations_mistake() -> None:
 def test_a_topic_is_settled_when_its_ends_agree(memory: MemoryKafka, looks: int, seconds: float, decided: bool) -> None:
     memory.topics["t"] = 3
     memory.undecided = looks
-    assert Cluster(K, seconds).settled("t") is decided
+    assert KafkaAdmin(K, seconds).settled("t") is decided
     assert (memory.now - 1000 > seconds) is not decided
 
 
 def test_behind_a_reader_who_is_past_the_end_nothing_is_known(memory: MemoryKafka) -> None:
     """He stands in a topic that was deleted since: in the one of that name now he is not "0 behind" [I17], [I19]."""
     memory.topics["t"] = 1
-    asked = Cluster(K, 1.0)
+    asked = KafkaAdmin(K, 1.0)
     assert asked.backlog({"t": {"0": 0}}) == (0, 0)
     with pytest.raises(KafkaError, match=r"[Oo]ffset out of range.*TL-K01"):
         asked.backlog({"t": {"0": 1}})
@@ -125,15 +125,15 @@ def test_behind_a_reader_who_is_past_the_end_nothing_is_known(memory: MemoryKafk
 
 def test_a_topic_that_is_not_there_is_settled(memory: MemoryKafka) -> None:
     memory.undecided = 1000
-    assert Cluster(K).settled("away")
+    assert KafkaAdmin(K).settled("away")
 
 
 def test_ends_are_asked_for_again_while_a_topic_has_no_leader(memory: MemoryKafka) -> None:
     memory.fail("list_offsets", *map(kafka.raised, PASSING))
-    assert Cluster(K).settled("t")
+    assert KafkaAdmin(K).settled("t")
     memory.fail("list_offsets", kafka.raised("TOPIC_AUTHORIZATION_FAILED"))
     with pytest.raises(KafkaError, match="TL-K01"):
-        Cluster(K).settled("t")
+        KafkaAdmin(K).settled("t")
 
 
 # -- what a consumer may read --
@@ -166,9 +166,9 @@ def test_watermarks_are_waited_for_no_longer_than_was_said(memory: MemoryKafka, 
 
 
 def test_topics_are_made_once_and_waited_for(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Cluster(K).create({"b": 2, "t": 9, "a": 1}, config={"cleanup.policy": "compact"}) == ["a", "b"]
+    assert KafkaAdmin(K).create({"b": 2, "t": 9, "a": 1}, config={"cleanup.policy": "compact"}) == ["a", "b"]
     assert (memory.topics, memory.configs["b"]) == ({"t": 1, "a": 1, "b": 2}, {"cleanup.policy": "compact"})
-    assert Cluster(K).create({}) == []
+    assert KafkaAdmin(K).create({}) == []
 
 
 def test_a_topic_that_was_made_is_waited_for(memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,18 +186,18 @@ def test_a_topic_that_was_made_is_waited_for(memory: MemoryKafka, monkeypatch: p
 
     monkeypatch.setattr(kafka.MemoryAdmin, "_create", later)
     monkeypatch.setattr(memory, "sleep", sleep)
-    assert Cluster(K).create({"c": 1}) == ["c"]
+    assert KafkaAdmin(K).create({"c": 1}) == ["c"]
     assert "c" in memory.topics
 
 
 def test_a_topic_that_kafka_refuses_to_make_is_named(memory: MemoryKafka) -> None:
     memory.fail("create_topics", kafka.raised("POLICY_VIOLATION", "Broker: Too many."))
     with pytest.raises(KafkaError, match=r'topic "c" can not be created: too many.*TL-K09') as caught:
-        Cluster(K).create({"c": 1})
+        KafkaAdmin(K).create({"c": 1})
     assert caught.value.where == K
     memory.fail("create_topics", TimeoutError())
     with pytest.raises(KafkaError, match=r"Kafka did not answer: no answer in time.*TL-K01"):
-        Cluster(K).create({"c": 1})
+        KafkaAdmin(K).create({"c": 1})
 
 
 def test_an_answer_that_does_not_come_is_an_error_of_kafkas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from towline.bridge.lines.identity import Identity, former_topics
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.clientconfig import QUIET, client_config
-from towline.kafka.cluster import Cluster, watermarks
+from towline.kafka.cluster import KafkaAdmin, watermarks
 from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header
 from towline.kafka.markerstore import READER
 from towline.kafka.topicids import remade
@@ -158,7 +158,7 @@ class DeadLetterTopic:
             KafkaError: TL-K01.
         """
         self._replayed, self._known, self.nobodys, self.strange = _Settled(), {}, Counter(), 0
-        self._ids = Cluster(self.client).ids([self.topic])
+        self._ids = KafkaAdmin(self.client).ids([self.topic])
         self._read_marks(self._ends())
         return (entry for entry in self._letters() if self._chosen(entry, wanted))
 
@@ -169,7 +169,7 @@ class DeadLetterTopic:
             KafkaError: TL-K01; TL-B30 when it is another topic now, in which a mark would name other dead letters;
                 TL-B31 when somebody's transaction stays open in the topic.
         """
-        if remade(self._ids, Cluster(self.client).ids([self.topic])):
+        if remade(self._ids, KafkaAdmin(self.client).ids([self.topic])):
             what = f'the topic "{self.topic}" was deleted and made again while it was replayed'
             raise KafkaError("TL-B30", self._servers, what, "Run it again: it begins with the new one.")
         what = f'a transaction of another writer is open in "{self.topic}", and may hide what was replayed before'

@@ -32,7 +32,7 @@ from towline.bridge.uplink.sink import RecordColumns, Routing
 from towline.bridge.uplink.statements import Statements, of_schema
 from towline.errors import KafkaError
 from towline.kafka.clientconfig import largest_message
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.columns import Rows
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.options import SinkSettings
@@ -282,7 +282,7 @@ def _outcomes(ledger: DeadLetterTopic, mappers: Mapping[str, Mapper], chunk: lis
     taken = re.compile(reserved([ledger.topic]))
     free = {topic for topic in topics if not taken.fullmatch(topic)}
     limits = RecordLimits(
-        Cluster(ledger.client).facts(free), most, None, int(time.time() * 1000), lambda t: bool(taken.fullmatch(t))
+        KafkaAdmin(ledger.client).facts(free), most, None, int(time.time() * 1000), lambda t: bool(taken.fullmatch(t))
     )
     return [_checked(found[i], limits) for i in range(len(chunk))]
 

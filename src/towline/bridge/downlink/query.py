@@ -41,7 +41,7 @@ from towline.bridge.routes import REJECT, WHERE
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.gateway.access import Access
-from towline.kafka.cluster import Cluster
+from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.options import SinkSettings
 from towline.kafka.topicids import keep_ids, kept_ids, made_anew, remade
 
@@ -107,7 +107,7 @@ def look_at_topics(
     section, logs, where = line, Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
     before, begun = _batch(line.checkpoint, evidence.planned)
     stood = begun if evidence.decided else {**before, **begun}
-    kept, cluster = kept_ids(logs) if stood else {}, Cluster(client, GLANCE_S)
+    kept, cluster = kept_ids(logs) if stood else {}, KafkaAdmin(client, GLANCE_S)
     try:
         named = section.topics or list(filter(section.reads, cluster.info().topics))
         ids = cluster.ids({*named, *stood})
@@ -168,7 +168,7 @@ def _overtaken(client: Mapping[str, str], start: KafkaOffsets, end: KafkaOffsets
     lost = []
     for name in end:
         ranges = _ranges(start, end, name)
-        firsts = Cluster(client).first_offsets(name, [int(part) for part, _, _ in ranges])
+        firsts = KafkaAdmin(client).first_offsets(name, [int(part) for part, _, _ in ranges])
         late = [(part, a, min(b, firsts[int(part)])) for part, a, b in ranges if firsts[int(part)] > a]
         lost += [_told(name, late)] if late else []
     return lost
@@ -313,7 +313,7 @@ class DownlinkQuery(LineQuery[DownLine]):
             return start if isinstance(start, str) else json.dumps(start)
         if identity.query:
             return identity.offsets
-        topics = Cluster(self.bridge.kafka.client()).info().topics  # Spark wants every partition
+        topics = KafkaAdmin(self.bridge.kafka.client()).info().topics  # Spark wants every partition
         start, stood = section.starting_offsets, json.loads(identity.offsets)
         for name in remade(json.loads(identity.topic_ids), self._findings.ids):  # they begin as the file says
             latest = dict.fromkeys(map(str, range(topics[name])), _LATEST) if start == "latest" else {}

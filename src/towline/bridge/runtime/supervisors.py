@@ -69,7 +69,7 @@ from towline.text import cause, counted, printable
 from towline.timing import until
 
 if TYPE_CHECKING:
-    from towline.kafka.cluster import Cluster
+    from towline.kafka.cluster import KafkaAdmin
 
 
 class ChildSupervisor(threading.Thread, ABC):
@@ -164,9 +164,9 @@ class KafkaSupervisor(ChildSupervisor):
 
     def _round(self) -> None:
         """Look until Kafka does not answer, with one client: it goes where brokers tell clients to come, as all do."""
-        from towline.kafka.cluster import Cluster  # noqa: PLC0415 - loads librdkafka
+        from towline.kafka.cluster import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
 
-        cluster = Cluster(self.bridge.kafka.client(), _ANSWER_S)
+        cluster = KafkaAdmin(self.bridge.kafka.client(), _ANSWER_S)
         while self.wanted:
             cluster.answers()
             self._answers()
@@ -184,7 +184,7 @@ class KafkaSupervisor(ChildSupervisor):
             self.ready.set()
             self.on_ready()
 
-    def _measure(self, cluster: Cluster | None) -> None:
+    def _measure(self, cluster: KafkaAdmin | None) -> None:
         """Measure how far each downlink is behind, by its checkpoint.
 
         It is unknown without a client, and for a line that was stopped: it may stand in a topic that is gone [I19].
@@ -232,9 +232,9 @@ def see_to(bridge: Bridge, topics: Iterable[str]) -> str:
     Raises:
         KafkaError: TL-B03, one is not there; TL-K01, Kafka does not answer; TL-K09, one can't be made.
     """
-    from towline.kafka.cluster import Cluster  # noqa: PLC0415 - loads librdkafka
+    from towline.kafka.cluster import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
 
-    cluster, plan = Cluster(bridge.kafka.client()), bridge.kafka.create_topics
+    cluster, plan = KafkaAdmin(bridge.kafka.client()), bridge.kafka.create_topics
     missing = sorted(set(topics) - set(cluster.info().topics))
     if not missing:
         return ""
