@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline_prove.account import RunAccount
 from towline_prove.devstack.process import wait_for
 from towline_prove.history import read_history

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from towline.errors import KafkaError as TowlineKafkaError
 from towline.errors import SetupError
-from towline.kafka.cluster import KafkaAdmin, watermarks
+from towline.kafka.admin import KafkaAdmin, watermarks
 from towline_prove.referee import Arrival
 
 __all__ = ["Tail", "read_topic"]

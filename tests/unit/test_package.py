@@ -33,7 +33,7 @@ def test_importing_the_package_is_light() -> None:
 
 def test_the_look_ups_need_no_spark() -> None:
     assert "pyspark" not in imported_by(
-        "from towline.kafka.cluster import KafkaAdmin; from towline.kafka.options import SinkSettings"
+        "from towline.kafka.admin import KafkaAdmin; from towline.kafka.options import SinkSettings"
     )
 
 

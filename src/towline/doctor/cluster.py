@@ -24,7 +24,7 @@ from towline.bridge.lines.identity import Identity, former_topics
 from towline.bridge.patterns import allowed
 from towline.doctor.case import PROBE, Case
 from towline.doctor.table import NotAsked, fact
-from towline.kafka import cluster, faults
+from towline.kafka import admin, faults
 from towline.kafka.clientconfig import QUIET, client_config
 from towline.kafka.options import SinkSettings
 
@@ -178,11 +178,11 @@ class Cluster:
     def __init__(self, case: Case) -> None:
         self.case = case
         self._client = case.bridge.kafka.client()
-        self._cluster = cluster.KafkaAdmin(self._client, case.patience)
+        self._cluster = admin.KafkaAdmin(self._client, case.patience)
         self.servers = self._client["bootstrap.servers"]
 
     @fact
-    def listed(self) -> cluster.ClusterInfo:
+    def listed(self) -> admin.ClusterInfo:
         """Brokers and topics; raises KafkaError where no server answers, ConfigError where none can be asked."""
         return self._cluster.info()
 
@@ -308,7 +308,7 @@ class Cluster:
         producer.list_topics(timeout=self.case.patience)  # else its look-up of the coordinator takes half a second more
         producer.init_transactions(self.case.patience)
 
-    def _asked(self) -> cluster.KafkaAdmin:
+    def _asked(self) -> admin.KafkaAdmin:
         """The client for what needs more than the list; raises NotAsked where no broker is where it says to be."""
         if len(self.unreached) == len(self.listed.brokers):
             raise NotAsked("no broker can be reached at the address that it gives to clients")

@@ -20,8 +20,8 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from towline.errors import KafkaError
 from towline.kafka import faults, producers
+from towline.kafka.admin import KafkaAdmin, comes, watermarks
 from towline.kafka.clientconfig import QUIET, resolve
-from towline.kafka.cluster import KafkaAdmin, comes, watermarks
 from towline.kafka.markers import BEFORE_FIRST, Marker
 from towline.kafka.options import FORMAT
 from towline.kafka.producers import Indefinite
@@ -29,7 +29,7 @@ from towline.kafka.producers import Indefinite
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from towline.kafka.cluster import TopicFacts
+    from towline.kafka.admin import TopicFacts
     from towline.kafka.markers import Situation
     from towline.kafka.options import SinkSettings
     from towline.sinks import Task

@@ -30,8 +30,8 @@ from confluent_kafka import KafkaException, Producer
 
 from towline.errors import KafkaError
 from towline.kafka import faults
+from towline.kafka.admin import LONGEST_MS, KafkaAdmin
 from towline.kafka.clientconfig import QUIET, largest_message, resolve
-from towline.kafka.cluster import LONGEST_MS, KafkaAdmin
 from towline.kafka.columns import Rows
 from towline.kafka.faults import FailedRecord, LastWord, Meaning, TransactionVerdict
 from towline.kafka.options import FORMAT

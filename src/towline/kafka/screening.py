@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from towline.errors import KafkaError
 from towline.kafka import faults
+from towline.kafka.admin import ANY, KafkaAdmin, TopicFacts, least
 from towline.kafka.clientconfig import largest_message
-from towline.kafka.cluster import ANY, KafkaAdmin, TopicFacts, least
 from towline.kafka.deadletters import FRAME, DeadLetter, Reason, from_record, record_bytes, to_records
 from towline.kafka.faults import Meaning
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import KafkaError
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -117,7 +117,7 @@ def topics(
     directory: Directory = None,
 ) -> None:
     """Make topics in the Kafka that runs; those that are there stay as they are."""
-    from towline.kafka.cluster import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
+    from towline.kafka.admin import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
 
     kafka = Stack(directory).kafka
     if not kafka.running:

@@ -25,7 +25,7 @@ from paho.mqtt.properties import Properties
 from tests.helpers import wait_until
 from towline.bridge.runtime.status import collect
 from towline.errors import KafkaError
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline_prove.devstack import Mosquitto
 
 __all__ = ["PATIENCE", "Running", "in_kafka", "publish"]

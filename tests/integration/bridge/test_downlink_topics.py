@@ -27,7 +27,7 @@ from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.driver import LineRunner
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.gateway.launch import ensure
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = pytest.mark.spark

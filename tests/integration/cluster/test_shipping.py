@@ -16,7 +16,7 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import publish
 from tests.integration.cluster.page import KEYS, PATIENCE, Page
 from towline.bridge.lines.evidence import gateway_status
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.spark.executors import NEEDED
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.devstack.stack import Stack, StackForm

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tests.helpers import lacking
 from towline.errors import ConfigError, SetupError
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.spark.java import find_java
 from towline_prove.cli.devstack import app
 from towline_prove.devstack import Kafka, Stack

@@ -22,7 +22,7 @@ from towline.doctor.cluster import Cluster
 from towline.doctor.kafka import CHECKS
 from towline.doctor.table import Finding, Standing, answers
 from towline.errors import KafkaError
-from towline.kafka import cluster
+from towline.kafka import admin
 from towline_prove.devstack import Kafka
 
 pytestmark = pytest.mark.kafka
@@ -39,7 +39,7 @@ def put(servers: str, topics: dict[str, dict[str, str]]) -> None:
     asked = AdminClient({"bootstrap.servers": servers})
     for future in asked.create_topics([NewTopic(name, 2, config=config) for name, config in topics.items()]).values():
         future.result(60)
-    wait_until(lambda: set(topics) <= set(cluster.KafkaAdmin(servers).info().topics), 60, str(topics))
+    wait_until(lambda: set(topics) <= set(admin.KafkaAdmin(servers).info().topics), 60, str(topics))
 
 
 def sound_topics(name: str) -> dict[str, dict[str, str]]:
@@ -116,9 +116,9 @@ def test_no_topic_is_made_that_a_pattern_of_the_file_could_take(kafka: Kafka, tm
     put(kafka.bootstrap, sound_topics(name))
     pattern = (f'from = "{name}.commands"', "from = { pattern = '^(?!towline[.]|.*dead-letters)' }")
     case = bridge_case(tmp_path, name, kafka.bootstrap, lambda text: text.replace("NAME", name).replace(*pattern))
-    before = set(cluster.KafkaAdmin(kafka.bootstrap).info().topics)
+    before = set(admin.KafkaAdmin(kafka.bootstrap).info().topics)
     found = asked_of(case)
-    made = set(cluster.KafkaAdmin(kafka.bootstrap).info().topics) - before
+    made = set(admin.KafkaAdmin(kafka.bootstrap).info().topics) - before
     assert made <= {"__transaction_state", "__consumer_offsets"}
     assert {one.code: one.verdict for one in found if one.verdict is UNKNOWN} == {}
     assert any(f"{name}.records" in one.because for one in found if one.line == "down")
@@ -157,7 +157,7 @@ def test_an_address_that_can_not_be_resolved_and_a_kafka_that_is_frozen(tmp_path
         told = next(one.because for one in found if one.code == "TL-D25")
         assert re.search(r"broker \d+ tells its clients to come to nobody\.invalid:9092", told)
         with pytest.raises(KafkaError, match=r"Failed to resolve 'nobody.invalid:9092': .*TL-K01"):
-            cluster.KafkaAdmin(lost.bootstrap, 3.0).create({"x": 1})
+            admin.KafkaAdmin(lost.bootstrap, 3.0).create({"x": 1})
         lost.pause()
         found = asked_of(case)
         lost.kill()  # it can't reach itself to end in order

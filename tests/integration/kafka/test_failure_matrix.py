@@ -22,7 +22,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.errors import KafkaError
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Delivered
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, delivery_for

@@ -14,7 +14,7 @@ from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.bridge.deadletters import dlq
 from towline.errors import KafkaError
 from towline.kafka import markerstore
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.exactly_once import ExactlyOnce
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore

@@ -16,7 +16,7 @@ from tests.integration.kafka.test_dead_letters import letters
 from tests.integration.kafka.writing import QUERY
 from towline.errors import KafkaError
 from towline.kafka import screening
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Reason
 from towline.kafka.delivery import Delivered

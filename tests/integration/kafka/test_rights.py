@@ -29,7 +29,7 @@ from tests.integration.kafka.writing import QUERY, exactly_once
 from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
 from towline.doctor.table import Standing
 from towline.errors import KafkaError
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.delivery import AtLeastOnce
 from towline.kafka.options import SinkSettings

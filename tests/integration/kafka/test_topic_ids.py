@@ -20,7 +20,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka import exactly_once as strategy
 from towline.kafka import markerstore, topicids
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.topicids import SourceTopics, kept_ids
 from towline.sinks import Task
 from towline_prove.devstack import Kafka

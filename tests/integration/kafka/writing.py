@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 from towline.kafka.options import SinkSettings

@@ -20,7 +20,7 @@ from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
-from towline.kafka.cluster import KafkaAdmin, id_text
+from towline.kafka.admin import KafkaAdmin, id_text
 from towline.kafka.topicids import keep_ids, remade
 
 PATTERN = GOOD.replace('from = "commands"', "from = { pattern = '^t\\.' }")

@@ -14,7 +14,7 @@ from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
 from towline.bridge.deadletters import dlq
 from towline.bridge.deadletters import replay as replaying
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 
 

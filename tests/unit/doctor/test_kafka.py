@@ -19,7 +19,7 @@ from towline.doctor.kafka import CHECKS
 from towline.doctor.table import Finding, NotAsked, Standing, answers
 from towline.errors import KafkaError
 from towline.kafka import faults
-from towline.kafka.cluster import ClusterInfo
+from towline.kafka.admin import ClusterInfo
 
 #: A broker's settings as Kafka ships them, but for what it is sound to set.
 SETTINGS = {

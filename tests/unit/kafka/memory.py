@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, Uuid
 from confluent_kafka import KafkaError as ClientError
 
-from towline.kafka import cluster, delivery, exactly_once, markerstore, producers, screening
+from towline.kafka import admin, delivery, exactly_once, markerstore, producers, screening
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.options import SinkSettings
 
@@ -437,11 +437,11 @@ def kafka_in_memory() -> Iterator[MemoryKafka]:
     """Such a Kafka behind all modules of the sink, which know nothing of any other."""
     kafka = MemoryKafka()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (cluster, delivery, exactly_once, markerstore, producers, screening):
+        for module in (admin, delivery, exactly_once, markerstore, producers, screening):
             patch.setattr(module, "time", kafka)
         patch.setattr(producers, "Producer", kafka.producer)
         patch.setattr(markerstore, "Consumer", kafka.consumer)
-        patch.setattr(cluster, "AdminClient", kafka.admin)
+        patch.setattr(admin, "AdminClient", kafka.admin)
         kafka.new_process()
         yield kafka
     kafka.new_process()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.kafka.memory import settings as kafka_settings
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import screening
-from towline.kafka.cluster import TopicFacts
+from towline.kafka.admin import TopicFacts
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record, to_record
 from towline.kafka.exactly_once import delivery_for

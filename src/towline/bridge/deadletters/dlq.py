@@ -24,8 +24,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from towline.bridge.lines.identity import Identity, former_topics
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
+from towline.kafka.admin import KafkaAdmin, watermarks
 from towline.kafka.clientconfig import QUIET, client_config
-from towline.kafka.cluster import KafkaAdmin, watermarks
 from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header
 from towline.kafka.markerstore import READER
 from towline.kafka.topicids import remade

@@ -31,8 +31,8 @@ from towline.bridge.routes import RouteOutcome, route_table, to_json
 from towline.bridge.uplink.sink import RecordColumns, Routing
 from towline.bridge.uplink.statements import Statements, of_schema
 from towline.errors import KafkaError
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.clientconfig import largest_message
-from towline.kafka.cluster import KafkaAdmin
 from towline.kafka.columns import Rows
 from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.options import SinkSettings

@@ -41,7 +41,7 @@ from towline.bridge.routes import REJECT, WHERE
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.gateway.access import Access
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.options import SinkSettings
 from towline.kafka.topicids import keep_ids, kept_ids, made_anew, remade
 

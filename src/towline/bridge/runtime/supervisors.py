@@ -69,7 +69,7 @@ from towline.text import cause, counted, printable
 from towline.timing import until
 
 if TYPE_CHECKING:
-    from towline.kafka.cluster import KafkaAdmin
+    from towline.kafka.admin import KafkaAdmin
 
 
 class ChildSupervisor(threading.Thread, ABC):
@@ -164,7 +164,7 @@ class KafkaSupervisor(ChildSupervisor):
 
     def _round(self) -> None:
         """Look until Kafka does not answer, with one client: it goes where brokers tell clients to come, as all do."""
-        from towline.kafka.cluster import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
+        from towline.kafka.admin import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
 
         cluster = KafkaAdmin(self.bridge.kafka.client(), _ANSWER_S)
         while self.wanted:
@@ -232,7 +232,7 @@ def see_to(bridge: Bridge, topics: Iterable[str]) -> str:
     Raises:
         KafkaError: TL-B03, one is not there; TL-K01, Kafka does not answer; TL-K09, one can't be made.
     """
-    from towline.kafka.cluster import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
+    from towline.kafka.admin import KafkaAdmin  # noqa: PLC0415 - loads librdkafka
 
     cluster, plan = KafkaAdmin(bridge.kafka.client()), bridge.kafka.create_topics
     missing = sorted(set(topics) - set(cluster.info().topics))

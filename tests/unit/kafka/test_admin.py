@@ -12,8 +12,8 @@ from confluent_kafka import KafkaException, TopicPartition
 from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryConsumer, MemoryKafka
 from towline.errors import ConfigError, KafkaError
-from towline.kafka import cluster, faults
-from towline.kafka.cluster import ClusterInfo, KafkaAdmin, TopicFacts
+from towline.kafka import admin, faults
+from towline.kafka.admin import ClusterInfo, KafkaAdmin, TopicFacts
 
 K = "k:9092"
 #: A topic that is being made, or changes its leader.
@@ -86,7 +86,7 @@ def test_no_answer_is_told_with_servers_time_and_reason(memory: MemoryKafka, cli
         return memory.admin(config, logger)
 
     with pytest.MonkeyPatch.context() as patch:  # the fixture's is undone after that of `memory`
-        patch.setattr(cluster, "AdminClient", noting)
+        patch.setattr(admin, "AdminClient", noting)
         with pytest.raises(KafkaError, match="for 4 s: k:9092: Connection refused"):
             KafkaAdmin(client, 4.0).info()
     assert heard[0]["bootstrap.servers"] == K
@@ -98,7 +98,7 @@ def test_a_client_that_can_not_be_made_is_the_configurations_mistake() -> None:
         raise kafka.raised("_INVALID_ARG", "Failed to create producer: no such file")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "AdminClient", unusable)
+        patch.setattr(admin, "AdminClient", unusable)
         with pytest.raises(ConfigError, match=r"no such file.*TL-C45"):
             KafkaAdmin(K).info()
 
@@ -144,7 +144,7 @@ def test_a_leader_that_changed_is_asked_for_and_then_for_its_offsets(memory: Mem
     consumer = MemoryConsumer(memory, {})
     memory.fail("get_watermark_offsets", *map(kafka.raised, PASSING))
     memory.fail("consumer.list_topics", kafka.TRANSPORT)
-    assert cluster.watermarks(consumer, TopicPartition("t", 0), 60.0) == (0, 5)
+    assert admin.watermarks(consumer, TopicPartition("t", 0), 60.0) == (0, 5)
     assert memory.calls.count("consumer.list_topics") == len(PASSING), "after each that failed"
 
 
@@ -153,12 +153,12 @@ def test_watermarks_are_waited_for_no_longer_than_was_said(memory: MemoryKafka, 
     consumer = MemoryConsumer(memory, {})
     memory.fail("get_watermark_offsets", *[kafka.raised("_TIMED_OUT")] * 100)
     with pytest.raises(KafkaException):
-        cluster.watermarks(consumer, TopicPartition("t", 0), seconds)
+        admin.watermarks(consumer, TopicPartition("t", 0), seconds)
     assert seconds < memory.now - 1000 < seconds + 4
     memory.fail("get_watermark_offsets", kafka.TRANSPORT)
     before = memory.now
     with pytest.raises(KafkaException):
-        cluster.watermarks(consumer, TopicPartition("t", 0), seconds)
+        admin.watermarks(consumer, TopicPartition("t", 0), seconds)
     assert memory.now - before <= 3.0, "another answer than 'not yet' is final"
 
 
@@ -202,8 +202,8 @@ def test_a_topic_that_kafka_refuses_to_make_is_named(memory: MemoryKafka) -> Non
 
 def test_an_answer_that_does_not_come_is_an_error_of_kafkas(monkeypatch: pytest.MonkeyPatch) -> None:
     """`TimeoutError` of a future of the admin client (confluent-kafka 2.16.1) passed every except that knows Kafka."""
-    monkeypatch.setattr(cluster, "_GRACE_S", 0.0)
+    monkeypatch.setattr(admin, "_GRACE_S", 0.0)
     with pytest.raises(faults.FOREIGN) as caught:
-        cluster.answer(Future(), 0.001)
+        admin.answer(Future(), 0.001)
     assert faults.reason(caught.value) == "no answer in time"
     assert faults.means(caught.value, faults.Meaning.PASSING)

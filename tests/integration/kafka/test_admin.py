@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.cluster import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
