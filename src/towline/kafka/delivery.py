@@ -130,7 +130,8 @@ class AtLeastOnce(Delivery):
         except faults.FOREIGN as problem:
             raise faults.gave_up(self.settings.servers, problem) from None
         if lost := left + client.failures:
-            raise faults.undelivered(self.settings.servers, lost, rows, self.settings.timeout_s, client.failed)
+            seconds, why = self.settings.timeout_s, client.last.why
+            raise faults.undelivered(self.settings.servers, lost, rows, seconds, client.failed, why)
         if lessons.unclear is not None:  # each alone was taken
             lessons.conclude(())
         dead = screen.dead_letters

@@ -113,7 +113,9 @@ def name_of(error: Any) -> str:
     return str(error.name()) if isinstance(error, confluent_kafka.KafkaError) else ""
 
 
-def undelivered(servers: str, lost: int, rows: int, seconds: float, failed: FailedRecord | None) -> KafkaError:
+def undelivered(
+    servers: str, lost: int, rows: int, seconds: float, failed: FailedRecord | None, why: str = ""
+) -> KafkaError:
     """Records Kafka did not confirm: TL-K02 within the time, TL-K03 because it refused them.
 
     Args:
@@ -122,9 +124,10 @@ def undelivered(servers: str, lost: int, rows: int, seconds: float, failed: Fail
         rows: Records of this task.
         seconds: The delivery timeout.
         failed: The one that tells most, if one failed.
+        why: The last word of its connections; "" for none.
     """
     if failed is None or means(failed.error, Meaning.TIMEOUT):
-        what = f"Kafka did not take {lost:,} of {rows:,} records within {seconds:g} s"
+        what = f"Kafka did not take {lost:,} of {rows:,} records within {seconds:g} s{why and f': {why}'}"
         return KafkaError("TL-K02", servers, what, f"Is it up and reachable? {KEPT}")
     what = f'Kafka refused {lost:,} of {rows:,} records, the first for topic "{failed.topic}": {reason(failed.error)}'
     return KafkaError("TL-K03", servers, what, _advice(name_of(failed.error)))

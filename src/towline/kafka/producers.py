@@ -85,7 +85,7 @@ class KafkaProducer:
     def __init__(self, settings: SinkSettings, more: Mapping[str, str] = MappingProxyType({})) -> None:
         self._settings = settings
         #: Why the last connection failed, for when a call only says that it did.
-        self._last = LastWord()
+        self.last = LastWord()
         #: Failed records of this task, and the first that was refused, else the last one that ran out of time.
         self.failures = 0
         self.failed: FailedRecord | None = None
@@ -98,7 +98,7 @@ class KafkaProducer:
             **more,
             **OWN,
             "on_delivery": self._report,
-            "error_cb": self._last.note,
+            "error_cb": self.last.note,
         }
         try:
             self._producer = Producer(config, logger=QUIET)
@@ -140,7 +140,7 @@ class KafkaProducer:
     def _unanswered(self, problem: BaseException, began: float) -> Exception:
         with contextlib.suppress(*faults.FOREIGN):
             self._producer.poll(0)  # serves error_cb, which a blocking look-up does not
-        why = self._last.why or faults.reason(problem)
+        why = self.last.why or faults.reason(problem)
         return faults.unreachable(self._settings.servers, time.monotonic() - began, why, rows=True)
 
     def send(self, rows: Rows) -> None:
@@ -209,6 +209,7 @@ class KafkaProducer:
     def reset(self) -> None:
         """Forget the reports of an earlier task."""
         self.failures, self.failed, self.refusals = 0, None, {}
+        self.last.why = ""
 
     def close(self) -> None:
         """Drop what is queued and let go of the connection; waits at most a moment."""
@@ -438,7 +439,7 @@ class Transactional(KafkaProducer):
             return slow or Indefinite(told, self.refusals.values())
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is TransactionVerdict.AGAIN:
-            why = self._last.why or faults.reason(problem)
+            why = self.last.why or faults.reason(problem)
             return Indefinite(faults.undecided(servers, self._settings.timeout_s, why))
         return Indefinite(faults.gave_up(servers, problem))
 

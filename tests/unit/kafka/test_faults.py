@@ -42,7 +42,11 @@ def test_silence_is_told_with_counts_and_seconds() -> None:
     assert str(error).startswith("k1:9092: Kafka did not take 400 of 4,000 records within 60 s. ")
     assert "written again" in error.do
     assert error.code == "TL-K02"
-    assert faults.undelivered("k", 1, 1, 1.5, None).code == "TL-K02"
+    told = faults.undelivered("k", 1, 1, 1.5, None, "k:9092: Connection refused")
+    assert (told.code, told.what) == (
+        "TL-K02",
+        "Kafka did not take 1 of 1 records within 1.5 s: k:9092: Connection refused",
+    )
 
 
 @pytest.mark.parametrize(("waited", "told"), [(0.01, ""), (5.2, " for 5 s"), (60.02, " for 60 s")])
