@@ -207,12 +207,9 @@ class Cluster:
     @fact
     def settings(self) -> Mapping[int, Mapping[str, str]]:
         """Of each broker whose settings this user may read, by its id; each tells its own, and only that."""
-        found: dict[int, Mapping[str, str]] = {}
-        asked = self._asked()
-        for number in sorted(set(self.listed.brokers) - set(self.unreached)):
-            one = asked.settings([str(number)], ResourceType.BROKER)
-            found |= dict(zip([number], one.values(), strict=False))
-        return found
+        reached = map(str, sorted(set(self.listed.brokers) - set(self.unreached)))
+        found = self._asked().settings(reached, ResourceType.BROKER)
+        return {int(number): settings for number, settings in found.items()}
 
     def least(self, name: str) -> int | None:
         """The lowest value that a broker has for a setting; None where none can be read."""

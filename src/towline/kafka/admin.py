@@ -198,6 +198,8 @@ class KafkaAdmin:
     def settings(self, names: Iterable[str], kind: Any = ResourceType.TOPIC) -> dict[str, dict[str, str]]:
         """Settings of topics, or of brokers by their ids; those that this user may not see are left out."""
         resources = [ConfigResource(kind, name) for name in names]
+        if kind is ResourceType.BROKER and len(resources) > 1:  # librdkafka takes one a call: each tells its own
+            return {name: found for one in resources for name, found in self.settings([one.name], kind).items()}
         if not resources:
             return {}
         found = self.ask_each(lambda admin: admin.describe_configs(resources, request_timeout=self._timeout))

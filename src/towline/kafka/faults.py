@@ -216,7 +216,7 @@ class TransactionVerdict(Enum):
     AGAIN = "again"
     #: Abort the transaction; the batch may be written anew.
     ABORT = "abort"
-    #: A newer producer has the same transactional id, or this one slept past its transaction: stop.
+    #: A newer producer has the same transactional id, or this one slept past its transaction: stop, never fight.
     FENCED = "fenced"
     #: Nothing certain is known: throw the producer away, make a new one, read the marker.
     DISCARD = "discard"

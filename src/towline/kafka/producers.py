@@ -4,16 +4,10 @@ Spark reuses its Python workers, and partition p lands in another process almost
 transactions belongs to the process, for as long as it is healthy. One that erred is thrown away, records and all: a
 later batch must never meet the reports, or the left-over records, of an earlier one.
 
-Of a producer with a transactional id, each kind of error asks for something (KIP-98, KIP-360):
-
-    retriable                    the same call again, until the delivery timeout
-    abortable                    abort; the batch may be written anew
-    fenced                       a newer producer has the id: stop, never fight
-    anything else, SystemError   nothing is certain: throw the producer away, make a new one, read the marker
-
-A commit request that timed out may reach Kafka late; under the old transaction protocol, the only one librdkafka
-speaks, it could then end the *next* transaction of the same epoch (KIP-890). So a producer serves one transaction: a
-new instance has a new epoch, and the late request is refused.
+What each kind of error asks of a producer with a transactional id says `faults.TransactionVerdict`. A commit request
+that timed out may reach Kafka late; under the old transaction protocol, the only one librdkafka speaks, it could then
+end the *next* transaction of the same epoch (KIP-890). So such a producer serves one transaction: a new instance has a
+new epoch, and the late request is refused.
 """
 
 from __future__ import annotations

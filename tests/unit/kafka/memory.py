@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, Uuid
 from confluent_kafka import KafkaError as ClientError
+from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined]
 
 from towline.kafka import admin, delivery, exactly_once, markerstore, producers, screening
 from towline.kafka.columns import ACCEPTED, Columns
@@ -141,6 +142,8 @@ class MemoryKafka:
         #: Why a broker refuses a record, if it does.
         self.refuses: Callable[[Written], ClientError | None] = lambda _: None
         self.killed = False
+        #: The ids of its brokers.
+        self.brokers = [1]
 
     def fail(self, call: str, *failures: Failure | BaseException | None) -> None:
         """Let the next calls of a name fail, one after the other; None for one that succeeds."""
@@ -374,11 +377,18 @@ class MemoryAdmin:
         self.kafka.asked("admin.list_topics", timeout)
         counts = self.kafka.topics.items()
         topics = {name: SimpleNamespace(partitions=dict.fromkeys(range(count))) for name, count in counts}
-        brokers = {1: SimpleNamespace(host="k", port=9092)}
+        brokers = {number: SimpleNamespace(host="k", port=9091 + number) for number in self.kafka.brokers}
         return SimpleNamespace(cluster_id="c", brokers=brokers, topics=topics)
 
     def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, Future[Any]]:
-        return {one: self._answer("describe_configs", partial(self._config, one.name)) for one in resources}
+        several = len([one for one in resources if one.restype is ResourceType.BROKER]) > 1
+
+        def config(name: str) -> dict[str, Any]:
+            if several:
+                raise raised("_CONFLICT", "Only one ConfigResource of type BROKER is allowed per call")
+            return self._config(name)
+
+        return {one: self._answer("describe_configs", partial(config, one.name)) for one in resources}
 
     def _config(self, name: str) -> dict[str, Any]:
         config = {"cleanup.policy": "delete", "max.message.bytes": "1048588", **self.kafka.configs.get(name, {})}

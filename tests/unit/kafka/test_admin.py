@@ -73,6 +73,15 @@ def test_a_cluster_says_who_it_is_and_which_topics_it_has(memory: MemoryKafka) -
     assert KafkaAdmin(K).info() == ClusterInfo("c", {1: K}, {"t": 1, "u": 4})
 
 
+def test_the_longest_transaction_is_that_of_the_strictest_broker(memory: MemoryKafka) -> None:
+    """Of a cluster of several brokers it was Kafka's own limit: librdkafka tells the settings of one broker a call."""
+    memory.brokers = [1, 2, 3]
+    memory.configs |= {"1": {}, "2": {"transaction.max.timeout.ms": "777000"}, "3": {}}
+    assert KafkaAdmin(K).longest_transaction_ms() == 777_000
+    memory.fail("describe_configs", *[kafka.raised("CLUSTER_AUTHORIZATION_FAILED")] * 3)
+    assert KafkaAdmin(K).longest_transaction_ms() == 900_000
+
+
 @pytest.mark.parametrize("client", [K, {"bootstrap.servers": K, "acks": "all"}])
 def test_no_answer_is_told_with_servers_time_and_reason(memory: MemoryKafka, client: Any) -> None:
     memory.fail("admin.list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
