@@ -155,17 +155,28 @@ class KafkaAdmin:
         self._admin, self._last.why = admin, ""
         return found
 
-    def ask_each(self, request: Callable[[AdminClient], Mapping[Any, Any]]) -> dict[Any, Any]:
-        """The answers to a request for several things; the KafkaException for one that has none."""
+    def ask_each(
+        self,
+        request: Callable[[AdminClient], Mapping[Any, Any]],
+        refusal: Callable[[BaseException], bool] = lambda _: True,
+    ) -> dict[Any, Any]:
+        """The answers to a request for several things.
+
+        Args:
+            request: Gives a future for each of them.
+            refusal: Whether an error is Kafka's answer, which then stands for it; any other one is silence.
+        """
 
         def answers(admin: AdminClient) -> dict[Any, Any]:
-            found = {}
+            outcomes: dict[Any, Any] = {}
             for thing, future in request(admin).items():
                 try:
-                    found[thing] = answer(future, self._timeout)
+                    outcomes[thing] = answer(future, self._timeout)
                 except confluent_kafka.KafkaException as problem:
-                    found[thing] = problem
-            return found
+                    if not refusal(problem):
+                        raise
+                    outcomes[thing] = problem
+            return outcomes
 
         return self.ask(answers)
 
@@ -225,18 +236,19 @@ class KafkaAdmin:
         if not topics.topic_names:
             return {}
         more: Any = {"include_authorized_operations": True, "request_timeout": self._timeout}
-        found = self.ask_each(lambda admin: admin.describe_topics(topics, **more))
-        for name, topic in [*found.items()]:
-            if faults.means(topic, Meaning.DENIED):
-                found[name] = None
-            elif faults.name_of(topic) == "UNKNOWN_TOPIC_OR_PART":
-                del found[name]
-            elif isinstance(topic, confluent_kafka.KafkaException):
-                raise self._silent(topic)
-        return found
 
-    def _silent(self, problem: BaseException) -> KafkaError:
-        return faults.unreachable(self._servers, 0.0, faults.reason(problem))
+        def missing(outcome: Any) -> bool:
+            return faults.name_of(outcome) == "UNKNOWN_TOPIC_OR_PART"
+
+        outcomes = self.ask_each(
+            lambda admin: admin.describe_topics(topics, **more),
+            lambda problem: missing(problem) or faults.means(problem, Meaning.DENIED),
+        )
+        return {
+            name: None if isinstance(outcome, confluent_kafka.KafkaException) else outcome
+            for name, outcome in outcomes.items()
+            if not missing(outcome)
+        }
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
         """The ids of topics (KIP-516), by name.
@@ -278,12 +290,13 @@ class KafkaAdmin:
             return []
         limit, made = self._timeout, []
         self.info()  # says why there is no answer
-        answers = self.ask_each(lambda a: a.create_topics(new, operation_timeout=limit, request_timeout=limit))
-        for name, outcome in answers.items():
+        outcomes = self.ask_each(
+            lambda admin: admin.create_topics(new, operation_timeout=limit, request_timeout=limit),
+            lambda problem: not faults.means(problem, Meaning.PASSING),
+        )
+        for name, outcome in outcomes.items():
             if not isinstance(outcome, confluent_kafka.KafkaException):
                 made.append(name)
-            elif faults.means(outcome, Meaning.PASSING):
-                raise self._silent(outcome)  # no answer, and so no refusal
             elif faults.name_of(outcome) != "TOPIC_ALREADY_EXISTS":
                 what = f'topic "{name}" can not be created: {faults.reason(outcome)}'
                 raise KafkaError("TL-K09", self._servers, what, "Create it by hand, or give this user the right to.")

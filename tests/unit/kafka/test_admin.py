@@ -73,6 +73,27 @@ def test_a_cluster_says_who_it_is_and_which_topics_it_has(memory: MemoryKafka) -
     assert KafkaAdmin(K).info() == ClusterInfo("c", {1: K}, {"t": 1, "u": 4})
 
 
+def test_a_client_that_had_no_answer_is_not_asked_again(memory: MemoryKafka) -> None:
+    clients: list[kafka.MemoryAdmin] = []
+
+    def made(config: dict[str, Any], logger: object) -> kafka.MemoryAdmin:
+        clients.append(memory.admin(config, logger))
+        return clients[-1]
+
+    with pytest.MonkeyPatch.context() as patch:  # the fixture's is undone after that of `memory`
+        patch.setattr(admin, "AdminClient", made)
+        asked = KafkaAdmin(K)
+        assert asked.ids(["t", "away"]).keys() == asked.ids(["t"]).keys() == {"t"}
+        assert len(clients) == 1
+        memory.fail("describe_topics", kafka.raised("TOPIC_AUTHORIZATION_FAILED"), kafka.TIMED_OUT)
+        assert asked.ids(["t"]) == {"t": ""}, "it is unknown, and that is an answer"
+        with pytest.raises(KafkaError, match=r"timed out waiting.*TL-K01"):
+            asked.ids(["t"])
+        assert len(clients) == 1
+        assert asked.ids(["t"])["t"]
+        assert len(clients) == 2
+
+
 def test_the_longest_transaction_is_that_of_the_strictest_broker(memory: MemoryKafka) -> None:
     """Of a cluster of several brokers it was Kafka's own limit: librdkafka tells the settings of one broker a call."""
     memory.brokers = [1, 2, 3]
