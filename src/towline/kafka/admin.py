@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import confluent_kafka
@@ -146,14 +147,14 @@ class KafkaAdmin:
         admin = self._admin or self._connected()
         self._admin, began = None, time.monotonic()
         try:
-            found = question(admin)
+            reply = question(admin)
         except faults.FOREIGN as problem:
             admin.poll(0)  # serves error_cb, which a blocking look-up does not
             why = self._last.why or faults.reason(problem)
             raise faults.unreachable(self._servers, time.monotonic() - began, why) from None
         admin.poll(0)
         self._admin, self._last.why = admin, ""
-        return found
+        return reply
 
     def ask_each(
         self,
@@ -210,13 +211,13 @@ class KafkaAdmin:
         """Settings of topics, or of brokers by their ids; those that this user may not see are left out."""
         resources = [ConfigResource(kind, name) for name in names]
         if kind is ResourceType.BROKER and len(resources) > 1:  # librdkafka takes one a call: each tells its own
-            return {name: found for one in resources for name, found in self.settings([one.name], kind).items()}
+            return dict(chain.from_iterable(self.settings([broker.name], kind).items() for broker in resources))
         if not resources:
             return {}
-        found = self.ask_each(lambda admin: admin.describe_configs(resources, request_timeout=self._timeout))
+        replies = self.ask_each(lambda admin: admin.describe_configs(resources, request_timeout=self._timeout))
         return {
             resource.name: {name: entry.value for name, entry in entries.items() if entry.value is not None}
-            for resource, entries in found.items()
+            for resource, entries in replies.items()
             if not isinstance(entries, confluent_kafka.KafkaException)
         }
 
