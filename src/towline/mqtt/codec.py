@@ -60,6 +60,7 @@ _PUBLISH_NIBBLE: Final = 3
 _MAX_LENGTH_BYTES: Final = 4
 #: A Property Length that is none: of more than one byte, or of a packet of which is not known where it stands.
 _UNKNOWN: Final = 0x80
+_FLAGS: Final = "PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]"
 #: First byte of CONNACK, its remaining length in 3.x, and where its code stands.
 _CONNACK, _CONNACK_3_LENGTH, _CODE_AT = 0x20, 2, 3
 #: Reason codes of a "no" begin here; the return codes of 3.x are all below.
@@ -203,7 +204,7 @@ class Decoder:
                 return items
             buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
             self._chunks = []  # before it is read: a large packet need not be here a third time
-            used = self._walk5(buffer, items) if self._version == LEVEL_5 else self._walk3(buffer, items)
+            used = self._walk(buffer, items)
             rest = buffer[used:]
             self._needed, start = _size_of_next(rest, 0) if rest else (0, 0)
             if self._needed <= self._max:
@@ -219,25 +220,26 @@ class Decoder:
             raise MalformedPacket(f"a packet of {size:,} bytes, more than max_packet_bytes = {self._max:,}", 0x95)
         return _Skipping(header, size, left, properties=self._version == LEVEL_5)
 
-    def _walk5(self, buffer: bytes, items: list[Item]) -> int:  # noqa: C901  # a call would cost a tenth
+    def _walk(self, buffer: bytes, items: list[Item]) -> int:  # noqa: C901  # a call would cost a tenth
         view = memoryview(buffer)
         position, size, read, large = 0, len(buffer), mqtt5.read, self._large_128s
+        five, plain = self._version == LEVEL_5, self._plain
         careful = size <= _TRUSTED_CHUNK_BYTES or Decoder._distrust
         # ASCII within the Property Length says nothing of a value that ends behind it.
         quick = 1 if Decoder._distrust else _UNKNOWN
-        plain = self._plain
         run: list[Published] = []
         headers = bytearray()
-        shapes: dict[bytes, tuple[int, int, int, int]] = {}
+        shapes: dict[bytes, fence.Shape] = {}
+        topics: dict[bytes, str] = {}
         try:
             while position < size:
                 header = buffer[position]
                 if header >> 4 != _PUBLISH_NIBBLE:
-                    found: tuple[Item, int] | None = _answers(buffer, position) or self._other5(buffer, position)
+                    found: tuple[Item, int] | None = _answers(buffer, position) or self._other(buffer, position)
                 else:
                     found = plain.find(buffer, position) if plain is not None else None
                 if found is not None:
-                    _close_run(items, run, headers)
+                    _close_run(items, run, headers, checked=not five)
                     run, headers = [], bytearray()
                     items.append(found[0])
                     position = found[1]
@@ -245,43 +247,79 @@ class Decoder:
                 key = buffer[position : position + SHAPE_KEY]
                 shape = shapes.get(key)
                 if shape is None:
-                    shape = shapes[key] = fence.publish_shape(key, properties=True)
+                    shape = shapes[key] = fence.publish_shape(key, properties=five)
                 _, begin, end, at = shape
-                properties = buffer[position + at] if at else _UNKNOWN
-                if buffer[position + 1] > 127 and buffer[position + 2] >= large:
-                    whole = self._whole(view, position)
-                    stub = _crowded(whole) if properties >= _UNKNOWN else None
-                    if stub is not None:
-                        run.append(stub)
-                        headers.append(header)
-                        position += len(whole)
-                        continue
-                if careful and not (
-                    buffer[position + begin : position + end].isascii()
-                    and properties < quick
-                    and buffer[(behind := position + at + 1) : behind + properties].isascii()
+                properties = 0 if not five else buffer[position + at] if at else _UNKNOWN
+                packet: Published
+                if not five:
+                    packet, length = self._publish_3(buffer, position, shape, topics)
+                elif (
+                    buffer[position + 1] > 127
+                    and buffer[position + 2] >= large
+                    and (stub := _crowded(whole := self._whole(view, position), properties)) is not None
                 ):
-                    fence.check_fields(self._whole(buffer, position))
-                packet, length = read(view[position:])
-                if properties:
-                    payload = len(packet.payload)  # type: ignore[union-attr]  # the nibble says PUBLISH
+                    packet, length = stub, len(whole)
+                else:
+                    if careful and not (
+                        buffer[position + begin : position + end].isascii()
+                        and properties < quick
+                        and buffer[(behind := position + at + 1) : behind + properties].isascii()
+                    ):
+                        fence.check_fields(self._whole(buffer, position))
+                    packet, length = read(view[position:])  # type: ignore[assignment]  # the nibble says PUBLISH
+                if properties and packet.payload is not None:
+                    payload = len(packet.payload)
                     if properties >= _UNKNOWN or at + 1 + properties + payload != length:
                         fence.check_payload(buffer[position : position + length], payload)
-                run.append(packet)  # type: ignore[arg-type]
+                run.append(packet)
                 headers.append(header)
                 position += length
         except IndexError:
             pass  # the last packet is still arriving
-        _close_run(items, run, headers)
+        _close_run(items, run, headers, checked=not five)
         return position
 
-    def _other5(self, buffer: bytes, position: int) -> tuple[Packet, int]:
+    def _publish_3(
+        self, buffer: bytes, position: int, shape: fence.Shape, topics: dict[bytes, str]
+    ) -> tuple[PublishPacket, int]:
+        """Read a PUBLISH of MQTT 3.x, and its size; IndexError as `_whole`. `topics` are those read before."""
+        size, begin, end, at = shape
+        flags = codec3.PUBLISH_FLAGS[buffer[position]]
+        if flags is None:
+            raise ValueError(_FLAGS)
+        if not size:
+            packet = self._whole(buffer, position)
+            start = fence.variable_integer(packet, 1)[1]
+            head = fence.publish_head(packet, start, packet[0], properties=False)
+            if head is None:
+                raise ValueError("PUBLISH is too short")
+            size, raw, at = len(packet), head.topic, head.at
+        elif position + size > len(buffer) or size > self._max:
+            raise IndexError("Not enough bytes")
+        else:
+            raw = buffer[position + begin : position + end]
+        topic = topics.get(raw)
+        if topic is None:
+            topic = topics[raw] = codec3.topic_name(raw)
+        qos, has_id, duplicate, retain = flags
+        packet_id = None
+        at += position
+        if has_id:
+            packet_id = buffer[at - 2] << 8 | buffer[at - 1]
+            if not packet_id:
+                raise ValueError("packet id 0 [MQTT-2.3.1-1]")
+        payload = buffer[at : position + size]
+        return PublishPacket(topic, payload, qos=qos, retain=retain, packet_id=packet_id, duplicate=duplicate), size
+
+    def _other(self, buffer: bytes, position: int) -> tuple[Packet, int]:
         """Read a packet that is no PUBLISH, and where it ends; rare enough to look at every field."""
         data = self._whole(buffer, position)
-        said = _in_version_5(data) if buffer[position] == _CONNACK else data
+        end = position + len(data)
+        if self._version != LEVEL_5 and not _refuses_in_5(data):
+            return codec3.read(data, self._version), end
+        said = _in_version_5(data) if data[0] == _CONNACK else data
         fence.check_fields(said)
-        packet, _ = mqtt5.read(memoryview(said))
-        return packet, position + len(data)
+        return mqtt5.read(memoryview(said))[0], end
 
     def _whole(self, buffer: _Bytes, position: int) -> _Bytes:
         """The packet at `position`.
@@ -294,39 +332,6 @@ class Decoder:
         if end > len(buffer) or end - position > self._max:
             raise IndexError("Not enough bytes")
         return buffer[position:end]
-
-    def _walk3(self, buffer: bytes, items: list[Item]) -> int:
-        position, size = 0, len(buffer)
-        topics: dict[bytes, str] = {}
-        plain = self._plain
-        try:
-            while position < size:
-                found: tuple[Item, int] | None = None
-                if plain is not None and buffer[position] >> 4 == _PUBLISH_NIBBLE:
-                    found = plain.find(buffer, position)
-                if found is None:
-                    run: list[PublishPacket] = []
-                    headers = bytearray()
-                    position = codec3.read_publishes(buffer, position, run, headers, topics, self._max)
-                    if run:
-                        items.append(PublishRun(run, bytes(headers)))
-                    if position >= size:
-                        break
-                    found = _answers(buffer, position) or self._other3(buffer, position)
-                items.append(found[0])
-                position = found[1]
-        except IndexError:
-            pass  # the last packet is still arriving
-        return position
-
-    def _other3(self, buffer: bytes, position: int) -> tuple[Packet, int]:
-        """As `_other5`; IndexError as `_whole`."""
-        if _size_of_next(buffer, position)[0] > self._max:
-            raise IndexError("Not enough bytes")
-        if _refuses_in_5(buffer, position):
-            return self._other5(buffer, position)
-        packet, length = codec3.read(memoryview(buffer)[position:], self._version)
-        return packet, position + length
 
 
 def _size_of_next(buffer: bytes, position: int) -> tuple[int, int]:
@@ -379,10 +384,9 @@ def _in_version_5(connack: bytes) -> bytes:
     return connack
 
 
-def _refuses_in_5(buffer: bytes, position: int) -> bool:
-    """Whether a CONNACK begins here whose code only MQTT 5 has: its servers may answer 3.x so [MQTT-3.1.2-2]."""
-    at = position + _CODE_AT
-    return buffer[position] == _CONNACK and buffer[position + 1] >= _CONNACK_3_LENGTH and buffer[at] >= _REFUSALS
+def _refuses_in_5(packet: bytes) -> bool:
+    """Whether this is a CONNACK whose code only MQTT 5 has: its servers may answer 3.x so [MQTT-3.1.2-2]."""
+    return packet[0] == _CONNACK and len(packet) > _CODE_AT and packet[_CODE_AT] >= _REFUSALS
 
 
 def _answers(buffer: bytes, position: int) -> tuple[AnswerRun, int] | None:
@@ -409,9 +413,10 @@ def _answers(buffer: bytes, position: int) -> tuple[AnswerRun, int] | None:
     return AnswerRun(kind, packet_ids), end
 
 
-def _close_run(items: list[Item], run: list[Published], headers: bytearray) -> None:
+def _close_run(items: list[Item], run: list[Published], headers: bytearray, *, checked: bool = False) -> None:
     if run:
-        fence.check_run(run, bytes(headers))
+        if not checked:
+            fence.check_run(run, bytes(headers))
         items.append(PublishRun(run, bytes(headers)))
 
 
@@ -496,7 +501,7 @@ class _Skipping:
     def __init__(self, header: int, size: int, left: int, *, properties: bool) -> None:
         flags = codec3.PUBLISH_FLAGS[header]
         if flags is None:
-            raise ValueError("PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]")
+            raise ValueError(_FLAGS)
         #: First byte of the packet.
         self.header = header
         self._flags = flags
@@ -568,15 +573,18 @@ class _Skipping:
         return Stub(fence.text(head.topic), qos, retain, duplicate, head.packet_id, scan.alias, pairs, packet)
 
 
-def _crowded(packet: memoryview) -> Stub | None:
+def _crowded(packet: memoryview, properties: int) -> Stub | None:
     """A stub for a whole PUBLISH of MQTT 5 with more than `MAX_PROPERTIES`; None for one that may be decoded.
 
     Args:
         packet: From its first byte to its last.
+        properties: Its Property Length, or `_UNKNOWN` where that has more than one byte.
 
     Raises:
         ValueError: Its properties can't be read. Whatever else is wrong is left to the codec.
     """
+    if properties < _UNKNOWN:
+        return None
     header, (_, start) = packet[0], fence.variable_integer(packet, 1)
     head = fence.publish_head(packet, start, header, properties=True)
     if head is None or head.length <= _SURELY_FEW:

@@ -39,7 +39,7 @@ from mqtt5 import (
 
 from towline.mqtt.fence import MAX_REMAINING_LENGTH, Body, check_null, check_topics, text, variable_integer
 
-__all__ = ["LEVEL_31", "LEVEL_311", "read", "read_publishes", "write"]
+__all__ = ["LEVEL_31", "LEVEL_311", "read", "write"]
 
 #: Protocol levels as they stand in CONNECT [MQTT-3.1.2-2].
 LEVEL_31: Final = 3
@@ -51,7 +51,6 @@ UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = range(10, 15)
 
 NAMES: Final = {LEVEL_31: b"\x00\x06MQIsdp\x03", LEVEL_311: b"\x00\x04MQTT\x04"}
 WORD: Final = Struct(">H")
-_MAX_PACKET: Final = MAX_REMAINING_LENGTH + 5
 MAX_STRING: Final = 65535
 #: Flags that SUBSCRIBE, UNSUBSCRIBE and PUBREL must carry [MQTT-3.8.1-1, MQTT-3.10.1-1, MQTT-3.6.1-1].
 FLAGS_0010: Final = 2
@@ -95,132 +94,41 @@ DUPLICATE_OF: Final = bytes(byte >> 3 & 1 for byte in range(256))
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
-def read(view: memoryview, version: int) -> tuple[Packet, int]:
-    """Decode the packet at the beginning of `view`.
+def read(packet: bytes, version: int) -> Packet:
+    """Decode a whole packet that is no PUBLISH, which `towline.mqtt.codec` reads itself.
 
     UNSUBACK carries no codes in 3.x, so its `reason_codes` are empty whatever was asked for.
 
     Args:
-        view: Bytes that begin with a packet.
+        packet: From its first byte to its last.
         version: `LEVEL_311` or `LEVEL_31`.
 
-    Returns:
-        The packet and its length in bytes.
+    Raises:
+        ValueError: It is none of this version.
+    """
+    header, kind = packet[0], packet[0] >> 4
+    reader = READERS.get(kind)
+    if reader is None:
+        raise ValueError(f"PacketType {kind} is not part of MQTT 3")
+    # Reserved bits of the fixed header are as prescribed [MQTT-2.2.2-1, -2]; 3.1 sets DUP when it sends one again.
+    wanted = FLAGS_0010 if kind in {PUBREL, SUBSCRIBE, UNSUBSCRIBE} else 0
+    flags = header & 7 if version == LEVEL_31 and wanted else header & 15
+    if flags != wanted:
+        raise ValueError(f"Invalid flags {flags:#x} for packet type {kind}")
+    return reader(Body(packet, variable_integer(packet, 1)[1]), version)
+
+
+def topic_name(raw: bytes) -> str:
+    """The topic of a PUBLISH.
 
     Raises:
-        IndexError: The packet has not arrived as a whole.
-        ValueError: The bytes can't be a packet of this version.
+        ValueError: It is none.
     """
-    header = view[0]
-    kind = header >> 4
-    _check_flags(header, kind, version)
-    length, start = variable_integer(view, 1)
-    end = start + length
-    if len(view) < end:
-        raise IndexError("Not enough bytes")
-    if kind == _PUBLISH:
-        packets: list[PublishPacket] = []
-        read_publishes(bytes(view[:end]), 0, packets, bytearray(), {})
-        return packets[0], end
-    return READERS[kind](Body(bytes(view[start:end])), version), end
-
-
-def read_publishes(  # noqa: C901, PLR0912  # one loop without calls: each costs a tenth of the whole
-    buffer: bytes,
-    position: int,
-    packets: list[PublishPacket],
-    headers: bytearray,
-    topics: dict[bytes, str],
-    max_packet_bytes: int = _MAX_PACKET,
-) -> int:
-    """Decode the PUBLISH packets that follow each other from `position` on; the hot path of receiving.
-
-    Args:
-        buffer: Received bytes.
-        position: Where a packet begins.
-        packets: Takes the packets.
-        headers: Takes the first byte of each.
-        topics: Topic names decoded before; grows.
-        max_packet_bytes: A longer packet is not read.
-
-    Returns:
-        Where the first byte lies that was not read: the end, an incomplete packet, one too large, or another type.
-
-    Raises:
-        ValueError: The bytes can't be a packet; `MalformedPacket` for a wildcard in a topic name [MQTT-3.3.2-2].
-    """
-    size = len(buffer)
-    unpack, flags_of = WORD.unpack_from, PUBLISH_FLAGS
-    while position + 1 < size:
-        header = buffer[position]
-        flags = flags_of[header]
-        if flags is None:
-            return position
-        length, start = buffer[position + 1], position + 2
-        if length > 127:
-            # Two bytes without a call; a third or a leading zero is rare.
-            if start < size and 0 < buffer[start] < 128:
-                length += (buffer[start] - 1) << 7
-                start += 1
-            else:
-                try:
-                    length, start = variable_integer(buffer, position + 1)
-                except IndexError:
-                    return position
-        end = start + length
-        if end > size or end - position > max_packet_bytes:
-            return position
-        qos, has_id, duplicate, retain = flags
-        # A topic has at least one byte [MQTT-4.7.3-1]; beyond the end of the packet lies another one.
-        if length < 3:
-            raise ValueError("PUBLISH is too short")
-        payload_at = topic_end = start + 2 + unpack(buffer, start)[0]
-        packet_id = None
-        if has_id:
-            payload_at += 2
-            if payload_at > end:
-                raise ValueError("PUBLISH is too short")
-            packet_id = unpack(buffer, topic_end)[0]
-            if not packet_id:
-                raise ValueError("packet id 0 [MQTT-2.3.1-1]")
-        elif payload_at > end:
-            raise ValueError("PUBLISH is too short")
-        raw = buffer[start + 2 : topic_end]
-        topic = topics.get(raw)
-        if topic is None:
-            topic = topics[raw] = _topic_name(raw)
-        packets.append(
-            PublishPacket(
-                topic, buffer[payload_at:end], qos=qos, retain=retain, packet_id=packet_id, duplicate=duplicate
-            )
-        )
-        headers.append(header)
-        position = end
-    return position
-
-
-def _topic_name(raw: bytes) -> str:
     if not raw:
         raise ValueError("topic is empty [MQTT-4.7.3-1]")
     topic = text(raw)
     check_topics((topic,))
     return topic
-
-
-def _check_flags(header: int, kind: int, version: int) -> None:
-    """Reserved bits of the fixed header are as prescribed [MQTT-2.2.2-1, -2]."""
-    if kind == _PUBLISH:
-        if PUBLISH_FLAGS[header] is None:
-            raise ValueError("PUBLISH with QoS 3 or with DUP at QoS 0")
-        return
-    if kind not in READERS:
-        raise ValueError(f"PacketType {kind} is not part of MQTT 3")
-    flags = header & 15
-    wanted = FLAGS_0010 if kind in {PUBREL, SUBSCRIBE, UNSUBSCRIBE} else 0
-    if version == LEVEL_31 and wanted:
-        flags &= ~8  # 3.1 sets DUP when it sends these again
-    if flags != wanted:
-        raise ValueError(f"Invalid flags {flags:#x} for packet type {kind}")
 
 
 def _read_connack(body: Body, version: int) -> ConnAckPacket:
@@ -261,7 +169,7 @@ def _read_pingresp(body: Body, _version: int) -> PingRespPacket:
     return PingRespPacket()
 
 
-#: Packet type → how its body is read. PUBLISH has a path of its own; types 0 and 15 are reserved [MQTT 3.1.1 2.2.1].
+#: Packet type → how its body is read; types 0 and 15 are reserved [MQTT 3.1.1 2.2.1].
 READERS: Final[dict[int, Callable[[Body, int], Packet]]] = {
     CONNACK: _read_connack,
     PUBACK: _reader_of_ack(PubAckPacket),

@@ -33,6 +33,7 @@ __all__ = [
     "PacketTooLarge",
     "PublishHead",
     "Received",
+    "Shape",
     "check_fields",
     "check_null",
     "check_payload",
@@ -86,6 +87,8 @@ _ID_ZERO: Final = "packet id 0 [MQTT-2.2.1-3, -4]"
 _DUP_AT_QOS_0: Final = (b"\x38", b"\x39")
 
 Received: TypeAlias = bytes | bytearray | memoryview
+#: Of a PUBLISH: its size, where its topic begins and ends, and where its Property Length stands, or its payload.
+Shape: TypeAlias = tuple[int, int, int, int]
 
 
 class MalformedPacket(ValueError):
@@ -139,8 +142,8 @@ def check_fields(packet: bytes) -> None:
             raise MalformedPacket(_BEYOND) from None
 
 
-def publish_shape(key: bytes, *, properties: bool) -> tuple[int, int, int, int]:
-    """The size of a PUBLISH, where its topic begins and ends, and where its Property Length stands, or its payload.
+def publish_shape(key: bytes, *, properties: bool) -> Shape:
+    """The shape of a PUBLISH by its first bytes.
 
     Args:
         key: The first `SHAPE_KEY` bytes of it.

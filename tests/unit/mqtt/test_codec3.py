@@ -49,7 +49,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tests.helpers import packets_in
 from towline.mqtt import codec3
 from towline.mqtt.codec import Decoder, Item, MalformedPacket, encode
-from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, read, write
+from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, write
 
 LEVELS = (LEVEL_31, LEVEL_311)
 NEVER = 0xFFFFFFFF
@@ -59,6 +59,13 @@ FAILED = SubAckReasonCode.UNSPECIFIED_ERROR
 def session(client_id: str, **fields: Any) -> ConnectPacket:
     """A CONNECT with CleanSession 0."""
     return ConnectPacket(client_id, session_expiry_interval=NEVER, **fields)
+
+
+def read(data: bytes, version: int) -> tuple[Packet, int]:
+    """The packet that bytes are, and how many of them; IndexError while it is not whole."""
+    decoder = Decoder(version=version)
+    packets = flat(decoder.feed(data))
+    return packets[0], len(data) - decoder._held
 
 
 def filters(*wanted: tuple[str, int]) -> list[TopicFilter]:
@@ -117,14 +124,14 @@ def test_each_packet_is_written_and_read_as_the_standard_says(packet: Packet, da
     No packet id at QoS 0 [MQTT-2.3.1-5]; acknowledgements carry the id of what they answer [MQTT-2.3.1-6, -7].
     """
     assert write(packet, LEVEL_311) == data
-    assert read(memoryview(data + b"\xff"), LEVEL_311) == (packet, len(data))
+    assert read(data + b"\xff", LEVEL_311) == (packet, len(data))
 
 
 @pytest.mark.parametrize(("packet", "data"), EXAMPLES, ids=names)
 def test_a_cut_at_every_byte_is_incomplete_and_nothing_else(packet: Packet, data: bytes) -> None:
     for cut in range(len(data)):
         with pytest.raises(IndexError):
-            read(memoryview(data[:cut]), LEVEL_311)
+            read(data[:cut], LEVEL_311)
         decoder = Decoder(version=LEVEL_311)
         assert flat(decoder.feed(data[:cut]) + decoder.feed(data[cut:])) == [packet]
 
@@ -140,19 +147,19 @@ def test_the_bytes_of_3_1() -> None:
     connect = ConnectPacket("fuzzish", clean_start=True, keep_alive=60)
     data = bytes.fromhex("10 15 0006 4D5149736470 03 02 003C 0007 66757A7A697368")
     assert write(connect, LEVEL_31) == data
-    assert read(memoryview(data), LEVEL_31) == (connect, len(data))
+    assert read(data, LEVEL_31) == (connect, len(data))
 
 
 def test_3_1_has_no_session_present() -> None:
     assert write(ConnAckPacket(session_present=True), LEVEL_31) == b"\x20\x02\x00\x00"
-    assert read(memoryview(b"\x20\x02\x01\x00"), LEVEL_31)[0] == ConnAckPacket(session_present=False)
+    assert read(b"\x20\x02\x01\x00", LEVEL_31)[0] == ConnAckPacket(session_present=False)
 
 
 @pytest.mark.parametrize("data", [b"\x6a\x02\x00\x01", b"\x8a\x06\x00\x01\x00\x01a\x01", b"\xaa\x05\x00\x01\x00\x01a"])
 def test_3_1_sets_dup_on_what_it_sends_again(data: bytes) -> None:
-    read(memoryview(data), LEVEL_31)
+    read(data, LEVEL_31)
     with pytest.raises(ValueError, match="flags"):
-        read(memoryview(data), LEVEL_311)
+        read(data, LEVEL_311)
 
 
 # Against a foreign encoder
@@ -198,7 +205,7 @@ def paho_writes(act: Callable[[Any], object], version: int) -> bytes:
 def test_paho_writes_the_same_bytes(act: Callable[[Any], object], packet: Packet, version: int) -> None:
     sent = paho_writes(act, version)
     assert sent == write(packet, version)
-    assert read(memoryview(sent), version) == (packet, len(sent))
+    assert read(sent, version) == (packet, len(sent))
 
 
 # Round trip
@@ -289,7 +296,7 @@ def test_a_packet_with_one_byte_changed_never_reads_beyond_its_end(packet: Packe
     good = bytearray(write(packet, LEVEL_311))
     good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     try:
-        _, length = read(memoryview(bytes(good)), LEVEL_311)
+        _, length = read(bytes(good), LEVEL_311)
     except (IndexError, ValueError):
         return
     assert length <= len(good)
@@ -315,7 +322,7 @@ def test_a_packet_with_one_byte_changed_never_reads_beyond_its_end(packet: Packe
         ("32 05 0001 61 0000", "packet id 0"),  # [MQTT-2.3.1-1]
         ("40 02 0000", "packet id 0"),
         ("90 03 0000 00", "packet id 0"),
-        ("30 02 0000", "too short"),
+        ("30 02 0000", "topic is empty"),
         ("30 03 0000 61", "topic is empty"),  # [MQTT-4.7.3-1]
         ("30 00", "too short"),
         ("30 03 0002 61", "too short"),
@@ -355,8 +362,6 @@ def test_a_packet_with_one_byte_changed_never_reads_beyond_its_end(packet: Packe
 )
 def test_malformed_bytes_are_refused(data: str, words: str) -> None:
     raw = bytes.fromhex(data)
-    with pytest.raises(ValueError, match=words):
-        read(memoryview(raw), LEVEL_311)
     with pytest.raises(MalformedPacket, match=words):
         Decoder(version=LEVEL_311).feed(raw)
 
@@ -440,7 +445,7 @@ def test_properties_of_a_publish_are_left_out() -> None:
 def test_every_size_of_the_remaining_length(length: int) -> None:
     packet = publish("t", bytes(max(0, length - 3)), 0)
     data = write(packet, LEVEL_311)
-    assert read(memoryview(data), LEVEL_311) == (packet, len(data))
+    assert read(data, LEVEL_311) == (packet, len(data))
     assert flat(Decoder(version=LEVEL_311).feed(data)) == [packet]
 
 
