@@ -38,14 +38,13 @@ def forward(sock: socket.socket, rest: bytes, producer: Producer, topic: str) ->
         ids: list[int] = []
         for run in decoder.feed(data):
             if isinstance(run, PlainRun):
-                names, payloads = run.columns.topics(), run.columns.payloads()
-                ids += run.packet_ids
+                payloads = run.columns.payloads()
             elif isinstance(run, PublishRun):
-                names, payloads = [packet.topic for packet in run.packets], [packet.payload for packet in run.packets]
-                ids += [packet.packet_id or 0 for packet in run.packets]
+                payloads = [packet.payload for packet in run.packets]
             else:
                 continue
-            _produce(producer, topic, names, payloads)
+            ids += run.packet_ids
+            _produce(producer, topic, run.topics, payloads)
         sock.sendall(b"".join([acks[number] for number in ids]))
 
 

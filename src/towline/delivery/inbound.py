@@ -23,7 +23,6 @@ from towline.journal import Journal, largest_frame
 from towline.journal.reading import cut
 from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
 from towline.mqtt.inbound import Inbound
-from towline.mqtt.plain import PlainMessages
 from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
 
 __all__ = ["COUNTERS", "InboundConfig", "Uplink"]
@@ -143,7 +142,7 @@ class Uplink:
         self._waiting += _frames(batch, action, self._frame_bytes)
         self.store()
 
-    def _count_stubs(self, messages: Messages | PlainMessages) -> None:
+    def _count_stubs(self, messages: Messages) -> None:
         """Count what was not taken in whole, and say so once in a while."""
         stubs = Counter(COUNTERS[p.reason] for p in messages.packets if isinstance(p, Stub))
         self._inbox.count(**stubs)

@@ -23,7 +23,7 @@ from towline.delivery.receipts.mark import unmarked
 from towline.mqtt.codec3 import DUPLICATE_OF, QOS_OF, RETAIN_OF
 from towline.mqtt.events import Messages
 from towline.mqtt.message import LARGE
-from towline.mqtt.plain import FIELDS, PlainMessages, PlainRun
+from towline.mqtt.plain import FIELDS, MessageColumns, PlainRun
 from towline.schema import NO_ROWS, OPTIONAL, ROW_SCHEMA
 
 __all__ = ["ArrowColumns", "below", "plain_run", "to_rows"]
@@ -62,14 +62,14 @@ _CELLS: Final[dict[str, Callable[[Sequence[Any]], list[Any]]]] = {
 }
 
 
-def below(messages: Messages | PlainMessages, least: int) -> int:
+def below(messages: Messages, least: int) -> int:
     """How many came with a lower QoS than `least`."""
     levels = messages.headers.translate(QOS_OF)
     return sum(map(levels.count, range(least)))
 
 
 def to_rows(
-    messages: Messages | PlainMessages, first: int, received_at_us: int, gateway: str, *, strip_marks: bool = False
+    messages: Messages, first: int, received_at_us: int, gateway: str, *, strip_marks: bool = False
 ) -> pa.RecordBatch:
     """One row a message, in order.
 
@@ -85,8 +85,9 @@ def to_rows(
     count = len(headers)
     if not count:  # a chunk of PUBRELs: of few messages every other one is
         return NO_ROWS
+    plain = [run.columns for run in messages.runs if isinstance(run, PlainRun)]
     topics, payloads, properties = (
-        _said(messages, count, strip_marks=strip_marks) if isinstance(messages, Messages) else _plain(messages, count)
+        _plain(plain, count) if len(plain) == len(messages.runs) else _said(messages, count, strip_marks=strip_marks)
     )
     same = _FLAGS[headers[0]] if headers.count(headers[0]) == count else ()
     *flags, source = _alike((*same, ("gateway", gateway)), count)
@@ -106,9 +107,8 @@ def to_rows(
 _Said: TypeAlias = tuple[pa.Array, pa.Array, Sequence[pa.Array]]
 
 
-def _plain(messages: PlainMessages, count: int) -> _Said:
+def _plain(columns: Sequence[MessageColumns], count: int) -> _Said:
     """Of messages without properties; as they were cut out where they came so."""
-    columns = [run.columns for run in messages.runs]
     cut = [one for one in columns if isinstance(one, ArrowColumns)]
     if len(cut) == len(columns):
         topics, payloads = _joined([one.topic for one in cut]), _joined([one.payload for one in cut])

@@ -19,8 +19,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
-from typing import ClassVar, Final, TypeAlias, TypeVar
+from typing import ClassVar, Final, Self, TypeAlias, TypeVar
 
 import mqtt5
 from mqtt5 import (
@@ -90,17 +89,22 @@ class PublishRun:
     Attributes:
         packets: At least one.
         headers: The first byte of each packet: DUP, QoS and RETAIN as they came.
+        topics: The topic of each, empty where only a topic alias says it.
+        packet_ids: The packet id of each; 0 for QoS 0.
     """
 
     packets: Sequence[Published]
     headers: bytes
+    topics: Sequence[str]
+    packet_ids: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.packets)
 
-    def only(self, kept: bytes) -> PublishRun:
-        """The packets that have 1 in `kept`, which has 0 for the others; perhaps none."""
-        return PublishRun(list(compress(self.packets, kept)), bytes(compress(self.headers, kept)))
+    @classmethod
+    def of(cls, packets: Sequence[Published], headers: bytes) -> Self:
+        """The run of these packets."""
+        return cls(packets, headers, [p.topic for p in packets], [p.packet_id or 0 for p in packets])
 
 
 Acknowledgement: TypeAlias = PubAckPacket | PubRecPacket | PubRelPacket | PubCompPacket
@@ -415,9 +419,10 @@ def _answers(buffer: bytes, position: int) -> tuple[AnswerRun, int] | None:
 
 def _close_run(items: list[Item], run: list[Published], headers: bytearray, *, checked: bool = False) -> None:
     if run:
+        publishes = PublishRun.of(run, bytes(headers))
         if not checked:
-            fence.check_run(run, bytes(headers))
-        items.append(PublishRun(run, bytes(headers)))
+            fence.check_run(run, publishes.headers, publishes.topics, publishes.packet_ids)
+        items.append(publishes)
 
 
 # What is not taken in whole -----------------------------------------------------------------------------------------

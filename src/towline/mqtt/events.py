@@ -13,9 +13,9 @@ from annotated_types import Ge, Le, Len
 from mqtt5 import QoS, RetainHandling, TopicFilter, Will
 
 from towline.errors import BrokerError
-from towline.mqtt.codec import Item
+from towline.mqtt.codec import Item, PublishRun
 from towline.mqtt.message import OutboundMessage
-from towline.mqtt.plain import PlainMessages
+from towline.mqtt.plain import PlainRun
 from towline.mqtt.stubs import Published
 
 __all__ = [
@@ -138,19 +138,31 @@ class Messages:
     """Messages in the order of their arrival.
 
     Attributes:
-        packets: As they came; a stub for each that was not taken in whole.
-        headers: The first byte of each packet: DUP, QoS and RETAIN.
-        topics: The topic of each, topic aliases resolved.
+        runs: As they came, topic aliases resolved; a stub for each that was not taken in whole.
         tags: What the owner's screen said of each (`towline.mqtt.inbound.Screening`); empty where it says nothing.
     """
 
-    packets: Sequence[Published]
-    headers: bytes
-    topics: list[str]
+    runs: Sequence[PublishRun | PlainRun]
     tags: Sequence[Any] = ()
 
+    @property
+    def headers(self) -> bytes:
+        """The first byte of each packet: DUP, QoS and RETAIN."""
+        return b"".join([run.headers for run in self.runs])
+
+    @property
+    def packets(self) -> Sequence[Published]:
+        """The packets one by one."""
+        runs = self.runs
+        return runs[0].packets if len(runs) == 1 else [packet for run in runs for packet in run.packets]
+
+    @property
+    def topics(self) -> list[str]:
+        """The topic of each."""
+        return [topic for run in self.runs for topic in run.topics]
+
     def __len__(self) -> int:
-        return len(self.packets)
+        return sum(map(len, self.runs))
 
 
 class Authenticator(Protocol):
@@ -415,7 +427,7 @@ class Deliver:
 
     ticket: int
     first: int
-    messages: Messages | PlainMessages
+    messages: Messages
     held: Mapping[int, Held]
     released: tuple[int, ...]
 

@@ -428,14 +428,18 @@ def _at_most(packet: mqtt5.Packet) -> int:
 # After reading -------------------------------------------------------------------------------------------------------
 
 
-#: What `check_run` looks at.
-_CHECKED: Final = attrgetter(
-    "packet_id", "topic", "response_topic", "payload_format_indicator", "content_type", "user_properties"
-)
+#: What `check_run` looks at, beside what it is given.
+_CHECKED: Final = attrgetter("response_topic", "payload_format_indicator", "content_type", "user_properties")
 
 
-def check_run(run: Sequence[Published], headers: bytes) -> None:
+def check_run(run: Sequence[Published], headers: bytes, topics: Sequence[str], packet_ids: Sequence[int]) -> None:
     """Refuse what the codec lets pass in PUBLISH packets.
+
+    Args:
+        run: The packets.
+        headers: The first byte of each.
+        topics: The topic of each.
+        packet_ids: The packet id of each, 0 for none.
 
     Raises:
         MalformedPacket: A wildcard in a topic name or response topic [MQTT-3.3.2-2, -14], a response topic without a
@@ -444,10 +448,10 @@ def check_run(run: Sequence[Published], headers: bytes) -> None:
     """
     if _DUP_AT_QOS_0[0] in headers or _DUP_AT_QOS_0[1] in headers:
         raise MalformedPacket(_DUP)
-    ids, topics, responses, formats, types, properties = zip(*map(_CHECKED, run), strict=True)
-    if 0 in ids:
+    if 0 in packet_ids and 0 in [packet.packet_id for packet in run]:
         raise MalformedPacket(_ID_ZERO)
     check_topics(topics)
+    responses, formats, types, properties = zip(*map(_CHECKED, run), strict=True)
     if responses.count(None) < len(responses):
         if "" in responses:
             raise MalformedPacket("a response topic without a character [MQTT-4.7.3-1]", 0x90)
@@ -475,7 +479,7 @@ def check_written(packet: mqtt5.Packet, data: bytes) -> None:
     if not isinstance(packet, PublishPacket):
         check_fields(data)
     elif packet.user_properties or packet.response_topic is not None or packet.content_type:
-        check_run([packet], data[:1])
+        check_run([packet], data[:1], [packet.topic], [packet.packet_id or 0])
     else:  # the same for what most messages have
         if data[:1] in _DUP_AT_QOS_0:
             raise MalformedPacket(_DUP)

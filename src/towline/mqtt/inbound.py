@@ -43,8 +43,8 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, compress, takewhile
 from operator import attrgetter
@@ -55,7 +55,7 @@ from mqtt5 import PubCompPacket, PubCompReasonCode
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.codec3 import QOS_OF, RETAIN_OF
 from towline.mqtt.events import Breach, Deliver, Held, Messages
-from towline.mqtt.plain import PlainMessages, PlainRun
+from towline.mqtt.plain import PlainRun
 from towline.mqtt.stubs import Published
 
 __all__ = ["NOTHING", "Inbound", "Screen", "Screening"]
@@ -141,22 +141,18 @@ class _Chunk:
     """What one read brought and is not handed over yet."""
 
     first: int
-    #: Empty as soon as there are other messages: they are among those then.
-    plain: list[PlainRun] = field(default_factory=list)
-    packets: list[Published] = field(default_factory=list)
-    headers: bytearray = field(default_factory=bytearray)
-    topics: list[str] = field(default_factory=list)
+    #: None is empty.
+    runs: list[PublishRun | PlainRun] = field(default_factory=list)
     tags: list[Any] = field(default_factory=list)
     held: dict[int, Held] = field(default_factory=dict)
     released: list[int] = field(default_factory=list)
     completions: list[int] = field(default_factory=list)
 
-    def add(self, run: PublishRun, topics: Sequence[str], tags: Sequence[Any]) -> None:
-        """Take messages that are not plain."""
-        self.packets += run.packets
-        self.headers += run.headers
-        self.topics += topics
-        self.tags += tags
+    def add(self, run: PublishRun | PlainRun, tags: Iterable[Any]) -> None:
+        """Take messages that are to be stored, perhaps none."""
+        if len(run):
+            self.runs.append(run)
+            self.tags += tags
 
 
 class Inbound:
@@ -212,52 +208,29 @@ class Inbound:
         self._ticket = 0
         self._chunk = _Chunk(next_number)
 
-    def publishes(self, run: PublishRun) -> None:
+    def publishes(self, run: PublishRun | PlainRun) -> None:
         """Take messages in.
 
         Raises:
             Breach: A topic alias that is 0, above our maximum, or not yet given a topic [MQTT-3.3.2-8, -9].
         """
-        qos = run.headers.translate(QOS_OF)
-        topics: Sequence[str]
-        topics, aliases, ids = zip(*map(_NAMES, run.packets), strict=True)
-        if aliases.count(None) < len(aliases):
-            topics = list(map(self._resolve, aliases, topics))
-        left_out, tags = self.screen(run.packets, topics) if self.screen is not None else _UNSCREENED
-        if 0 in qos:
-            ids = tuple(packet_id or 0 for packet_id in ids)
+        qos, ids = run.headers.translate(QOS_OF), run.packet_ids
+        left_out, tags = _UNSCREENED
+        if isinstance(run, PublishRun):
+            run = self._resolved(run)
+            if self.screen is not None:
+                left_out, tags = self.screen(run.packets, run.topics)
+        elif self.screen is not None:  # what it could say of them stands in properties
+            tags = [None] * len(run)
         if (b"\x02" in qos and not self._all_new(qos, ids)) or self._owes_again(run.headers, ids):
-            self._one_by_one(run, qos, topics, tags, left_out)
+            self._one_by_one(run, qos, tags, left_out)
             return
         if left_out:
             stored = _kept(left_out)
-            run, topics, tags = run.only(stored), list(compress(topics, stored)), list(compress(tags, stored))
-        if self._chunk.plain:
-            self._part_with_plain()
-        self._chunk.add(run, topics, tags)
-        self._take(qos, ids, _Contents(self.next_number, partial(_digests, run, topics), _MOST_KEPT + 1), left_out)
-
-    def plain(self, run: PlainRun) -> None:
-        """Take in messages without properties."""
-        qos, ids = run.headers.translate(QOS_OF), run.packet_ids
-        if (b"\x02" in qos and not self._all_new(qos, ids)) or self._owes_again(run.headers, ids):
-            packets, topics = PublishRun(run.packets, run.headers), run.columns.topics()
-            self._one_by_one(packets, qos, topics, self._untagged(len(run)))
-            return
-        self._chunk.plain.append(run)
-        if self._chunk.packets:
-            self._part_with_plain()
-        self._take(qos, ids, _Contents(self.next_number, partial(_plain_digests, run), run.columns.nbytes))
-
-    def _part_with_plain(self) -> None:
-        """Have every message of the chunk as an object, because one that comes needs it."""
-        runs, self._chunk.plain = self._chunk.plain, []
-        for run in runs:
-            self._chunk.add(PublishRun(run.packets, run.headers), run.columns.topics(), self._untagged(len(run)))
-
-    def _untagged(self, count: int) -> Sequence[Any]:
-        """The tags of messages without properties, of which a screen has nothing to say."""
-        return [None] * count if self.screen is not None else ()
+            run, tags = _only(run, stored), list(compress(tags, stored))
+        self._chunk.add(run, tags)
+        kept = run.columns.nbytes if isinstance(run, PlainRun) else _MOST_KEPT + 1
+        self._take(qos, ids, _Contents(self.next_number, partial(_digests, run), kept), left_out)
 
     def release(self, packet_ids: Sequence[int]) -> bytes:
         """Take PUBRELs; return the answers that may leave at once, if any."""
@@ -279,16 +252,12 @@ class Inbound:
         """What the chunk brought that has to be stored, None for nothing."""
         chunk = self._chunk
         self._chunk = _Chunk(self.next_number)
-        if not (chunk.packets or chunk.plain or chunk.completions or chunk.released):
+        if not (chunk.runs or chunk.completions or chunk.released):
             return None
         self._ticket += 1
         if chunk.completions:
             self._completions.append((self._ticket, _big_endian(array("I", chunk.completions))))
-        messages: Messages | PlainMessages
-        if chunk.plain:
-            messages = PlainMessages(chunk.plain)
-        else:
-            messages = Messages(chunk.packets, bytes(chunk.headers), chunk.topics, chunk.tags)
+        messages = Messages(chunk.runs, chunk.tags)
         return Deliver(self._ticket, chunk.first, messages, chunk.held, tuple(chunk.released))
 
     def settle(self, upto: int) -> bytes:
@@ -404,43 +373,37 @@ class Inbound:
             self._owe([one for one, _ in owed], [number for _, number in owed], contents)
 
     def _one_by_one(
-        self, run: PublishRun, qos: bytes, topics: Sequence[str], tags: Sequence[Any], left_out: bytes = NOTHING
+        self, run: PublishRun | PlainRun, qos: bytes, tags: Sequence[Any], left_out: bytes = NOTHING
     ) -> None:
         """Take messages of which some may be repeats."""
-        self._part_with_plain()
-        chunk = self._chunk
-        digests = _digests(run, topics)
-        owed = self._owed() if 1 in run.headers.translate(_QOS_1_AGAIN) else {}
-        first, stored = self.next_number, list[int]()
+        ids, digests = run.packet_ids, _digests(run)
+        again = run.headers.translate(_QOS_1_AGAIN)
+        owed = self._owed() if 1 in again else {}
+        first, stored = self.next_number, bytearray(len(run))
         words: list[int] = []
         numbers: list[int] = []
         for index, level in enumerate(qos):
-            packet_id = run.packets[index].packet_id or 0
+            packet_id = ids[index]
             left = bool(left_out and left_out[index])
-            if _QOS_1_AGAIN[run.headers[index]] and packet_id in owed and (left or owed[packet_id] == digests[index]):
+            if again[index] and packet_id in owed and (left or owed[packet_id] == digests[index]):
                 self.repeats += 1
                 continue
             if left:
-                repeated = True
                 self.repeats += 1
                 if level == 2:
                     self.held.setdefault(packet_id, _LEFT_OUT)
-            else:
-                repeated = level == 2 and self._is_repeat(packet_id, digests[index])
-            if not repeated:
-                chunk.packets.append(run.packets[index])
-                chunk.headers.append(run.headers[index])
-                chunk.topics.append(topics[index])
-                chunk.tags += tags[index : index + 1]
+            elif level < 2 or not self._is_repeat(packet_id, digests[index]):
+                stored[index] = 1
                 self.next_number += 1
-                stored.append(digests[index])
             if level == 1:
                 owed[packet_id] = digests[index]
             if level:
                 words.append(_ACK_WORD[level] | packet_id)
                 # A repeat waits for everything that came before it.
                 numbers.append(self.next_number - 1)
-        self._owe(words, numbers, _Contents(first, lambda: stored, 0))
+        self._chunk.add(_only(run, stored), compress(tags, stored))
+        taken = list(compress(digests, stored))
+        self._owe(words, numbers, _Contents(first, lambda: taken, 0))
 
     def _is_repeat(self, packet_id: int, digest: int) -> bool:
         """Whether a QoS 2 message is held already; if not, hold it under the number it is about to get."""
@@ -464,6 +427,13 @@ class Inbound:
         if self.unacknowledged > self._receive_maximum:
             self.overruns += 1
 
+    def _resolved(self, run: PublishRun) -> PublishRun:
+        """The run with the topics that its topic aliases stand for."""
+        aliases = [packet.topic_alias for packet in run.packets]
+        if aliases.count(None) == len(aliases):
+            return run
+        return replace(run, topics=list(map(self._resolve, aliases, run.topics)))
+
     def _resolve(self, alias: int | None, topic: str) -> str:
         if alias is None:
             return topic
@@ -476,26 +446,27 @@ class Inbound:
         return self._aliases[alias]
 
 
-def _digests(run: PublishRun, topics: Sequence[str]) -> list[int]:
-    seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
-    # A stub has no payload, but the facts of the one that came; the packet it keeps holds what may differ next time.
-    contents = [p.facts if p.payload is None else p.payload for p in run.packets]
-    digests = [zlib.crc32(content, seeds[topic]) for content, topic in zip(contents, topics, strict=True)]
-    retained = run.headers.translate(RETAIN_OF)
-    properties = list(map(_PROPERTIES, run.packets))
-    if 1 in retained or properties.count(_NONE) < len(properties):
-        every = zip(run.packets, retained, properties, digests, strict=True)
-        return [d if p.payload is None else zlib.crc32(_in_bytes(r, *values), d) for p, r, values, d in every]
-    return digests
+def _only(run: PublishRun | PlainRun, kept: bytes | bytearray) -> PublishRun:
+    """The packets that have 1 in `kept`, which has 0 for the others; perhaps none."""
+    only = PublishRun.of(list(compress(run.packets, kept)), bytes(compress(run.headers, kept)))
+    return replace(only, topics=list(compress(run.topics, kept)))
 
 
-def _plain_digests(run: PlainRun) -> list[int]:
-    """The same digests of messages without properties."""
-    topics = run.columns.topics()
-    if any(run.headers.translate(RETAIN_OF)):
-        return _digests(PublishRun(run.packets, run.headers), topics)
+def _digests(run: PublishRun | PlainRun) -> list[int]:
+    topics, retained = run.topics, run.headers.translate(RETAIN_OF)
     seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
-    return list(map(zlib.crc32, run.columns.payloads(), map(seeds.__getitem__, topics)))
+    if isinstance(run, PlainRun):
+        contents, plain = run.columns.payloads(), True
+    else:
+        # A stub has no payload, but the facts of the one that came; the packet it keeps may differ next time.
+        contents = [p.facts if p.payload is None else p.payload for p in run.packets]
+        properties = list(map(_PROPERTIES, run.packets))
+        plain = properties.count(_NONE) == len(properties)
+    digests = list(map(zlib.crc32, contents, map(seeds.__getitem__, topics)))
+    if plain and 1 not in retained:
+        return digests
+    every = zip(run.packets, retained, digests, strict=True)
+    return [d if p.payload is None else zlib.crc32(_in_bytes(r, *_PROPERTIES(p)), d) for p, r, d in every]
 
 
 def _in_bytes(

@@ -12,14 +12,14 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from mqtt5 import PublishPacket
 
 from towline.mqtt.codec3 import PUBLISH_FLAGS
 from towline.mqtt.fence import SHAPE_KEY, publish_shape
 
-__all__ = ["FIELDS", "MessageColumns", "PlainMessages", "PlainReader", "PlainRun", "PlainRuns"]
+__all__ = ["FIELDS", "MessageColumns", "PlainReader", "PlainRun", "PlainRuns"]
 
 #: Fields of a packet that `PlainRuns` tells the lengths of: up to the topic's length, topic, packet id and property
 #: length, payload.
@@ -66,44 +66,15 @@ class PlainRun:
         return len(self.headers)
 
     @property
-    def packets(self) -> list[PublishPacket]:
+    def topics(self) -> Sequence[str]:
+        """The topic of each."""
+        return self.columns.topics()
+
+    @property
+    def packets(self) -> Sequence[PublishPacket]:
         """The packets one by one."""
         each = zip(self.headers, self.packet_ids, self.columns.topics(), self.columns.payloads(), strict=True)
         return [_packet(*one) for one in each]
-
-
-@dataclass(frozen=True, slots=True)
-class PlainMessages:
-    """What one read brought, as `towline.mqtt.events.Messages`; none of them is a stub or has a property.
-
-    Attributes:
-        runs: In the order of their arrival; at least one.
-    """
-
-    runs: Sequence[PlainRun]
-
-    @property
-    def headers(self) -> bytes:
-        """The first byte of each packet."""
-        return b"".join(run.headers for run in self.runs)
-
-    @property
-    def packets(self) -> list[PublishPacket]:
-        """The packets one by one."""
-        return [packet for run in self.runs for packet in run.packets]
-
-    @property
-    def topics(self) -> list[str]:
-        """The topic of each."""
-        return [topic for run in self.runs for topic in run.columns.topics()]
-
-    @property
-    def tags(self) -> Sequence[Any]:
-        """None: what a screen could say of them stands in properties."""
-        return ()
-
-    def __len__(self) -> int:
-        return sum(map(len, self.runs))
 
 
 def _packet(header: int, packet_id: int, topic: str, payload: bytes) -> PublishPacket:

@@ -635,11 +635,8 @@ class Session:
 
     # -- messages --
 
-    def _on_publishes(self, run: PublishRun, _now: float, _actions: list[Action]) -> None:
+    def _on_publishes(self, run: PublishRun | PlainRun, _now: float, _actions: list[Action]) -> None:
         self.inbound.publishes(run)
-
-    def _on_plain(self, run: PlainRun, _now: float, _actions: list[Action]) -> None:
-        self.inbound.plain(run)
 
     def _on_pubrel(self, packet: PubRelPacket, _now: float, actions: list[Action]) -> None:
         self._send_bytes(self.inbound.release((packet.packet_id,)), actions)
@@ -779,7 +776,7 @@ _EVENTS: Final[dict[type, _Handler]] = {
 
 _CONNECTED: Final[dict[type, _Handler]] = {
     PublishRun: Session._on_publishes,
-    PlainRun: Session._on_plain,
+    PlainRun: Session._on_publishes,
     AnswerRun: Session._on_answers,
     PubRelPacket: Session._on_pubrel,
     mqtt5.PubAckPacket: Session._on_answer,

@@ -7,13 +7,14 @@ from mqtt5 import PublishPacket, QoS
 
 from towline.delivery.inbound import _frames
 from towline.delivery.intake import to_rows
+from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Deliver, Held, Messages
 
 
 def delivery(count: int, size: int) -> Deliver:
     packets = [PublishPacket("t", bytes(size), qos=QoS(2), packet_id=n + 1) for n in range(count)]
     held = {n + 1: Held(100 + n, 0) for n in range(count)}
-    return Deliver(7, 100, Messages(packets, b"\x34" * count, ["t"] * count), held, (500,))
+    return Deliver(7, 100, Messages([PublishRun.of(packets, b"\x34" * count)]), held, (500,))
 
 
 @pytest.mark.parametrize("most", [100, 1000, 5000, 1 << 20])
@@ -32,7 +33,7 @@ def test_pieces_hold_everything_once_and_in_order(most: int) -> None:
 
 
 def test_a_delivery_of_releases_alone_is_one_frame() -> None:
-    releases = Deliver(3, 0, Messages([], b"", []), {}, (1, 2))
+    releases = Deliver(3, 0, Messages([]), {}, (1, 2))
     (frame,) = _frames(to_rows(releases.messages, 0, 0, "g"), releases, 100)
     assert (frame.released, frame.ticket) == ((1, 2), 3)
 

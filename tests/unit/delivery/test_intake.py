@@ -14,9 +14,10 @@ from mqtt5 import PublishPacket, QoS
 from tests.unit.mqtt.test_plain import Lists
 from towline.delivery.intake import below, to_rows
 from towline.delivery.receipts.mark import Mark
+from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Messages
 from towline.mqtt.message import LARGE
-from towline.mqtt.plain import PlainMessages, PlainRun
+from towline.mqtt.plain import PlainRun
 from towline.schema import ROW_SCHEMA
 
 _TEXT = st.none() | st.text(max_size=3)
@@ -51,7 +52,7 @@ _PACKETS = st.builds(
 
 
 def messages(*packets: PublishPacket) -> Messages:
-    return Messages(packets, b"".join(packet.write()[:1] for packet in packets), [packet.topic for packet in packets])
+    return Messages([PublishRun.of(packets, b"".join(packet.write()[:1] for packet in packets))])
 
 
 def row(packet: PublishPacket, offset: int) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def test_a_lower_qos_than_wanted_is_counted(least: int, lower: int) -> None:
 
 def test_columns_that_are_lists_make_the_same_rows() -> None:
     run = PlainRun(b"\x33\x30", array("H", [1, 0]), Lists(["a", "b"], [b"1", b""]))
-    plain = PlainMessages([run, PlainRun(b"\x3a", array("H", [2]), Lists(["c"], [b"3"]))])
+    plain = Messages([run, PlainRun(b"\x3a", array("H", [2]), Lists(["c"], [b"3"]))])
     packets = [
         PublishPacket("a", b"1", qos=QoS(1), packet_id=1, retain=True),
         PublishPacket("b", b""),

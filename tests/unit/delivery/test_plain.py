@@ -14,7 +14,7 @@ from towline.delivery.intake import plain_run, to_rows
 from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun, encode
 from towline.mqtt.events import Deliver
 from towline.mqtt.inbound import Inbound
-from towline.mqtt.plain import PlainMessages, PlainReader, PlainRun
+from towline.mqtt.plain import PlainReader, PlainRun
 
 EVERY_RUN = partial(plain_run, worth=1)
 #: Two kinds of topics, because the first byte of one is part of what a packet's shape is remembered by.
@@ -128,7 +128,7 @@ def deliver(data: bytes, plain: PlainReader | None) -> Deliver:
         if isinstance(item, AnswerRun):
             inbound.release(item.packet_ids)
         else:
-            (inbound.plain if isinstance(item, PlainRun) else inbound.publishes)(item)  # type: ignore[arg-type]
+            inbound.publishes(item)
     inbound.validate()
     delivery = inbound.hand_over()
     assert delivery is not None
@@ -151,8 +151,7 @@ def test_runs_with_answers_between_them_are_one_delivery(qos: int, retain: bool)
     half = [b"".join(p.write() for p in packets(200, qos, retain=retain)[at : at + 100]) for at in (0, 100)]
     data = half[0] + b"\x62\x02\xff\x01" * 3 + half[1]
     one, other = deliver(data, plain_run), deliver(data, None)
-    assert isinstance(one.messages, PlainMessages)
-    assert len(one.messages.runs) == 2
+    assert [type(run) for run in one.messages.runs] == [PlainRun] * 2
     assert to_rows(one.messages, 0, 5, "g").equals(to_rows(other.messages, 0, 5, "g"))
     assert one.held == other.held
 

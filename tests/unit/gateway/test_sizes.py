@@ -22,6 +22,7 @@ from towline.gateway import service
 from towline.gateway.endpoint import END_OF_ROWS
 from towline.journal import Batch, Limits, Outbox
 from towline.journal.reading import RowSlice
+from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Deliver, Messages
 from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
 from towline.spark import sink
@@ -50,7 +51,7 @@ def numbers(batches: list[Any]) -> list[int]:
 @given(SIZES)
 def test_frames_of_the_inbox(sizes: list[int]) -> None:
     packets = [PublishPacket(f"t/{n}", bytes(size), qos=QoS(1), packet_id=n + 1) for n, size in enumerate(sizes)]
-    whole = Messages(packets, b"\x32" * len(packets), [p.topic for p in packets])
+    whole = Messages([PublishRun.of(packets, b"\x32" * len(packets))])
     rows = to_rows(whole, 7, 0, "g")
     frames = [frame.rows for frame in _frames(rows, Deliver(1, 7, whole, {}, ()), BOUND)]
     assert bounded(frames)
@@ -61,9 +62,9 @@ def test_a_large_message_that_comes_alone_is_used_where_it_lies() -> None:
     large = PublishPacket("t", bytes(2 << 20), qos=QoS(1), packet_id=1)
     small = PublishPacket("t", b"x", qos=QoS(1), packet_id=2)
     before = pa.total_allocated_bytes()
-    alone = to_rows(Messages([large], b"\x32", ["t"]), 0, 0, "g")
+    alone = to_rows(Messages([PublishRun.of([large], b"\x32")]), 0, 0, "g")
     assert pa.total_allocated_bytes() - before < 1 << 20
-    both = to_rows(Messages([large, small], b"\x32\x32", ["t", "t"]), 0, 0, "g")
+    both = to_rows(Messages([PublishRun.of([large, small], b"\x32\x32")]), 0, 0, "g")
     assert both.slice(0, 1).equals(alone)
     alone.validate(full=True)
 

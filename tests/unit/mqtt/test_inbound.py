@@ -26,11 +26,8 @@ def publish(packet_id: int, payload: bytes = b"x", *, qos: int = 2, dup: bool = 
 
 def take(inbound: Inbound, *packets: bytes, plain: bool = False) -> Deliver | None:
     for item in Decoder(plain=partial(plain_run, worth=1) if plain else None).feed(b"".join(packets)):
-        if isinstance(item, PlainRun):
-            inbound.plain(item)
-        else:
-            assert isinstance(item, PublishRun)
-            inbound.publishes(item)
+        assert isinstance(item, PublishRun | PlainRun)
+        inbound.publishes(item)
     return inbound.hand_over()
 
 
@@ -229,7 +226,7 @@ def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
 
     def aliased(topic: str, alias: int) -> PublishRun:
         packet = PublishPacket(topic, b"", topic_alias=alias)
-        return PublishRun([packet], packet.write()[:1])
+        return PublishRun.of([packet], packet.write()[:1])
 
     inbound = Inbound(topic_alias_maximum=2)
     inbound.publishes(aliased("a/b", 1))

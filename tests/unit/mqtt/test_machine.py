@@ -27,6 +27,7 @@ from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Filter
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.outbound import Outbound
+from towline.mqtt.plain import PlainRun
 from towline.mqtt.subscriptions import Subscriptions
 
 FIVE: Final[Step] = ("offer", 2, 2, 2, 2, 2)
@@ -246,7 +247,7 @@ def test_the_model_sees_a_pubcomp_before_the_disk(monkeypatch: pytest.MonkeyPatc
 def test_the_model_sees_a_receiver_that_trusts_dup(monkeypatch: pytest.MonkeyPatch) -> None:
     publishes = Inbound.publishes
 
-    def trusting(self: Inbound, run: PublishRun) -> None:
+    def trusting(self: Inbound, run: PublishRun | PlainRun) -> None:
         for packet in run.packets:
             if packet.qos == QoS.EXACTLY_ONCE and not packet.duplicate:
                 self.held.pop(packet.packet_id or 0, None)

@@ -265,7 +265,7 @@ def test_columns_stay_columns_until_a_message_that_is_none_comes() -> None:
     twin = Twin(by_hand, 5, screened=False)
     (delivery,) = twin.session.handle(Received(Decoder(plain=by_hand).feed(publish().write() * 3)), 1.0)
     assert isinstance(delivery, Deliver)
-    assert isinstance(delivery.messages, plain.PlainMessages)
+    assert all(isinstance(run, PlainRun) for run in delivery.messages.runs)
     assert (len(delivery.messages), delivery.first) == (3, 0)
     sent = twin.session.handle(Settled(2), 1.0)
     assert sent == [Send(b"\x40\x02\x00\x07" * 2)]

@@ -270,7 +270,7 @@ def test_a_stub_that_comes_again_in_other_words_is_a_repeat(limit: int) -> None:
 def test_a_stub_is_a_row_without_payload() -> None:
     packets = published(Decoder().feed(publish(1, b"", retain=True).write() + crowd(2000)))
     headers = b"\x33\x32"
-    batch = to_rows(Messages(packets, headers, [p.topic for p in packets]), 5, 0, "g", strip_marks=True)
+    batch = to_rows(Messages([PublishRun.of(packets, headers)]), 5, 0, "g", strip_marks=True)
     empty, stub = batch.to_pylist()
     assert (empty["payload"], empty["offset"]) == (b"", 5)
     assert (stub["payload"], stub["topic"], stub["qos"], stub["offset"]) == (None, "t/1", 1, 6)

@@ -19,6 +19,7 @@ from towline.delivery.receipts.mark import Mark
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.delivery.receipts.sender import ReceiptSender
 from towline.journal import Journal, Limits
+from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Acknowledged, Event, Lost, Messages, Opened, Received, Send, SessionConfig
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
@@ -75,7 +76,7 @@ class Gateway:
         made = Mark(publisher, 1, number, 0, nonce)
         assert self.ledger.take(made, NOW) is MarkVerdict.NEW
         change = self.ledger.storing([made])
-        row = to_rows(Messages([PublishPacket("t", b"")], b"\x30", ["t"]), self.inbox.end, 0, "plant")
+        row = to_rows(Messages([PublishRun.of([PublishPacket("t", b"")], b"\x30")]), self.inbox.end, 0, "plant")
         self.ledger.stored(change, self.inbox.append(row, notes=change.notes))
         self.inbox.commit("spark", self.inbox.end)
         self.ledger.commit(self.inbox.committed)
