@@ -40,14 +40,8 @@ class Kind(enum.IntEnum):
 
     SNAPSHOT = 1
     """The whole state at the head of a segment; always its first frame, and only there."""
-    RECORDS = 2
-    """`rows` rows from offset `first` on, as one Arrow record batch."""
-    SESSION = 3
-    """The MQTT session as it is from here on."""
-    COMMITTED = 4
-    """The consumers' watermarks as they are from here on; not synced by itself."""
-    RELEASED = 5
-    """QoS 2 packet ids that were released, without rows; like those that come with rows they lie in the section."""
+    CHANGES = 2
+    """`rows` rows from offset `first` on, as one Arrow record batch, perhaps none; in the section what changes."""
 
 
 class Header(NamedTuple):
@@ -101,7 +95,7 @@ def encode(
         durable: Bytes of the segment that are known to be durable now.
         rows: How many rows the payload holds.
         section: A small JSON object that becomes durable together with the rows.
-        payload: The content, as the kind says.
+        payload: The rows, or of a snapshot the state.
 
     Raises:
         JournalError: TL-J08, the batch is larger than a frame can be.

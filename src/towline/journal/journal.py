@@ -32,7 +32,7 @@ from towline.journal.reading import (
 )
 from towline.journal.recovery import recover
 from towline.journal.segment import new_segment, removable
-from towline.journal.state import Changes, Snapshot, decode_json, encode_json, section_of
+from towline.journal.state import Changes, Snapshot, apply_changes, decode_json, encode_json, section_of
 from towline.timing import Histogram
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from towline.journal.recovery import RecoveredJournal
     from towline.journal.segment import Segment
 
-_NO_CHANGES: Final = Changes()
+_NO_CHANGES: Final[Changes] = MappingProxyType({})
 _SIZE: Final = attrgetter("size")
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
@@ -201,7 +201,7 @@ class Journal:
 
     @property
     def notes(self) -> Mapping[str, Any]:
-        """What `append` and `note` were given last, by name; for the owner's own use."""
+        """What `append` and `commit` were given last, by name; for the owner's own use."""
         return MappingProxyType(self._state.notes)
 
     @property
@@ -267,8 +267,8 @@ class Journal:
         if not batch.schema.equals(self._schema):
             what = "a batch has another schema than this journal"
             raise JournalError("TL-J06", self.where, what, "This is a mistake in the program, not in the data.")
-        changes = Changes(held or {}, released, notes or {}) if held or released or notes else _NO_CHANGES
-        self._append(batch, changes, durable=durable)
+        changes = {"released": released, "held": held, "notes": notes} if held or released or notes else {}
+        self._append(batch, {name: value for name, value in changes.items() if value}, durable=durable)
         return self.end
 
     @_changes
@@ -287,7 +287,7 @@ class Journal:
             JournalFull: TL-J02, the disk took no more; the older session stands.
             JournalFailed: TL-J04, the object is dead [I6].
         """
-        self._write_session(encode_json(session))
+        self._write_session(decode_json(self.where, encode_json(session)))
 
     def count(self, **increments: int) -> None:
         """Add to counters of the ledger [I11]; their totals reach the disk with the next frame or `close`."""
@@ -299,27 +299,28 @@ class Journal:
             self._uncounted.update(increments)
 
     @_changes
-    def commit(self, consumer: str, upto: int) -> None:
+    def commit(
+        self, consumer: str, upto: int, *, released: Sequence[int] = (), notes: Mapping[str, Any] | None = None
+    ) -> bool:
         """Note that a consumer is done with all rows below `upto`; a smaller one than before changes nothing [I1].
 
         The watermark is written without a sync of its own: after a power failure an older one may come back. Segments
         below every consumer's watermark are removed [I5].
 
+        Args:
+            consumer: Its name.
+            upto: An offset.
+            released: Packet ids that are free again, in the same frame.
+            notes: As `append` takes them, in the same frame.
+
+        Returns:
+            Whether it is written; not on a disk without any room: a watermark goes with the next frame of one, packet
+            ids and notes are to be given again.
+
         Raises:
             JournalFailed: TL-J04, the object is dead [I6].
             JournalError: TL-J08, `upto` is beyond the end.
         """
-        self._check_commit(consumer, upto)
-        upto = max(upto, self.first)
-        if upto > self._state.consumers.get(consumer, -1):
-            self._set_consumers({**self._state.consumers, consumer: upto})
-
-    @_changes
-    def tidy(self) -> None:
-        """Remove what every consumer has committed, as far as it is not to be kept; opening removes nothing."""
-        self._remove_committed()
-
-    def _check_commit(self, consumer: str, upto: int) -> None:
         if upto > self.end:
             raise JournalError(
                 "TL-J08",
@@ -327,25 +328,16 @@ class Journal:
                 f"{consumer} committed up to row {upto:,}, but there are only {self.end:,}",
                 "Its checkpoint belongs to another journal: start it with a new checkpoint.",
             )
+        upto, before = max(upto, self.first), self._state.consumers.get(consumer, -1)
+        changes = {"released": released, "notes": notes or {}} if released or notes else {}
+        if upto <= before and not changes:
+            return True
+        return self._set_consumers({**self._state.consumers, consumer: max(upto, before)}, changes)
 
     @_changes
-    def note(self, consumer: str, upto: int, *, released: Sequence[int] = (), notes: Mapping[str, Any]) -> bool:
-        """Commit as `commit` does, with packet ids and notes in the same frame; not synced by itself either.
-
-        Returns:
-            Whether it is written; not on a disk without any room: say it again with the next one.
-
-        Raises:
-            JournalFailed: TL-J04, the object is dead [I6].
-            JournalError: TL-J08, `upto` is beyond the end.
-        """
-        self._check_commit(consumer, upto)
-        state = self._state
-        upto = max(upto, self.first, state.consumers.get(consumer, 0))
-        state.consumers = {**state.consumers, consumer: upto}
-        written = self._write_watermarks(Changes(released=released, notes=notes))
+    def tidy(self) -> None:
+        """Remove what every consumer has committed, as far as it is not to be kept; opening removes nothing."""
         self._remove_committed()
-        return written
 
     @_changes
     def forget(self, consumer: str) -> None:
@@ -375,7 +367,7 @@ class Journal:
     @_changes
     def _finish(self) -> None:
         if self._uncounted:
-            self._write_watermarks()
+            self._write_watermarks(_NO_CHANGES)
         self._active.sync()
 
     def __enter__(self) -> Self:
@@ -454,36 +446,34 @@ class Journal:
     def _append(self, batch: Any, changes: Changes, *, durable: bool) -> None:
         rows = batch.num_rows
         if not rows:
-            if changes is not _NO_CHANGES:
-                self._write(Kind.RELEASED, b"", changes, durable=durable)
+            if changes:
+                self._write(changes, durable=durable)
             return
         payload = batch.serialize()
         self._make_room(frame_bytes(0, len(payload)))
         start = self._state.end
-        position = self._write(Kind.RECORDS, payload, changes, rows=rows, durable=True)
+        position = self._write(changes, payload, rows=rows, durable=True)
         self._state.end, self._state.newest = start + rows, self._state.incarnation
         self._active.segment.grow(position, self._active.synced, start + rows)
         self.end = start + rows
 
     @_changes
-    def _write_session(self, payload: bytes) -> None:
-        self._write(Kind.SESSION, payload, durable=True)
-        self._state.session = decode_json(self.where, payload)
+    def _write_session(self, session: Mapping[str, Any]) -> None:
+        self._write({"session": session}, durable=True)
 
-    def _write(
-        self, kind: Kind, payload: Bytes, changes: Changes = _NO_CHANGES, *, rows: int = 0, durable: bool
-    ) -> int:
+    def _write(self, changes: Changes, payload: Bytes = b"", *, rows: int = 0, durable: bool) -> int:
         """Write one frame, into a new segment if need be, and return its position; `JournalFull` writes nothing."""
         with self._counting:
             counted = {name: self._state.ledger[name] for name in self._uncounted} if self._uncounted else {}
-        section = section_of(counted, changes) if counted or changes is not _NO_CHANGES else b""
+        said = {**changes, "ledger": counted} if counted else changes
+        section = section_of(said) if said else b""
         self._roll_if_full(frame_bytes(len(section), len(payload)))
         if durable and self._active.synced < self._active.size:
             self._active.sync()  # watermarks before it: rows are only written behind what is durable
         position = self._active.size
         self._active.write(
             encode(
-                kind,
+                Kind.CHANGES,
                 epoch=self.epoch,
                 first=self._state.end,
                 durable=self._active.synced,
@@ -499,16 +489,15 @@ class Journal:
         if counted:
             with self._counting:  # those that were counted on meanwhile stay
                 self._uncounted -= {name for name, total in counted.items() if self._state.ledger[name] == total}
-        if changes is not _NO_CHANGES:
-            changes.apply(self._state)
+        apply_changes(self._state, changes)
         return position
 
-    def _write_watermarks(self, changes: Changes = _NO_CHANGES) -> bool:
+    def _write_watermarks(self, changes: Changes) -> bool:
         """Write the watermarks, on a full disk into the room that was kept for it; return whether it worked."""
+        said = {"consumers": self._state.consumers, "floor": self._state.floor, **changes}
         for last_try in (False, True):
             try:
-                content = {"consumers": self._state.consumers, "floor": self._state.floor}
-                self._write(Kind.COMMITTED, encode_json(content), changes, durable=False)
+                self._write(said, durable=False)
             except JournalFull:
                 if last_try:
                     return False  # the watermark stays in memory; the next commit writes it
@@ -517,20 +506,19 @@ class Journal:
                 return True
         return False
 
-    def _set_consumers(self, consumers: dict[str, int]) -> None:
-        """Replace the watermarks, in a frame of their own or in the one that lets segments go."""
+    def _set_consumers(self, consumers: dict[str, int], changes: Changes = _NO_CHANGES) -> bool:
+        """Replace the watermarks, in a frame of their own or in the one that lets segments go; whether it worked."""
         self._state.consumers = consumers
-        if not self._remove_committed():
-            self._write_watermarks()
+        return self._remove_committed(changes) or self._write_watermarks(changes)
 
-    def _remove_committed(self, retain: int | None = None) -> bool:
+    def _remove_committed(self, changes: Changes = _NO_CHANGES, *, retain: int | None = None) -> bool:
         """Remove what no consumer waits for, oldest first; return whether there was anything."""
         retain = self._room.limits.retain_bytes if retain is None else retain
         count = removable(self._segments[:-1], self.committed, retain) if self._state.consumers else 0
         if not count:
             return False
         floor, self._state.floor = self._state.floor, self._segments[count].first
-        if not self._write_watermarks():
+        if not self._write_watermarks(changes):
             self._state.floor = floor
             return False
         self._active.sync()  # nothing is removed before it is durable that it may be missing

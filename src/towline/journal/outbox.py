@@ -404,7 +404,7 @@ class Outbox:
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
         freed = tuple(self._freed)
-        written = self.journal.note(_SENDER, self.done.watermark, released=freed, notes=self._finished())
+        written = self.journal.commit(_SENDER, self.done.watermark, released=freed, notes=self._finished())
         if written:
             self._freed = set()
         if durable:

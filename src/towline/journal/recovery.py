@@ -19,15 +19,13 @@ from towline.journal.frames import (
     HEADER_BYTES,
     MAGIC,
     VERSION,
-    Header,
-    Kind,
     intact_after,
     intact_at,
     payload_at,
     section_at,
 )
 from towline.journal.segment import Segment, View, damaged
-from towline.journal.state import JournalState, Provenance, Snapshot, apply, foreign
+from towline.journal.state import JournalState, Provenance, Snapshot, apply_frame, foreign
 from towline.version import version
 
 if TYPE_CHECKING:
@@ -172,15 +170,11 @@ def _head(directory: Path, name: Name) -> _Head:
     header = intact_at(view.memory, 0, size)
     if header is None:
         raise damaged(path, "its snapshot, which was durable, no longer reads as it was written")
-    snapshot = Snapshot.decode(str(path), header, _payload(view, 0, header))
+    start = payload_at(0, header)
+    snapshot = Snapshot.decode(str(path), header, bytes(view.memory[start : start + header.payload]))
     if (snapshot.sequence, header.first) != name:
         raise foreign(str(path), f"holds segment {snapshot.sequence} from row {header.first:,}, which is not its name")
     return _Head(name, path, size, snapshot, snapshot.state.origin)
-
-
-def _payload(view: View, position: int, header: Header) -> bytes:
-    start = payload_at(position, header)
-    return bytes(view.memory[start : start + header.payload])
 
 
 def _chain(heads: list[_Head]) -> list[_Head]:
@@ -235,8 +229,7 @@ def _scan(last: _Head) -> _Tail:
     where, position = str(last.path), 0
     while header := intact_at(view.memory, position, last.size):
         if position:
-            payload = b"" if header.kind == Kind.RECORDS else _payload(view, position, header)
-            apply(where, state, header, section_at(view.memory, position, header), payload)
+            apply_frame(where, state, header, section_at(view.memory, position, header))
         position += header.size
     _check_cut(last, view, position, state.end)
     if any(upto > state.end for upto in state.consumers.values()):

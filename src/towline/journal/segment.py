@@ -165,10 +165,10 @@ class Segment:
             header = header_at(view.memory, position, limit)
             if header is None or (reached is not None and header.first != reached):
                 raise damaged(self.path, f"the frame at byte {position:,} no longer reads as it was written")
-            if header.kind == Kind.RECORDS:
-                yield position, header
-            elif header.kind not in _WITHOUT_ROWS:
+            if header.kind not in _KINDS:
                 raise foreign(str(self.path), f"has a frame of kind {header.kind}, which this Towline doesn't know")
+            if header.rows:
+                yield position, header
             reached = header.end
             position += header.size
 
@@ -199,7 +199,7 @@ class Segment:
         self.size, self.end = size, end
 
 
-_WITHOUT_ROWS = frozenset({Kind.SNAPSHOT, Kind.SESSION, Kind.COMMITTED, Kind.RELEASED})
+_KINDS = frozenset(Kind)
 assert HEADER_BYTES % 8 == 0  # Arrow buffers are aligned where they lie
 
 

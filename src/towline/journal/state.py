@@ -1,4 +1,4 @@
-"""What a journal holds besides its rows, and how each kind of frame changes it: a table, no disk."""
+"""What a journal holds besides its rows, and how the frames change it: a table, no disk."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import secrets
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -17,27 +17,11 @@ from towline.errors import JournalDamaged, JournalError
 from towline.journal.frames import Header, Kind
 from towline.version import version
 
-FORMAT = 2
+FORMAT = 3
 
-
-class Changes(NamedTuple):
-    """What becomes durable with a frame, beside what its kind says.
-
-    Attributes:
-        held: QoS 2 packet ids, each with the number and digest of its row [I3].
-        released: QoS 2 packet ids that are free again, before those of `held`.
-        notes: JSON values by name; None removes one.
-    """
-
-    held: Mapping[int, tuple[int, int]] = MappingProxyType({})
-    released: Sequence[int] = ()
-    notes: Mapping[str, Any] = MappingProxyType({})
-
-    def apply(self, state: JournalState) -> None:
-        """Change the state as reading the frame back will."""
-        _drop(state.held, self.released)
-        state.held.update(self.held)
-        _take_notes(state.notes, self.notes)
+#: What becomes durable with a frame beside its rows, by the fields of `JournalState`. ``released`` are QoS 2 packet ids
+#: that are free again, before those of ``held``; None among ``notes`` removes one; all else is what it is from then on.
+Changes: TypeAlias = Mapping[str, Any]
 
 
 class Provenance(NamedTuple):
@@ -109,15 +93,10 @@ class Snapshot:
                 "journal": state.journal_id,
                 "sequence": self.sequence,
                 "previous_bytes": self.previous_bytes,
-                "floor": state.floor,
-                "consumers": state.consumers,
-                "session": state.session,
-                "ledger": state.ledger,
-                "held": _pack_held(state.held),
                 "schema": base64.b64encode(self.schema.serialize()).decode("ascii"),
-                "notes": state.notes,
                 "incarnation": state.incarnation,
                 "below": state.newest,
+                **{name: part.encode(getattr(state, name)) for name, part in _PARTS.items() if part.kept},
             }
         )
 
@@ -134,52 +113,14 @@ class Snapshot:
         if content.get("format") != FORMAT:
             wrote = f"has format {content.get('format')}, of Towline {content.get('towline', 'before 0.2.0rc1')}"
             raise foreign(where, f"{wrote}; this one, {version()}, reads format {FORMAT}")
-        state = JournalState(
-            content["journal"],
-            header.epoch,
-            header.first,
-            content["floor"],
-            content["consumers"],
-            content["session"],
-            content["ledger"],
-            _unpack_held(content["held"]),
-            content["notes"],
-            content["incarnation"],
-            content["below"],
-        )
+        state = JournalState(content["journal"], header.epoch, header.first)
+        state.incarnation, state.newest = content["incarnation"], content["below"]
+        apply_changes(state, {name: part.decode(content[name]) for name, part in _PARTS.items() if part.kept})
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
         return cls(state, schema, content["sequence"], content["previous_bytes"], content["towline"])
 
 
-def _records(state: JournalState, header: Header, _: bytes) -> None:
-    state.end = header.end
-    state.newest = state.incarnation
-
-
-def _session(state: JournalState, _: Header, payload: bytes) -> None:
-    state.session = json.loads(payload)
-
-
-def _committed(state: JournalState, _: Header, payload: bytes) -> None:
-    content = json.loads(payload)
-    state.consumers = content["consumers"]
-    state.floor = content["floor"]
-
-
-def _released(_state: JournalState, _header: Header, _payload: bytes) -> None:
-    """Packet ids come and go in the section, with rows or without."""
-
-
-#: what a frame after the snapshot does to the state
-_CHANGES: Mapping[int, Callable[[JournalState, Header, bytes], None]] = {
-    Kind.RECORDS: _records,
-    Kind.SESSION: _session,
-    Kind.COMMITTED: _committed,
-    Kind.RELEASED: _released,
-}
-
-
-def apply(where: str, state: JournalState, header: Header, section: bytes, payload: bytes) -> None:
+def apply_frame(where: str, state: JournalState, header: Header, section: bytes) -> None:
     """Change `state` as an intact frame says.
 
     Args:
@@ -187,14 +128,12 @@ def apply(where: str, state: JournalState, header: Header, section: bytes, paylo
         state: The state before the frame.
         header: Its header.
         section: Its section, may be empty.
-        payload: Its payload; that of rows is not looked at.
 
     Raises:
         JournalError: TL-J09, the kind or a part of the section is unknown: a newer Towline wrote it.
         JournalDamaged: TL-J05, the frame does not continue the one before it.
     """
-    change = _CHANGES.get(header.kind)
-    if change is None or header.flags:
+    if header.kind != Kind.CHANGES or header.flags:
         raise foreign(
             where, f"has a frame of kind {header.kind}, flags {header.flags}, which this Towline doesn't know"
         )
@@ -205,55 +144,37 @@ def apply(where: str, state: JournalState, header: Header, section: bytes, paylo
             f"rows {state.end:,} to {header.first:,} are missing between two frames",
             "Keep a copy of the directory, and restore the file from a backup or start with an empty directory.",
         )
-    change(state, header, payload)
+    if header.rows:
+        state.end, state.newest = header.end, state.incarnation
     if section:
-        _apply_section(where, state, section)
+        content = decode_json(where, section)
+        if unknown := content.keys() - _PARTS.keys():
+            raise foreign(where, f"has a frame with {', '.join(sorted(unknown))}, which this Towline doesn't know")
+        apply_changes(state, {name: part.decode(content[name]) for name, part in _PARTS.items() if name in content})
 
 
-#: what the parts of a section do to the state, in this order: ids are freed before they are held again
-_PARTS: Mapping[str, Callable[[JournalState, Any], None]] = {
-    "ledger": lambda state, content: state.ledger.update(content),
-    "released": lambda state, content: _drop(state.held, _unpack_ids(content)),
-    "held": lambda state, content: state.held.update(_unpack_held(content)),
-    "notes": lambda state, content: _take_notes(state.notes, content),
-}
+def apply_changes(state: JournalState, changes: Changes) -> None:
+    """Change the state, when a frame was written or is read."""
+    for name, value in changes.items():
+        _PARTS[name].change(state, value)
 
 
-def _apply_section(where: str, state: JournalState, section: bytes) -> None:
-    content = decode_json(where, section)
-    if unknown := content.keys() - _PARTS.keys():
-        raise foreign(where, f"has a frame with {', '.join(sorted(unknown))}, which this Towline doesn't know")
-    for part, change in _PARTS.items():
-        if part in content:
-            change(state, content[part])
+def section_of(changes: Changes) -> bytes:
+    """Return the section of a frame with these changes, empty when there are none."""
+    return encode_json({name: part.encode(changes[name]) for name, part in _PARTS.items() if name in changes})
 
 
-def _take_notes(notes: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Change `notes` as a frame says; null removes one."""
+def _drop(state: JournalState, packet_ids: Sequence[int]) -> None:
+    for packet_id in packet_ids:
+        state.held.pop(packet_id, None)
+
+
+def _take_notes(state: JournalState, changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         if value is None:
-            notes.pop(name, None)
+            state.notes.pop(name, None)
         else:
-            notes[name] = value
-
-
-def section_of(ledger: Mapping[str, int], changes: Changes) -> bytes:
-    """Return the section of a frame with new totals of counters and its changes, empty when there are none."""
-    content: dict[str, object] = {}
-    if ledger:
-        content["ledger"] = dict(ledger)
-    if changes.released:
-        content["released"] = _pack("H", changes.released)
-    if changes.held:
-        content["held"] = _pack_held(changes.held)
-    if changes.notes:
-        content["notes"] = dict(changes.notes)
-    return encode_json(content) if content else b""
-
-
-def _drop(held: dict[int, tuple[int, int]], packet_ids: Sequence[int]) -> None:
-    for packet_id in packet_ids:
-        held.pop(packet_id, None)
+            state.notes[name] = value
 
 
 def _pack_held(held: Mapping[int, tuple[int, int]]) -> list[str]:
@@ -267,10 +188,6 @@ def _unpack_held(columns: Sequence[str]) -> dict[int, tuple[int, int]]:
     return dict(zip(ids, zip(numbers, digests, strict=True), strict=True))
 
 
-def _unpack_ids(text: str) -> tuple[int, ...]:
-    return _unpack("H", text)
-
-
 def _pack(code: str, values: Sequence[int]) -> str:
     return base64.b64encode(struct.pack(f"<{len(values)}{code}", *values)).decode("ascii")
 
@@ -278,6 +195,28 @@ def _pack(code: str, values: Sequence[int]) -> str:
 def _unpack(code: str, text: str) -> tuple[int, ...]:
     content = base64.b64decode(text)
     return struct.unpack(f"<{len(content) // struct.calcsize('<' + code)}{code}", content)
+
+
+class _Part(NamedTuple):
+    """One kind of change: what it does to the state, and how JSON has it."""
+
+    change: Callable[[JournalState, Any], None]
+    encode: Callable[[Any], object] = dict
+    decode: Callable[[Any], Any] = dict
+    #: It is a field of the state, and stands in snapshots.
+    kept: bool = True
+
+
+#: What can become durable with a frame, in the order in which it is done: ids are freed before they are held again.
+_PARTS: Final = {
+    "floor": _Part(lambda state, floor: setattr(state, "floor", floor), int, int),
+    "consumers": _Part(lambda state, consumers: setattr(state, "consumers", consumers)),
+    "session": _Part(lambda state, session: setattr(state, "session", session)),
+    "ledger": _Part(lambda state, totals: state.ledger.update(totals)),
+    "released": _Part(_drop, partial(_pack, "H"), partial(_unpack, "H"), kept=False),
+    "held": _Part(lambda state, held: state.held.update(held), _pack_held, _unpack_held),
+    "notes": _Part(_take_notes),
+}
 
 
 def encode_json(content: Mapping[str, object]) -> bytes:

@@ -283,4 +283,4 @@ def keep(outbox: Outbox, awaited: Awaited, oldest: int | None) -> None:
     upto = settled.watermark if oldest is None else min(oldest, settled.watermark)
     above = [[upto, settled.watermark]] if upto < settled.watermark else []
     note = {"epoch": awaited.epoch, "above": [*above, *settled.above()]}
-    outbox.journal.note(CONSUMER, min(upto, outbox.end), notes={CONSUMER: note})
+    outbox.journal.commit(CONSUMER, min(upto, outbox.end), notes={CONSUMER: note})

@@ -46,7 +46,7 @@ def test_round_trip(kind: Kind, fields: dict[str, object]) -> None:
 
 
 def test_every_cut_and_every_flipped_bit_is_seen() -> None:
-    memory = joined(encode(Kind.RECORDS, epoch=3, first=7, durable=96, rows=2, section=b"{}", payload=b"x" * 21))
+    memory = joined(encode(Kind.CHANGES, epoch=3, first=7, durable=96, rows=2, section=b"{}", payload=b"x" * 21))
     for size in range(len(memory)):
         assert intact_at(memory[:size], 0, size) is None
     for bit in range(8 * len(memory)):
@@ -62,7 +62,7 @@ def test_anything_is_no_frame(noise: bytes) -> None:
 
 
 def test_a_header_alone_is_judged_by_its_sizes() -> None:
-    memory = joined(encode(Kind.SESSION, epoch=1, first=0, durable=0, payload=b"x" * 100))
+    memory = joined(encode(Kind.CHANGES, epoch=1, first=0, durable=0, payload=b"x" * 100))
     assert header_at(memory, 0, len(memory)) is not None
     assert header_at(memory, 0, len(memory) - 1) is None
     assert header_at(memory, 0, HEADER_BYTES - 1) is None
@@ -70,8 +70,8 @@ def test_a_header_alone_is_judged_by_its_sizes() -> None:
 
 @given(st.binary(max_size=400), st.integers(0, 7))
 def test_frames_behind_bad_bytes_are_found(noise: bytes, into: int) -> None:
-    first = encode(Kind.COMMITTED, epoch=1, first=5, durable=8, payload=b"watermark")
-    second = encode(Kind.RECORDS, epoch=1, first=5, durable=16, rows=1, payload=b"y" * 500)
+    first = encode(Kind.CHANGES, epoch=1, first=5, durable=8, payload=b"watermark")
+    second = encode(Kind.CHANGES, epoch=1, first=5, durable=16, rows=1, payload=b"y" * 500)
     lead = noise + bytes(-len(noise) % 8) + bytes(8)
     memory = memoryview(lead + bytes(joined(first, second)))
     frames = list(intact_after(memory, min(into, len(lead) - 8), len(memory)))
@@ -80,7 +80,7 @@ def test_frames_behind_bad_bytes_are_found(noise: bytes, into: int) -> None:
 
 
 def test_a_frame_far_behind_is_found_across_the_steps_of_the_search() -> None:
-    frame = encode(Kind.RECORDS, epoch=1, first=5, durable=16, rows=1, payload=b"y")
+    frame = encode(Kind.CHANGES, epoch=1, first=5, durable=16, rows=1, payload=b"y")
     for gap in (1 << 16, (1 << 16) - 8, (1 << 16) + 8, 200_000):
         memory = memoryview(bytes(gap) + bytes(joined(frame)))
         assert [position for position, _ in intact_after(memory, 0, len(memory))] == [gap]
@@ -89,7 +89,7 @@ def test_a_frame_far_behind_is_found_across_the_steps_of_the_search() -> None:
 @pytest.mark.parametrize("shift", range(1, 8))
 def test_a_frame_is_found_behind_what_looks_like_one_out_of_line(shift: int) -> None:
     """Frames begin at multiples of 8; a payload may have the magic anywhere."""
-    frame = encode(Kind.RECORDS, epoch=1, first=5, durable=16, rows=1, payload=b"y")
+    frame = encode(Kind.CHANGES, epoch=1, first=5, durable=16, rows=1, payload=b"y")
     noise = (bytes(shift) + frames.MAGIC + bytes(8 - shift) + frames.MAGIC * 3).ljust(64, b".")
     memory = memoryview(bytes(8) + noise + bytes(joined(frame)))
     assert [position for position, _ in intact_after(memory, 0, len(memory))] == [72]
@@ -97,11 +97,11 @@ def test_a_frame_is_found_behind_what_looks_like_one_out_of_line(shift: int) -> 
 
 def test_an_arrow_batch_is_not_copied() -> None:
     payload = pa.record_batch([[1, 2, 3]], names=["a"]).serialize()
-    encoded = encode(Kind.RECORDS, epoch=1, first=0, durable=0, rows=3, payload=payload)
+    encoded = encode(Kind.CHANGES, epoch=1, first=0, durable=0, rows=3, payload=payload)
     assert any(buffer is payload for buffer in encoded.buffers)
 
 
 def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "_LARGEST", 100)
     with pytest.raises(JournalError, match=r"a batch of 101 bytes is too large for one frame.*TL-J08"):
-        encode(Kind.RECORDS, epoch=1, first=0, durable=0, rows=1, payload=b"x" * 101)
+        encode(Kind.CHANGES, epoch=1, first=0, durable=0, rows=1, payload=b"x" * 101)

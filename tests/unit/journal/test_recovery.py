@@ -263,13 +263,13 @@ def test_a_flag_that_is_not_known_is_an_error(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     fill(journal, 3)
     crash(journal)
-    frame = encode(Kind.SESSION, epoch=1, first=3, durable=0, payload=b"{}")
+    frame = encode(Kind.CHANGES, epoch=1, first=3, durable=0, payload=b"{}")
     content = bytearray(b"".join(map(bytes, frame.buffers)))
     content[6] = 1
     content[44:48] = crc32c(content[48:], crc32c(content[:44])).to_bytes(4, "little")
     with segments(tmp_path)[-1].open("ab") as file:
         file.write(content)
-    with pytest.raises(JournalError, match=r"kind 3, flags 1, which this Towline doesn't know.*TL-J09"):
+    with pytest.raises(JournalError, match=r"kind 2, flags 1, which this Towline doesn't know.*TL-J09"):
         opened(tmp_path)
 
 
@@ -279,7 +279,7 @@ def test_a_section_that_is_not_known_is_an_error(tmp_path: Path) -> None:
     size = journal.bytes_on_disk
     crash(journal)
     last = segments(tmp_path)[-1]
-    frame = encode(Kind.RECORDS, epoch=1, first=0, durable=size, rows=1, section=b'{"ids":[1]}', payload=payload)
+    frame = encode(Kind.CHANGES, epoch=1, first=0, durable=size, rows=1, section=b'{"ids":[1]}', payload=payload)
     put_behind(last, frame)
     with pytest.raises(JournalError, match=r"has a frame with ids, which this Towline doesn't know.*TL-J09"):
         opened(tmp_path)
@@ -289,7 +289,7 @@ def test_rows_that_a_frame_passes_over_are_missing(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     fill(journal, 3)
     crash(journal)
-    put_behind(segments(tmp_path)[-1], encode(Kind.SESSION, epoch=1, first=5, durable=0, payload=b"{}"))
+    put_behind(segments(tmp_path)[-1], encode(Kind.CHANGES, epoch=1, first=5, durable=0, payload=b"{}"))
     with pytest.raises(JournalDamaged, match=r"rows 3 to 5 are missing between two frames.*TL-J05"):
         opened(tmp_path)
 
@@ -300,12 +300,12 @@ def test_a_watermark_above_the_last_row_is_damage(tmp_path: Path) -> None:
     fill(journal, 3)
     crash(journal)
     content = b'{"consumers":{"spark":4},"floor":0}'
-    put_behind(segments(tmp_path)[-1], encode(Kind.COMMITTED, epoch=1, first=3, durable=0, payload=content))
+    put_behind(segments(tmp_path)[-1], encode(Kind.CHANGES, epoch=1, first=3, durable=0, section=content))
     with pytest.raises(JournalDamaged, match=r"rows were committed that are not there; the last one is 3.*TL-J05"):
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("kind", [Kind.SNAPSHOT, Kind.SESSION])
+@pytest.mark.parametrize("kind", [Kind.SNAPSHOT, Kind.CHANGES])
 @pytest.mark.parametrize("content", [b"{", b"[]"])
 def test_what_is_no_json_object_was_written_by_something_else(tmp_path: Path, kind: Kind, content: bytes) -> None:
     opened(tmp_path).close()
@@ -314,7 +314,7 @@ def test_what_is_no_json_object_was_written_by_something_else(tmp_path: Path, ki
         path.write_bytes(b"")
         put_behind(path, encode(kind, epoch=1, first=0, durable=0, payload=content))
     else:
-        put_behind(path, encode(kind, epoch=1, first=0, durable=0, section=content, payload=b"{}"))
+        put_behind(path, encode(kind, epoch=1, first=0, durable=0, section=content))
     with pytest.raises(JournalError, match=r"has a frame whose content is not JSON|is not a JSON object.*TL-J09"):
         opened(tmp_path)
 
@@ -323,8 +323,8 @@ def test_a_segment_that_does_not_begin_with_its_snapshot_is_an_error(tmp_path: P
     opened(tmp_path).close()
     path = segments(tmp_path)[-1]
     path.write_bytes(b"")
-    put_behind(path, encode(Kind.SESSION, epoch=1, first=0, durable=0, payload=b"{}"))
-    with pytest.raises(JournalError, match=r"starts with a frame of kind 3 instead of a snapshot.*TL-J09"):
+    put_behind(path, encode(Kind.CHANGES, epoch=1, first=0, durable=0, payload=b"{}"))
+    with pytest.raises(JournalError, match=r"starts with a frame of kind 2 instead of a snapshot.*TL-J09"):
         opened(tmp_path)
 
 
@@ -336,7 +336,7 @@ def test_fewer_rows_than_the_next_segment_says_are_never_served(tmp_path: Path) 
     path = segments(tmp_path)[1]
     position, header = layout(path)[-1]
     with opened(tmp_path, SMALL) as journal:
-        for kind in (77, Kind.SESSION):
+        for kind in (77, Kind.CHANGES):
             other = encode(kind, epoch=1, first=header.first, durable=0, payload=bytes(header.size - 48))  # type: ignore[arg-type]
             assert other.size == header.size
             with path.open("r+b") as file:
@@ -377,14 +377,14 @@ def test_another_version_of_the_frames_is_an_error(tmp_path: Path, other: int) -
     ("content", "wrote"),
     [
         (b'{"format":1}', "has format 1, of Towline before 0.2.0rc1"),
-        (b'{"format":3,"towline":"0.9.1"}', "has format 3, of Towline 0.9.1"),
+        (b'{"format":4,"towline":"0.9.1"}', "has format 4, of Towline 0.9.1"),
     ],
 )
 def test_another_format_names_the_version_that_wrote_it(tmp_path: Path, content: bytes, wrote: str) -> None:
     opened(tmp_path).close()
     frame = encode(Kind.SNAPSHOT, epoch=1, first=0, durable=0, payload=content)
     segments(tmp_path)[-1].write_bytes(b"".join(map(bytes, frame.buffers)))
-    with pytest.raises(JournalError, match=rf"{wrote}; this one, {version()}, reads format 2\. Open it .*TL-J09"):
+    with pytest.raises(JournalError, match=rf"{wrote}; this one, {version()}, reads format 3\. Open it .*TL-J09"):
         opened(tmp_path)
 
 
@@ -458,7 +458,7 @@ def test_watermarks_that_were_never_durable_may_be_cut_though_later_ones_are_who
         journal.commit("spark", upto)
     crash(journal)
     last = segments(tmp_path)[-1]
-    watermarks = [(position, header) for position, header in layout(last) if header.kind == Kind.COMMITTED]
+    watermarks = [(position, header) for position, header in layout(last) if position and not header.rows]
     content = bytearray(last.read_bytes())
     at, header = watermarks[1]
     content[at : at + header.size] = bytes(header.size)  # the disk wrote the third watermark, but not the second
