@@ -30,7 +30,7 @@ from towline.errors import JournalError, JournalFull, JournalLocked
 from towline.errors import Refused as BrokerRefused
 from towline.journal import Flight, Outbox
 from towline.journal.outbox import PUBLISHED, RELEASED, SENT
-from towline.journal.ranges import joined
+from towline.journal.ranges import Ranges
 from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany, Token
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import Phase
@@ -594,7 +594,7 @@ class Upcoming:
         """Those among these that are not done, by number, read in as few pieces as there are."""
         done, first = self._outbox.done, self._outbox.journal.first
         messages: dict[int, Outgoing] = {}
-        for start, end in joined((n, n + 1) for n in numbers if n >= first and n not in done):
+        for start, end in Ranges(0, [(n, n + 1) for n in numbers if n >= first and n not in done]).ranges:
             at = start
             for batch in self._outbox.read(start, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES):
                 messages.update((message.number, message) for message in outgoing(batch, at, self._mark))

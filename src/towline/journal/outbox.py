@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from towline.errors import JournalError, JournalFull
 from towline.journal.disk import Limits, full
 from towline.journal.journal import Journal
-from towline.journal.ranges import Range, Ranges, joined
+from towline.journal.ranges import Range, Ranges
 from towline.journal.reading import BATCH_BYTES
 from towline.journal.recovery import state_in
 
@@ -111,9 +111,8 @@ class Outbox:
         #: a last batch is looked up and replaced in one step
         self._entering = threading.Lock()
         self._partial = Partial()
-        for writer, values in self.last_batches.items():
-            if ranges := LastBatch.from_json(values).ranges:
-                self._partial.hold(writer, ranges)
+        for writer, last in self.last_batches.items():
+            self._partial.hold(writer, last.ranges)
         self._look_at = 0.0
         if _SENDER not in journal.consumers:
             journal.commit(_SENDER, watermark)
@@ -146,7 +145,7 @@ class Outbox:
 
     def _last_batch(self, writer: str) -> LastBatch | None:
         values = self.journal.notes.get(_BATCH + writer)
-        return None if values is None else LastBatch.from_json(values)
+        return None if values is None else LastBatch(*values)
 
     def append(self, rows: Any, batch: Batch | None = None, *, start: int = 0, whole: bool = True) -> Appended:
         """Make rows durable, exactly once if they belong to a batch [I10].
@@ -189,11 +188,10 @@ class Outbox:
         """Append rows and last batch; they can be seen as soon as they are there, so they are held back before."""
         writer, former = batch.writer, self._partial.of(batch.writer)
         end = self.journal.end + fresh.num_rows
-        ranges = joined([*former, (self.journal.end, end)]) if former or not whole else ()
+        ranges = Ranges(0, [*former, (self.journal.end, end)]).ranges if former or not whole else ()
         at = int(self._clock()) if job_of(writer) else 0
-        last = LastBatch(batch.number, count, whole, end, batch.origin, at=at)
-        if not whole:
-            last = LastBatch(batch.number, count, whole, end, batch.origin, batch.attempt, ranges, at)
+        attempt, waiting = ("", ()) if whole else (batch.attempt, ranges)
+        last = LastBatch(batch.number, count, whole, end, batch.origin, attempt, waiting, at)
         self._partial.hold(writer, ranges)
         try:
             self._store(fresh, batch, last)
@@ -207,7 +205,7 @@ class Outbox:
         return Appended(count, end, whole, already=False, newest=batch.number)
 
     def _store(self, fresh: Any, batch: Batch, last: LastBatch) -> None:
-        notes = {_BATCH + batch.writer: last.as_json()}
+        notes = {_BATCH + batch.writer: last}
         try:
             self.journal.append(fresh, notes=notes)
         except JournalFull:
@@ -226,9 +224,8 @@ class Outbox:
         limit = self.journal.limits.max_bytes
         if limit is None or self.journal.bytes_on_disk + fresh.nbytes + _FRAME_MORE <= limit:
             return False
-        with self._partial.lock:
-            noted = self.journal.consumers.get(_SENDER) == self.done.watermark and not self._partial.pending
-            return noted and self._partial.covers(self.done.missing(0, self.journal.end))
+        noted = self.journal.consumers.get(_SENDER) == self.done.watermark and not self._partial.pending
+        return noted and self.reached(self.journal.end)
 
     def _too_large(self, batch: Batch, error: JournalFull) -> JournalError:
         return JournalError(
@@ -246,13 +243,13 @@ class Outbox:
         if not gone:
             return
         rows, dropped = self._dropped
-        kept = joined([*((s, e) for s, e in dropped if e > self.journal.first), *gone])
+        kept = Ranges(0, [*((s, e) for s, e in dropped if e > self.journal.first), *gone]).ranges
         notes: dict[str, Any] = {_DROPPED: [rows + sum(end - start for start, end in gone), kept]}
         for writer, parts in ranges.items():
             last = self._last_batch(writer)
             if parts and last is not None:
                 notes[_BATCH + writer] = LastBatch(last.number, 0, False, last.end, last.origin, at=last.at)
-        self.journal.append(self.journal.no_rows, notes=_plain(notes))
+        self.journal.append(self.journal.no_rows, notes=notes)
         for writer in ranges:
             self._partial.give_up(writer)
 
@@ -290,7 +287,7 @@ class Outbox:
                 if value < now - _OVER_S:
                     notes[name] = None
             elif name.startswith(_BATCH) and job_of(name.removeprefix(_BATCH)):
-                last = LastBatch.from_json(value)
+                last = LastBatch(*value)
                 if last.at < now - _JOB_S and not last.ranges:
                     notes[name] = None
         if notes:
@@ -306,7 +303,7 @@ class Outbox:
     @property
     def waiting(self) -> int:
         """Rows that are not done, of whole batches."""
-        return self.journal.end - self.done.watermark - self.done.count_above() - self._partial.skipped
+        return self.journal.end - self.done.count() - self._partial.skipped.count()
 
     @property
     def incomplete(self) -> int:
@@ -319,9 +316,9 @@ class Outbox:
         return int(self._dropped[0])
 
     @property
-    def _dropped(self) -> tuple[int, list[Range]]:
+    def _dropped(self) -> tuple[int, Sequence[Range]]:
         rows, ranges = self.journal.notes.get(_DROPPED, (0, ()))
-        return rows, [(start, end) for start, end in ranges]
+        return rows, ranges
 
     def following(self, cursor: int) -> Range | None:
         """The next rows that may leave, from `cursor` on; from further back when a batch has become whole."""
@@ -340,7 +337,9 @@ class Outbox:
         if self.done.watermark >= upto:
             return True
         with self._partial.lock:
-            return self._partial.covers(self.done.missing(0, upto))
+            done = self.done.copy()
+            done.unite(self._partial.skipped)
+        return done.watermark >= upto
 
     @property
     def in_flight(self) -> Mapping[int, tuple[int, int]]:
@@ -413,7 +412,7 @@ class Outbox:
             self.journal.sync()
 
     def _finished(self) -> dict[str, Any]:
-        return {_DONE: [[0, self.done.watermark], *self.done.above()], _OUTCOMES: self._outcomes}
+        return {_DONE: self.done.ranges, _OUTCOMES: self._outcomes}
 
     def count(self, **increments: int) -> None:
         """Add to counters of the ledger; their totals reach the disk with the next frame [I11]."""
@@ -445,10 +444,9 @@ class Outbox:
         self.journal.close()
 
     @property
-    def last_batches(self) -> Mapping[str, Any]:
-        """The newest batch of each writer, as `LastBatch.from_json` takes it."""
-        notes = dict(self.journal.notes).items()
-        return {name.removeprefix(_BATCH): value for name, value in notes if name.startswith(_BATCH)}
+    def last_batches(self) -> Mapping[str, LastBatch]:
+        """The newest batch of each writer."""
+        return _last_batches(self.journal.notes)
 
 
 def waiting_in(directory: Path) -> int:
@@ -461,19 +459,19 @@ def waiting_in(directory: Path) -> int:
     if state is None:
         return 0
     done = _done(min(state.consumers.values(), default=state.floor), state.notes)
-    for name, values in state.notes.items():
-        if name.startswith(_BATCH):  # of a batch that is not whole: whoever brings it has it still
-            for start, end in LastBatch.from_json(values).ranges:
-                done.add(start, end)
+    for last in _last_batches(state.notes).values():  # of a batch that is not whole: whoever brings it has it still
+        done.unite(Ranges(0, last.ranges))
     return sum(end - start for start, end in done.missing(0, state.end))
 
 
 def _done(watermark: int, notes: Mapping[str, Any]) -> Ranges:
     """Rows below a watermark, and those that are noted as sent, or are never sent."""
-    done = Ranges(watermark)
-    for start, end in (*notes.get(_DONE, ()), *notes.get(_DROPPED, (0, ()))[1]):
-        done.add(start, end)
-    return done
+    return Ranges(watermark, (*notes.get(_DONE, ()), *notes.get(_DROPPED, (0, ()))[1]))
+
+
+def _last_batches(notes: Mapping[str, Any]) -> dict[str, LastBatch]:
+    every = dict(notes).items()
+    return {name.removeprefix(_BATCH): LastBatch(*value) for name, value in every if name.startswith(_BATCH)}
 
 
 def _another(where: str, batch: Batch) -> JournalError:
@@ -484,10 +482,6 @@ def _another(where: str, batch: Batch) -> JournalError:
         "The query's checkpoint was restored from an older copy: bring back the newest one, or start the query with a "
         "new checkpoint directory.",
     )
-
-
-def _plain(notes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.as_json() if isinstance(value, LastBatch) else value for name, value in notes.items()}
 
 
 #: Writers that belong to a job, which ends: ``job-<id>/<part>``. A query's id is a UUID and never begins so.
@@ -531,12 +525,8 @@ class Appended(NamedTuple):
     newest: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class LastBatch:
+class LastBatch(NamedTuple):
     """The newest batch of a writer, as the notes have it under ``batch:<writer>``.
-
-    A list ``[number, rows, whole, end, origin]`` and, where there is more to say, an object with ``attempt``,
-    ``ranges`` and ``at``.
 
     Attributes:
         number: Of the batch.
@@ -555,22 +545,8 @@ class LastBatch:
     end: int
     origin: str = ""
     attempt: str = ""
-    ranges: tuple[Range, ...] = ()
+    ranges: Sequence[Range] = ()
     at: int = 0
-
-    def as_json(self) -> list[Any]:
-        """As the notes have it; what is empty is left out."""
-        more = {"attempt": self.attempt, "ranges": self.ranges, "at": self.at}
-        rest = {name: value for name, value in more.items() if value}
-        return [self.number, self.rows, int(self.whole), self.end, self.origin, *([rest] if rest else [])]
-
-    @classmethod
-    def from_json(cls, values: Sequence[Any]) -> Self:
-        """From `as_json`."""
-        number, rows, whole, end, origin, *more = values
-        rest = more[0] if more else {}
-        ranges = tuple((start, stop) for start, stop in rest.get("ranges", ()))
-        return cls(number, rows, bool(whole), end, origin, rest.get("attempt", ""), ranges, rest.get("at", 0))
 
 
 def job_of(writer: str) -> str:
@@ -589,11 +565,11 @@ class Partial:
     def __init__(self) -> None:
         #: guards all below; held for moments, never during a system call
         self.lock = threading.Lock()
-        self._parts: dict[str, tuple[Range, ...]] = {}
+        self._parts: dict[str, Sequence[Range]] = {}
         self._touched: dict[str, float] = {}
         self._dropped: list[Range] = []
-        #: all rows that must not leave, in order; replaced, never changed
-        self._skipped: tuple[Range, ...] = ()
+        #: all rows that must not leave: those, and what was given up and is not done yet; replaced, never changed
+        self.skipped = Ranges()
         #: a batch became whole: the sending thread has to go back to its first row
         self._back: int | None = None
 
@@ -603,16 +579,11 @@ class Partial:
         return sum(end - start for ranges in list(self._parts.values()) for start, end in ranges)
 
     @property
-    def skipped(self) -> int:
-        """Rows that must not leave: those, and what was given up and is not done yet."""
-        return sum(end - start for start, end in self._skipped)
-
-    @property
     def pending(self) -> bool:
         """Rows were given up that are not done yet."""
         return bool(self._dropped)
 
-    def hold(self, writer: str, ranges: tuple[Range, ...]) -> None:
+    def hold(self, writer: str, ranges: Sequence[Range]) -> None:
         """These rows of a writer must not leave; called before they can be seen."""
         with self.lock:
             if ranges:
@@ -642,7 +613,7 @@ class Partial:
             self._changed()
             return dropped
 
-    def of(self, writer: str) -> tuple[Range, ...]:
+    def of(self, writer: str) -> Sequence[Range]:
         """Where the rows of a writer's batch are that is not whole."""
         return self._parts.get(writer, ())
 
@@ -657,25 +628,7 @@ class Partial:
         with self.lock:
             start = cursor if self._back is None else min(cursor, self._back)
             self._back = None
-            for first, stop in self._skipped:
-                if stop <= start:
-                    continue
-                if first > start:
-                    end = min(end, first)
-                    break
-                start = stop
-        return (start, end) if start < end else None
-
-    def covers(self, gaps: Iterable[Range]) -> bool:
-        """Whether nothing but rows that must not leave is in some ranges, which are in order; with `lock` held."""
-        skipped = iter(self._skipped)
-        first, stop = next(skipped, (0, 0))
-        for start, end in gaps:
-            while stop <= start:
-                first, stop = next(skipped, (end, end + 1))
-            if start < first or stop < end:
-                return False
-        return True
+        return next(iter(self.skipped.missing(start, end)), None)
 
     def _changed(self) -> None:
-        self._skipped = joined([*(one for ranges in self._parts.values() for one in ranges), *self._dropped])
+        self.skipped = Ranges(0, [*(one for ranges in self._parts.values() for one in ranges), *self._dropped])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Range", "Ranges", "joined"]
+__all__ = ["Range", "Ranges"]
 
 Range = tuple[int, int]
 
@@ -18,7 +18,7 @@ class Ranges:
 
     Args:
         watermark: Every number below it is in the set.
-        above: Ranges ``(start, end)`` above it, in order, none touching another.
+        above: Ranges ``(start, end)`` of more numbers, in any order.
     """
 
     def __init__(self, watermark: int = 0, above: Iterable[Sequence[int]] = ()) -> None:
@@ -84,7 +84,7 @@ class Ranges:
 
     def unite(self, others: Ranges) -> None:
         """Put in all numbers of another set."""
-        for start, end in ((0, others.watermark), *others.above()):
+        for start, end in others.ranges:
             self.add(start, end)
 
     def _merge(self, start: int, end: int) -> None:
@@ -98,21 +98,20 @@ class Ranges:
         self._starts[first:last] = [start]
         self._ends[first:last] = [end]
 
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """All numbers of the set from 0 on, in order; no range touches another."""
+        below = ((0, self.watermark),) if self.watermark else ()
+        return (*below, *zip(self._starts, self._ends, strict=True))
+
     def above(self) -> list[list[int]]:
         """The ranges above the watermark, as JSON holds them."""
         return [[start, end] for start, end in zip(self._starts, self._ends, strict=True)]
 
+    def count(self) -> int:
+        """How many numbers from 0 on are in the set."""
+        return self.watermark + self.count_above()
+
     def count_above(self) -> int:
         """How many numbers above the watermark are in the set."""
         return sum(self._ends) - sum(self._starts)
-
-
-def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Ranges in order; those that touch are joined."""
-    result: list[Range] = []
-    for start, end in sorted(ranges):
-        if result and start <= result[-1][1]:
-            result[-1] = (result[-1][0], max(end, result[-1][1]))
-        elif start < end:
-            result.append((start, end))
-    return tuple(result)
