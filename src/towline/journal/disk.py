@@ -137,35 +137,23 @@ def new_file(disk: Disk, path: Path, buffers: Sequence[Bytes]) -> int:
     descriptor = -1
     try:
         with failing(path, "writing a new segment"):
-            descriptor = _unless_full(disk, unfinished, buffers)
+            try:
+                descriptor = disk.create(unfinished)
+                write_all(disk, descriptor, buffers)
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    raise full(path.parent, f"no room for a new segment ({error.strerror})") from error
+                raise
             disk.sync(descriptor)
             disk.rename(unfinished, path)
             disk.sync_directory(path.parent)
     except BaseException:
-        _discard(disk, descriptor, unfinished)
-        raise
-    return descriptor
-
-
-def _unless_full(disk: Disk, path: Path, buffers: Sequence[Bytes]) -> int:
-    descriptor = -1
-    try:
-        descriptor = disk.create(path)
-        write_all(disk, descriptor, buffers)
-    except OSError as error:
-        _discard(disk, descriptor, path)
-        if error.errno in NO_ROOM:
-            raise full(path.parent, f"no room for a new segment ({error.strerror})") from error
-        raise
-    return descriptor
-
-
-def _discard(disk: Disk, descriptor: int, path: Path) -> None:
-    if descriptor >= 0:
-        with contextlib.suppress(OSError):  # closed already
+        with contextlib.suppress(OSError):
             os.close(descriptor)
-    with contextlib.suppress(OSError):
-        disk.remove(path)
+        with contextlib.suppress(OSError):
+            disk.remove(unfinished)
+        raise
+    return descriptor
 
 
 SUFFIX = ".seg"

@@ -14,6 +14,7 @@ Pure: nothing here opens a file. docs/journal-format.md shows the same for peopl
 from __future__ import annotations
 
 import enum
+import re
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Bytes: TypeAlias = Any  # bytes, memoryview or pyarrow.Buffer: anything with the buffer protocol
 
 MAGIC = b"TWLJ"
+_MAGIC = re.compile(MAGIC)
 VERSION = 1
 _STRUCT = struct.Struct("<4sBBHIIQQIIII")
 HEADER_BYTES = _STRUCT.size
@@ -139,27 +141,12 @@ def intact_at(memory: memoryview, position: int, limit: int) -> Header | None:
 
 def intact_after(memory: memoryview, position: int, limit: int) -> Iterator[tuple[int, Header]]:
     """Yield the frames that are intact behind a bad one at `position`; its own content is searched too."""
-    at = position - position % 8 + 8
-    while at + HEADER_BYTES <= limit:
-        if memory[at : at + 4] == MAGIC and (header := intact_at(memory, at, limit)):
+    reached = position + 1
+    for found in _MAGIC.finditer(memory, reached, limit):
+        at = found.start()
+        if at % 8 == 0 and at >= reached and (header := intact_at(memory, at, limit)):
             yield at, header
-            at += header.size
-        else:
-            at = _next_magic(memory, at + 8, limit)
-
-
-def _next_magic(memory: memoryview, at: int, limit: int) -> int:
-    """Return the next multiple of 8 at which the magic stands, or `limit`."""
-    step = 1 << 16
-    while at < limit:
-        chunk = bytes(memory[at : min(at + step, limit)])
-        position = chunk.find(MAGIC)
-        while position >= 0 and position % 8:
-            position = chunk.find(MAGIC, position + 1)
-        if position >= 0:
-            return at + position
-        at += step
-    return limit
+            reached = at + header.size
 
 
 def section_at(memory: memoryview, position: int, header: Header) -> bytes:
