@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from towline.errors import JournalError, JournalFull
 from towline.journal.disk import UNFINISHED, Name, full, new_file, segment_names
@@ -25,7 +26,7 @@ from towline.journal.frames import (
     section_at,
 )
 from towline.journal.segment import Segment, View, damaged
-from towline.journal.state import JournalState, Provenance, Snapshot, apply_frame, foreign
+from towline.journal.state import JournalState, Snapshot, apply_frame, foreign
 from towline.version import version
 
 if TYPE_CHECKING:
@@ -69,20 +70,11 @@ class RecoveredJournal:
     recovery: Recovery
 
 
-@dataclass(frozen=True)
-class _Head:
-    name: Name
-    path: Path
-    size: int
+class _Head(NamedTuple):
+    """A segment, whose end is not known yet, and its snapshot."""
+
+    segment: Segment
     snapshot: Snapshot
-    origin: Provenance
-
-
-@dataclass(frozen=True)
-class _Tail:
-    state: JournalState
-    good: int
-    cut: int
 
 
 def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
@@ -99,13 +91,28 @@ def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
         _remove_unfinished(directory, disk)
         return RecoveredJournal(JournalState(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, None))
     chain = _chain(heads)
-    _check_schema(directory, chain[-1].snapshot, schema)
-    tail = _scan(chain[-1])
-    _check_floor(chain, tail.state)
+    last, snapshot = chain[-1]
+    _check_schema(directory, snapshot, schema)
+    state, good = _scan(chain[-1])
+    segments = [head.segment for head in chain]
+    if segments[0].first > state.floor:  # above what may have been removed [I5]
+        what = f"the segments with rows {state.floor:,} to {segments[0].first:,} are missing"
+        raise damaged(directory, what)
     _remove_unfinished(directory, disk)
     for head in heads[: len(heads) - len(chain)]:  # removal was not durable yet
-        disk.remove(head.path)
-    return _sealed(directory, chain, tail, disk)
+        disk.remove(head.segment.path)
+    recovery = Recovery(0, None)
+    if cut := last.size - good:
+        what = f"{last.path}: cut {cut:,} bytes of an unfinished write at byte {good:,}"
+        recovery = Recovery(cut, f"{what}; rows up to {state.end:,} are whole")
+    for segment, following in pairwise(segments):
+        segment.end = following.first
+    last.size, last.end = good, state.end
+    sequence = last.name.sequence
+    if state.end == last.first:  # without rows it is replaced: the next one takes its number, and its name
+        return RecoveredJournal(state, segments[:-1], sequence, snapshot.previous_bytes, recovery)
+    _copy(last, disk)
+    return RecoveredJournal(state, segments, sequence + 1, good, recovery)
 
 
 def session_in(directory: Path) -> Mapping[str, Any]:
@@ -125,32 +132,7 @@ def session_in(directory: Path) -> Mapping[str, Any]:
 def state_in(directory: Path) -> JournalState | None:
     """Return what a journal holds besides its rows, as `session_in` does; None without one."""
     names = segment_names(directory)
-    return _scan(_head(directory, names[-1])).state if names else None
-
-
-def _sealed(directory: Path, chain: list[_Head], tail: _Tail, disk: Disk) -> RecoveredJournal:
-    last, state = chain[-1], tail.state
-    ends = [head.name.first for head in chain[1:]]
-    segments = [
-        Segment(directory, head.name, size=head.size, end=end, origin=head.origin)
-        for head, end in zip(chain, ends, strict=False)
-    ]
-    sequence, previous_bytes = last.name.sequence, last.snapshot.previous_bytes
-    if state.end > last.name.first:
-        _copy(last.path, tail.good, disk)
-        segments.append(Segment(directory, last.name, size=tail.good, end=state.end, origin=last.origin))
-        sequence, previous_bytes = sequence + 1, tail.good
-    # a last segment without rows is replaced: the next one takes its number, and its name
-    return RecoveredJournal(state, segments, sequence, previous_bytes, Recovery(tail.cut, _note(last, tail)))
-
-
-def _note(last: _Head, tail: _Tail) -> str | None:
-    if not tail.cut:
-        return None
-    return (
-        f"{last.path}: cut {tail.cut:,} bytes of an unfinished write at byte {tail.good:,}; "
-        f"rows up to {tail.state.end:,} are whole"
-    )
+    return _scan(_head(directory, names[-1]))[0] if names else None
 
 
 def _remove_unfinished(directory: Path, disk: Disk) -> None:
@@ -174,7 +156,7 @@ def _head(directory: Path, name: Name) -> _Head:
     snapshot = Snapshot.decode(str(path), header, bytes(view.memory[start : start + header.payload]))
     if (snapshot.sequence, header.first) != name:
         raise foreign(str(path), f"holds segment {snapshot.sequence} from row {header.first:,}, which is not its name")
-    return _Head(name, path, size, snapshot, snapshot.state.origin)
+    return _Head(Segment(directory, name, size=size, end=name.first, origin=snapshot.state.origin), snapshot)
 
 
 def _chain(heads: list[_Head]) -> list[_Head]:
@@ -189,22 +171,16 @@ def _joined(older: _Head, newer: _Head) -> bool:
     """Return whether no segment is missing between these two; refuse two that can't belong together."""
     if older.snapshot.state.journal_id != newer.snapshot.state.journal_id:
         ids = f"{older.snapshot.state.journal_id}, the next one to {newer.snapshot.state.journal_id}"
-        raise foreign(str(older.path), f"belongs to journal {ids}")
-    if older.name.sequence == newer.name.sequence or older.name.first > newer.name.first:
-        raise foreign(str(newer.path), f"and {older.path.name} can't both belong to one journal")
-    if older.name.sequence + 1 != newer.name.sequence:
+        raise foreign(str(older.segment.path), f"belongs to journal {ids}")
+    before, after = older.segment, newer.segment
+    if before.name.sequence == after.name.sequence or before.first > after.first:
+        raise foreign(str(after.path), f"and {before.path.name} can't both belong to one journal")
+    if before.name.sequence + 1 != after.name.sequence:
         return False
-    if older.size != newer.snapshot.previous_bytes:
-        what = f"is {older.size:,} bytes long, but {newer.snapshot.previous_bytes:,} were durable"
-        raise damaged(older.path, what)
+    if before.size != newer.snapshot.previous_bytes:
+        what = f"is {before.size:,} bytes long, but {newer.snapshot.previous_bytes:,} were durable"
+        raise damaged(before.path, what)
     return True
-
-
-def _check_floor(chain: list[_Head], state: JournalState) -> None:
-    """Refuse a chain that begins above what may have been removed [I5]."""
-    first = chain[0].name.first
-    if first > state.floor:
-        raise damaged(chain[0].path.parent, f"the segments with rows {state.floor:,} to {first:,} are missing")
 
 
 def _check_schema(directory: Path, snapshot: Snapshot, wanted: Any) -> None:
@@ -223,37 +199,27 @@ def _check_schema(directory: Path, snapshot: Snapshot, wanted: Any) -> None:
     )
 
 
-def _scan(last: _Head) -> _Tail:
-    """Follow the frames of the last segment to the first that is not good."""
-    view, state = View(last.path, last.size), last.snapshot.state
-    where, position = str(last.path), 0
+def _scan(head: _Head) -> tuple[JournalState, int]:
+    """Follow the frames of the last segment to the first that is not good: the state there, and the place."""
+    last, state, position = head.segment, head.snapshot.state, 0
+    view, where = last.view(), str(last.path)
     while header := intact_at(view.memory, position, last.size):
         if position:
             apply_frame(where, state, header, section_at(view.memory, position, header))
         position += header.size
-    _check_cut(last, view, position, state.end)
+    for at, header in intact_after(view.memory, position, last.size):
+        if header.durable > position:  # what a later frame says was durable is not cut
+            what = f"row {state.end:,} on (byte {position:,}) no longer reads as it was written, though a later frame"
+            raise damaged(last.path, f"{what} (byte {at:,}) is whole")
     if any(upto > state.end for upto in state.consumers.values()):
         raise damaged(last.path, f"rows were committed that are not there; the last one is {state.end:,}")
-    return _Tail(state, position, last.size - position)
+    return state, position
 
 
-def _check_cut(last: _Head, view: View, position: int, end: int) -> None:
-    """Refuse to cut what a later frame says was durable."""
-    for at, header in intact_after(view.memory, position, last.size):
-        if header.durable > position:
-            raise damaged(
-                last.path,
-                f"row {end:,} on (byte {position:,}) no longer reads as it was written, though a later frame "
-                f"(byte {at:,}) is whole",
-            )
-
-
-def _copy(path: Path, size: int, disk: Disk) -> None:
+def _copy(segment: Segment, disk: Disk) -> None:
     """Write the good frames anew: the page cache may hold bytes that a failed sync never brought to the disk [I6]."""
-    view = View(path, size)
     try:
-        os.close(new_file(disk, path, [view.memory]))
+        os.close(new_file(disk, segment.path, [segment.view().memory]))
     except JournalFull as error:
-        raise full(
-            path.parent, f"no room for the {size:,} bytes that recovery copies; nothing was changed", "Free that much."
-        ) from error
+        what = f"no room for the {segment.size:,} bytes that recovery copies; nothing was changed"
+        raise full(segment.path.parent, what, "Free that much.") from error
