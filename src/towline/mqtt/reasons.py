@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import mqtt5
+
 __all__ = [
     "BLAMING",
     "CONNECT_ADVICE",
@@ -40,50 +42,35 @@ BLAMING: Final = frozenset({0x80, 0x81, 0x82, 0x83, 0x87, 0x90, 0x94, 0x95, 0x99
 #: A reason of ours, beyond MQTT's: each time the message was sent, the broker ended the connection.
 CUT: Final = 0x100
 
-_WORDS: Final = {
-    0x00: "success",
-    0x04: "disconnect with will message",
-    0x10: "no matching subscribers",
-    0x11: "no subscription existed",
-    0x18: "continue authentication",
-    0x19: "re-authenticate",
-    0x80: "unspecified error",
-    0x81: "malformed packet",
-    0x82: "protocol error",
-    0x83: "implementation specific error",
-    0x84: "unsupported protocol version",
-    0x85: "client identifier not valid",
-    0x86: "bad user name or password",
-    0x87: "not authorized",
-    0x88: "server unavailable",
-    0x89: "server busy",
-    0x8A: "banned",
-    0x8B: "server shutting down",
-    0x8C: "bad authentication method",
-    0x8D: "keep alive timeout",
-    0x8E: "session taken over",
-    0x8F: "topic filter invalid",
-    0x90: "topic name invalid",
-    0x91: "packet identifier in use",
-    0x92: "packet identifier not found",
-    0x93: "receive maximum exceeded",
-    0x94: "topic alias invalid",
-    0x95: "packet too large",
-    0x96: "message rate too high",
-    0x97: "quota exceeded",
-    0x98: "administrative action",
-    0x99: "payload format invalid",
-    0x9A: "retain not supported",
-    0x9B: "QoS not supported",
-    0x9C: "use another server",
-    0x9D: "server moved",
-    0x9E: "shared subscriptions not supported",
-    0x9F: "connection rate exceeded",
-    0xA0: "maximum connect time",
-    0xA1: "subscription identifiers not supported",
-    0xA2: "wildcard subscriptions not supported",
-    CUT: "the broker ends the connection at this message",
+#: The codec's names where they are not the standard's words.
+_LONGER: Final = {
+    "client id": "client identifier",
+    "packet id ": "packet identifier ",
+    "receive max ": "receive maximum ",
+    "max connect": "maximum connect",
+    "subscription ids": "subscription identifiers",
+    "quality": "QoS",
+    "qos": "QoS",
+    "re authenticate": "re-authenticate",
+    "normal disconnection": "success",
 }
+
+
+def _standard(name: str) -> str:
+    words = name.replace("_", " ").lower()
+    for short, long in _LONGER.items():
+        words = words.replace(short, long)
+    return words
+
+
+_WORDS: Final = {
+    int(code): _standard(name)
+    for kind, codes in vars(mqtt5).items()
+    if kind.endswith("ReasonCode")
+    for name, code in vars(codes).items()
+    if name.isupper() and not name.startswith("GRANTED")
+}
+_WORDS[CUT] = "the broker ends the connection at this message"
 
 #: CONNACK reasons that another try will meet again, and what to change.
 CONNECT_ADVICE: Final = {

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Final, TypeAlias
@@ -102,69 +102,49 @@ _PING_AFTER: Final = 0.75
 PONG_WITHIN: Final = 0.75
 
 
+@dataclass(slots=True)
 class Liveness:
-    """Whether the broker lives: when a PINGREQ is due, and how long an answer may take [MQTT-3.1.2-22 to -24].
+    """Whether the broker of a connection lives [MQTT-3.1.2-22 to -24].
 
-    Args:
+    Attributes:
         answer_within_s: Seconds that CONNACK and SUBACK may take.
+        heard_at: When the connection was opened, the broker last sent what counts as an answer, or the time for one
+            began anew.
+        sent_at: When something left.
+        ping_at: When the PINGREQ without an answer left, or the peer last showed since that it lives; None without one.
+        suspended: We do not read: what is missing may lie in what was not read.
     """
 
-    def __init__(self, answer_within_s: float) -> None:
-        self.answer_within_s = answer_within_s
-        #: We do not read: what is missing may lie in what was not read.
-        self.suspended = False
-        #: When the connection was opened, or the broker last sent something.
-        self._heard_at = 0.0
-        self._sent_at = 0.0
-        #: When the PINGREQ without an answer left, or the peer last showed since that it lives; None without one.
-        self._ping_at: float | None = None
-
-    def opened(self, now: float) -> None:
-        """A connection begins."""
-        self.suspended = False
-        self._heard_at = now
-
-    def sent(self, now: float) -> None:
-        """Something left."""
-        self._sent_at = now
-
-    def heard(self, now: float) -> None:
-        """The broker sent something that counts as an answer, or the time for one begins anew."""
-        self._heard_at = now
+    answer_within_s: float
+    heard_at: float = 0.0
+    sent_at: float = 0.0
+    ping_at: float | None = None
+    suspended: bool = False
 
     def lives(self, now: float) -> None:
         """The peer shows that it lives: it sends, or takes what waited to be sent, however long a packet takes."""
-        if self._ping_at is not None:
-            self._ping_at = now
+        if self.ping_at is not None:
+            self.ping_at = now
 
     def resumed(self, now: float) -> None:
         """We read again: what is awaited may lie in what was not read."""
-        self.suspended = False
-        self.heard(now)
+        self.suspended, self.heard_at = False, now
         self.lives(now)
-
-    def pinged(self, now: float) -> None:
-        """A PINGREQ leaves."""
-        self._ping_at = now if self._ping_at is None else self._ping_at
-
-    def answered(self) -> None:
-        """Nothing is out any more: PINGRESP came, or the connection begins or ends."""
-        self._ping_at = None
 
     @property
     def answer_due(self) -> float:
         """When an answer that is owed comes too late."""
-        return self._heard_at + self.answer_within_s
+        return self.heard_at + self.answer_within_s
 
     def ping_due(self, keep_alive_s: int) -> float:
         """When a PINGREQ has to leave."""
-        return self._sent_at + keep_alive_s * _PING_AFTER
+        return self.sent_at + keep_alive_s * _PING_AFTER
 
     def pong_due(self, keep_alive_s: int) -> float:
         """When PINGRESP comes too late."""
-        if self._ping_at is None or self.suspended:
+        if self.ping_at is None or self.suspended:
             return math.inf
-        return self._ping_at + keep_alive_s * PONG_WITHIN
+        return self.ping_at + keep_alive_s * PONG_WITHIN
 
 
 class SessionState(Enum):
@@ -257,7 +237,7 @@ class Session:
         _EVENTS[type(event)](self, event, now, actions)
         for action in actions:
             if type(action) is Send:
-                self._liveness.sent(now)
+                self._liveness.sent_at = now
                 break
         return actions
 
@@ -324,7 +304,7 @@ class Session:
         self._perhaps_elsewhere = bool(event.server) and event.server != last
         # The one server there is may have got another name: then its packet ids still hold.
         self._elsewhere = self._perhaps_elsewhere and bool(last) and not event.alone
-        self._liveness.opened(now)
+        self._liveness = Liveness(self.config.connect_timeout_s, heard_at=now)
         self._ids_in_use = 0
         if event.config is not None:
             self.config = event.config
@@ -344,7 +324,7 @@ class Session:
 
     def _on_received(self, event: Received, now: float, actions: list[Action]) -> None:
         if event.items or self.state is not SessionState.CONNECTING:  # a CONNACK byte by byte is none
-            self._liveness.heard(now)
+            self._liveness.heard_at = now
         self._liveness.lives(now)
         for item in event.items:
             handler = _PACKETS.get((self.state, type(item)))
@@ -379,7 +359,7 @@ class Session:
         if self._freeing is not None and event.ticket >= self._freeing:
             self._freeing = None
             if self.state is SessionState.SUBSCRIBING:
-                self._liveness.heard(now)  # the time for the answer to SUBSCRIBE begins here
+                self._liveness.heard_at = now  # the time for the answer to SUBSCRIBE begins here
                 self._take_up(now, actions)
 
     def _on_publish(self, event: Publish, now: float, actions: list[Action]) -> None:
@@ -417,7 +397,8 @@ class Session:
             self._ping(now, actions)
 
     def _ping(self, now: float, actions: list[Action]) -> None:
-        self._liveness.pinged(now)
+        if self._liveness.ping_at is None:
+            self._liveness.ping_at = now
         self._pings += 1
         actions.append(Send(_PINGREQ))
 
@@ -464,7 +445,6 @@ class Session:
             raise narrow
         self.server = packet
         self.state = SessionState.SUBSCRIBING
-        self._liveness.answered()
         if self.probing:
             self._send(DisconnectPacket(), actions)
             self._go_offline()
@@ -609,7 +589,7 @@ class Session:
         if self._requests:  # each answer is judged by what was wanted when it was asked for
             return
         if self.state is SessionState.ONLINE:
-            self._liveness.heard(now)  # the time for the answer begins here
+            self._liveness.heard_at = now  # the time for the answer begins here
             self._ask_again(actions)
         else:
             self._take_filters()
@@ -654,7 +634,7 @@ class Session:
 
     def _on_pingresp(self, _packet: PingRespPacket, _now: float, _actions: list[Action]) -> None:
         self._pings = max(0, self._pings - 1)
-        self._liveness.answered()
+        self._liveness.ping_at = None
 
     def _on_disconnect(self, packet: DisconnectPacket, _now: float, actions: list[Action]) -> None:
         if packet.session_expiry_interval is not None:
@@ -737,7 +717,6 @@ class Session:
             self._unanswered, self._known_before = False, True  # the session it may have made is ours
         self.state = SessionState.OFFLINE
         self.server = None
-        self._liveness.answered()
         self._requests.clear()
         self._changing, self._pings, self._back = False, 0, None
         if self._next_filters is not None:

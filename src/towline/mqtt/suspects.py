@@ -29,7 +29,7 @@ from towline.mqtt.events import Token
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 
-__all__ = ["STRIKES", "Culprits", "Suspects"]
+__all__ = ["STRIKES", "Culprits"]
 
 #: So many connections in a row must end at a message that was alone.
 STRIKES: Final = 3
@@ -42,10 +42,15 @@ _PROMPT_S: Final = 5.0
 _QUIET_S: Final = 1.0
 
 
-class Suspects:
-    """What is known of the messages at which connections ended."""
+class Culprits:
+    """Finds such messages among those of a session, and has it send one at a time as long as one is suspected.
 
-    def __init__(self) -> None:
+    Args:
+        mine: Whether a token names a message that may be given up.
+    """
+
+    def __init__(self, mine: Callable[[Token], bool] = lambda _: True) -> None:
+        self._mine = mine
         #: Without an answer at the last cut, and at those before it that had any of them.
         self._candidates: frozenset[Token] = frozenset()
         #: Cuts in a row that had one of the candidates without an answer; 0 while nothing is suspected.
@@ -53,11 +58,17 @@ class Suspects:
         #: The message that was alone at the last end of a connection, None where there were several.
         self._alone: Token | None = None
         self._strikes = 0
+        #: When the first message may leave a connection, while one is suspected; None while there is none.
+        self._quiet_until: float | None = None
 
     @property
     def careful(self) -> bool:
         """Messages have to go one at a time."""
         return self.cuts >= _CUTS
+
+    def attach(self, session: Session) -> None:
+        """Go on with another session."""
+        session.outbound.limit = 0 if self.careful else None
 
     def answered(self, token: Token) -> None:
         """The broker has answered a message: it is none of them."""
@@ -67,8 +78,26 @@ class Suspects:
         if token == self._alone:
             self._alone, self._strikes = None, 0
 
-    def ended(self, unanswered: Sequence[Token], *, cut: bool, exact: bool) -> Token | None:
-        """A connection has ended; the message that is to be set aside, None for none.
+    def ended(self, session: Session, now: float) -> Token | None:
+        """A connection has ended: give up the message that made the broker do it, and return its token.
+
+        Args:
+            session: It has been told.
+            now: On the clock of the session.
+        """
+        outbound = session.outbound
+        unanswered = [token for token in outbound.unanswered if self._mine(token)]
+        exact = not outbound.unanswerable and len(unanswered) == len(outbound.unanswered)
+        prompt = now - outbound.sent_at < _PROMPT_S
+        culprit = self.judge(unanswered, cut=session.cut and prompt, exact=exact)
+        if culprit is not None:
+            outbound.give_up(culprit, CUT)
+        self.attach(session)
+        self._quiet_until = None
+        return culprit
+
+    def judge(self, unanswered: Sequence[Token], *, cut: bool, exact: bool) -> Token | None:
+        """The message that is to be set aside after the end of a connection, None for none.
 
         Args:
             unanswered: Messages that had left on this connection and had no answer.
@@ -90,52 +119,6 @@ class Suspects:
             return None
         self.answered(alone)  # it will not be sent again
         return alone
-
-
-class Culprits:
-    """Finds such messages among those of a session, and has it send one at a time as long as one is suspected.
-
-    Args:
-        mine: Whether a token names a message that may be given up.
-    """
-
-    def __init__(self, mine: Callable[[Token], bool] = lambda _: True) -> None:
-        self._mine = mine
-        self._suspects = Suspects()
-        #: When the first message may leave a connection, while one is suspected; None while there is none.
-        self._quiet_until: float | None = None
-
-    @property
-    def careful(self) -> bool:
-        """Messages go one at a time."""
-        return self._suspects.careful
-
-    def attach(self, session: Session) -> None:
-        """Go on with another session."""
-        session.outbound.limit = 0 if self.careful else None
-
-    def answered(self, token: Token) -> None:
-        """The broker has answered a message."""
-        if self._suspects.cuts:
-            self._suspects.answered(token)
-
-    def ended(self, session: Session, now: float) -> Token | None:
-        """A connection has ended: give up the message that made the broker do it, and return its token.
-
-        Args:
-            session: It has been told.
-            now: On the clock of the session.
-        """
-        outbound = session.outbound
-        unanswered = [token for token in outbound.unanswered if self._mine(token)]
-        exact = not outbound.unanswerable and len(unanswered) == len(outbound.unanswered)
-        prompt = now - outbound.sent_at < _PROMPT_S
-        culprit = self._suspects.ended(unanswered, cut=session.cut and prompt, exact=exact)
-        if culprit is not None:
-            outbound.give_up(culprit, CUT)
-        self.attach(session)
-        self._quiet_until = None
-        return culprit
 
     def pace(self, session: Session, now: float) -> bool:
         """Let the first message leave after a time of quiet; whether the session has to look what may leave now."""

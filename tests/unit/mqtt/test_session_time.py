@@ -24,7 +24,9 @@ from tests.unit.mqtt.sessions import (
 )
 from towline.mqtt.events import (
     Close,
+    Lost,
     Opened,
+    Probe,
     Received,
     Resumed,
     SessionRecord,
@@ -60,6 +62,27 @@ def test_a_silent_broker_is_found_within_one_and_a_half_keep_alives() -> None:
     assert now is not None
     assert now <= 90.0
     assert "PINGREQ" in str(only(session.handle(Tick(), now), Close).error)
+
+
+def test_a_second_pingreq_asks_for_nothing_more_than_the_first() -> None:
+    session = online()
+    session.handle(Probe(), 20.0)
+    session.handle(Probe(), 30.0)
+    assert session.deadline() == pytest.approx(20.0 + 45.0)
+    assert "PINGREQ" in str(only(session.handle(Tick(), 65.0), Close).error)
+
+
+def test_a_connection_leaves_nothing_behind() -> None:
+    """Neither a PINGREQ that is owed an answer, nor that it was not read."""
+    session = online()
+    session.handle(Probe(), 10.0)
+    session.handle(Suspended(), 11.0)
+    session.handle(Lost(), 12.0)
+    session.handle(Opened(), 200.0)
+    assert session.deadline() == pytest.approx(210.0), "CONNACK is waited for"
+    receive(session, ConnAckPacket(session_present=True), now=201.0)
+    assert session.state is SessionState.ONLINE
+    assert session.deadline() == pytest.approx(200.0 + 45.0), "no PINGRESP is owed"
 
 
 def test_a_packet_that_takes_long_to_arrive_is_a_sign_of_life() -> None:

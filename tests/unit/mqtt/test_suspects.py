@@ -31,12 +31,12 @@ from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import Outbound
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session
-from towline.mqtt.suspects import STRIKES, Culprits, Suspects
+from towline.mqtt.suspects import STRIKES, Culprits
 
 
 @dataclass
 class World:
-    """An `Outbound` paced by `Suspects` as the downlink does, and a broker that ends connections.
+    """An `Outbound` paced by `Culprits` as the downlink does, and a broker that ends connections.
 
     Attributes:
         culprits: Payloads at which the broker ends the connection.
@@ -46,7 +46,7 @@ class World:
     culprits: frozenset[int]
     random_cuts: frozenset[int] = frozenset()
     window: int = 5
-    suspects: Suspects = field(default_factory=Suspects)
+    suspects: Culprits = field(default_factory=Culprits)
     outbound: Outbound = field(default_factory=lambda: Outbound(encode))
     fates: dict[Token, int] = field(default_factory=dict)
     #: What had left without an answer at each end of a connection.
@@ -116,7 +116,7 @@ class World:
         self.outbound.disconnected()
         left = self.outbound.unanswered
         self.ends.append(left)
-        found = self.suspects.ended(left, cut=True, exact=not self.outbound.unanswerable)
+        found = self.suspects.judge(left, cut=True, exact=not self.outbound.unanswerable)
         if found is not None:
             self.convicted.append(found)
             assert self.ends[-STRIKES:] == [(found,)] * STRIKES
@@ -163,27 +163,27 @@ def test_a_broker_that_ends_connections_after_some_messages_sets_nothing_aside(b
 
 
 def test_other_ends_of_a_connection_count_nothing() -> None:
-    suspects = Suspects()
+    suspects = Culprits()
     for _ in range(10):
-        assert suspects.ended([1], cut=False, exact=True) is None
+        assert suspects.judge([1], cut=False, exact=True) is None
     assert not suspects.careful
     for _ in range(2):
-        assert suspects.ended([1], cut=True, exact=True) is None
-    assert suspects.ended([1], cut=False, exact=True) is None
-    assert suspects.ended([1], cut=True, exact=True) is None, "three in a row"
+        assert suspects.judge([1], cut=True, exact=True) is None
+    assert suspects.judge([1], cut=False, exact=True) is None
+    assert suspects.judge([1], cut=True, exact=True) is None, "three in a row"
 
 
 def test_what_left_beside_it_without_an_answer_spoils_the_proof() -> None:
-    suspects = Suspects()
+    suspects = Culprits()
     for _ in range(10):
-        assert suspects.ended([1], cut=True, exact=False) is None
+        assert suspects.judge([1], cut=True, exact=False) is None
     assert suspects.careful
 
 
 def test_an_answer_clears() -> None:
-    suspects = Suspects()
-    suspects.ended([1, 2], cut=True, exact=True)
-    suspects.ended([1, 2], cut=True, exact=True)
+    suspects = Culprits()
+    suspects.judge([1, 2], cut=True, exact=True)
+    suspects.judge([1, 2], cut=True, exact=True)
     assert suspects.careful
     suspects.answered(1)
     assert suspects.careful
@@ -233,7 +233,7 @@ def suspecting() -> Line:
     line = Line()
     for now in (10.0, 20.0):
         line.connect(now)
-        line.publish(now, *([] if line.culprits._suspects.cuts else [1, 2]))
+        line.publish(now, *([] if line.culprits.cuts else [1, 2]))
         assert line.end(now + 1) is None
     assert line.culprits.careful
     assert line.connect(100.0) == []
