@@ -30,7 +30,7 @@ Bytes: TypeAlias = Any  # bytes, memoryview or pyarrow.Buffer: anything with the
 MAGIC = b"TWLJ"
 _MAGIC = re.compile(MAGIC)
 VERSION = 1
-_STRUCT = struct.Struct("<4sBBHIIQQIIII")
+_STRUCT = struct.Struct("<4sBBHIIQQII4xI")
 HEADER_BYTES = _STRUCT.size
 _CRC_AT = HEADER_BYTES - 4
 _CRC = struct.Struct("<I")
@@ -59,7 +59,6 @@ class Header(NamedTuple):
     durable: int
     section: int
     payload: int
-    reserved: int
     crc: int
 
     @property
@@ -106,7 +105,7 @@ def encode(
         raise JournalError(
             "TL-J08", "journal", f"a batch of {len(payload):,} bytes is too large for one frame", "Append smaller ones."
         )
-    fields = (MAGIC, VERSION, kind, 0, epoch, rows, first, durable, len(section), len(payload), 0)
+    fields = (MAGIC, VERSION, kind, 0, epoch, rows, first, durable, len(section), len(payload))
     header = bytearray(_STRUCT.pack(*fields, 0))
     buffers: list[Bytes] = [header]
     crc, size = crc32c(header[:_CRC_AT]), HEADER_BYTES

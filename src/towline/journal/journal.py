@@ -31,7 +31,7 @@ from towline.journal.reading import (
     pieces,
 )
 from towline.journal.recovery import recover
-from towline.journal.segment import new_segment, removable
+from towline.journal.segment import Active, removable
 from towline.journal.state import Changes, Snapshot, apply_changes, decode_json, encode_json, section_of
 from towline.timing import Histogram
 
@@ -108,9 +108,9 @@ class Journal:
         #: counters whose totals are not on the disk yet
         self._uncounted: set[str] = set()
         self._sequence = opened.sequence
-        self._active = new_segment(disk, directory, self._snapshot(opened.previous_bytes), self._syncs)
+        self._active = Active(disk, directory, self._snapshot(opened.previous_bytes), self._syncs)
         #: all of them, oldest first; the last is written to. Replaced, never changed
-        self._segments: tuple[Segment, ...] = (*opened.segments, self._active.segment)
+        self._segments: tuple[Segment, ...] = (*opened.segments, self._active)
         #: set last, so that whoever sees it finds the rows
         self.end = self._state.end
         #: held by whoever changes a file
@@ -213,7 +213,7 @@ class Journal:
     def bytes_on_disk(self) -> int:
         """Bytes of all segments."""
         sealed: int = sum(map(_SIZE, self._segments[:-1]))
-        return sealed + self._active.size
+        return sealed + self._active.written
 
     def measured(self) -> dict[str, Any]:
         """What it took so far and what may still come, as plain values; never waits for the disk to sync.
@@ -240,6 +240,7 @@ class Journal:
 
     # Writing -------------------------------------------------------------------------------------------------------
 
+    @_changes
     def append(
         self,
         batch: Any,
@@ -267,9 +268,23 @@ class Journal:
         if not batch.schema.equals(self._schema):
             what = "a batch has another schema than this journal"
             raise JournalError("TL-J06", self.where, what, "This is a mistake in the program, not in the data.")
-        changes = {"released": released, "held": held, "notes": notes} if held or released or notes else {}
-        self._append(batch, {name: value for name, value in changes.items() if value}, durable=durable)
-        return self.end
+        changes: dict[str, Any] = {}
+        if held or released or notes:
+            given = {"released": released, "held": held, "notes": notes}
+            changes = {name: value for name, value in given.items() if value}
+        rows: int = batch.num_rows
+        if not rows:
+            if changes:
+                self._write(changes, durable=durable)
+            return self.end
+        payload = batch.serialize()
+        self._make_room(frame_bytes(0, len(payload)))
+        end = self._state.end + rows
+        position = self._write(changes, payload, rows=rows, durable=True)
+        self._state.end, self._state.newest = end, self._state.incarnation
+        self._active.grow(position, end)
+        self.end = end
+        return end
 
     @_changes
     def sync(self) -> None:
@@ -443,21 +458,6 @@ class Journal:
     # Frames and segments; one thread at a time, and whatever goes wrong half way ends this object [I6] ---------------
 
     @_changes
-    def _append(self, batch: Any, changes: Changes, *, durable: bool) -> None:
-        rows = batch.num_rows
-        if not rows:
-            if changes:
-                self._write(changes, durable=durable)
-            return
-        payload = batch.serialize()
-        self._make_room(frame_bytes(0, len(payload)))
-        start = self._state.end
-        position = self._write(changes, payload, rows=rows, durable=True)
-        self._state.end, self._state.newest = start + rows, self._state.incarnation
-        self._active.segment.grow(position, self._active.synced, start + rows)
-        self.end = start + rows
-
-    @_changes
     def _write_session(self, session: Mapping[str, Any]) -> None:
         self._write({"session": session}, durable=True)
 
@@ -468,9 +468,9 @@ class Journal:
         said = {**changes, "ledger": counted} if counted else changes
         section = section_of(said) if said else b""
         self._roll_if_full(frame_bytes(len(section), len(payload)))
-        if durable and self._active.synced < self._active.size:
+        if durable and self._active.synced < self._active.written:
             self._active.sync()  # watermarks before it: rows are only written behind what is durable
-        position = self._active.size
+        position = self._active.written
         self._active.write(
             encode(
                 Kind.CHANGES,
@@ -482,7 +482,7 @@ class Journal:
                 payload=payload,
             )
         )
-        self._bytes_written += self._active.size - position
+        self._bytes_written += self._active.written - position
         if durable:
             self._active.sync()
             self._lock.check()  # no other owner has begun without what is durable now, or nothing of it is promised
@@ -536,26 +536,26 @@ class Journal:
             return Snapshot(self._state, self._schema, self._sequence, previous_bytes)
 
     def _roll_if_full(self, more: int) -> None:
-        used = self._active.size
+        used = self._active.written
         if used + more > self._room.segment_bytes and (self._has_rows() or used > self._room.limits.segment_bytes):
             self._roll()
 
     def _has_rows(self) -> bool:
-        return self._state.end > self._active.segment.first
+        return self._state.end > self._active.first
 
     def _roll(self) -> None:
         """Go on in a new segment. The old one is whole and durable before the new one has a name."""
         self._active.sync()
-        self._active.segment.size = self._active.synced
+        self._active.size = self._active.synced
         self._sequence += 1
         try:
-            active = new_segment(self._disk, self._directory, self._snapshot(self._active.size), self._syncs)
+            active = Active(self._disk, self._directory, self._snapshot(self._active.size), self._syncs)
         except JournalFull:
             self._sequence -= 1
             raise
         self._active.close()
         self._active = active
-        self._segments = (*self._segments, active.segment)
+        self._segments = (*self._segments, active)
 
     def _make_room(self, more: int) -> None:
         """Refuse rows for which there is no room, before anything is written [I7]."""

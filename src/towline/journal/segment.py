@@ -104,7 +104,7 @@ class Segment:
     Attributes:
         path: Where it lies.
         name: First offset and sequence.
-        size: Bytes that readers may look at: all of them durable. Grows while it is written to.
+        size: Bytes that readers may look at: all of them durable.
         end: The offset after its last durable row; what lies below it lies below `size`, too.
         origin: Which openings of the journal wrote its rows and the row below them.
     """
@@ -192,12 +192,6 @@ class Segment:
             frame = position, header
         return frame
 
-    def grow(self, position: int, size: int, end: int) -> None:
-        """Let readers see the frame with rows at `position`, durable now; `end` is the offset after its last row."""
-        if self._index is not None:
-            self._index.add(self.end, position)
-        self.size, self.end = size, end
-
 
 _KINDS = frozenset(Kind)
 assert HEADER_BYTES % 8 == 0  # Arrow buffers are aligned where they lie
@@ -213,28 +207,32 @@ def removable(sealed: Sequence[Segment], committed: int, retain: int) -> int:
     return below
 
 
-class Active:
-    """The newest segment and how much of it is written and durable.
+class Active(Segment):
+    """The newest segment, which is written to; its file is made, durable with its name, with this object.
 
     Args:
         disk: The file system.
-        descriptor: Of the file.
-        segment: As below.
+        directory: Of the journal.
+        snapshot: Its first frame.
         syncs: Takes how long each sync took.
 
+    Raises:
+        JournalFull: TL-J02, no room; nothing changed.
+        JournalFailed: TL-J04, a system call failed.
+
     Attributes:
-        segment: What readers see of it.
-        size: Bytes written, all of them whole frames.
-        synced: Bytes known to be durable; <= size. Between them lie only watermarks, never rows.
+        written: Bytes written, all of them whole frames.
+        synced: Bytes known to be durable; <= written. Between them lie only watermarks, never rows.
     """
 
-    def __init__(self, disk: Disk, descriptor: int, segment: Segment, syncs: Histogram) -> None:
-        self._disk = disk
-        self._descriptor = descriptor
-        self._syncs = syncs
-        self.segment = segment
-        self.size = segment.size
-        self.synced = segment.size
+    def __init__(self, disk: Disk, directory: Path, snapshot: Snapshot, syncs: Histogram) -> None:
+        state, name = snapshot.state, Name(snapshot.sequence, snapshot.state.end)
+        frame = encode(Kind.SNAPSHOT, epoch=state.epoch, first=state.end, durable=0, payload=snapshot.encode())
+        self._descriptor = new_file(disk, name.path(directory), frame.buffers)
+        self._rows = Index()
+        super().__init__(directory, name, size=frame.size, end=state.end, origin=state.origin, index=self._rows)
+        self._disk, self._syncs = disk, syncs
+        self.written = self.synced = frame.size
 
     def write(self, frame: Encoded) -> None:
         """Put a frame behind the last one, not yet durable.
@@ -243,16 +241,15 @@ class Active:
             JournalFull: TL-J02, no room on the disk; the file is as it was.
             JournalFailed: TL-J04, anything else.
         """
-        path = self.segment.path
         try:
             write_all(self._disk, self._descriptor, frame.buffers)
         except OSError as error:
             if error.errno not in NO_ROOM:
-                raise failed(path, "writing a frame", error) from error
-            with failing(path, "writing a frame"):
-                self._disk.truncate(self._descriptor, self.size)
-            raise full(path.parent, f"the disk took no more ({error.strerror}); nothing was written") from error
-        self.size += frame.size
+                raise failed(self.path, "writing a frame", error) from error
+            with failing(self.path, "writing a frame"):
+                self._disk.truncate(self._descriptor, self.written)
+            raise full(self.path.parent, f"the disk took no more ({error.strerror}); nothing was written") from error
+        self.written += frame.size
 
     def sync(self) -> None:
         """Make what was written durable.
@@ -260,32 +257,22 @@ class Active:
         Raises:
             JournalFailed: TL-J04; this file must not be synced again [I6].
         """
-        if self.synced < self.size:
+        if self.synced < self.written:
             begun = time.perf_counter()
             try:
                 self._disk.sync_data(self._descriptor)
             except OSError as error:
-                raise failed(self.segment.path, "fdatasync", error) from error
+                raise failed(self.path, "fdatasync", error) from error
             self._syncs.observe(time.perf_counter() - begun)
-            self.synced = self.size
+            self.synced = self.written
+
+    def grow(self, position: int, end: int) -> None:
+        """Let readers see the frame with rows at `position`, durable now; `end` is the offset after its last row."""
+        self._rows.add(self.end, position)
+        self.size, self.end = self.synced, end
 
     def close(self) -> None:
         """Give the descriptor back; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def new_segment(disk: Disk, directory: Path, snapshot: Snapshot, syncs: Histogram) -> Active:
-    """Make the next segment, durable with its name before this returns.
-
-    Raises:
-        JournalFull: TL-J02, no room; nothing changed.
-        JournalFailed: TL-J04, a system call failed.
-    """
-    state = snapshot.state
-    frame = encode(Kind.SNAPSHOT, epoch=state.epoch, first=state.end, durable=0, payload=snapshot.encode())
-    name = Name(snapshot.sequence, state.end)
-    descriptor = new_file(disk, name.path(directory), frame.buffers)
-    segment = Segment(directory, name, size=frame.size, end=state.end, origin=state.origin, index=Index())
-    return Active(disk, descriptor, segment, syncs)
