@@ -74,8 +74,6 @@ _HELD: Final = partial(tuple.__new__, Held)
 _PROPERTIES: Final = attrgetter(
     "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
 )
-#: Of a message what numbers and names it.
-_NAMES: Final = attrgetter("topic", "topic_alias", "packet_id")
 _NONE: Final[tuple[object, ...]] = (0, None, None, None, [])
 #: Of a QoS 2 message that is left out: below every number, as the journal does not have it.
 _LEFT_OUT: Final = Held(-1, 0)
@@ -104,18 +102,22 @@ _UNSCREENED: Final = Screening(NOTHING, ())
 
 
 @dataclass(slots=True)
-class _Contents:
-    """What tells messages from others with their packet ids, as long as their acknowledgements are owed.
+class _Pending:
+    """Acknowledgements owed for one chunk, and what tells its messages from others with their packet ids.
 
     Digests are taken where one may have come again, or where the messages would keep too much in memory meanwhile.
     """
 
-    #: Number of the first message.
+    #: Number of the first message that is stored.
     first: int
     take: Callable[[], Sequence[int]]
     #: Bytes that are kept for it; 0 once the digests are taken.
     kept: int
     taken: Sequence[int] | None = None
+    #: One big-endian 32-bit word each: type, length 2, packet id.
+    words: array[int] = field(default_factory=lambda: array("I"))
+    #: The word leaves when `settled` is above its number; never descending, as long as `words`.
+    numbers: Sequence[int] = ()
 
     @property
     def digests(self) -> Sequence[int]:
@@ -123,17 +125,6 @@ class _Contents:
         if self.taken is None:
             self.taken, self.take, self.kept = array("I", self.take()), list, 0
         return self.taken
-
-
-@dataclass(slots=True)
-class _Pending:
-    """Acknowledgements owed for one chunk."""
-
-    #: One big-endian 32-bit word each: type, length 2, packet id.
-    words: array[int]
-    #: The word leaves when `settled` is above its number; never descending, as long as `words`.
-    numbers: Sequence[int]
-    contents: _Contents
 
 
 @dataclass(slots=True)
@@ -230,7 +221,7 @@ class Inbound:
             run, tags = _only(run, stored), list(compress(tags, stored))
         self._chunk.add(run, tags)
         kept = run.columns.nbytes if isinstance(run, PlainRun) else _MOST_KEPT + 1
-        self._take(qos, ids, _Contents(self.next_number, partial(_digests, run), kept), left_out)
+        self._take(qos, ids, _Pending(self.next_number, partial(_digests, run), kept), left_out)
 
     def release(self, packet_ids: Sequence[int]) -> bytes:
         """Take PUBRELs; return the answers that may leave at once, if any."""
@@ -271,7 +262,7 @@ class Inbound:
             self.unacknowledged -= ready
             self.acknowledged += ready
             if ready == len(first.words):
-                self._kept -= self._pending.popleft().contents.kept
+                self._kept -= self._pending.popleft().kept
             else:
                 first.words, first.numbers = first.words[ready:], first.numbers[ready:]
         return b"".join(acks)
@@ -279,11 +270,11 @@ class Inbound:
     def stored(self, ticket: int) -> bytes:
         """The `Deliver` with this ticket is durable: return the PUBCOMPs that may leave."""
         if self._kept > _MOST_KEPT:
-            new = list(takewhile(lambda pending: pending.contents.taken is None, reversed(self._pending)))
-            for pending in sorted(new, key=lambda pending: pending.contents.kept, reverse=True):
+            new = list(takewhile(lambda pending: pending.taken is None, reversed(self._pending)))
+            for pending in sorted(new, key=lambda pending: pending.kept, reverse=True):
                 if self._kept > _MOST_KEPT:
-                    self._kept -= pending.contents.kept
-                    _ = pending.contents.digests
+                    self._kept -= pending.kept
+                    _ = pending.digests
         ready: list[bytes] = []
         while self._completions and self._completions[0][0] <= ticket:
             ready.append(self._completions.popleft()[1])
@@ -334,20 +325,20 @@ class Inbound:
         """Packet id → digest of the content of each QoS 1 message that is not acknowledged."""
         owed: dict[int, int] = {}
         for pending in self._pending:
-            digests, first = pending.contents.digests, pending.contents.first
+            digests, first = pending.digests, pending.first
             for word, number in zip(pending.words, pending.numbers, strict=True):
                 if word >> 16 == _ACK_WORD[1] >> 16 and number >= first:
                     owed[word & 0xFFFF] = digests[number - first]
         self._kept = 0
         return owed
 
-    def _take(self, qos: bytes, ids: Sequence[int], contents: _Contents, left_out: bytes = NOTHING) -> None:
+    def _take(self, qos: bytes, ids: Sequence[int], pending: _Pending, left_out: bytes = NOTHING) -> None:
         """Number messages that are all new, hold the ids of QoS 2, and owe their acknowledgements.
 
         Args:
             qos: Of each.
             ids: Their packet ids.
-            contents: Of those that are stored.
+            pending: Of those that are stored.
             left_out: As `Screening` has it.
         """
         first = self.next_number
@@ -359,7 +350,7 @@ class Inbound:
             self.repeats += len(ids) - len(stored)
         self.next_number += len(stored)
         if b"\x02" in qos:
-            every = zip(range(first, self.next_number), contents.digests, strict=True)
+            every = zip(range(first, self.next_number), pending.digests, strict=True)
             new = dict(zip(stored, map(_HELD, every), strict=True))
             if left_out:
                 self.held.update(dict.fromkeys(ids, _LEFT_OUT))
@@ -367,10 +358,10 @@ class Inbound:
             self._chunk.held.update(new)
         word = _ACK_WORD[2 if b"\x02" in qos else 1]
         if b"\x00" not in qos:
-            self._owe(list(map(word.__or__, ids)), numbers, contents)
+            self._owe(list(map(word.__or__, ids)), numbers, pending)
         else:
             owed = [(word | packet_id, number) for packet_id, number in zip(ids, numbers, strict=True) if packet_id]
-            self._owe([one for one, _ in owed], [number for _, number in owed], contents)
+            self._owe([one for one, _ in owed], [number for _, number in owed], pending)
 
     def _one_by_one(
         self, run: PublishRun | PlainRun, qos: bytes, tags: Sequence[Any], left_out: bytes = NOTHING
@@ -403,7 +394,7 @@ class Inbound:
                 numbers.append(self.next_number - 1)
         self._chunk.add(_only(run, stored), compress(tags, stored))
         taken = list(compress(digests, stored))
-        self._owe(words, numbers, _Contents(first, lambda: taken, 0))
+        self._owe(words, numbers, _Pending(first, lambda: taken, 0))
 
     def _is_repeat(self, packet_id: int, digest: int) -> bool:
         """Whether a QoS 2 message is held already; if not, hold it under the number it is about to get."""
@@ -418,11 +409,12 @@ class Inbound:
         self.held[packet_id] = self._chunk.held[packet_id] = Held(self.next_number, digest)
         return False
 
-    def _owe(self, words: Sequence[int], numbers: Sequence[int], contents: _Contents) -> None:
+    def _owe(self, words: Sequence[int], numbers: Sequence[int], pending: _Pending) -> None:
         if not words:
             return
-        self._pending.append(_Pending(array("I", words), numbers, contents))
-        self._kept += contents.kept
+        pending.words, pending.numbers = array("I", words), numbers
+        self._pending.append(pending)
+        self._kept += pending.kept
         self.unacknowledged += len(words)
         if self.unacknowledged > self._receive_maximum:
             self.overruns += 1
