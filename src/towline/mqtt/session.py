@@ -194,9 +194,7 @@ class Session:
         self.outbound = Outbound(self._encode, durable=config.durable_ids, exactly=config.exactly_once)
         self.subscriptions = Subscriptions(_said_by(config), record.subscriptions if record else {})
         #: Filters that are to be wanted as soon as the answers have come that are missing; None for no change.
-        self._next_filters: tuple[Filter, ...] | None = None
-        #: Whether those before are wanted again where the broker refuses one of them.
-        self._or_back = False
+        self._next: Want | None = None
         #: Those before, while the broker is asked for such a change.
         self._back: tuple[Filter, ...] | None = None
         #: Why the last change of filters was taken back; None where it was not.
@@ -317,7 +315,7 @@ class Session:
         try:
             first = self._authentication.start()
         except Refused as error:
-            self._close(error, actions, fatal=True)
+            self._end(Close(error, fatal=True), actions)
             return
         self._unanswered = True
         self._send(connect_packet(self.config, first, discarding=self._discarding), actions)
@@ -338,7 +336,7 @@ class Session:
             except Breach as error:
                 self._violation(str(error), error.reason, actions)
             except Refused as error:
-                self._close(error, actions, fatal=True)
+                self._end(Close(error, fatal=True), actions)
             if self.state is SessionState.OFFLINE:
                 break
         if not self.outbound.idle:
@@ -388,11 +386,10 @@ class Session:
         if self._owes_answer and now >= self._liveness.answer_due:
             within, unanswered = f"within {self.config.connect_timeout_s:g} s", self.state is SessionState.CONNECTING
             what = f"no {'CONNACK' if unanswered else 'answer to SUBSCRIBE'} {within}"
-            self._go_offline()
-            actions.append(Close(Unreachable("TL-M03", where, what, "Trying again."), unanswered=unanswered))
+            self._end(Close(Unreachable("TL-M03", where, what, "Trying again."), unanswered=unanswered), actions)
         elif now >= self._liveness.pong_due(self.keep_alive_s):
             what = f"no answer to PINGREQ within {self.keep_alive_s * PONG_WITHIN:g} s"
-            self._close(Unreachable("TL-M04", where, what, "The connection is made anew."), actions)
+            self._end(Close(Unreachable("TL-M04", where, what, "The connection is made anew.")), actions)
         else:
             self._ping(now, actions)
 
@@ -423,9 +420,7 @@ class Session:
 
     def _on_stop(self, _event: Stop, _now: float, actions: list[Action]) -> None:
         if self.state is not SessionState.OFFLINE:
-            # A plain DISCONNECT: no expiry in it, so the broker keeps the session for us.
-            self._send(DisconnectPacket(), actions)
-            self._close(None, actions)
+            self._end(Close(None), actions, farewell=True)
 
     # -- connecting --
 
@@ -434,8 +429,7 @@ class Session:
         if int(packet.reason_code):
             self.subscriptions.step(SubscriptionStep.REFUSED)
             self._remember_subscriptions(actions)
-            self._go_offline()
-            actions.append(connection_refused(packet, self.config.where))
+            self._end(connection_refused(packet, self.config.where), actions)
             return
         problem = connack_problem(packet, self.config, clean_start=self._discarding or self.config.clean_start)
         if problem:
@@ -446,15 +440,12 @@ class Session:
         self.server = packet
         self.state = SessionState.SUBSCRIBING
         if self.probing:
-            self._send(DisconnectPacket(), actions)
-            self._go_offline()
-            actions.append(Close(None, again_at_once=True, answered=True))
+            self._end(Close(None, again_at_once=True, answered=True), actions, farewell=True)
         elif self._discarding:
             self._discarding = False
-            self._send(DisconnectPacket(), actions)
-            self._close(None, actions, again_at_once=True)
+            self._end(Close(None, again_at_once=True), actions, farewell=True)
         elif refused := forgetful(packet, self.config):
-            self._close(refused, actions, fatal=True)
+            self._end(Close(refused, fatal=True), actions)
         elif self._present and not self._known_before:
             self._meet_unknown_session(now, actions)
         else:
@@ -465,10 +456,9 @@ class Session:
         if choice == "adopt":
             self._enter_session(now, actions)
             return
-        self._send(DisconnectPacket(), actions)
         if choice == "discard":
             self._discarding = True
-            self._close(None, actions, again_at_once=True)
+            self._end(Close(None, again_at_once=True), actions, farewell=True)
             return
         self._remember(None, actions)
         error = SessionUnknown(
@@ -477,7 +467,7 @@ class Session:
             f'the broker holds a session for client id "{self.config.client_id}" that this journal knows nothing of',
             'Restore the journal, or set unknown_session = "adopt" to take what it has queued or "discard" to drop it.',
         )
-        self._close(error, actions, fatal=True)
+        self._end(Close(error, fatal=True), actions, farewell=True)
 
     def _enter_session(self, now: float, actions: list[Action]) -> None:
         self._known_before = True
@@ -517,8 +507,7 @@ class Session:
             self._come_online(actions)
             return
         if refused:
-            self._send(DisconnectPacket(), actions)
-            self._close(refused, actions, fatal=True)
+            self._end(Close(refused, fatal=True), actions, farewell=True)
             return
         for request in requests:
             if self.state is not SessionState.OFFLINE:
@@ -535,7 +524,8 @@ class Session:
             actions.append(Send(data))
             return
         what = f"the broker takes packets of {limit:,} bytes, our subscription has {len(data):,} [MQTT-3.2.2-15]"
-        self._close(Refused("TL-M16", self.config.where, what, "Subscribe to fewer filters."), actions, fatal=True)
+        error = Refused("TL-M16", self.config.where, what, "Subscribe to fewer filters.")
+        self._end(Close(error, fatal=True), actions)
 
     def _answered(self, packet_id: int) -> Request | None:
         self.outbound.reserved.discard(packet_id)
@@ -554,8 +544,7 @@ class Session:
                 if self._take_back(error):
                     refused.append(wanted)
                     continue
-                self._send(DisconnectPacket(), actions)
-                self._close(error, actions, fatal=int(code) != ID_IN_USE)
+                self._end(Close(error, fatal=int(code) != ID_IN_USE), actions, farewell=True)
                 return
         self.subscriptions.granted(Subscribe(tuple(f for f in request.filters if f not in (*again, *refused))))
         self._remember_subscriptions(actions)
@@ -581,11 +570,11 @@ class Session:
         self.state, changed = SessionState.ONLINE, self._changing
         self._changing = False
         actions.append(Subscribed() if changed else Online(resumed=self.resumed))
-        if self._next_filters is not None:
+        if self._next is not None:
             self._ask_again(actions)
 
     def _on_want(self, event: Want, now: float, actions: list[Action]) -> None:
-        self._next_filters, self._or_back, self.refusal = event.filters, event.or_back, None
+        self._next, self.refusal = event, None
         if self._requests:  # each answer is judged by what was wanted when it was asked for
             return
         if self.state is SessionState.ONLINE:
@@ -596,9 +585,9 @@ class Session:
 
     def _ask_again(self, actions: list[Action]) -> None:
         """Ask for the difference, without another connection."""
-        before = self.config.filters
+        before, change = self.config.filters, self._next
         self._take_filters()
-        self._back = before if self._or_back else None
+        self._back = before if change is not None and change.or_back else None
         self.state, self._changing = SessionState.SUBSCRIBING, True
         requests = self.subscriptions.ask()
         self._remember_subscriptions(actions)
@@ -608,8 +597,8 @@ class Session:
         """Want the filters before this change again, where it may be taken back; whether it may."""
         if self._back is None:
             return False
-        if self._next_filters is None:  # else others are wanted anyway
-            self._next_filters, self._or_back = self._back, False
+        if self._next is None:  # else others are wanted anyway
+            self._next = Want(self._back)
         self.refusal = self.refusal or error
         return True
 
@@ -643,8 +632,7 @@ class Session:
         if int(packet.reason_code) == TAKEN_OVER:  # and perhaps made anew: then Session Present says so of an empty one
             self.subscriptions.step(SubscriptionStep.ELSEWHERE)
             self._remember_subscriptions(actions)
-        self._go_offline()
-        actions.append(connection_ended(packet, self.config.client_id, self.config.where))
+        self._end(connection_ended(packet, self.config.client_id, self.config.where), actions)
 
     # -- what it knows, and what it can ask for --
 
@@ -692,24 +680,20 @@ class Session:
     def _violation(self, what: str, reason: int, actions: list[Action]) -> None:
         if self.config.protocol == 5:  # 3.x knows no reasons: the connection just ends [MQTT-4.8.0-1 of 3.1.1]
             self._send(DisconnectPacket(reason_code=DisconnectReasonCode(reason)), actions)
-        self._close(ProtocolViolation(self.config.where, f"the broker {what}", reason=reason), actions)
+        self._end(Close(ProtocolViolation(self.config.where, f"the broker {what}", reason=reason)), actions)
 
-    def _close(
-        self,
-        error: BrokerError | None,
-        actions: list[Action],
-        *,
-        fatal: bool = False,
-        again_at_once: bool = False,
-    ) -> None:
+    def _end(self, close: Close, actions: list[Action], *, farewell: bool = False) -> None:
+        """End the connection, perhaps with a plain DISCONNECT: no expiry in it, so the broker keeps the session."""
+        if farewell:
+            self._send(DisconnectPacket(), actions)
         self._go_offline()
-        actions.append(Close(error, fatal, again_at_once))
+        actions.append(close)
 
     def _take_filters(self) -> None:
         """Want other filters from here on."""
-        assert self._next_filters is not None
+        assert self._next is not None
         self._back = None
-        self.config, self._next_filters = replace(self.config, filters=self._next_filters), None
+        self.config, self._next = replace(self.config, filters=self._next.filters), None
         self.subscriptions.want(_said_by(self.config))
 
     def _go_offline(self) -> None:
@@ -719,7 +703,7 @@ class Session:
         self.server = None
         self._requests.clear()
         self._changing, self._pings, self._back = False, 0, None
-        if self._next_filters is not None:
+        if self._next is not None:
             self._take_filters()
         # Packet ids owed name nothing after the connection: the broker sends again what we have not acknowledged.
         self.inbound.disconnect()
