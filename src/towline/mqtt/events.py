@@ -6,7 +6,7 @@ Events tell what happened, actions tell what must be done, in order.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from annotated_types import Ge, Le, Len
@@ -45,7 +45,6 @@ __all__ = [
     "SessionConfig",
     "SessionLost",
     "SessionRecord",
-    "SessionTerms",
     "Settled",
     "Stop",
     "Stored",
@@ -205,38 +204,23 @@ class SessionRecord:
     servers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionTerms:
-    """On which terms a session is held, whoever asks.
-
-    Attributes:
-        username: MQTT's.
-        receive_maximum: Unacknowledged QoS > 0 messages we allow the broker; MQTT 3.x can't tell it.
-        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
-        connect_timeout_s: Seconds for the connection, from there to CONNACK, and of silence before SUBACK.
-        unknown_session: ``refuse``, ``adopt`` or ``discard`` a broker session without a record [MQTT-3.2.2-4].
-        will: Published by the broker when the connection ends without our DISCONNECT.
-        authenticator: Enhanced authentication (MQTT 5); None for none.
-    """
-
-    username: str | None = None
-    receive_maximum: int = 65534
-    keep_alive_s: int = 60
-    connect_timeout_s: float = 10.0
-    unknown_session: str = "refuse"
-    will: Will | None = None
-    authenticator: Authenticator | None = None
-
-
 @dataclass(frozen=True, slots=True)
-class SessionConfig(SessionTerms):
+class SessionConfig:
     """What does not change while a session lives.
 
     Attributes:
         client_id: Stable, never empty.
         where: The line as errors name it.
         filters: Subscriptions wanted; none for a publisher.
+        username: MQTT's.
+        password: MQTT's.
+        receive_maximum: Unacknowledged QoS > 0 messages we allow the broker; MQTT 3.x can't tell it.
+        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
+        connect_timeout_s: Seconds for the connection, from there to CONNACK, and of silence before SUBACK.
         session_expiry_s: Seconds the broker keeps the session; 0 ends it with the connection.
+        unknown_session: ``refuse``, ``adopt`` or ``discard`` a broker session without a record [MQTT-3.2.2-4].
+        will: Published by the broker when the connection ends without our DISCONNECT.
+        authenticator: Enhanced authentication (MQTT 5); None for none.
         durable: The line promises at least once: a session without expiry is an error.
         clean_start: Begin without a session, each time; never for a durable line.
         protocol: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1).
@@ -251,8 +235,16 @@ class SessionConfig(SessionTerms):
     client_id: str
     where: str
     filters: tuple[Filter, ...] = ()
+    _: KW_ONLY
+    username: str | None = None
     password: bytes | None = None
+    receive_maximum: int = 65534
+    keep_alive_s: int = 60
+    connect_timeout_s: float = 10.0
     session_expiry_s: int = 0xFFFFFFFF
+    unknown_session: str = "refuse"
+    will: Will | None = None
+    authenticator: Authenticator | None = None
     durable: bool = True
     clean_start: bool = False
     protocol: int = 5
