@@ -45,7 +45,6 @@ __all__ = [
     "Flight",
     "LastBatch",
     "Outbox",
-    "Partial",
     "job_of",
     "waiting_in",
 ]
@@ -110,9 +109,19 @@ class Outbox:
         self._freed: set[int] = set()
         #: a last batch is looked up and replaced in one step
         self._entering = threading.Lock()
-        self._partial = Partial()
+        #: guards all below; held for moments, never during a system call
+        self._lock = threading.Lock()
+        #: by writer, the rows of its batch that is not whole: on disk, and not to leave yet while those behind them may
+        self._partial: dict[str, Sequence[Range]] = {}
+        self._touched: dict[str, float] = {}
+        #: never to leave, and not noted as done
+        self._given_up: list[Range] = []
+        #: all rows that must not leave: both; replaced, never changed
+        self._skipped = Ranges()
+        #: a batch became whole: the sending thread has to go back to its first row
+        self._back: int | None = None
         for writer, last in self.last_batches.items():
-            self._partial.hold(writer, last.ranges)
+            self._hold(writer, last.ranges)
         self._look_at = 0.0
         if _SENDER not in journal.consumers:
             journal.commit(_SENDER, watermark)
@@ -186,22 +195,22 @@ class Outbox:
 
     def _enter(self, fresh: Any, batch: Batch, count: int, *, whole: bool) -> Appended:
         """Append rows and last batch; they can be seen as soon as they are there, so they are held back before."""
-        writer, former = batch.writer, self._partial.of(batch.writer)
+        writer, former = batch.writer, self._partial.get(batch.writer, ())
         end = self.journal.end + fresh.num_rows
         ranges = Ranges(0, [*former, (self.journal.end, end)]).ranges if former or not whole else ()
         at = int(self._clock()) if job_of(writer) else 0
         attempt, waiting = ("", ()) if whole else (batch.attempt, ranges)
         last = LastBatch(batch.number, count, whole, end, batch.origin, attempt, waiting, at)
-        self._partial.hold(writer, ranges)
+        self._hold(writer, ranges)
         try:
             self._store(fresh, batch, last)
         except JournalError as error:
-            self._partial.hold(writer, former)
+            self._hold(writer, former)
             if error.code == "TL-J15":
                 self._give_up([writer])
             raise
-        if whole:
-            self._partial.let_go(writer)
+        if whole and ranges:  # its rows leave, the oldest first
+            self._hold(writer, (), back=ranges[0][0])
         return Appended(count, end, whole, already=False, newest=batch.number)
 
     def _store(self, fresh: Any, batch: Batch, last: LastBatch) -> None:
@@ -209,7 +218,7 @@ class Outbox:
         try:
             self.journal.append(fresh, notes=notes)
         except JournalFull:
-            self._give_up(writer for writer in self._partial.idle(_IDLE_FULL_S) if writer != batch.writer)
+            self._give_up(writer for writer in self._idle(_IDLE_FULL_S) if writer != batch.writer)
             if not self._stuck(fresh):
                 raise
             try:
@@ -224,7 +233,7 @@ class Outbox:
         limit = self.journal.limits.max_bytes
         if limit is None or self.journal.bytes_on_disk + fresh.nbytes + _FRAME_MORE <= limit:
             return False
-        noted = self.journal.consumers.get(_SENDER) == self.done.watermark and not self._partial.pending
+        noted = self.journal.consumers.get(_SENDER) == self.done.watermark and not self._given_up
         return noted and self.reached(self.journal.end)
 
     def _too_large(self, batch: Batch, error: JournalFull) -> JournalError:
@@ -238,7 +247,7 @@ class Outbox:
 
     def _give_up(self, writers: Iterable[str]) -> None:
         """Never send what is here of these writers' batches that are not whole; one frame says so."""
-        ranges = {writer: self._partial.of(writer) for writer in writers}
+        ranges = {writer: self._partial.get(writer, ()) for writer in writers}
         gone = [one for parts in ranges.values() for one in parts]
         if not gone:
             return
@@ -250,8 +259,37 @@ class Outbox:
             if parts and last is not None:
                 notes[_BATCH + writer] = LastBatch(last.number, 0, False, last.end, last.origin, at=last.at)
         self.journal.append(self.journal.no_rows, notes=notes)
+        with self._lock:
+            self._given_up += gone
         for writer in ranges:
-            self._partial.give_up(writer)
+            self._hold(writer, ())
+
+    def _hold(self, writer: str, ranges: Sequence[Range], *, back: int | None = None) -> None:
+        """Let these rows of a writer, and no others of it, not leave; called before they can be seen.
+
+        Args:
+            writer: Its name.
+            ranges: Of a batch that is not whole.
+            back: The sending thread has to go back to this row.
+        """
+        with self._lock:
+            if ranges:
+                self._partial[writer], self._touched[writer] = ranges, time.monotonic()
+            else:
+                self._partial.pop(writer, None)
+            if back is not None:
+                self._back = back if self._back is None else min(self._back, back)
+            self._skip()
+
+    def _skip(self) -> None:
+        every = (one for ranges in self._partial.values() for one in ranges)
+        self._skipped = Ranges(0, (*every, *self._given_up))
+
+    def _idle(self, seconds: float) -> list[str]:
+        """Writers whose batch is not whole and has got nothing for so long."""
+        now = time.monotonic()
+        with self._lock:
+            return [writer for writer in self._partial if now - self._touched[writer] >= seconds]
 
     def _missing(self, batch: Batch, here: int, start: int) -> JournalError:
         return JournalError(
@@ -280,7 +318,7 @@ class Outbox:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _LOOK_S
-        self._give_up(self._partial.idle(_IDLE_S))
+        self._give_up(self._idle(_IDLE_S))
         now, notes = int(self._clock()), dict[str, Any]()
         for name, value in dict(self.journal.notes).items():
             if name.startswith(_OVER):
@@ -303,12 +341,12 @@ class Outbox:
     @property
     def waiting(self) -> int:
         """Rows that are not done, of whole batches."""
-        return self.journal.end - self.done.count() - self._partial.skipped.count()
+        return self.journal.end - self.done.count() - self._skipped.count()
 
     @property
     def incomplete(self) -> int:
         """Rows that are held back, because their batch is not whole."""
-        return self._partial.rows
+        return sum(end - start for ranges in list(self._partial.values()) for start, end in ranges)
 
     @property
     def dropped(self) -> int:
@@ -322,23 +360,29 @@ class Outbox:
 
     def following(self, cursor: int) -> Range | None:
         """The next rows that may leave, from `cursor` on; from further back when a batch has become whole."""
-        return self._partial.following(max(cursor, self.done.watermark), self.journal.end)
+        with self._lock:
+            start = max(cursor if self._back is None else min(cursor, self._back), self.done.watermark)
+            self._back = None
+        return next(iter(self._skipped.missing(start, self.journal.end)), None)
 
     def settle(self) -> bool:
         """Note as done what was given up since the last time; return whether there was any."""
-        dropped = self._partial.take_dropped() if self._partial.pending else []
-        with self._partial.lock:
-            for start, end in dropped:
+        if not self._given_up:
+            return False
+        with self._lock:
+            for start, end in self._given_up:
                 self.done.add(start, end)
-        return bool(dropped)
+            self._given_up = []
+            self._skip()
+        return True
 
     def reached(self, upto: int) -> bool:
         """Whether every row below `upto` is done that may leave; from any thread."""
         if self.done.watermark >= upto:
             return True
-        with self._partial.lock:
+        with self._lock:
             done = self.done.copy()
-            done.unite(self._partial.skipped)
+            done.unite(self._skipped)
         return done.watermark >= upto
 
     @property
@@ -385,7 +429,7 @@ class Outbox:
             freed: Packet ids.
             outcomes: Counters of the ledger that grow by one, in the frame that says that they are done [I11].
         """
-        with self._partial.lock:  # `reached` looks from other threads
+        with self._lock:  # `reached` looks from other threads
             for number in numbers:
                 self.done.add(number)
             for outcome in outcomes:
@@ -553,82 +597,3 @@ def job_of(writer: str) -> str:
     """The job a writer belongs to; "" for a writer that goes on for ever."""
     match = _OF_A_JOB.fullmatch(writer)
     return match[1] if match else ""
-
-
-class Partial:
-    """Rows of batches that are not whole, by writer, and what was given up and is not noted as done yet.
-
-    They are on disk and must not leave yet, while the rows behind them may. Any thread may call; what is asked and
-    answered is memory alone.
-    """
-
-    def __init__(self) -> None:
-        #: guards all below; held for moments, never during a system call
-        self.lock = threading.Lock()
-        self._parts: dict[str, Sequence[Range]] = {}
-        self._touched: dict[str, float] = {}
-        self._dropped: list[Range] = []
-        #: all rows that must not leave: those, and what was given up and is not done yet; replaced, never changed
-        self.skipped = Ranges()
-        #: a batch became whole: the sending thread has to go back to its first row
-        self._back: int | None = None
-
-    @property
-    def rows(self) -> int:
-        """Rows of batches that are not whole."""
-        return sum(end - start for ranges in list(self._parts.values()) for start, end in ranges)
-
-    @property
-    def pending(self) -> bool:
-        """Rows were given up that are not done yet."""
-        return bool(self._dropped)
-
-    def hold(self, writer: str, ranges: Sequence[Range]) -> None:
-        """These rows of a writer must not leave; called before they can be seen."""
-        with self.lock:
-            if ranges:
-                self._parts[writer], self._touched[writer] = ranges, time.monotonic()
-            else:
-                self._parts.pop(writer, None)
-            self._changed()
-
-    def let_go(self, writer: str) -> None:
-        """A writer's batch is whole: its rows leave, the oldest first."""
-        with self.lock:
-            ranges = self._parts.pop(writer, ())
-            if ranges:
-                self._back = ranges[0][0] if self._back is None else min(self._back, ranges[0][0])
-                self._changed()
-
-    def give_up(self, writer: str) -> None:
-        """A writer's rows are never to leave; the sending thread notes them as done."""
-        with self.lock:
-            self._dropped += self._parts.pop(writer, ())
-            self._changed()
-
-    def take_dropped(self) -> list[Range]:
-        """What was given up since the last time; the caller notes it as done before it asks for `following`."""
-        with self.lock:
-            dropped, self._dropped = self._dropped, []
-            self._changed()
-            return dropped
-
-    def of(self, writer: str) -> Sequence[Range]:
-        """Where the rows of a writer's batch are that is not whole."""
-        return self._parts.get(writer, ())
-
-    def idle(self, seconds: float) -> list[str]:
-        """Writers whose batch is not whole and has got nothing for so long."""
-        now = time.monotonic()
-        with self.lock:
-            return [writer for writer in self._parts if now - self._touched[writer] >= seconds]
-
-    def following(self, cursor: int, end: int) -> Range | None:
-        """The next rows from `cursor` to `end` that may leave; from further back if a batch became whole."""
-        with self.lock:
-            start = cursor if self._back is None else min(cursor, self._back)
-            self._back = None
-        return next(iter(self.skipped.missing(start, end)), None)
-
-    def _changed(self) -> None:
-        self.skipped = Ranges(0, [*(one for ranges in self._parts.values() for one in ranges), *self._dropped])
