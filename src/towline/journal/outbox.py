@@ -214,19 +214,25 @@ class Outbox:
         return Appended(count, end, whole, already=False, newest=batch.number)
 
     def _store(self, fresh: Any, batch: Batch, last: LastBatch) -> None:
-        notes = {_BATCH + batch.writer: last}
-        try:
-            self.journal.append(fresh, notes=notes)
-        except JournalFull:
-            self._give_up(writer for writer in self._idle(_IDLE_FULL_S) if writer != batch.writer)
-            if not self._stuck(fresh):
-                raise
+        for last_try in (False, True):
             try:
-                self.journal.append(fresh, notes=notes)  # what made room may have come since
+                self.journal.append(fresh, notes={_BATCH + batch.writer: last})
             except JournalFull as error:
+                if not last_try:
+                    self._give_up(writer for writer in self._idle(_IDLE_FULL_S) if writer != batch.writer)
                 if not self._stuck(fresh):
                     raise
-                raise self._too_large(batch, error) from error
+                if last_try:  # what made room may have come before
+                    what = f"batch {batch.number} of {batch.writer} can't become whole: {error.what}"
+                    raise JournalError(
+                        "TL-J15",
+                        self.journal.where,
+                        f"{what}, and nothing there can leave",
+                        "Raise outboxMaxBytes (outbox.max_bytes of a bridge line), or bring less at a time: smaller "
+                        "batches or more partitions. Nothing of this batch was sent; it is brought anew.",
+                    ) from error
+            else:
+                return
 
     def _stuck(self, fresh: Any) -> bool:
         """Whether the limit is in the way of these rows for ever: nothing that is here can leave."""
@@ -235,15 +241,6 @@ class Outbox:
             return False
         noted = self.journal.consumers.get(_SENDER) == self.done.watermark and not self._given_up
         return noted and self.reached(self.journal.end)
-
-    def _too_large(self, batch: Batch, error: JournalFull) -> JournalError:
-        return JournalError(
-            "TL-J15",
-            self.journal.where,
-            f"batch {batch.number} of {batch.writer} can't become whole: {error.what}, and nothing there can leave",
-            "Raise outboxMaxBytes (outbox.max_bytes of a bridge line), or bring less at a time: smaller batches or "
-            "more partitions. Nothing of this batch was sent; it is brought anew.",
-        )
 
     def _give_up(self, writers: Iterable[str]) -> None:
         """Never send what is here of these writers' batches that are not whole; one frame says so."""
