@@ -428,70 +428,8 @@ def _close_run(items: list[Item], run: list[Published], headers: bytearray, *, c
 # What is not taken in whole -----------------------------------------------------------------------------------------
 
 
-class _Scan:
-    """Counts the properties of a PUBLISH as they arrive, and holds no more than one that is not whole."""
-
-    def __init__(self, length: int) -> None:
-        #: Bytes that `feed` has not been given.
-        self.left = length
-        self.users = 0
-        self.identifiers = 0
-        self.alias: int | None = None
-        #: Properties with a name like ours.
-        self.kept: list[tuple[str, str]] = []
-        self._rest = b""
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes, all of them properties.
-
-        Raises:
-            ValueError: They are none.
-        """
-        self.left -= len(data)
-        buffer = self._rest + data if self._rest else data
-        at = begin = users = 0
-        size, ours = len(buffer), _OURS in buffer
-        try:
-            while at < size:  # 13 million times in 64 MiB
-                begin = at
-                if buffer[at] == USER_PROPERTY:
-                    value = at + 3 + (buffer[at + 1] << 8 | buffer[at + 2])
-                    at = value + 2 + (buffer[value] << 8 | buffer[value + 1])
-                    if at > size:
-                        break
-                    users += 1
-                    if ours and buffer.startswith(_OURS, begin + 3):
-                        self._keep(buffer[begin + 3 : value], buffer[value + 2 : at])
-                else:
-                    at = self._other(buffer[at], buffer, at)
-        except IndexError:
-            at = size + 1
-        self.users += users
-        self._rest = buffer[begin:] if at > size else b""
-        if self._rest and not self.left:
-            raise ValueError("a property longer than the property length says [MQTT-2.2.2-1]")
-
-    def _other(self, kind: int, buffer: bytes, at: int) -> int:
-        """Step over a property that is no user property, and return where the next begins."""
-        if kind not in _OF_PUBLISH:
-            raise ValueError(f"property {kind:#x} in PUBLISH [MQTT 5 section 2.2.2.2]")
-        end = fence.end_of_value(kind, buffer, at + 1)
-        if kind == _TOPIC_ALIAS:
-            alias = buffer[at + 1] << 8 | buffer[at + 2]
-            if self.alias is not None:
-                raise ValueError("two topic aliases [MQTT 5 section 3.3.2.3.4]")
-            self.alias = alias
-        self.identifiers += kind == SUBSCRIPTION_ID
-        return end
-
-    def _keep(self, key: bytes, value: bytes) -> None:
-        name, text = str(key, "utf-8"), str(value, "utf-8")
-        if name not in _FACTS and len(self.kept) < _MOST_KEPT:
-            self.kept.append((name, text))
-
-
 class _Skipping:
-    """Reads past one PUBLISH that is too large.
+    """Reads past one PUBLISH: counts its properties as they arrive, and holds no more than one that is not whole.
 
     Args:
         header: Its first byte.
@@ -516,7 +454,12 @@ class _Skipping:
         #: What came before the head was whole.
         self._start = bytearray()
         self._head: fence.PublishHead | None = None
-        self._scan = _Scan(0)
+        #: Bytes of properties that have not come, and the property of which not all has come.
+        self._ahead, self._rest = 0, b""
+        self._users = self._identifiers = 0
+        self._alias: int | None = None
+        #: Properties with a name like ours.
+        self._kept: list[tuple[str, str]] = []
         self._digest = hashlib.sha256()
 
     def feed(self, data: bytes) -> bytes:
@@ -539,13 +482,57 @@ class _Skipping:
             self._start.clear()
             if head.length > len(data) + self._left:
                 raise ValueError("a property length beyond the end of the packet [MQTT-2.2.2-1]")
-            self._scan = _Scan(head.length)
-        if self._scan.left:
-            block = data[: self._scan.left]
+            self._ahead = head.length
+        if self._ahead:
+            block = data[: self._ahead]
             data = data[len(block) :]
-            self._scan.feed(block)
+            self._count(block)
         self._digest.update(data)
         return behind
+
+    def _count(self, data: bytes) -> None:
+        """Take bytes of properties."""
+        self._ahead -= len(data)
+        buffer = self._rest + data if self._rest else data
+        at = begin = users = 0
+        size, ours = len(buffer), _OURS in buffer
+        try:
+            while at < size:  # 13 million times in 64 MiB
+                begin = at
+                if buffer[at] == USER_PROPERTY:
+                    value = at + 3 + (buffer[at + 1] << 8 | buffer[at + 2])
+                    at = value + 2 + (buffer[value] << 8 | buffer[value + 1])
+                    if at > size:
+                        break
+                    users += 1
+                    if ours and buffer.startswith(_OURS, begin + 3):
+                        self._keep(buffer[begin + 3 : value], buffer[value + 2 : at])
+                else:
+                    at = self._other(buffer[at], buffer, at)
+        except IndexError:
+            at = size + 1
+        self._users += users
+        self._rest = buffer[begin:] if at > size else b""
+        if self._rest and not self._ahead:
+            raise ValueError("a property longer than the property length says [MQTT-2.2.2-1]")
+
+    def _other(self, kind: int, buffer: bytes, at: int) -> int:
+        """Step over a property that is no user property, and return where the next begins."""
+        if kind not in _OF_PUBLISH:
+            raise ValueError(f"property {kind:#x} in PUBLISH [MQTT 5 section 2.2.2.2]")
+        end = fence.end_of_value(kind, buffer, at + 1)
+        if kind == _TOPIC_ALIAS:
+            alias = buffer[at + 1] << 8 | buffer[at + 2]
+            if self._alias is not None:
+                raise ValueError("two topic aliases [MQTT 5 section 3.3.2.3.4]")
+            self._alias = alias
+        self._identifiers += kind == SUBSCRIPTION_ID
+        return end
+
+    def _keep(self, key: bytes, value: bytes) -> None:
+        name, text = str(key, "utf-8"), str(value, "utf-8")
+        if name not in _FACTS and len(self._kept) < _MOST_KEPT:
+            self._kept.append((name, text))
 
     @property
     def done(self) -> bool:
@@ -555,7 +542,7 @@ class _Skipping:
     @property
     def crowded(self) -> bool:
         """More than `MAX_PROPERTIES` of a kind have passed."""
-        return max(self._scan.users, self._scan.identifiers) > MAX_PROPERTIES
+        return max(self._users, self._identifiers) > MAX_PROPERTIES
 
     def stub(self, reason: str = TOO_LARGE, packet: bytes | None = None) -> Stub:
         """What is left of it, once it is `done`.
@@ -567,15 +554,15 @@ class _Skipping:
         Raises:
             ValueError: Its topic is no UTF-8, or empty without an alias.
         """
-        head, scan = self._head, self._scan
+        head = self._head
         assert head is not None
-        if not head.topic and scan.alias is None:
+        if not head.topic and self._alias is None:
             raise ValueError("topic is empty [MQTT-4.7.3-1]")
         qos, _, duplicate, retain = self._flags
         digest = self._digest.hexdigest()
-        facts = [(REASON, reason), (SIZE, str(self._size)), (DIGEST, digest), (COUNT, str(scan.users))]
-        pairs = [*facts, *scan.kept]
-        return Stub(fence.text(head.topic), qos, retain, duplicate, head.packet_id, scan.alias, pairs, packet)
+        facts = [(REASON, reason), (SIZE, str(self._size)), (DIGEST, digest), (COUNT, str(self._users))]
+        pairs = [*facts, *self._kept]
+        return Stub(fence.text(head.topic), qos, retain, duplicate, head.packet_id, self._alias, pairs, packet)
 
 
 def _crowded(packet: memoryview, properties: int) -> Stub | None:
