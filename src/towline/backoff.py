@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from typing import Final
 
-__all__ = ["Backoff"]
-
 _MOST_DOUBLINGS: Final = 30
 
 

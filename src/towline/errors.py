@@ -37,35 +37,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from towline.text import printable
 
-__all__ = [
-    "BrokerError",
-    "ConfigError",
-    "ConfigErrors",
-    "Fenced",
-    "GatewayError",
-    "GatewayUnreachable",
-    "JournalDamaged",
-    "JournalError",
-    "JournalFailed",
-    "JournalFull",
-    "JournalLocked",
-    "KafkaError",
-    "NotAllowed",
-    "ProtocolViolation",
-    "PublisherError",
-    "Refused",
-    "SessionUnknown",
-    "SetupError",
-    "TakenOver",
-    "TowlineError",
-    "Unreachable",
-    "codes_in",
-    "did_you_mean",
-    "explanations",
-    "one_line",
-    "stays",
-]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

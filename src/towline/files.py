@@ -13,20 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = [
-    "PRIVATE",
-    "alone",
-    "create_durably",
-    "locked",
-    "open_lock",
-    "replace",
-    "replace_durably",
-    "sync_directory",
-    "sync_file",
-    "version",
-    "why",
-]
-
 #: Mode of all that holds messages, places or secrets (design section 10).
 PRIVATE = 0o600
 

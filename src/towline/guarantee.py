@@ -11,19 +11,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Protocol
 
-__all__ = [
-    "HIGHEST_QOS",
-    "POLICIES",
-    "AckAfter",
-    "Guarantee",
-    "Policy",
-    "conf_problem",
-    "policy",
-    "promise_problem",
-    "qos_problem",
-    "sharing_problem",
-]
-
 
 class Guarantee(StrEnum):
     """The promise of a line, as Kafka's delivery semantics use the words (design section 4)."""

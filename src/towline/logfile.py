@@ -18,8 +18,6 @@ from typing import Final, NamedTuple, TextIO
 
 from towline.errors import ConfigError
 
-__all__ = ["KEPT", "MOST_BYTES", "LogSettings", "LogStream", "log_settings", "own_log", "trim"]
-
 #: A larger log is copied to ``NAME.1`` and cut. With two older ones it takes 30 MB at most.
 MOST_BYTES: Final = 10 << 20
 #: Older logs beside it: ``NAME.1`` is the newest.

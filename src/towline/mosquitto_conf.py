@@ -18,8 +18,6 @@ from typing import Final, NamedTuple
 from towline import files
 from towline.errors import ConfigError
 
-__all__ = ["DEFAULTS", "BridgeTopic", "Connection", "Listener", "MosquittoConf", "Setting", "Settings", "read"]
-
 #: Numbers that hold where a file says nothing [mosquitto.conf(5), Mosquitto 2.0], if they are not 0.
 DEFAULTS: Final[Mapping[str, int]] = {
     "autosave_interval": 1800,

@@ -13,8 +13,6 @@ from typing import Final
 
 from towline.errors import ConfigError
 
-__all__ = ["check_owner", "user_name"]
-
 #: Root, and the uid of owners that are not known here: over NFS, or in a user namespace (proc(5), overflowuid).
 _NOBODYS: Final = (0, 65_534)
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-__all__ = ["ProcessMark", "fields", "name", "notify", "parent", "started"]
-
 #: Places in `fields` of proc(5) ``stat``, whose third field is the first here.
 _STATE, _PARENT, _THREADS, _START_TIME = 0, 1, 17, 19
 

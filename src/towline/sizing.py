@@ -16,8 +16,6 @@ from annotated_types import Ge, Gt
 
 from towline.guarantee import Guarantee, policy
 
-__all__ = ["Load", "Need", "caution", "journal_bytes_s", "needs"]
-
 #: Messages a second that one gateway drains, by QoS (``intake``); it is one process with one busy thread.
 _DRAINED_PER_S: Final = {0: 308_000, 1: 308_000, 2: 103_000}
 #: Microseconds of CPU that a message costs a gateway, by QoS, intake and serving to Spark (``profile``) ...

@@ -14,8 +14,6 @@ import unicodedata
 from textwrap import TextWrapper
 from typing import IO, Final
 
-__all__ = ["cause", "counted", "fitted", "printable", "printable_lines", "span", "wrapped"]
-
 #: Unicode's general categories of what has no shape of its own, or another place than where it stands: control
 #: characters (C0, DEL, C1), format characters (bidi overrides, zero width), lone surrogates, line and paragraph
 #: separators, private and unassigned characters.

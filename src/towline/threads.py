@@ -16,8 +16,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["Condition", "guarded_thread", "later"]
-
 T = TypeVar("T")
 
 _LOG = logging.getLogger("towline.threads")

@@ -11,8 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-__all__ = ["BATCHES", "SYNCS", "Histogram", "Pace", "Stamp", "local_time", "until"]
-
 T = TypeVar("T")
 
 #: Bounds in seconds: of a sync of a file, from a disk with a cache that survives a power failure to one that is dying.

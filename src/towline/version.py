@@ -8,8 +8,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ROOT", "release", "revision", "version"]
-
 #: Of a checkout.
 ROOT: Final = Path(__file__).resolve().parents[2]
 

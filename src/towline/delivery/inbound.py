@@ -25,8 +25,6 @@ from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
 
-__all__ = ["COUNTERS", "InboundConfig", "Uplink"]
-
 #: How often a full journal is tried again, in seconds.
 _ROOM_RETRY: Final = 0.5
 #: Messages that were not taken in whole are reported once in so many seconds: anybody may send ten thousand of them.

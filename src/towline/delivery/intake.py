@@ -26,9 +26,6 @@ from towline.mqtt.message import LARGE
 from towline.mqtt.plain import FIELDS, MessageColumns, PlainRun
 from towline.schema import NO_ROWS, OPTIONAL, ROW_SCHEMA
 
-__all__ = ["ArrowColumns", "below", "plain_run", "to_rows"]
-
-
 _MOMENT: Final = pa.timestamp("us", "UTC")
 _KINDS: Final = {field.name: field.type for field in ROW_SCHEMA}
 #: Names of columns, each with the one value in it → the longest such columns so far; few are kept, see `_alike`.

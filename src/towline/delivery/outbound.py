@@ -39,7 +39,7 @@ from towline.mqtt.session import Session, SessionState
 from towline.mqtt.suspects import STRIKES, Culprits
 from towline.timing import Stamp
 
-__all__ = ["ACKNOWLEDGED", "LEFT", "TAKEN_BACK", "Downlink", "Marking", "Outcome", "Upcoming", "standing"]
+_T = TypeVar("_T")
 
 #: Messages with the broker at once, at most; its Receive Maximum is mostly the smaller one.
 _MOST_OPEN: Final = 8_000

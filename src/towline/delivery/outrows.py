@@ -13,8 +13,6 @@ from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
 from towline.schema import ARRIVAL, MESSAGE_SCHEMA, OUTBOX_SCHEMA
 from towline.timing import Stamp
 
-__all__ = ["Outgoing", "arrived", "message_of", "outgoing", "rows_of"]
-
 #: What a pair costs in memory beside its text.
 _PAIR_BYTES: Final = 100
 #: Reason codes of a message that MQTT can't say: topic name invalid, packet too large, payload format invalid, QoS not

@@ -8,8 +8,6 @@ from typing import Any
 from towline.errors import ConfigError
 from towline.mqtt.events import SessionConfig, SessionRecord
 
-__all__ = ["recall"]
-
 
 def recall(stored: Mapping[str, Any], where: str, config: SessionConfig, abandoned: str = "") -> SessionRecord | None:
     """The session record as it was made durable; None on a new journal, and for a session that is given up.

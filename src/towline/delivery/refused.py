@@ -23,8 +23,6 @@ from towline.journal import Batch, Journal, Limits, Outbox
 from towline.mqtt.reasons import reason_words
 from towline.schema import OUTBOX_SCHEMA, REFUSED_SCHEMA
 
-__all__ = ["ACTIONS", "RefusedMessages"]
-
 #: Beyond it nothing more is kept, and the delivery waits [I7]. Several of the largest packets have room.
 _LIMITS: Final = Limits(max_bytes=1 << 30, min_free_bytes=64 << 20, segment_bytes=16 << 20)
 #: Bytes made durable together.

@@ -20,8 +20,6 @@ from typing import Final, Self
 from towline import files
 from towline.errors import ConfigError
 
-__all__ = ["ReceiptKeys"]
-
 #: A truncated code has half of the hash or more, and no fewer than 80 bits [RFC 2104 section 5].
 _CODE_BYTES: Final = 16
 _LINE: Final = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]{0,63})[ \t]+)?([0-9A-Fa-f]{64})\Z")

@@ -31,8 +31,6 @@ from towline.mqtt.inbound import NOTHING, Screening
 from towline.mqtt.stubs import Published
 from towline.timing import Stamp
 
-__all__ = ["Change", "Ledger", "MarkVerdict"]
-
 _NOTE: Final = "publisher:"
 #: Frames of a publisher that wait for their commit, apart; of more, neighbours wait together.
 _MOST_WAITING: Final = 256

@@ -19,8 +19,6 @@ from typing import Any, Final, NamedTuple, Self
 from towline.delivery.receipts.keys import ReceiptKeys
 from towline.mqtt.fence import MAX_PROPERTIES
 
-__all__ = ["FARTHEST", "MARK_BYTES", "MOST_EPOCHS", "NAME", "Content", "Mark"]
-
 ID_KEY: Final = "towline-id"
 NUMBER_KEY: Final = "towline-n"
 AUTH_KEY: Final = "towline-auth"

@@ -11,8 +11,6 @@ from typing import Any, Final, Self
 
 from towline.delivery.receipts.keys import ReceiptKeys
 
-__all__ = ["PREFIX", "Openings", "ReceiptPayload", "receipt_topic", "same_messages"]
-
 #: Where receipts go: this, a slash, and the publisher's id.
 PREFIX: Final = "towline/receipts"
 #: A receipt names so many ranges at most; what is left out is sent again, and dropped.

@@ -21,8 +21,6 @@ from towline.mqtt.reasons import reason_words
 from towline.schema import NO_ROWS
 from towline.timing import Stamp
 
-__all__ = ["ReceiptSender"]
-
 #: Receipts under way at once, at most: they share the broker's window with what else is sent.
 _MOST_OPEN: Final = 200
 #: Pause between two rounds of receipts, in seconds: each costs a sync.
