@@ -11,7 +11,7 @@ from towline.bridge.runtime.line_requests import APPLIED, REFUSED, UNCHANGED
 from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
 from towline.errors import codes_in
 from towline.monitor.gateway import WINDOW_S, GatewayFacts, Problem, gateway_ready, of_gateway, problem, verdict
-from towline.monitor.samples import Sample
+from towline.monitor.samples import Sample, read
 from towline.timing import Pace
 
 #: Whether the file is what runs, by what became of its last reload.
@@ -127,10 +127,8 @@ def _of_line(labels: tuple[str, ...], view: LineView) -> Iterator[Sample]:
     yield Sample("towline_guarantee_kept", labels, int(not account.broken))
     for part, count in account.counts.items():
         yield Sample("towline_account_messages", (*labels, part), count)
-    said = {**account.counts, **account.more}
-    for name, part in _PARTS.items():
-        if (value := said.get(part)) is not None:
-            yield Sample(name, labels, value)
+    parts = {**account.counts, **account.more}
+    yield from (Sample(name, labels, value) for name, value in read(_PARTS, parts).items())
 
 
 def bridge_ready(state: BridgeState, gateways: Callable[[LineView], Iterable[GatewayFacts]]) -> Iterator[Problem]:

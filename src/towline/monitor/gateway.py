@@ -22,7 +22,7 @@ from towline.errors import GatewayError
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
 from towline.guarantee import AckAfter
-from towline.monitor.samples import Sample
+from towline.monitor.samples import Sample, read
 from towline.timing import Histogram, Pace
 
 #: Patience with a status, in seconds; less than Prometheus has with us.
@@ -31,28 +31,37 @@ _ASK_S: Final = 3.0
 _FRESH_S: Final = 0.5
 #: The present rate is that of so many seconds: long enough to see past one burst.
 WINDOW_S: Final = 300.0
-#: Counter → key in a gateway's status, on the way up.
+#: Metric → where a gateway's status says it, of several keys the sum; on the way up.
 _UP: Final = {
     "towline_messages_received_total": "received",
     "towline_messages_journaled_total": "journaled",
     "towline_messages_committed_total": "committed",
     "towline_messages_repeated_total": "deduplicated",
+    "towline_messages_not_whole_total": "packets_too_large+too_many_properties",
     "towline_messages_lower_qos_total": "lower_qos",
     "towline_messages_acknowledged_total": "acknowledged",
     "towline_messages_redelivered_total": "redelivered",
+    "towline_messages_waiting": "waiting",
+    "towline_window_in_flight": "unacknowledged",
+    "towline_window_limit": "receive_maximum",
 }
-#: The same in the ``outbox`` of its status, on the way down.
+#: The same in the ``outbox`` of its status, on the way down; a replay takes no refusal back.
 _DOWN: Final = {
     "towline_messages_journaled_total": "accepted",
     "towline_messages_acknowledged_total": "delivered",
     "towline_messages_expired_total": "expired",
+    "towline_messages_refused_total": "refused+replayed",
     "towline_messages_degraded_total": "degraded",
     "towline_messages_resent_total": "resent_after_lost_session",
+    "towline_messages_waiting": "queued+in_flight",
+    "towline_window_in_flight": "window_open",
+    "towline_window_limit": "window",
 }
 #: Of either.
 _BOTH: Final = {
     "towline_sessions_lost_total": "sessions_lost",
     "towline_window_overruns_total": "window_overruns",
+    "towline_loop_age_seconds": "turned_s",
 }
 #: Reason of holding back → what a gateway says.
 _HELD: Final = {"journal": "journal full", "window": "window full"}
@@ -192,41 +201,22 @@ def of_gateway(facts: GatewayFacts, now: float, queue: int | None = None) -> Ite
     yield Sample("towline_gateway_up", labels, int(facts.up))
     if not facts.up:
         return
-    down: Mapping[str, Any] | None = (status.get("outbox") or {}) if facts.direction == "down" else None
+    journal, up = str(status.get("journal")), facts.direction == "up"
     yield Sample("towline_broker_connected", labels, int(facts.online))
-    yield from _counters(labels, status, _BOTH)
     yield Sample("towline_reconnects_total", labels, max(0, int(status.get("connects") or 0) - 1))
-    yield Sample("towline_loop_age_seconds", labels, float(status.get("turned_s") or 0))
     yield from _of_journals(labels, status)
-    oldest = status.get("oldest")
-    if down is None:
-        yield from _counters(labels, status, _UP)
-        stubs = int(status.get("packets_too_large") or 0) + int(status.get("too_many_properties") or 0)
-        yield Sample("towline_messages_not_whole_total", labels, stubs, str(status.get("journal")))
-        waiting = int(status.get("waiting") or 0)
-        yield from _window(labels, status.get("unacknowledged"), status.get("receive_maximum"))
-        held = str(status.get("held_back") or "")
+    values = read(_BOTH, status) | (read(_UP, status) if up else read(_DOWN, status.get("outbox") or {}))
+    used, limit = (values.get(f"towline_window_{name}") for name in ("in_flight", "limit"))
+    if used is not None and limit:
+        values["towline_window_use_ratio"] = used / limit
+    yield from (Sample(name, labels, value, journal) for name, value in values.items())
+    if up:
         for reason, text in _HELD.items():
-            yield Sample("towline_intake_held_back", (*labels, reason), int(held == text))
-    else:
-        yield from _counters(labels, down, _DOWN, str(status.get("journal")))
-        refused = int(down.get("refused", 0)) + int(down.get("replayed", 0))  # a replay takes none of them back
-        yield Sample("towline_messages_refused_total", labels, refused, str(status.get("journal")))
-        waiting = int(down.get("queued", 0)) + int(down.get("in_flight", 0))
-        yield from _window(labels, down.get("window_open"), down.get("window"))
-    yield Sample("towline_messages_waiting", labels, waiting)
-    age = max(0.0, now - float(oldest)) if oldest is not None and waiting else 0.0
+            yield Sample("towline_intake_held_back", (*labels, reason), int(status.get("held_back") == text))
+    oldest = status.get("oldest")
+    age = max(0.0, now - float(oldest)) if oldest is not None and values.get("towline_messages_waiting") else 0.0
     yield Sample("towline_oldest_waiting_seconds", labels, age)
     yield from _budgets(facts, queue)
-
-
-def _counters(
-    labels: tuple[str, ...], told: Mapping[str, Any], names: Mapping[str, str], journal: str = ""
-) -> Iterator[Sample]:
-    source = journal or str(told.get("journal", ""))
-    for name, key in names.items():
-        if told.get(key) is not None:
-            yield Sample(name, labels, int(told[key]), source)
 
 
 def _of_journals(labels: tuple[str, ...], status: Mapping[str, Any]) -> Iterator[Sample]:
@@ -238,14 +228,6 @@ def _of_journals(labels: tuple[str, ...], status: Mapping[str, Any]) -> Iterator
         yield Sample("towline_journal_written_bytes_total", (*labels, journal), int(told["bytes_written"]))
         yield Sample("towline_journal_size_bytes", (*labels, journal), int(told["bytes_on_disk"]))
         yield Sample("towline_fdatasync_seconds", (*labels, journal), Histogram.from_json(told["syncs"]))
-
-
-def _window(labels: tuple[str, ...], used: Any, limit: Any) -> Iterator[Sample]:
-    if used is None or not limit:
-        return
-    yield Sample("towline_window_in_flight", labels, int(used))
-    yield Sample("towline_window_limit", labels, int(limit))
-    yield Sample("towline_window_use_ratio", labels, int(used) / int(limit))
 
 
 def _budgets(facts: GatewayFacts, queue: int | None) -> Iterator[Sample]:

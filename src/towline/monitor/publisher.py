@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import PublisherError
-from towline.monitor.samples import Sample, TableCollector
+from towline.monitor.samples import Sample, TableCollector, read
 from towline.timing import Histogram
 
 if TYPE_CHECKING:
@@ -14,7 +14,20 @@ if TYPE_CHECKING:
 
     from towline.publisher import Publisher
 
-_COUNTERS: Final = {f"towline_publisher_messages_{name}_total": name for name in ("accepted", "delivered", "expired")}
+#: Metric → where a publisher's status says it, of several keys the sum; a replay takes no refusal back.
+_SOURCES: Final = {
+    "towline_publisher_messages_accepted_total": "accepted",
+    "towline_publisher_messages_delivered_total": "delivered",
+    "towline_publisher_messages_expired_total": "expired",
+    "towline_publisher_messages_refused_total": "refused+replayed",
+    "towline_publisher_messages_waiting": "queued+in_flight",
+    "towline_publisher_messages_awaiting_receipt": "awaiting",
+    "towline_publisher_connected": "online",
+    "towline_publisher_window_in_flight": "window_open",
+    "towline_publisher_window_limit": "window",
+    "towline_publisher_outbox_size_bytes": "bytes_on_disk",
+    "towline_publisher_room_bytes": "room_left",
+}
 
 
 def publisher_metrics(publisher: Publisher, name: str = "") -> Collector:
@@ -50,19 +63,7 @@ def of_status(status: Mapping[str, Any], name: str, journal: str) -> Iterator[Sa
         journal: Its journal's id.
     """
     labels, measured = (name,), status["measured"]
-    for metric, key in _COUNTERS.items():
-        yield Sample(metric, labels, int(status[key]), journal)
-    refused = int(status["refused"]) + int(status["replayed"])  # a replay takes none of them back
-    yield Sample("towline_publisher_messages_refused_total", labels, refused, journal)
-    yield Sample("towline_publisher_connected", labels, int(status["online"]))
+    for metric, value in read(_SOURCES, {**measured, **(status["receipts"] or {}), **status}).items():
+        yield Sample(metric, labels, value, journal)
     yield Sample("towline_publisher_held_back", labels, int(bool(status["held_back"])))
-    yield Sample("towline_publisher_messages_waiting", labels, int(status["queued"]) + int(status["in_flight"]))
-    if status["receipts"] is not None:
-        awaiting = int(status["receipts"]["awaiting"])
-        yield Sample("towline_publisher_messages_awaiting_receipt", labels, awaiting)
-    yield Sample("towline_publisher_outbox_size_bytes", labels, int(measured["bytes_on_disk"]))
-    yield Sample("towline_publisher_window_in_flight", labels, int(status["window_open"]))
-    yield Sample("towline_publisher_window_limit", labels, int(status["window"]))
-    if measured["room_left"] is not None:
-        yield Sample("towline_publisher_room_bytes", labels, int(measured["room_left"]))
     yield Sample("towline_publisher_fdatasync_seconds", labels, Histogram.from_json(measured["syncs"]))

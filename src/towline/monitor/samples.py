@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -35,6 +35,17 @@ class Sample(NamedTuple):
     labels: tuple[str, ...]
     value: float | Histogram
     source: str = ""
+
+
+def read(sources: Mapping[str, str], status: Mapping[str, Any]) -> dict[str, float]:
+    """The values of metrics in a status, by name; none of what it leaves out.
+
+    Args:
+        sources: Metric → its key in the status, or several with + between for their sum.
+        status: What is asked.
+    """
+    cells = {name: [status.get(key) for key in keys.split("+")] for name, keys in sources.items()}
+    return {name: sum(values) for name, values in cells.items() if None not in values}
 
 
 def build() -> Sample:
