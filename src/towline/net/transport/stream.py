@@ -156,8 +156,8 @@ class WebSocketTransport(Transport):
     def __init__(self, sock: socket.socket, where: str, tls: Tls | None, framing: Framing) -> None:
         super().__init__(sock, where, tls)
         self._framing = framing
-        #: Bytes of MQTT may have come along with the answer that opened the WebSocket.
-        self._fresh = True
+        #: Bytes of MQTT that came along with the answer that opened the WebSocket.
+        self._early = b""
 
     def open(self, patience: Patience) -> None:
         """Open the WebSocket; call it first.
@@ -173,12 +173,12 @@ class WebSocketTransport(Transport):
                 self.flush()
             if not data and self.problem:
                 raise self.problem
-            self._framing.answer(data)
+            self._early = self._take(data) or b""
 
     @property
     def decrypted(self) -> bool:
         """See `Transport`."""
-        return super().decrypted or self._fresh or self._framing.ended is not None
+        return super().decrypted or bool(self._early) or self._framing.ended is not None
 
     @property
     def problem(self) -> BrokerError | None:
@@ -189,12 +189,9 @@ class WebSocketTransport(Transport):
 
     def read(self) -> bytes | None:
         """See `Transport`."""
-        if self._framing.ended is not None:
-            return b""
-        if self._fresh:
-            self._fresh = False
-            if (came_along := self._take(b"")) is not None:
-                return came_along
+        early, self._early = self._early, b""
+        if early or self._framing.ended is not None:
+            return early
         data = super().read()
         return self._take(data) if data else data
 

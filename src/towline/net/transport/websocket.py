@@ -79,27 +79,6 @@ class Framing:
         request = Request(host=host, target=self._target, subprotocols=protocols, extra_headers=self._headers)
         return self._web.send(request)
 
-    def answer(self, data: bytes) -> None:
-        """Take bytes until `open`, ``b""`` for a closed connection; bytes of MQTT that came along stay for `take`.
-
-        Raises:
-            Unreachable: TL-M14, the server does not open the WebSocket.
-        """
-        if not data:
-            raise self._refusal("the server closed instead of answering")
-        try:
-            self._web.receive_data(data)
-            for event in self._web.events():
-                if isinstance(event, AcceptConnection):
-                    return self._accept(event)
-                if isinstance(event, RejectConnection):
-                    raise self._rejected(event.status_code)
-        except RemoteProtocolError as error:
-            said = printable(str(error), _WORDS_SHOWN)
-            foreign = error.__context__ is not None  # of h11, which reads the answer
-            what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({said})"
-            raise self._refusal(f"the server {what}") from None
-
     def _refusal(self, what: str, do: str = "") -> Unreachable:
         where = str(self._endpoint)
         doubt = f"Is this port a WebSocket listener?{'' if self._endpoint.tls else other_port(where)}"
@@ -113,34 +92,45 @@ class Framing:
             do = "Is the broker behind it up, and does it take WebSockets?"
         return self._refusal(f"the server answers HTTP {http_status(status)} instead of opening a WebSocket", do)
 
-    def _accept(self, event: AcceptConnection) -> None:
-        if event.subprotocol != SUBPROTOCOL:
-            what = 'the server opens a WebSocket, but not with the subprotocol "mqtt" [MQTT-6.0.0-4]'
-            raise self._refusal(what, f'Is "{self._endpoint.path}" the path of MQTT?')
-        self.open = True
-
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """Take received bytes; ``b""`` for what came along with the answer, or after nothing.
+        """Take received bytes, ``b""`` for a closed connection; the server's answer to `opening` comes first.
 
         Returns:
             Bytes of MQTT, and bytes to send to the peer: pongs, an answered close.
+
+        Raises:
+            Unreachable: TL-M14, the server does not open the WebSocket.
         """
         if self.ended is not None:
             return b"", b""
+        if not data and not self.open:
+            raise self._refusal("the server closed instead of answering")
         parts: list[bytes] = []
         answer = bytearray()
-        if data:
+        try:
             self._web.receive_data(data)
-        for event in self._web.events():
-            if isinstance(event, BytesMessage):
-                parts.append(bytes(event.data))
-            else:
-                answer += self._control(event)
-            if isinstance(event, TextMessage | CloseConnection):
-                break  # nothing behind it counts
+            for event in self._web.events():
+                if isinstance(event, BytesMessage):
+                    parts.append(bytes(event.data))
+                else:
+                    answer += self._control(event)
+                if self.ended is not None:
+                    break  # nothing behind it counts
+        except RemoteProtocolError as error:  # of the answer: once it is open, wsproto closes it instead
+            said = printable(str(error), _WORDS_SHOWN)
+            foreign = error.__context__ is not None  # of h11, which reads the answer
+            what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({said})"
+            raise self._refusal(f"the server {what}") from None
         return b"".join(parts), bytes(answer)
 
     def _control(self, event: Event) -> bytes:
+        if isinstance(event, AcceptConnection):
+            if event.subprotocol != SUBPROTOCOL:
+                what = 'the server opens a WebSocket, but not with the subprotocol "mqtt" [MQTT-6.0.0-4]'
+                raise self._refusal(what, f'Is "{self._endpoint.path}" the path of MQTT?')
+            self.open = True
+        if isinstance(event, RejectConnection):
+            raise self._rejected(event.status_code)
         if isinstance(event, Ping):
             return self._web.send(event.response())
         if isinstance(event, TextMessage):
