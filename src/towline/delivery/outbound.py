@@ -527,49 +527,37 @@ class Upcoming:
     def __init__(self, outbox: Outbox, mark: Marking | None) -> None:
         self._outbox = outbox
         self._mark = mark
-        #: Next row to be read; everything below is done, or was taken.
+        #: Next row to be taken; everything below is done, or was taken.
         self._cursor = outbox.done.watermark
         #: Reads on from the cursor.
-        self._batches: Iterator[Any] = iter(())
-        #: Decoded, and below the cursor.
-        self._messages: deque[Outgoing] = deque()
+        self._messages: Iterator[Outgoing] = iter(())
         #: Messages that were done and go once more.
         self._repeats: Iterator[Outgoing] = iter(())
 
     def rewind(self) -> None:
         """Begin anew with the oldest that is not done; no repeat is left."""
         self._cursor = self._outbox.done.watermark
-        self._batches = iter(())
-        self._messages.clear()
-        self._repeats = iter(())
+        self._messages = self._repeats = iter(())
 
     def following(self) -> Outgoing | None:
         """Take the next message; None when there is none."""
-        while not self._messages:
+        while True:
             if self._cursor < self._outbox.done.watermark:  # rows from there on may be gone
-                self._batches = iter(())
-            batch = next(self._batches, None)
-            if batch is not None:
-                self._messages.extend(outgoing(batch, self._cursor, self._mark))
-                self._cursor += batch.num_rows
-            elif rows := self._outbox.following(self._cursor):
-                self._cursor, end = rows
-                self._batches = self._outbox.read(self._cursor, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES)
-            else:
+                self._messages = iter(())
+            if (message := next(self._messages, None)) is not None:
+                self._cursor = message.number + 1
+                return message
+            if (rows := self._outbox.following(self._cursor)) is None:
                 return None
-        return self._messages.popleft()
+            self._cursor = rows[0]
+            self._messages = self._read(*rows)
 
     def following_repeat(self) -> Outgoing | None:
         """Take the next message that goes once more; None when there is none."""
         return next(self._repeats, None)
 
     def repeat(self, ranges: Sequence[tuple[int, int]], wanted: Callable[[int], bool]) -> None:
-        """Let messages that are done go once more; instead of what was asked for before.
-
-        Args:
-            ranges: Of numbers.
-            wanted: Asked when the turn of each has come: its row has to stay as long as it is on its way.
-        """
+        """As `Downlink.send_again`."""
         self._repeats = (message for message in self._read_again(ranges) if wanted(message.number))
 
     def _read_again(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Outgoing]:
@@ -577,26 +565,25 @@ class Upcoming:
             start = first
             while (start := max(start, self._outbox.journal.first)) < end:
                 try:
-                    for batch in self._outbox.read(start, min(start + _CHUNK, end), batch_bytes=_CHUNK_BYTES):
-                        yield from outgoing(batch, start, self._mark, again=True)
-                        start += batch.num_rows
+                    for message in self._read(start, end, again=True):
+                        start = message.number + 1
+                        yield message
                 except JournalError as error:
                     if error.code != "TL-J07" or start >= self._outbox.journal.first:
                         raise  # otherwise they were let go between two turns: nobody waits for them any more
 
     def message(self, number: int) -> Outgoing:
         """Read one message."""
-        (batch,) = self._outbox.read(number, number + 1)
-        (message,) = outgoing(batch, number, self._mark, again=number in self._outbox.done)
+        (message,) = self._read(number, number + 1, again=number in self._outbox.done)
         return message
 
     def unfinished(self, numbers: Iterable[int]) -> dict[int, Outgoing]:
         """Those among these that are not done, by number, read in as few pieces as there are."""
         done, first = self._outbox.done, self._outbox.journal.first
-        messages: dict[int, Outgoing] = {}
-        for start, end in Ranges(0, [(n, n + 1) for n in numbers if n >= first and n not in done]).ranges:
-            at = start
-            for batch in self._outbox.read(start, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES):
-                messages.update((message.number, message) for message in outgoing(batch, at, self._mark))
-                at += batch.num_rows
-        return messages
+        wanted = Ranges(0, [(n, n + 1) for n in numbers if n >= first and n not in done])
+        return {message.number: message for piece in wanted.ranges for message in self._read(*piece)}
+
+    def _read(self, start: int, end: int, *, again: bool = False) -> Iterator[Outgoing]:
+        for batch in self._outbox.read(start, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES):
+            yield from outgoing(batch, start, self._mark, again=again)
+            start += batch.num_rows
