@@ -13,7 +13,7 @@ offset of the last row): whatever of it a crash left in both places is left out 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,7 +52,7 @@ class RefusedMessages:
         self._outbox = outbox
         self._limits = limits
         self._journal: Journal | None = None
-        #: Number → offset of what is here, and is not done in the outbox: a crash came between.
+        #: Number → offset of what is here, and waits in the outbox too: a crash came between.
         self._undone: dict[int, int] = {}
 
     def keep(self, messages: Iterable[tuple[pa.RecordBatch, int, int]]) -> Iterator[list[int]]:
@@ -76,7 +76,7 @@ class RefusedMessages:
                 yield numbers
                 numbers, group, size = [], [], 0
             numbers.append(number)
-            if not self._has(journal, row, number):
+            if self._undone.get(number, -1) < self._first(journal):
                 extra = [pa.array([number], pa.int64()), pa.array([reason], pa.int16())]
                 group.append(pa.RecordBatch.from_arrays([*row.columns, *extra], schema=REFUSED_SCHEMA))
                 size += row.nbytes
@@ -90,15 +90,7 @@ class RefusedMessages:
         Raises:
             JournalError: The journal can't be opened.
         """
-        journal, outbox = self._existing(), self._outbox
-        if journal is None or outbox is None:
-            return []
-        numbers = []
-        for number, offset in self._undone.items():
-            row = next(iter(journal.read(offset, offset + 1))).select(OUTBOX_SCHEMA.names)
-            if number < outbox.end and _same(row, outbox.journal, number):
-                numbers.append(number)
-        return numbers
+        return [] if self._existing() is None else [*self._undone]
 
     def page(self, start: int) -> dict[str, Any]:
         """Facts of the messages from an offset on, some at a time, without their payloads.
@@ -132,34 +124,38 @@ class RefusedMessages:
             JournalFull: TL-J02, the outbox has no room: nothing of this step has moved.
             JournalFailed: TL-J04, one of the two is dead [I6].
         """
-        journal = self._existing()
-        if journal is None:
-            return _NOTHING
-        outbox = self._outbox
-        assert outbox is not None
-        outbox.flush()  # what is done is written before the rows, and durable with them
-        start = self._first(journal)
-        end = _step(journal, start, min(upto, journal.end))
-        writer = _WRITER + journal.journal_id
-        entered = outbox.stored(Batch(writer, journal.end)).newest
-        rows = self._wanted(journal, outbox, max(start, entered + 1), end)
-        if rows:
-            outbox.count(**{REPLAYED: len(rows)})
-            try:
-                outbox.append(pa.concat_batches(rows), Batch(writer, end - 1))
-            except BaseException:
-                outbox.count(**{REPLAYED: -len(rows)})
-                raise
-        return self._leave(journal, end, len(rows))
+        return self._move(upto, self._enter)
 
     def drop(self, upto: int) -> dict[str, Any]:
         """Forget some of the oldest messages, up to an offset; returns what `replay` does."""
+        return self._move(upto, lambda _journal, start, end: end - start)
+
+    def _move(self, upto: int, move: Callable[[Journal, int, int], int]) -> dict[str, Any]:
         journal = self._existing()
         if journal is None:
-            return _NOTHING
+            return {"moved": 0, "next": 0, "end": 0}
         start = self._first(journal)
         end = _step(journal, start, min(upto, journal.end))
-        return self._leave(journal, end, end - start)
+        moved = move(journal, start, end)
+        journal.commit(_CONSUMER, end)
+        return {"moved": moved, "next": end, "end": journal.end}
+
+    def _enter(self, journal: Journal, start: int, end: int) -> int:
+        """Let a range enter the outbox, but for what stands there and is not done; how many messages entered."""
+        outbox = self._outbox
+        assert outbox is not None
+        outbox.flush()  # what is done is written before the rows, and durable with them
+        writer = _WRITER + journal.journal_id
+        start = max(start, outbox.stored(Batch(writer, journal.end)).newest + 1)
+        entering = [row for row, number, _ in _rows(journal, start, end) if not _waits(row, number, outbox)]
+        if entering:
+            outbox.count(**{REPLAYED: len(entering)})
+            try:
+                outbox.append(pa.concat_batches(entering), Batch(writer, end - 1))
+            except BaseException:
+                outbox.count(**{REPLAYED: -len(entering)})
+                raise
+        return len(entering)
 
     def close(self) -> None:
         """Close the journal, if there is one."""
@@ -179,55 +175,38 @@ class RefusedMessages:
                 self._undone = self._not_done(self._journal, self._outbox)
         return self._journal
 
-    def _has(self, journal: Journal, row: pa.RecordBatch, number: int) -> bool:
-        """Whether a row was kept before a crash."""
-        offset = self._undone.get(number, -1)
-        return offset >= self._first(journal) and _same(row, journal, offset)
-
     def _not_done(self, journal: Journal, outbox: Outbox) -> dict[int, int]:
-        """Number → offset of the newest that are here and not done in the outbox: what is older was done before."""
+        """Number → offset of what waits in the outbox too: the newest, since what is older was done before."""
         offsets: dict[int, int] = {}
         end, first = journal.end, self._first(journal)
         while end > first:
             start = max(first, end - _STEP_ROWS)
-            part = {number: at for number, at in _numbers(journal, start, end) if number not in outbox.done}
+            part = [(row, number, at) for row, number, at in _rows(journal, start, end) if number not in outbox.done]
             if not part:
                 break
-            offsets, end = {**part, **offsets}, start
+            offsets = {number: at for row, number, at in part if _waits(row, number, outbox)} | offsets
+            end = start
         return offsets
 
     def _first(self, journal: Journal) -> int:
         """The oldest that was neither replayed nor dropped."""
         return max(journal.consumers.get(_CONSUMER, 0), journal.first)
 
-    def _wanted(self, journal: Journal, outbox: Outbox, start: int, end: int) -> list[pa.RecordBatch]:
-        """The rows of what enters again."""
-        rows = []
-        for batch in journal.read(start, end) if start < end else ():
-            for at, number in enumerate(batch.column("number").to_pylist()):
-                row = batch.slice(at, 1).select(OUTBOX_SCHEMA.names)
-                if number >= outbox.end or number in outbox.done or not _same(row, outbox.journal, number):
-                    rows.append(row)
-        return rows
 
-    def _leave(self, journal: Journal, end: int, moved: int) -> dict[str, Any]:
-        journal.commit(_CONSUMER, end)
-        return {"moved": moved, "next": end, "end": journal.end}
-
-
-_NOTHING: Final[dict[str, Any]] = {"moved": 0, "next": 0, "end": 0}
-
-
-def _numbers(journal: Journal, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Number and offset of what is in a range."""
-    for batch in journal.read(start, end):
-        yield from zip(batch.column("number").to_pylist(), range(start, end), strict=False)
+def _rows(journal: Journal, start: int, end: int) -> Iterator[tuple[pa.RecordBatch, int, int]]:
+    """Each refused message of a range: its row of the outbox, its number there, and its offset here."""
+    for batch in journal.read(start, end) if start < end else ():
+        rows = batch.select(OUTBOX_SCHEMA.names)
+        for at, number in enumerate(batch.column("number").to_pylist()):
+            yield rows.slice(at, 1), number, start + at
         start += batch.num_rows
 
 
-def _same(row: pa.RecordBatch, journal: Journal, offset: int) -> bool:
-    """Whether a row stands in a journal, under this offset: it came in the same microsecond, and is equal."""
-    return all(row.equals(stored.select(OUTBOX_SCHEMA.names)) for stored in journal.read(offset, offset + 1))
+def _waits(row: pa.RecordBatch, number: int, outbox: Outbox) -> bool:
+    """Whether a message is not done in an outbox: the row under its number is equal, its arrival too."""
+    if number >= outbox.end or number in outbox.done:
+        return False
+    return all(row.equals(stored.select(OUTBOX_SCHEMA.names)) for stored in outbox.read(number, number + 1))
 
 
 def _step(journal: Journal, start: int, upto: int) -> int:
