@@ -25,6 +25,7 @@ DEFAULTS: Final[Mapping[str, int]] = {
     "max_inflight_messages": 20,
     "max_qos": 2,
     "max_queued_messages": 1000,
+    "port": 1883,
 }
 #: Units of persistent_client_expiration [mosquitto.conf(5)] in seconds; a month is Mosquitto's 30 days.
 _UNITS: Final = {"h": 3600, "d": 86400, "w": 7 * 86400, "m": 30 * 86400, "y": 365 * 86400}
@@ -39,39 +40,32 @@ _RENAMED: Final[Mapping[str, str]] = {
 }
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+#: Setting → what it belongs to, as far as they are common; those of either to a listener with ``per_listener_settings
+#: true``, else to the broker. All that begin with ``bridge_`` are a connection's.
+_HOMES: Final[Mapping[str, str]] = {
+    name: home
+    for home, names in {
+        "connection": """address addresses cleansession clientid idle_timeout keepalive_interval local_cleansession
+            local_clientid local_password local_username notification_topic notifications
+            notifications_local_only password remote_clientid remote_password remote_username restart_timeout
+            round_robin start_type threshold topic try_private username""",
+        "listener": """accept_protocol_versions bind_interface cafile capath certfile ciphers ciphers_tls1.3 crlfile
+            dhparamfile disable_client_cert_date_checks enable_proxy_protocol http_dir keyfile
+            listener_allow_anonymous listener_auto_id_prefix max_connections max_qos max_topic_alias
+            max_topic_alias_broker maximum_qos mount_point protocol psk_hint require_certificate socket_domain
+            tls_engine tls_engine_kpass_sha1 tls_keyform tls_version use_identity_as_username
+            use_subject_as_username use_username_as_clientid websockets_headers_size websockets_origin""",
+        "either": """acl_file allow_anonymous allow_zero_length_clientid auth_plugin auth_plugin_deny_special_chars
+            auto_id_prefix password_file plugin psk_file""",
+        "broker": """autosave_interval autosave_on_changes bind_address connection include_dir listener log_dest
+            log_type max_inflight_messages max_queued_bytes max_queued_messages memory_limit message_size_limit
+            persistence pid_file port sys_interval user""",
+    }.items()
+    for name in names.split()
+}
 
-
-_OF_CONNECTION: Final = _names(
-    """address addresses cleansession clientid idle_timeout keepalive_interval local_cleansession local_clientid
-    local_password local_username notification_topic notifications notifications_local_only password
-    remote_clientid remote_password remote_username restart_timeout round_robin start_type threshold topic
-    try_private username"""
-)
-
-_OF_LISTENER: Final = _names(
-    """accept_protocol_versions bind_interface cafile capath certfile ciphers ciphers_tls1.3 crlfile dhparamfile
-    disable_client_cert_date_checks enable_proxy_protocol http_dir keyfile listener_allow_anonymous
-    listener_auto_id_prefix max_connections max_qos max_topic_alias max_topic_alias_broker maximum_qos
-    mount_point protocol psk_hint require_certificate socket_domain tls_engine tls_engine_kpass_sha1 tls_keyform
-    tls_version use_identity_as_username use_subject_as_username use_username_as_clientid
-    websockets_headers_size websockets_origin"""
-)
-
-#: With ``per_listener_settings true`` these belong to a listener, else to the broker.
-_OF_EITHER: Final = _names(
-    """acl_file allow_anonymous allow_zero_length_clientid auth_plugin auth_plugin_deny_special_chars auto_id_prefix
-    password_file plugin psk_file"""
-)
-
-#: Settings of a broker, as far as they are common.
-_OF_BROKER: Final = _names(
-    """autosave_interval autosave_on_changes bind_address connection include_dir listener log_dest log_type
-    max_inflight_messages max_queued_bytes max_queued_messages memory_limit message_size_limit persistence pid_file
-    port sys_interval user"""
-)
-_KNOWN: Final = _OF_BROKER | _OF_LISTENER | _OF_EITHER
+#: Settings of the listener that has no line, wherever they stand.
+_OF_DEFAULT: Final = ("port", "bind_address")
 
 _TRUE_FALSE: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
 
@@ -120,13 +114,16 @@ class BridgeTopic(NamedTuple):
 
 
 @dataclass(slots=True)
-class Settings:
+class ConfSection:
     """What was set of one broker, listener or connection, in the order of the files.
 
     Attributes:
+        begun: The line that begins it, ``listener PORT [ADDRESS | SOCKET]`` or ``connection NAME``; None for the
+            broker, and for the listener that holds where none is named.
         settings: Each line; a name may come more than once.
     """
 
+    begun: Setting | None = None
     settings: list[Setting] = field(default_factory=list)
 
     def all(self, name: str) -> list[Setting]:
@@ -167,18 +164,21 @@ class Settings:
             return int(found.value)
         raise _damaged(found.where, f'"{name}" must be a whole number')
 
+    # -- of a listener --
 
-@dataclass(slots=True)
-class Listener(Settings):
-    """A ``listener PORT [ADDRESS | SOCKET]``, or the one that holds where none is named.
+    @property
+    def port(self) -> int:
+        """Where it listens; 0 for a Unix socket."""
+        line = self.begun or self.get("port")
+        if line is None:
+            return DEFAULTS["port"]
+        word = line.value.partition(" ")[0]
+        return 0 if word == "0" and self.address.startswith("/") else _port(word, line)
 
-    Attributes:
-        port: 0 for a Unix socket.
-        address: The address or name that it is bound to, the path of a Unix socket, or empty for all addresses.
-    """
-
-    port: int = 1883
-    address: str = ""
+    @property
+    def address(self) -> str:
+        """The address or name that it is bound to, the path of a Unix socket, or empty for all addresses."""
+        return self.text("bind_address") if self.begun is None else self.begun.value.partition(" ")[2].strip()
 
     @property
     def secure(self) -> bool:
@@ -190,18 +190,12 @@ class Listener(Settings):
         """``mqtt`` or ``websockets``."""
         return self.text("protocol", "mqtt")
 
+    # -- of a connection: this broker as a client of another one --
 
-@dataclass(slots=True)
-class Connection(Settings):
-    """A ``connection NAME``: this broker as a client of another one.
-
-    Attributes:
-        name: As written.
-        begun: The line that begins it.
-    """
-
-    name: str = ""
-    begun: Setting | None = None
+    @property
+    def name(self) -> str:
+        """As written."""
+        return "" if self.begun is None else self.begun.value
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -215,7 +209,7 @@ class Connection(Settings):
 
 
 @dataclass(slots=True)
-class MosquittoConf(Settings):
+class MosquittoConf(ConfSection):
     """A whole configuration; its own settings are the broker's.
 
     Attributes:
@@ -227,21 +221,23 @@ class MosquittoConf(Settings):
     """
 
     file: Path = Path()
-    named: list[Listener] = field(default_factory=list)
-    unnamed: Listener = field(default_factory=Listener)
-    connections: list[Connection] = field(default_factory=list)
+    named: list[ConfSection] = field(default_factory=list)
+    unnamed: ConfSection = field(default_factory=ConfSection)
+    connections: list[ConfSection] = field(default_factory=list)
 
     @property
-    def listeners(self) -> list[Listener]:
+    def listeners(self) -> list[ConfSection]:
         """Where the broker listens: what lines name, and the one without a line where it is used."""
-        if not self.named or self.get("port") or self.get("bind_address"):
-            return [self.unnamed, *self.named]
-        return self.named
+        return self.named if self.named and not self._default_used else [self.unnamed, *self.named]
 
     @property
     def local_only(self) -> bool:
         """Whether it listens on loopback only, since no listener is configured [mosquitto.conf(5)]."""
-        return not self.named and self.get("port") is None and self.get("bind_address") is None
+        return not self.named and not self._default_used
+
+    @property
+    def _default_used(self) -> bool:
+        return any(self.unnamed.all(name) for name in _OF_DEFAULT)
 
     @property
     def session_expiry_s(self) -> float | None:
@@ -259,7 +255,7 @@ class MosquittoConf(Settings):
         """Whether all clients of a user have one session (``use_username_as_clientid``)."""
         return any(home.flag("use_username_as_clientid") for home in self._at(port))
 
-    def _at(self, port: int) -> list[Settings]:
+    def _at(self, port: int) -> list[ConfSection]:
         return [self, *(one for one in self.listeners if one.port == port)]
 
     def unwritable(self) -> str:
@@ -296,45 +292,38 @@ def read(file: Path) -> MosquittoConf:
     conf = MosquittoConf(file=file)
     _read_file(conf, file, main=True)
     elsewhere = conf.named or conf.connections or conf.unnamed.settings
-    if conf.settings and not elsewhere and not any(one.name in _KNOWN for one in conf.settings):
+    if conf.settings and not elsewhere and not any(one.name in _HOMES for one in conf.settings):
         raise _damaged(str(file), f'it is no mosquitto.conf: Mosquitto has no setting "{conf.settings[0].name}"')
     return conf
 
 
 def _read_file(conf: MosquittoConf, file: Path, *, main: bool) -> None:
-    listener: Listener = conf.unnamed
-    connection: Connection | None = None
+    listener, connection = conf.unnamed, None
     for setting in _lines(file):
-        name = setting.name
+        name, home = setting.name, _home(setting.name)
         if name == "include_dir":
             if main:  # only the main file may [mosquitto.conf(5)]
                 for included in _included(setting):
                     _read_file(conf, included, main=False)
         elif name == "listener":
-            listener = _listener(setting)
-            conf.named.append(listener)
+            conf.named.append(listener := ConfSection(setting))
+            _ = listener.port  # a mistake in it is told here
         elif name == "connection":
-            connection = Connection(name=setting.value, begun=setting)
-            conf.connections.append(connection)
+            conf.connections.append(connection := ConfSection(setting))
+        elif home == "connection":
+            if connection is None:
+                raise _damaged(setting.where, f'"{name}" stands before the first connection')
+            connection.settings.append(setting)
+        elif name in _OF_DEFAULT:
+            conf.unnamed.settings.append(setting)
+            _ = conf.unnamed.port
         else:
-            _home(conf, setting, listener, connection).settings.append(setting)
-        if name == "port":
-            conf.unnamed.port = _port(setting.value, setting)
-        elif name == "bind_address":
-            conf.unnamed.address = setting.value
+            own = home == "listener" or (home == "either" and conf.flag("per_listener_settings"))
+            (listener if own else conf).settings.append(setting)
 
 
-def _home(conf: MosquittoConf, setting: Setting, listener: Listener, connection: Connection | None) -> Settings:
-    if _of_connection(setting.name):
-        if connection is None:
-            raise _damaged(setting.where, f'"{setting.name}" stands before the first connection')
-        return connection
-    either = setting.name in _OF_EITHER and conf.flag("per_listener_settings")
-    return listener if either or setting.name in _OF_LISTENER else conf
-
-
-def _of_connection(name: str) -> bool:
-    return name.startswith("bridge_") or name in _OF_CONNECTION
+def _home(name: str) -> str:
+    return "connection" if name.startswith("bridge_") else _HOMES.get(name, "")
 
 
 def _lines(file: Path) -> Iterator[Setting]:
@@ -356,7 +345,7 @@ def _lines(file: Path) -> Iterator[Setting]:
         name, _, value = line.partition(" ") if " " in line else line.partition("\t")
         name = name.strip()
         value = value.strip()
-        known = name in _KNOWN or _of_connection(name)
+        known = bool(_home(name))
         if not _NAME.fullmatch(name) or value.startswith("= ") or (value[:1] in ("=", "{") and not known):
             what = f'it is no mosquitto.conf: "{name}" is no name of a setting, as Mosquitto writes NAME VALUE'
             raise _damaged(f"{file}:{number}", what)
@@ -379,13 +368,6 @@ def _included(setting: Setting) -> list[Path]:
         what = f"include_dir {setting.value} can't be read ({files.why(error)})"
         raise ConfigError("TL-C155", setting.where, what, do) from error
     return sorted(found, key=lambda one: [(letter.lower(), letter) for letter in one.name])
-
-
-def _listener(setting: Setting) -> Listener:
-    port, _, address = setting.value.partition(" ")
-    address = address.strip()
-    unix = port == "0" and address.startswith("/")
-    return Listener(port=0 if unix else _port(port, setting), address=address)
 
 
 def _port(word: str, setting: Setting) -> int:

@@ -44,8 +44,8 @@ def read(sources: Mapping[str, str], status: Mapping[str, Any]) -> dict[str, flo
         sources: Metric → its key in the status, or several with + between for their sum.
         status: What is asked.
     """
-    cells = {name: [status.get(key) for key in keys.split("+")] for name, keys in sources.items()}
-    return {name: sum(values) for name, values in cells.items() if None not in values}
+    cells = ((name, keys.split("+")) for name, keys in sources.items())
+    return {name: sum(status[key] for key in keys) for name, keys in cells if None not in map(status.get, keys)}
 
 
 def build() -> Sample:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from towline.bridge.draft.answers import DraftLine, Known, legal_name
 from towline.errors import ConfigError
-from towline.mosquitto_conf import BridgeTopic, Connection, Listener, MosquittoConf, Settings
+from towline.mosquitto_conf import BridgeTopic, MosquittoConf, ConfSection
 
 #: Protocols of a connection; without a word Mosquitto takes 3.1.1, which says nothing of what the broker can.
 _PROTOCOLS: Final = {"mqttv31": "3.1", "mqttv311": "3.1.1", "mqttv50": None}
@@ -84,7 +84,7 @@ def known_of(conf: MosquittoConf, file: Path) -> Known:
     return Known(broker=here, lines=lines, notes=notes if lines else [*notes, *of_here], secrets=secrets)
 
 
-def _asks(one: Listener) -> tuple[bool, ...]:
+def _asks(one: ConfSection) -> tuple[bool, ...]:
     """How much a listener asks of a client on this machine."""
     certificate = one.flag("require_certificate")
     return one.get("psk_hint") is not None, certificate, one.protocol == "websockets", one.secure
@@ -106,7 +106,7 @@ def _apart(name: str, lines: list[DraftLine]) -> str:
     return next(one for one in chain([name], (f"{name}-{number}" for number in count(2))) if one not in taken)
 
 
-def _remote(connection: Connection) -> tuple[dict[str, Any], list[str]]:
+def _remote(connection: ConfSection) -> tuple[dict[str, Any], list[str]]:
     """The broker of a connection as keys of ``[mqtt]``, and what to say of it."""
     names = {"ca_file": "bridge_cafile", "cert_file": "bridge_certfile", "key_file": "bridge_keyfile"}
     tls, notes = _tls_files(connection, names)
@@ -138,7 +138,7 @@ def _host(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _tls_files(settings: Settings, names: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+def _tls_files(settings: ConfSection, names: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     """The files of a table ``tls`` that are there, and what to say of the others."""
     found: dict[str, Any] = {}
     notes: list[str] = []
@@ -153,7 +153,7 @@ def _tls_files(settings: Settings, names: Mapping[str, str]) -> tuple[dict[str, 
     return found, notes
 
 
-def _left(connection: Connection) -> Iterator[str]:
+def _left(connection: ConfSection) -> Iterator[str]:
     said = [(one.name, one, _LEFT.get(one.name, "Towline has no such setting")) for one in connection.settings]
     left = [one for one in said if not _CARRIED.fullmatch(one[0]) and one[1].value.lower() not in _SAME.get(one[0], ())]
     for name, (holds, why) in _OF_TOPICS.items():
@@ -162,7 +162,7 @@ def _left(connection: Connection) -> Iterator[str]:
         yield f'Not carried over: {name} of connection "{connection.name}" ({setting.where}): {why}.'
 
 
-def _of_listener(conf: MosquittoConf, listener: Listener) -> tuple[dict[str, Any], list[str]]:
+def _of_listener(conf: MosquittoConf, listener: ConfSection) -> tuple[dict[str, Any], list[str]]:
     """A listener as keys of ``[mqtt]``, and what to say of it."""
     notes: list[str] = []
     everywhere = listener.address in ("", "0.0.0.0", "::", "*")  # noqa: S104 - what a configuration says

@@ -114,7 +114,7 @@ class Framing:
                     parts.append(bytes(event.data))
                 else:
                     answer += self._control(event)
-                if self.ended is not None:
+                if isinstance(event, TextMessage | CloseConnection):
                     break  # nothing behind it counts
         except RemoteProtocolError as error:  # of the answer: once it is open, wsproto closes it instead
             said = printable(str(error), _WORDS_SHOWN)
