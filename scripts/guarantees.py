@@ -23,16 +23,16 @@ END = "<!-- end -->"
 
 def qos(policy: Policy) -> str:
     """The subscription a line may have."""
-    if policy.least_qos == 0:
+    if policy.qos == 0:
         return f"QoS {policy.qos}, any"
-    if policy.least_qos_keyed == policy.least_qos:
-        return f"QoS {policy.least_qos} or more"
+    if policy.least_qos_keyed == policy.qos:
+        return f"QoS {policy.qos} or more"
     weaker = ", ".join(
         f'{POLICIES[promise].qos} on a route with `promise = "{promise}"`'
         for promise in POLICIES
         if promise_problem(Guarantee.EXACTLY_ONCE, promise) is None
     )
-    return f"QoS {policy.least_qos} ({policy.least_qos_keyed} with a `dedupe` key, {weaker})"
+    return f"QoS {policy.qos} ({policy.least_qos_keyed} with a `dedupe` key, {weaker})"
 
 
 def producer(policy: Policy) -> str:

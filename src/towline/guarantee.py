@@ -41,14 +41,13 @@ class _Connected(Protocol):
     def several_sessions(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What one promise sets.
 
     Attributes:
-        qos: QoS to subscribe with where none is written.
-        least_qos: A subscription with less is refused.
-        least_qos_keyed: The same on a line that drops repeats by a key.
+        qos: QoS to subscribe with where none is written; a subscription with less is refused.
+        least_qos_keyed: With less it is refused on a line that drops repeats by a key.
         persistent: Whether the broker must keep the session [MQTT-3.1.2-4, -5].
         acks: When the broker may be answered; the first is taken where none is written, others are refused.
         serves_again: Whether the source serves the batch that a crash interrupted again; else it serves it empty, and
@@ -67,19 +66,18 @@ class Policy:
     """
 
     qos: int
-    least_qos: int
     least_qos_keyed: int
     persistent: bool
     acks: tuple[AckAfter, ...]
     serves_again: bool
     replay: str
-    transactions: bool
-    isolations: tuple[str, ...]
+    transactions: bool = False
+    isolations: tuple[str, ...] = ("read_committed", "read_uncommitted")
     publish_levels: tuple[int, ...]
     spark: Mapping[str, str]
     kafka: Mapping[str, str]
     kafka_accepts: Mapping[str, frozenset[str]]
-    kafka_timeout_s: float
+    kafka_timeout_s: float = 60.0
     lost: str
     doubled: str
 
@@ -119,14 +117,11 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
     {
         Guarantee.AT_MOST_ONCE: Policy(
             qos=0,
-            least_qos=0,
             least_qos_keyed=0,
             persistent=False,
             acks=(AckAfter.RECEIVED,),
             serves_again=False,
             replay="served empty",
-            transactions=False,
-            isolations=("read_committed", "read_uncommitted"),
             publish_levels=(0,),
             spark=_STAGED_ONCE,
             kafka=_UNANSWERED,
@@ -137,25 +132,20 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
         ),
         Guarantee.AT_LEAST_ONCE: Policy(
             qos=1,
-            least_qos=1,
             least_qos_keyed=1,
             persistent=True,
             acks=(AckAfter.JOURNAL, AckAfter.KAFKA),
             serves_again=True,
             replay="served again, the same rows in the same order",
-            transactions=False,
-            isolations=("read_committed", "read_uncommitted"),
             publish_levels=(1, 2),
             spark=MappingProxyType({}),
             kafka=_ACKNOWLEDGED,
             kafka_accepts=_IDEMPOTENT,
-            kafka_timeout_s=60.0,
             lost="no, from the broker's hand-over on, as long as the state directory is kept",
             doubled="yes: after a crash or a retry, and what a publisher sends again",
         ),
         Guarantee.EXACTLY_ONCE: Policy(
             qos=2,
-            least_qos=2,
             least_qos_keyed=1,
             persistent=True,
             acks=(AckAfter.JOURNAL,),
@@ -169,7 +159,6 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             # up (measured, librdkafka 2.16).
             kafka=MappingProxyType({**_ACKNOWLEDGED, "reconnect.backoff.ms": "0"}),
             kafka_accepts=_IDEMPOTENT,
-            kafka_timeout_s=60.0,
             lost="no, from the broker's hand-over on, as long as the state directory is kept",
             doubled="no, for a consumer with isolation.level=read_committed",
         ),
@@ -191,7 +180,7 @@ def qos_problem(guarantee: Guarantee, qos: int, *, keyed: bool = False) -> tuple
         keyed: Whether repeats are dropped by a key.
     """
     table = POLICIES[guarantee]
-    least = table.least_qos_keyed if keyed else table.least_qos
+    least = table.least_qos_keyed if keyed else table.qos
     if qos >= least:
         return None
     what = f"guarantee {guarantee} needs QoS {' or '.join(map(str, range(least, HIGHEST_QOS + 1)))}"

@@ -70,7 +70,7 @@ def inbound_config(settings: GatewaySettings) -> InboundConfig:
         settings.name,
         settings.acks,
         settings.max_packet_bytes,
-        min(policy(settings.guarantee).least_qos, subscribed),
+        min(policy(settings.guarantee).qos, subscribed),
     )
 
 

@@ -382,7 +382,7 @@ class RouteSection(Section):
                 identifier=self.subscription_id,
             ),
             dedupe=None if dedupe is None else dedupe.compile(names),
-            key_tells=qos < promise.least_qos,
+            key_tells=qos < promise.qos,
             repeatable=dedupe is not None or (self.promise or guarantee) is Guarantee.AT_LEAST_ONCE,
             dead_letter_topics=dead_letter_topics,
         )
