@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from towline import files
 from towline.errors import JournalDamaged, JournalError
-from towline.ownership import check_owner
+from towline.files import check_owner
 
 #: What a sink keeps beside Spark's own files (`towline.spark.tally`).
 SINK_NOTE: Final = "towline.totals"

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from towline import files
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalLocked, TowlineError
+from towline.files import check_owner
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import ERROR_FILE, LOG_FILE, GatewayEndpoint, error_from
-from towline.ownership import check_owner
 from towline.processes import ProcessMark
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ import pyarrow as pa
 import structlog
 
 from towline import files
-from towline.backoff import Backoff
 from towline.errors import ConfigError, GatewayError, JournalError, TowlineError
+from towline.files import check_owner
 from towline.gateway.endpoint import ERROR_FILE, error_fields, error_from
 from towline.gateway.identity import check_checkpoint, check_outbox
 from towline.gateway.listen import ServerCertificate, TokenFile
@@ -39,11 +39,11 @@ from towline.gateway.sessions import check_session
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream, log_settings
-from towline.ownership import check_owner
 from towline.processes import notify
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable, printable_lines
 from towline.threads import guarded_thread
+from towline.timing import Backoff
 from towline.version import revision, version
 
 #: Allocations between two collections: a few dozen chunks instead of a fraction of one.

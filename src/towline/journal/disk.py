@@ -18,7 +18,7 @@ from annotated_types import Ge
 
 from towline import files
 from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
-from towline.ownership import check_owner
+from towline.files import check_owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

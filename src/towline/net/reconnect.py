@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from towline.backoff import Backoff
 from towline.errors import Unreachable
 from towline.mqtt.events import Close
 from towline.net.transport.endpoint import DEFAULT_PORTS, Endpoint
+from towline.timing import Backoff
 
 __all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "MOST_HOPS", "Attempts", "Pauses", "read_references"]
 

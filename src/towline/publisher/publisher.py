@@ -30,6 +30,7 @@ from towline.delivery.receipts.mark import MARK_BYTES
 from towline.delivery.receipts.payload import PREFIX, ReceiptPayload, receipt_topic
 from towline.delivery.record import recall
 from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, PublisherError, Unreachable
+from towline.files import check_owner
 from towline.journal import Limits, Outbox, largest_frame
 from towline.mqtt.events import Action, Deliver, Event, Filter, Online, Remember, SessionLost, Settled, Stored
 from towline.mqtt.rules import NO_QOS_2, message_problem
@@ -38,7 +39,6 @@ from towline.net.driver import Hooks, SessionDriver
 from towline.net.messages import Properties
 from towline.net.settings import Arguments, ClientSettings, refuse
 from towline.options import path
-from towline.ownership import check_owner
 from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep, keys_of
 from towline.publisher.receipt import Lifecycle, Log, PendingMessage, Receipt, guarded
 from towline.schema import OUTBOX_SCHEMA

@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from towline.backoff import Backoff
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.access import REFUSALS
 from towline.gateway.client import interruptible
@@ -32,6 +31,7 @@ from towline.spark.link import PATIENCE_S
 from towline.spark.offsets import JournalPlace
 from towline.spark.readplan import signed
 from towline.threads import guarded_thread, later
+from towline.timing import Backoff
 
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient, Lease, Window

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bridge.noted import commit, up
-from towline.backoff import Backoff
 from towline.bridge.lines.account import LineNotes, uplink_account
 from towline.bridge.runtime.screen import PlainScreen, _cells, _table, line_state, make_screen, summary
 from towline.bridge.runtime.state import BridgeState, LineView, notes_of, read_state
 from towline.checkpoint import SINK_NOTE
+from towline.timing import Backoff
 
 
 def status(received: int, end: int, committed: int, **more: Any) -> dict[str, Any]:

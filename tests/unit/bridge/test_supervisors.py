@@ -22,7 +22,6 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, read
-from towline.backoff import Backoff
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import supervisor as supervisor_module
 from towline.bridge.runtime import supervisors
@@ -35,6 +34,7 @@ from towline.errors import ConfigError, GatewayUnreachable
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.identity import end_client, note_client
 from towline.processes import ProcessMark
+from towline.timing import Backoff
 
 
 @pytest.fixture

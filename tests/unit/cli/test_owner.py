@@ -16,10 +16,10 @@ from tests.unit.cli.test_main import ran
 from towline import Publisher
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError
+from towline.files import check_owner
 from towline.gateway.launch import ensure
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
-from towline.ownership import check_owner
 from towline.schema import ROW_SCHEMA
 
 for _module in ("bridge.runtime.supervisor", "bridge.runtime.screen", "monitor.serving", "cli.run"):

@@ -26,7 +26,6 @@ from pydantic import ConfigDict, TypeAdapter
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import JStreamingQueryListener
 
-from towline.backoff import Backoff
 from towline.bridge.config import sqlcheck
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.downlink.query import DownlinkQuery, find_modules
@@ -40,6 +39,7 @@ from towline.kafka.faults import SILENCE
 from towline.logfile import LogStream
 from towline.text import printable_lines
 from towline.threads import guarded_thread
+from towline.timing import Backoff
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -24,10 +24,10 @@ from towline import files
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime.state import PAUSED, is_there, read_state
 from towline.errors import ConfigError, GatewayError
+from towline.files import user_name
 from towline.gateway.endpoint import not_allowed
 from towline.gateway.launch import usable
 from towline.guarantee import AckAfter
-from towline.ownership import user_name
 from towline.text import span
 from towline.timing import until
 

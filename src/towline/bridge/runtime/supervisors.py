@@ -24,7 +24,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.backoff import Backoff
+from towline.timing import Backoff
 from towline.bridge.config.model import AnyLine, Bridge, Line
 from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.evidence import (
