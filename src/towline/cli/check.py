@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, json_text, plain
+from towline.cli.screen import BridgeFile, json_text, load_bridge, plain
 from towline.errors import SetupError
 from towline.text import printable
 
@@ -35,11 +35,10 @@ def check(
     Example:  towline check bridge.toml && echo fine
     """
     from towline.bridge.config import sqlcheck  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.config.file import load  # noqa: PLC0415
     from towline.bridge.config.plan import plan_of, render  # noqa: PLC0415
     from towline.spark.session import check_pyspark  # noqa: PLC0415
 
-    bridge = load(file)
+    bridge = load_bridge(file)
     plan = plan_of(bridge)
     try:
         check_pyspark()

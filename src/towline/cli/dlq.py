@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli.screen import AsJson, BridgeFile, command_app, print_result
+from towline.cli.screen import AsJson, BridgeFile, command_app, load_bridge, print_result
 from towline.errors import ConfigError, did_you_mean
 from towline.timing import local_time
 
@@ -43,10 +43,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Count the dead letters that wait, by line and reason, and list the first ones. No payload is shown."""
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.deadletters import dlq  # noqa: PLC0415
 
-    bridge = load(file)
+    bridge = load_bridge(file)
     counts: Counter[tuple[str, str, str]] = Counter()
     first: list[dict[str, Any]] = []
     ledgers = dlq.shelves(bridge)
@@ -75,11 +74,10 @@ def replay(
     Each letter is replayed at most once: records and the mark that says so are one transaction. Those that still can't
     be mapped stay. Exit code 1 when some stayed.
     """
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.deadletters import dlq  # noqa: PLC0415
     from towline.bridge.deadletters import replay as replaying  # noqa: PLC0415
 
-    bridge = load(file)
+    bridge = load_bridge(file)
     wanted, total = _wanted(bridge, line, reason), replaying.Replay()
     ledgers = dlq.shelves(bridge)
     for shelf in ledgers:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from towline.cli.screen import AsJson, BridgeFile, plain, print_result
+from towline.cli.screen import AsJson, BridgeFile, load_bridge, print_lines, print_result
 
 if TYPE_CHECKING:
     from towline.doctor.case import Case
@@ -45,19 +45,17 @@ def doctor(
     Example:  towline doctor bridge.toml --mosquitto-conf /etc/mosquitto/mosquitto.conf
     """
     from towline import mosquitto_conf as mosquitto  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.config.file import load  # noqa: PLC0415
     from towline.doctor import table  # noqa: PLC0415
     from towline.doctor.case import Case  # noqa: PLC0415
     from towline.doctor.examination import examine  # noqa: PLC0415
 
     def say(text: str) -> None:
         if not as_json:
-            sys.stderr.write(plain(f"{text}\n", sys.stderr))
-            sys.stderr.flush()
+            print_lines(text.split("\n"), sys.stderr)
 
     if mosquitto_conf is not None:
         mosquitto.read(mosquitto_conf)  # a mistake in the command is told at once
-    case = Case(load(file), rate, seconds, mosquitto_conf, probe_messages=probe_messages)
+    case = Case(load_bridge(file), rate, seconds, mosquitto_conf, probe_messages=probe_messages)
     say(_MANNERS)
     case, found = examine(case, lambda what: say(f"▸ {what}"))
     loads = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, MetricsAddress, plain
+from towline.cli.screen import BridgeFile, MetricsAddress, load_bridge, plain
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ def gateway(
 
     Example:  towline gateway bridge.toml --line telemetry --member g1
     """
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.gateway.draining import drainable  # noqa: PLC0415
     from towline.gateway.launch import end_running  # noqa: PLC0415
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
@@ -51,7 +50,7 @@ def gateway(
     if stop is not None:
         sys.stdout.write(plain(_stopped(stop)))
         return
-    bridge = load(file)
+    bridge = load_bridge(file)
     settings = _chosen(bridge, file, line, member)
     configure_logging()
     if drain:

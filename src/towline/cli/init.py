@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import plain
+from towline.cli.screen import print_lines
 
 if TYPE_CHECKING:
     from towline.bridge.draft.answers import Judge, Known
@@ -47,7 +47,7 @@ def init(
     from towline.mosquitto_conf import read  # noqa: PLC0415
 
     if examples is not None:
-        sys.stdout.write(plain("".join(f"wrote {path}\n" for path in write_examples(examples, force=force))))
+        print_lines(f"wrote {path}" for path in write_examples(examples, force=force))
         return
     refuse_present(file, force=force)
     known = None if source is None else known_of(read(source), file)
@@ -56,7 +56,7 @@ def init(
     ask = _prompt if sys.stdin.isatty() and sys.stdout.isatty() else None
     text = draft_of(answered(said, file, head, ask, known), file, head, known)
     written = write(text, file, known.secrets if known else {}, force=force)
-    sys.stdout.write(plain("".join(f"{line}\n" for line in _told(known, file, written, source))))
+    print_lines(_told(known, file, written, source))
 
 
 def _prompt(words: str, default: str, judge: Judge) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, LineName, is_live, lines_text
+from towline.cli.screen import BridgeFile, LineName, is_live, load_bridge, print_lines
 
 
 def reload(file: BridgeFile = Path("bridge.toml")) -> None:
@@ -60,15 +60,14 @@ def begin_again(file: BridgeFile, line: LineName) -> None:
 
     Example:  towline begin-again bridge.toml telemetry && towline run bridge.toml
     """
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.lines import recovery  # noqa: PLC0415
     from towline.bridge.lines.identity import known_line  # noqa: PLC0415
     from towline.bridge.runtime.supervisor import alone  # noqa: PLC0415
 
-    bridge = load(file)
+    bridge = load_bridge(file)
     with alone(bridge):
         told = recovery.begin_again(known_line(bridge, line))
-    typer.echo(lines_text([told]), nl=False)
+    print_lines([told])
 
 
 def retire(
@@ -87,30 +86,27 @@ def retire(
 
     Example:  towline retire bridge.toml telemetry
     """
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.runtime import retiring  # noqa: PLC0415
     from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
     from towline.gateway.process import configure_logging  # noqa: PLC0415
 
     configure_logging()
-    bridge = load(file)
+    bridge = load_bridge(file)
     with make_screen(live=is_live()) as screen:
         told = retiring.retire(bridge, line, screen, idle_s=idle, discard=discard)
-    typer.echo(lines_text([told]), nl=False)
+    print_lines([told])
 
 
 def _reload(file: Path, line: str = "") -> None:
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.line_requests import REFUSED, reload_from_outside  # noqa: PLC0415
+    from towline.bridge.runtime.line_requests import REFUSED, reload_from_outside  # noqa: PLC0415 - loaded when it is called
 
-    told = reload_from_outside(load(file), line)
+    told = reload_from_outside(load_bridge(file), line)
     refused = told["outcome"] == REFUSED
-    typer.echo(lines_text(told["texts"], sys.stderr if refused else sys.stdout), nl=False, err=refused)
+    print_lines(told["texts"], sys.stderr if refused else sys.stdout)
     raise typer.Exit(int(refused))
 
 
 def _pause(file: Path, line: str, *, pausing: bool) -> None:
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.line_requests import carried_out  # noqa: PLC0415
+    from towline.bridge.runtime.line_requests import carried_out  # noqa: PLC0415 - loaded when it is called
 
-    typer.echo(lines_text([carried_out(load(file), line, pausing=pausing)]), nl=False)
+    print_lines([carried_out(load_bridge(file), line, pausing=pausing)])

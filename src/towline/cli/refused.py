@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.cli.screen import AsJson, command_app, print_result
+from towline.cli.screen import AsJson, command_app, load_bridge, print_result
 from towline.errors import ConfigError
 from towline.text import printable
 from towline.timing import local_time
@@ -122,7 +122,6 @@ def _rows(ask: _Ask) -> Iterator[dict[str, Any]]:
 
 def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
     """Name and state directory of what is meant."""
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.gateway.endpoint import text_of  # noqa: PLC0415
 
     text_of(place)
@@ -136,7 +135,7 @@ def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
             raise ConfigError("TL-C93", str(place), what, do)
         yield place.resolve().name, place
         return
-    bridge = load(place)
+    bridge = load_bridge(place)
     for found in (bridge.line(line),) if line is not None else bridge.downlinks:
         yield found.name, found.gateway.state_dir
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, MetricsAddress, is_live
+from towline.cli.screen import BridgeFile, MetricsAddress, is_live, load_bridge
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -32,13 +32,12 @@ def run(
 
     Example:  towline run bridge.toml      and from another terminal:  towline status bridge.toml --watch
     """
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
     from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
     from towline.monitor.serving import bridge_endpoint  # noqa: PLC0415
 
     def read() -> Bridge:
-        return load(file, master=master)
+        return load_bridge(file, master=master)
 
     bridge = read()
     with bridge_endpoint(bridge, metrics) as observe, make_screen(live=is_live()) as screen:

@@ -7,11 +7,14 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from towline.text import fitted, printable, printable_lines
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
 
 #: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
 BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True, readable=False)]
@@ -37,6 +40,13 @@ def command_app(**settings: Any) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         **settings,
     )
+
+
+def load_bridge(file: Path, **given: Any) -> Bridge:
+    """As `towline.bridge.config.file.load`, which takes `given` too; it is loaded when a command is called."""
+    from towline.bridge.config.file import load  # noqa: PLC0415
+
+    return load(file, **given)
 
 
 def is_live() -> bool:
@@ -68,11 +78,15 @@ def json_text(values: Any, *, indent: int | None = None) -> str:
     return json.dumps(values, indent=indent).replace("\x7f", "\\u007f") + "\n"
 
 
-def lines_text(lines: Iterable[str], stream: TextIO | None = None) -> str:
-    """Each of ``lines`` in one line, for a terminal, whatever a device or a topic put into it."""
-    return "".join(plain(printable(line), stream) + "\n" for line in lines)
+def print_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:
+    """Print each of ``lines`` in one line, for a terminal, whatever a device or a topic put into it."""
+    stream = stream or sys.stdout
+    stream.write("".join(plain(printable(line), stream) + "\n" for line in lines))
 
 
 def print_result(values: Any, lines: Iterable[str], *, as_json: bool) -> None:
     """Print what a command found: its values as JSON, or the same in lines for a person."""
-    sys.stdout.write(json_text(values, indent=2) if as_json else lines_text(lines))
+    if as_json:
+        sys.stdout.write(json_text(values, indent=2))
+    else:
+        print_lines(lines)

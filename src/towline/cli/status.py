@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli.screen import is_live, json_text, plain
+from towline.cli.screen import is_live, json_text, load_bridge, plain
 from towline.errors import ConfigError, GatewayError, KafkaError, NotAllowed
 
 if TYPE_CHECKING:
@@ -81,11 +81,9 @@ def _reconciled(bridge: Bridge, current: dict[str, Any]) -> tuple[int, str, str]
 
 def _bridge(file: Path | None, state_dir: Path | None) -> Bridge | None:
     """The file, with ``--state-dir`` in place of its own; None where that alone is given."""
-    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-
     if state_dir is None:
-        return load(file or Path("bridge.toml"))
-    return load(file).model_copy(update={"state_dir": state_dir}) if file is not None else None
+        return load_bridge(file or Path("bridge.toml"))
+    return load_bridge(file).model_copy(update={"state_dir": state_dir}) if file is not None else None
 
 
 def _collected(bridge: Bridge | None, state_dir: Path | None, url: str | None) -> dict[str, Any]:

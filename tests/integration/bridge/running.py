@@ -42,7 +42,7 @@ class Running:
     file: Path
     process: subprocess.Popen[bytes] = field(init=False)
     #: The module that is ``towline``, and its own arguments.
-    program: tuple[str, ...] = ("towline.cli",)
+    program: tuple[str, ...] = ("towline",)
     #: Name of its ``state_dir``.
     state: str = "state"
     #: The command that runs commands: as another user, in a container.
@@ -81,13 +81,13 @@ class Running:
 
     def command(self, name: str, *arguments: str) -> str:
         """What another command says of this file, which comes first."""
-        command = [sys.executable, "-m", "towline.cli", name, str(self.file), *arguments]
+        command = [sys.executable, "-m", "towline", name, str(self.file), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
 
     def status_command(self) -> dict[str, Any]:
         """What `towline status` says."""
         run = subprocess.run(
-            [sys.executable, "-m", "towline.cli", "status", "--json", str(self.file)],
+            [sys.executable, "-m", "towline", "status", "--json", str(self.file)],
             capture_output=True,
             check=False,
             timeout=60,

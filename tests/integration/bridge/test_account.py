@@ -108,7 +108,7 @@ def ran(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Account:
 
 
 def status(bridge: Running, *more: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "towline.cli", "status", str(bridge.file), *more]
+    command = [sys.executable, "-m", "towline", "status", str(bridge.file), *more]
     run = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE, text=True)
     return run.returncode, run.stdout
 

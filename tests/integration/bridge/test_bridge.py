@@ -206,7 +206,7 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     wait_until(lambda: (bridge.line()["account"] or {}).get("waiting") == 100, PATIENCE, "100 waiting")
     assert bridge.out.count("[TL-K01]") == 1
     other = subprocess.run(
-        [sys.executable, "-m", "towline.cli", "run", str(bridge.file)],
+        [sys.executable, "-m", "towline", "run", str(bridge.file)],
         capture_output=True,
         text=True,
         check=False,

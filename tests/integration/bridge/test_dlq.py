@@ -254,7 +254,7 @@ def test_what_kafka_would_refuse_stays(kafka: Kafka, make: Make) -> None:
 
 def told(*arguments: str) -> tuple[int, str, str]:
     made = subprocess.run(
-        [sys.executable, "-m", "towline.cli", "dlq", *arguments],
+        [sys.executable, "-m", "towline", "dlq", *arguments],
         capture_output=True,
         text=True,
         check=False,

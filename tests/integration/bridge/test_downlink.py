@@ -205,7 +205,7 @@ def assert_same(came: Any, sent: dict[str, Any]) -> None:
 
 
 def towline(*words: str) -> Any:
-    run = subprocess.run([sys.executable, "-m", "towline.cli", *words], capture_output=True, check=True, timeout=60)
+    run = subprocess.run([sys.executable, "-m", "towline", *words], capture_output=True, check=True, timeout=60)
     return json.loads(run.stdout)
 
 

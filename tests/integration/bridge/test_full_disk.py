@@ -29,7 +29,7 @@ class OnSmallDisk(Running):
         disk = self.directory / "state"
         disk.mkdir()
         command = ["unshare", "-rm", "sh", "-c", MOUNTED, str(disk)]
-        command += [sys.executable, "-m", "towline.cli", "run", str(self.file), *more]
+        command += [sys.executable, "-m", "towline", "run", str(self.file), *more]
         with (self.directory / "out").open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
 

@@ -15,7 +15,7 @@ PASSWORD = "a word & a half"  # noqa: S105 - of a broker of this test
 
 
 def towline(*arguments: str | Path) -> str:
-    command = [sys.executable, "-m", "towline.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "towline", *map(str, arguments)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, stdin=subprocess.DEVNULL)
     assert run.returncode == 0, run.stderr
     return run.stdout

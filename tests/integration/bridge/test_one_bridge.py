@@ -147,7 +147,7 @@ def sockets_of(family: list[psutil.Process]) -> set[str]:
 
 def dead_letters(bridge: Running, command: str, file: Path | None = None) -> dict[str, object]:
     run = subprocess.run(
-        [sys.executable, "-m", "towline.cli", "dlq", command, str(file or bridge.file), "--json"],
+        [sys.executable, "-m", "towline", "dlq", command, str(file or bridge.file), "--json"],
         capture_output=True,
         check=False,
         timeout=120,
@@ -196,7 +196,7 @@ def test_a_changed_file_hides_neither_letters_nor_lines(bridge: Running) -> None
     changed.write_text(text.replace('"set-aside"', '"elsewhere"'))
     assert {one["topic"] for one in dead_letters(bridge, "show", changed)["waiting"]} == {"set-aside"}  # type: ignore[attr-defined]
     changed.write_text(text.replace('name = "line"', 'name = "other"'))
-    command = [sys.executable, "-m", "towline.cli", "status", str(changed), "--json"]
+    command = [sys.executable, "-m", "towline", "status", str(changed), "--json"]
     run = subprocess.run(command, capture_output=True, check=False, timeout=60)
     (left,) = json.loads(run.stdout)["left"]
     assert (left["line"], left["waiting"], left["sessions"]) == ("line", 0, ["stubs-line"])

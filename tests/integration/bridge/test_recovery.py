@@ -76,7 +76,7 @@ def test_an_older_checkpoint_and_the_letters(
 
     bridge.file.write_text(bridge.file.read_text().replace("key_required = true", ""))
     run = subprocess.run(
-        [sys.executable, "-m", "towline.cli", "dlq", "replay", str(bridge.file), "--json"],
+        [sys.executable, "-m", "towline", "dlq", "replay", str(bridge.file), "--json"],
         capture_output=True,
         check=True,
         timeout=PATIENCE,

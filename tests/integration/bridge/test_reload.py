@@ -253,7 +253,7 @@ def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
     write(bridge, broker, kafka, ("k/#", after), ("old/#", gone), ("new/#", new), beside=besides)
     bridge.process.send_signal(signal.SIGHUP)
     assert bridge.ended() == -signal.SIGKILL
-    bridge.program = ("towline.cli",)
+    bridge.program = ("towline",)
     bridge.start()
     wait_until(lambda: bridge.online() and bridge.line()["query"] == "running", PATIENCE, "the next start")
     loads.append(fresh := Load(broker, "new/d"))
@@ -266,7 +266,7 @@ def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
 
     old_sent, reader = old.end(), readers(bridge, "other")
     write(bridge, broker, kafka, ("k/#", after), ("new/#", new), beside={**besides, "third": after})
-    command = [sys.executable, "-m", "towline.cli", "reload", str(bridge.file)]
+    command = [sys.executable, "-m", "towline", "reload", str(bridge.file)]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout == 'line "line": 3 routes → 2; unsubscribed old/#\nline "third": new\n'

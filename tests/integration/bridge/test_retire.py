@@ -82,7 +82,7 @@ def test_an_uplink_that_is_gone_from_the_file_is_carried_to_kafka_and_ended(
     assert not (before.state_dir / "other" / "inbox").exists(), "nothing was started"
 
     assert pause(before.state_dir / "line")
-    command = [sys.executable, "-m", "towline.cli", "retire", str(bridge.file), "line", "--idle", "1"]
+    command = [sys.executable, "-m", "towline", "retire", str(bridge.file), "line", "--idle", "1"]
     own = {**os.environ, "SPARK_HOME": str(Path(pyspark.__file__).parent)}
     run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=own)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -110,7 +110,7 @@ def test_a_retirement_that_is_killed_at_work_goes_on_and_nothing_comes_twice(
     assert bridge.interrupt() == 0
     received(before, "line", mosquitto, 200, 100, first=40)
     written(bridge.directory, mosquitto, kafka.bootstrap, UP.format("other", name))
-    command = [sys.executable, "-m", "towline.cli", "retire", str(bridge.file), "line", "--idle", "2"]
+    command = [sys.executable, "-m", "towline", "retire", str(bridge.file), "line", "--idle", "2"]
     for carried in (60, 120, 250):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             wait_until(lambda: len(in_kafka(kafka.bootstrap, name)) >= carried, PATIENCE, f"{carried} of them")  # noqa: B023

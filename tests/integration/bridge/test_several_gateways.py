@@ -98,7 +98,7 @@ def test_a_line_over_two_gateways(
     for one in gateways:
         assert one.status()["state"] == "online"
     check = subprocess.run(
-        [sys.executable, "-m", "towline.cli", "check", str(bridge.file)], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "towline", "check", str(bridge.file)], capture_output=True, text=True, check=True
     )
     assert f"gateways  {g1.settings.state_dir}" in check.stdout
     assert "  broker   " not in check.stdout

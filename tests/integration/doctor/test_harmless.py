@@ -175,7 +175,7 @@ def test_a_broker_that_gives_all_clients_of_a_user_one_session(
 
 def doctor(directory: Path, *options: str) -> subprocess.Popen[str]:
     """The command."""
-    command = [sys.executable, "-m", "towline.cli", "doctor", "bridge.toml", *options]
+    command = [sys.executable, "-m", "towline", "doctor", "bridge.toml", *options]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=directory, stdout=pipe, stderr=pipe, text=True)
 

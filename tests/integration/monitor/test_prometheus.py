@@ -33,7 +33,7 @@ kafka = {{ bootstrap_servers = "127.0.0.1:9" }}
 name = "line"
 route = [{{ from = "t/#", topic = "t" }}]
 """)
-    command = [sys.executable, "-m", "towline.cli", "gateway", str(file), "--metrics", str(port)]
+    command = [sys.executable, "-m", "towline", "gateway", str(file), "--metrics", str(port)]
     with (tmp_path / "log").open("wb") as log:
         gateway = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "LC_ALL": "C"})
     try:

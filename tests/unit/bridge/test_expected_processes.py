@@ -36,7 +36,7 @@ def real(nowhere: tuple[Path, dict[str, str]], *command: str) -> subprocess.Pope
     """A real process, its console in ``out``."""
     file, environ = nowhere
     with (file.parent / "out").open("w") as out:
-        towline = [*command[:-1], sys.executable, "-m", "towline.cli", command[-1], str(file)]
+        towline = [*command[:-1], sys.executable, "-m", "towline", command[-1], str(file)]
         return subprocess.Popen(towline, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ, text=True)
 
 

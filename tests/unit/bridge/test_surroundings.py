@@ -62,7 +62,7 @@ def test_no_java_ends_the_bridge_at_once(tmp_path: Path) -> None:
     read(GOOD, tmp_path)
     environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
     done = subprocess.run(
-        [sys.executable, "-m", "towline.cli", "run", str(tmp_path / "bridge.toml")],
+        [sys.executable, "-m", "towline", "run", str(tmp_path / "bridge.toml")],
         env={**environ, "PATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -80,7 +80,7 @@ def test_a_python_that_can_not_run_tasks_ends_the_bridge_at_once(tmp_path: Path)
     venv.create(tmp_path / "other")
     other = str(tmp_path / "other" / "bin" / "python")
     done = subprocess.run(
-        [sys.executable, "-m", "towline.cli", "run", str(tmp_path / "bridge.toml")],
+        [sys.executable, "-m", "towline", "run", str(tmp_path / "bridge.toml")],
         env={**os.environ, "PYSPARK_PYTHON": other},
         capture_output=True,
         text=True,

@@ -110,7 +110,7 @@ def test_a_file_that_is_no_configuration_makes_none(capsys: pytest.CaptureFixtur
 def test_on_a_terminal_it_asks_until_the_answer_can_be(tmp_path: Path) -> None:
     """A real terminal: what is asked, what is told of a wrong answer, and the file that comes of it."""
     main, side = pty.openpty()
-    command = [sys.executable, "-m", "towline.cli", "init", "--guarantee", "exactly_once", "--name", "plant-7"]
+    command = [sys.executable, "-m", "towline", "init", "--guarantee", "exactly_once", "--name", "plant-7"]
     environ = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
     with subprocess.Popen(command, stdin=side, stdout=side, stderr=side, cwd=tmp_path, env=environ) as process:
         os.close(side)

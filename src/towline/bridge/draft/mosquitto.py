@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from towline.bridge.draft.answers import DraftLine, Known, legal_name
 from towline.errors import ConfigError
-from towline.mosquitto_conf import BridgeTopic, MosquittoConf, ConfSection
+from towline.mosquitto_conf import BridgeTopic, ConfSection, MosquittoConf
 
 #: Protocols of a connection; without a word Mosquitto takes 3.1.1, which says nothing of what the broker can.
 _PROTOCOLS: Final = {"mqttv31": "3.1", "mqttv311": "3.1.1", "mqttv50": None}
