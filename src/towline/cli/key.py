@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from towline.delivery.receipts.keys import ReceiptKeys
-from towline.delivery.receipts.mark import NAME
+from towline.delivery.receipts.mark import NAME, ReceiptKeys
 from towline.errors import ConfigError
 
 

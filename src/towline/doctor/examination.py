@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Final
 
 from towline.doctor import broker, kafka, machine
+from towline.doctor.broker import Broker
 from towline.doctor.case import Case, LineLoad, targets_of
 from towline.doctor.cluster import Cluster
 from towline.doctor.machine import ThisMachine
-from towline.doctor.probes import Broker
 from towline.doctor.table import Finding, answers
 
 #: Bytes of a message where only the number of messages is told.

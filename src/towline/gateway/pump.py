@@ -28,7 +28,7 @@ import structlog
 from towline.delivery.inbound import COUNTERS, Uplink
 from towline.delivery.intake import plain_run
 from towline.delivery.outbound import Downlink
-from towline.delivery.receipts.sender import ReceiptSender
+from towline.delivery.receipts.ledger import ReceiptSender
 from towline.delivery.record import recall
 from towline.errors import (
     BrokerError,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from towline.delivery.inbound import InboundConfig
-from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.ledger import Ledger
+from towline.delivery.receipts.mark import ReceiptKeys
 from towline.errors import ConfigError
 from towline.gateway.endpoint import bad_request
 from towline.gateway.settings import GatewaySettings, SubscribedFilter

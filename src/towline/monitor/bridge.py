@@ -11,7 +11,7 @@ from towline.bridge.runtime.line_requests import APPLIED, REFUSED, UNCHANGED
 from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
 from towline.errors import codes_in
 from towline.monitor.gateway import WINDOW_S, GatewayFacts, Problem, gateway_ready, of_gateway, problem, verdict
-from towline.monitor.samples import Sample, read
+from towline.monitor.table import Sample, read
 from towline.timing import Pace
 
 #: Whether the file is what runs, by what became of its last reload.

@@ -22,7 +22,7 @@ from towline.errors import GatewayError
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
 from towline.guarantee import AckAfter
-from towline.monitor.samples import Sample, read
+from towline.monitor.table import Sample, read
 from towline.timing import Histogram, Pace
 
 #: Patience with a status, in seconds; less than Prometheus has with us.

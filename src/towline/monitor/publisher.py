@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import PublisherError
-from towline.monitor.samples import Sample, TableCollector, read
+from towline.monitor.table import Sample, TableCollector, read
 from towline.timing import Histogram
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from towline.bridge.config.tables import read_address
 from towline.errors import ConfigError
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.gateway import GatewayMonitor
-from towline.monitor.samples import TableCollector, build
+from towline.monitor.table import TableCollector, build
 from towline.threads import guarded_thread
 
 #: Answers at once.

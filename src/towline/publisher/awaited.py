@@ -20,8 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from towline.delivery.receipts.keys import ReceiptKeys
-from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Content, Mark
+from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Content, Mark, ReceiptKeys
 from towline.delivery.receipts.payload import ReceiptPayload, same_messages
 from towline.errors import ConfigError
 from towline.journal import Outbox

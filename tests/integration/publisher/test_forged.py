@@ -18,7 +18,7 @@ from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, new_gateway
 from tests.integration.publisher.test_receipts import Committer, broker, commit, gateway, rows_of, spark, write_key
 from towline import Publisher
-from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.mark import ReceiptKeys
 from towline.errors import ConfigError
 from towline_prove.devstack import Mosquitto
 

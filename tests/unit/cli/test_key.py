@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from towline.cli import main
-from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.mark import ReceiptKeys
 from towline.files import replace as write_private
 
 

@@ -12,8 +12,8 @@ from mqtt5 import ConnAckPacket
 
 from tests.unit.doctor.bridges import UP, bridge_of
 from towline.doctor import broker
+from towline.doctor.broker import Broker, Heard, KeptQueue
 from towline.doctor.case import Case, LineLoad, targets_of
-from towline.doctor.probes import Broker, Heard, KeptQueue
 from towline.doctor.table import Check, Finding, Standing, answers
 from towline.mosquitto_conf import read
 

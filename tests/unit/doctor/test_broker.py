@@ -17,9 +17,8 @@ from mqtt5 import ConnAckPacket, QoS
 
 from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, SOUND_CONF, UNKNOWN, WARNS, broker_of, rows, wrong
-from towline.doctor.broker import CHECKS
+from towline.doctor.broker import CHECKS, Heard, KeptQueue, probe_topic
 from towline.doctor.case import filters_of, targets_of
-from towline.doctor.probes import Heard, KeptQueue, probe_topic
 from towline.doctor.table import Finding, NotAsked, Standing
 from towline.errors import Refused, Unreachable
 from towline.gateway.sessions import connection_of

@@ -12,7 +12,7 @@ from towline.bridge.runtime.line_requests import APPLIED
 from towline.bridge.runtime.state import LineView
 from towline.monitor.bridge import bridge_ready, of_bridge
 from towline.monitor.gateway import GatewayFacts, Problem
-from towline.monitor.samples import Sample
+from towline.monitor.table import Sample
 from towline.timing import BATCHES, Histogram
 
 

@@ -20,8 +20,7 @@ from tests.helpers import lacking
 from tests.unit.monitor.knowing import DOWN_STATUS, UP_STATUS, a_bridge, a_gateway
 from towline.monitor.gateway import budget
 from towline.monitor.publisher import of_status
-from towline.monitor.samples import Sample, TableCollector, build
-from towline.monitor.table import METRICS, MetricKind
+from towline.monitor.table import METRICS, MetricKind, Sample, TableCollector, build
 from towline.timing import Histogram, Pace
 
 NOW = 1_700_000_100.0

@@ -29,7 +29,7 @@ from towline.net import settings as connection_settings
 from towline.net.driver import Hooks, SessionDriver
 from towline.net.settings import BrokerConnection, ClientSettings
 from towline.net.transport import Endpoint
-from towline.net.transport.stream import Transport
+from towline.net.transport.connecting import Transport
 
 FIRST, SECOND = Endpoint("mqtt", "first", 1883), Endpoint("mqtt", "second", 1883)
 

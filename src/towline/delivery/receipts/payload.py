@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.mark import ReceiptKeys
 
 #: Where receipts go: this, a slash, and the publisher's id.
 PREFIX: Final = "towline/receipts"

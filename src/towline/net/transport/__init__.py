@@ -4,10 +4,9 @@ Layers: socket (`connecting`, through a proxy: `proxy`), TLS (`tls`), WebSocket 
 returns a `Transport`, which has the same verbs whatever lies beneath.
 """
 
-from towline.net.transport.connecting import connect
+from towline.net.transport.connecting import Transport, connect
 from towline.net.transport.endpoint import Endpoint, other_port, query_problem
 from towline.net.transport.proxy import Proxy
-from towline.net.transport.stream import Transport
 from towline.net.transport.tls import Tls
 from towline.net.transport.websocket import header_problem
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from mqtt5 import PublishPacket, QoS
 
-from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.ledger import Ledger
-from towline.delivery.receipts.mark import Content, Mark
+from towline.delivery.receipts.mark import Content, Mark, ReceiptKeys
 from towline.timing import Stamp
 
 __all__ = ["CONTENT", "KEYS", "NOW", "later", "mark", "opened", "sent", "store"]

@@ -13,11 +13,9 @@ from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, later, mark, 
 from tests.unit.journal.support import FillingDisk
 from towline import files
 from towline.delivery.intake import to_rows
-from towline.delivery.receipts.keys import ReceiptKeys
-from towline.delivery.receipts.ledger import Ledger, MarkVerdict
-from towline.delivery.receipts.mark import Mark
+from towline.delivery.receipts.ledger import Ledger, MarkVerdict, ReceiptSender
+from towline.delivery.receipts.mark import Mark, ReceiptKeys
 from towline.delivery.receipts.payload import ReceiptPayload
-from towline.delivery.receipts.sender import ReceiptSender
 from towline.journal import Journal, Limits
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Acknowledged, Event, Lost, Messages, Opened, Received, Send, SessionConfig

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.delivery.receipts.marks import KEYS, mark
 from towline import files
-from towline.delivery.receipts.keys import ReceiptKeys
-from towline.delivery.receipts.mark import Content, Mark, mark_of, unmarked
+from towline.delivery.receipts.mark import Content, Mark, ReceiptKeys, mark_of, unmarked
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.errors import ConfigError
 
