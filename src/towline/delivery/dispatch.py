@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -43,6 +44,19 @@ class Fate(Enum):
 _FATES: Final = {QUOTA_EXCEEDED: Fate.LATER}
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """The messages of a topic that wait, in order."""
+
+    numbers: deque[int] = field(default_factory=deque)
+    #: when the first is tried again, and the pause after that; it was put off, unless older ones came later, of a batch
+    #: that became whole
+    at: float = 0.0
+    pause: float = _FIRST_PAUSE
+    #: the one that was put off is answered: all may go
+    free: bool = False
+
+
 class Dispatch:
     """What is on its way and what waits.
 
@@ -63,16 +77,10 @@ class Dispatch:
         self.open: dict[int, tuple[str, int]] = {}
         #: sum of the bytes in `open`
         self.open_bytes = 0
-        #: topic → numbers that wait, in order. One of them was put off, or is being tried again (then it is open): the
-        #: first, unless older ones came later, of a batch that became whole
-        self._waiting: dict[str, deque[int]] = {}
-        #: how many numbers are in `_waiting`
-        self._waiting_count = 0
-        #: topic → when its first is tried again, and the pause after that; the keys are those of `_waiting`
-        self._again: dict[str, tuple[float, float]] = {}
-        #: numbers that waited and may go, in order; all of one topic before any newer of that topic
-        self._ready: deque[int] = deque()
-        self._ready_set: set[int] = set()
+        #: by topic, none of them empty; of those being tried again the first is open
+        self._topics: dict[str, _Waiting] = {}
+        #: Messages that wait behind one that was put off, that one included.
+        self.waiting = 0
 
     @property
     def full(self) -> bool:
@@ -81,34 +89,30 @@ class Dispatch:
 
     @property
     def room(self) -> bool:
-        """A message that did not wait may be handed over: none that waited is before it."""
-        if self.full or self._ready:
-            return False
-        return self._waiting_count < self._most_waiting
-
-    @property
-    def waiting(self) -> int:
-        """Messages that wait behind one that was put off, that one included."""
-        return self._waiting_count + len(self._ready)
+        """A message that did not wait may be handed over."""
+        return not self.full and self.waiting < self._most_waiting
 
     @property
     def oldest(self) -> int | None:
         """The smallest number that was handed over or waits; None when there is none."""
-        firsts = [queue[0] for queue in self._waiting.values()]
-        return min((*self.open, *self._ready, *firsts), default=None)
+        return min((*self.open, *(topic.numbers[0] for topic in self._topics.values())), default=None)
 
     def admit(self, number: int, topic: str) -> Fate:
         """Decide about the next message of the outbox: GO, WAIT or ALREADY."""
-        if number in self.open or number in self._done or number in self._ready_set:
+        if number in self.open or number in self._done:
             return Fate.ALREADY
-        queue = self._waiting.get(topic)
-        if queue is None:
+        if topic not in self._topics:
             return Fate.GO
-        if number in queue:
-            return Fate.ALREADY
-        insort(queue, number)
-        self._waiting_count += 1
-        return Fate.WAIT
+        return Fate.WAIT if self._wait(number, topic) else Fate.ALREADY
+
+    def _wait(self, number: int, topic: str) -> bool:
+        """Put a message in the row of its topic; whether it was not there."""
+        numbers = self._topics.setdefault(topic, _Waiting()).numbers
+        if number in numbers:
+            return False
+        insort(numbers, number)
+        self.waiting += 1
+        return True
 
     def hand_over(self, number: int, topic: str, size: int) -> None:
         """A message was given to the session."""
@@ -130,66 +134,49 @@ class Dispatch:
         if fate is Fate.LATER:
             self._put_off(number, topic, now)
         else:
-            self._settled(number, topic)
+            self.drop(number, topic)
         return fate
 
-    def drop(self, number: int, topic: str) -> None:
-        """A message that waited is not sent at all, because it expired: those behind it need not wait for it."""
-        self._settled(number, topic)
-
     def _put_off(self, number: int, topic: str, now: float) -> None:
-        queue = self._waiting.setdefault(topic, deque())
-        if number not in queue:  # a second one of the topic that had left before the first answer came
-            insort(queue, number)
-            self._waiting_count += 1
-        _, pause = self._again.get(topic, (0.0, _FIRST_PAUSE))
-        if queue[0] == number or topic not in self._again:
-            self._again[topic] = (now + pause, min(2 * pause, _LONGEST_PAUSE))
+        first = topic not in self._topics
+        self._wait(number, topic)  # it may be a second one of the topic, that had left before the first answer came
+        row = self._topics[topic]
+        if first or row.free or row.numbers[0] == number:
+            row.at, row.pause, row.free = now + row.pause, min(2 * row.pause, _LONGEST_PAUSE), False
 
-    def _settled(self, number: int, topic: str) -> None:
-        """Let those go that waited behind this one."""
-        queue = self._waiting.get(topic)
-        if queue is None or number not in queue:
+    def drop(self, number: int, topic: str) -> None:
+        """A message is answered, or not sent at all because it expired: those behind it need not wait for it."""
+        row = self._topics.get(topic)
+        if row is None or number not in row.numbers:
             return
-        if queue[0] != number:  # it was tried again, and an older one was put off, or came, meanwhile
-            queue.remove(number)
-            self._waiting_count -= 1
-            return
-        self._waiting_count -= len(queue)
-        del self._waiting[topic], self._again[topic]
-        free = [other for other in queue if other != number and other not in self.open]
-        self._ready.extend(free)
-        self._ready_set.update(free)
+        if row.numbers[0] == number:  # else an older one was put off, or came, while it was tried again
+            row.free, row.pause = True, _FIRST_PAUSE
+        row.numbers.remove(number)
+        self.waiting -= 1
+        if not row.numbers:
+            del self._topics[topic]
 
     def due(self) -> float | None:
         """When `ready` has something by the clock, None for never or after an answer; what is ready counts as 0."""
         if self.full:
             return None
-        if self._ready:
-            return 0.0
-        times = [at for topic, (at, _) in self._again.items() if self._waiting[topic][0] not in self.open]
-        return min(times, default=None)
+        rows = (row for row in self._topics.values() if row.free or row.numbers[0] not in self.open)
+        return min((0.0 if row.free else row.at for row in rows), default=None)
 
     def ready(self, now: float, most: int) -> Iterator[int]:
         """Numbers that waited and may be handed over now, in order; what is taken has to be handed over, or dropped."""
-        due = [self._waiting[topic][0] for topic, (at, _) in self._again.items() if at <= now]
-        firsts = [number for number in due if number not in self.open][:most]
-        yield from firsts
-        left = most - len(firsts)
-        while self._ready and left:
-            left -= 1
-            number = self._ready.popleft()
-            self._ready_set.discard(number)
-            yield number
-
-    def wait_again(self, number: int, topic: str) -> bool:
-        """Whether a message from `ready` has to wait after all, behind one of its topic put off meanwhile."""
-        queue = self._waiting.get(topic)
-        if queue is None or queue[0] == number:
-            return False
-        insort(queue, number)
-        self._waiting_count += 1
-        return True
+        for topic, row in list(self._topics.items()):
+            if most and not row.free and row.at <= now and row.numbers[0] not in self.open:
+                most -= 1
+                yield row.numbers[0]
+            while most and row.free and row.numbers:
+                number = row.numbers.popleft()
+                self.waiting -= 1
+                if not row.numbers:
+                    del self._topics[topic]
+                if number not in self.open:
+                    most -= 1
+                    yield number
 
     def start_again(self, never_left: Iterable[int]) -> None:
         """The connection is gone: what never left, and what waited, is met again in the outbox.
@@ -200,19 +187,13 @@ class Dispatch:
         for number in never_left:
             _, size = self.open.pop(number)
             self.open_bytes -= size
-        self._waiting.clear()
-        self._again.clear()
-        self._ready.clear()
-        self._ready_set.clear()
-        self._waiting_count = 0
+        self._topics.clear()
+        self.waiting = 0
 
     def validate(self) -> None:
         """Assert every invariant named above; for tests."""
         assert self.open_bytes == sum(size for _, size in self.open.values())
-        assert self._waiting_count == sum(map(len, self._waiting.values()))
-        assert self._waiting.keys() == self._again.keys()
-        assert all(self._waiting.values())
-        assert all(list(queue) == sorted(queue) for queue in self._waiting.values())
-        assert set(self._ready) == self._ready_set
-        assert not self._ready_set & self.open.keys()
+        assert self.waiting == sum(len(row.numbers) for row in self._topics.values())
+        assert all(row.numbers for row in self._topics.values())
+        assert all(list(row.numbers) == sorted(row.numbers) for row in self._topics.values())
         assert not any(number in self._done for number in self.open)

@@ -304,9 +304,7 @@ class Downlink:
         clock = Stamp.now()
         ready = self._dispatch.ready(now, _MOST_READY)
         while not self._dispatch.full and (number := next(ready, None)) is not None:
-            message = self._upcoming.message(number)
-            if not self._dispatch.wait_again(number, message.topic):
-                self._go(message, now, clock, messages)
+            self._go(self._upcoming.message(number), now, clock, messages)
         while self._dispatch.room and (following := self._upcoming.following_repeat()) is not None:
             if following.number in self._outbox.done and following.number not in self._dispatch.open:
                 self._go(following, now, clock, messages)

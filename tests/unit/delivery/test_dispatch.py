@@ -77,10 +77,10 @@ def test_nothing_new_goes_before_what_waited_longer() -> None:
     plan.hand_over(0, "a", 1)
     plan.answered(0, 0, 1.0)
     assert list(plan.ready(1.0, 2)) == [1, 2]
-    assert not plan.room
+    assert plan.admit(4, "a") is Fate.WAIT
     assert plan.due() == 0.0
-    assert list(plan.ready(1.0, 2)) == [3]
-    assert plan.room
+    assert list(plan.ready(1.0, 2)) == [3, 4]
+    assert plan.admit(5, "a") is Fate.GO
 
 
 def test_older_numbers_that_come_late_go_once_each() -> None:
@@ -162,14 +162,12 @@ def test_what_is_ready_waits_again_behind_one_of_its_topic_that_was_put_off_mean
     assert list(plan.ready(1.0, 10)) == [0]
     plan.hand_over(0, "a", 1)
     plan.answered(0, 0, 1.0)
-    assert not plan.wait_again(1, "b")
+    assert plan.due() == 0.0
     plan.answered(9, QUOTA, 1.0)
-    (ready,) = plan.ready(1.0, 10)
-    assert plan.wait_again(ready, "a")
+    assert list(plan.ready(1.0, 10)) == []
     plan.validate()
-    assert (plan.waiting, plan.oldest) == (2, 1)
-    assert list(plan.ready(2.0, 10)) == [1]
-    assert not plan.wait_again(1, "a"), "it is the first of them now"
+    assert (plan.waiting, plan.oldest, plan.due()) == (2, 1, 2.0)
+    assert list(plan.ready(2.0, 10)) == [1], "it is the first of them now"
 
 
 def test_so_many_wait_before_nothing_new_is_handed_over() -> None:
@@ -212,8 +210,7 @@ class Delivery(RuleBasedStateMachine):
     @rule()
     def send(self) -> None:
         for number in self.plan.ready(self.now, 3):
-            if not self.plan.wait_again(number, self.topics[number]):
-                self._go(number)
+            self._go(number)
         while self.plan.room and self.cursor < len(self.topics):
             if self.plan.admit(self.cursor, self.topics[self.cursor]) is Fate.GO:
                 self._go(self.cursor)
