@@ -95,8 +95,8 @@ def test_a_resolver_that_hangs_does_not_hold_us(monkeypatch: pytest.MonkeyPatch)
 
 def test_families_take_turns_in_the_resolvers_order() -> None:
     """RFC 8305 section 4."""
-    six = [Address(socket.AF_INET6, (n,)) for n in range(3)]
-    four = [Address(socket.AF_INET, (n,)) for n in range(2)]
+    six: list[Address] = [(socket.AF_INET6, (n,)) for n in range(3)]
+    four: list[Address] = [(socket.AF_INET, (n,)) for n in range(2)]
     assert interleaved([*six, *four, six[0]]) == [six[0], four[0], six[1], four[1], six[2]]
     assert interleaved([]) == []
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, TypeAlias
 
 from towline.errors import BrokerError, ConfigError, Unreachable
 from towline.net.transport.endpoint import Endpoint
@@ -295,18 +295,15 @@ def _reach(
     return sock
 
 
-class Address(NamedTuple):
-    """One answer of the resolver."""
-
-    family: int
-    where: tuple[Any, ...]
+#: Family of an answer of the resolver, and the address.
+Address: TypeAlias = tuple[int, tuple[Any, ...]]
 
 
 def interleaved(addresses: Iterable[Address]) -> list[Address]:
     """The resolver's order with the families taking turns, its first one first (RFC 8305 section 4)."""
     families: dict[int, list[Address]] = {}
     for address in dict.fromkeys(addresses):
-        families.setdefault(address.family, []).append(address)
+        families.setdefault(address[0], []).append(address)
     return [a for a in chain.from_iterable(zip_longest(*families.values())) if a is not None]
 
 
@@ -339,81 +336,66 @@ def _connect_tcp(endpoint: Endpoint, source: str | None, patience: Patience) -> 
         advice = "Check the broker's host, and the DNS of this machine."
         like = f" that fits source_address {source}" if source else ""
         raise Unreachable("TL-M01", where, f'no address for "{host}"{like} ({reason})', advice) from error
-    addresses = interleaved(Address(family, where) for family, _, _, _, where in answers)
-    with _Race(addresses, source) as race:
-        try:
-            return race.run(patience)
-        except OSError as error:
-            many = f" to any of {len(addresses)} addresses" if len(addresses) > 1 else ""
-            many += f" from {source}" if source else ""
-            reasons = "; ".join([*dict.fromkeys(map(plain, [*race.failures, error]))][:_REASONS_SHOWN])
-            advice = "Is the broker up, and the port right?"
-            raise Unreachable("TL-M01", where, f"no connection{many} ({reasons})", advice) from error
+    addresses = interleaved((family, where) for family, _, _, _, where in answers)
+    failures: list[OSError] = []
+    try:
+        return _first_connected(addresses, source, patience, failures)
+    except OSError as error:
+        many = f" to any of {len(addresses)} addresses" if len(addresses) > 1 else ""
+        many += f" from {source}" if source else ""
+        reasons = "; ".join([*dict.fromkeys(map(plain, [*failures, error]))][:_REASONS_SHOWN])
+        advice = "Is the broker up, and the port right?"
+        raise Unreachable("TL-M01", where, f"no connection{many} ({reasons})", advice) from error
 
 
-class _Race:
-    """Attempts to several addresses, started one after the other, of which one wins."""
+def _first_connected(
+    addresses: Sequence[Address], source: str | None, patience: Patience, failures: list[OSError]
+) -> socket.socket:
+    """The socket that is connected first, of attempts begun one after the other; `failures` gets those before the last.
 
-    def __init__(self, addresses: list[Address], source: str | None) -> None:
-        self._source = source
-        self._waiting = deque(addresses)
-        self._running: dict[int, socket.socket] = {}
-        self._next_at = 0.0
-        self.failures: list[OSError] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for sock in self._running.values():
-            sock.close()
-
-    def run(self, patience: Patience) -> socket.socket:
-        """The first connected socket.
-
-        Raises:
-            OSError: All have failed (the last failure), or the time is over.
-        """
+    Raises:
+        OSError: All have failed (the last failure), or the time is over.
+    """
+    waiting, next_at = deque(addresses), 0.0
+    running: dict[int, socket.socket] = {}
+    try:
         while True:
-            while self._waiting and (not self._running or time.monotonic() >= self._next_at):
-                self._start(self._waiting.popleft())
-            if not self._running and not self._waiting:
-                raise self.failures.pop()
-            pause = max(0.0, self._next_at - time.monotonic()) if self._waiting else 1.0
+            while waiting and (not running or time.monotonic() >= next_at):
+                try:
+                    sock = _begun(waiting.popleft(), source)
+                except OSError as error:
+                    failures.append(error)
+                else:
+                    running[sock.fileno()], next_at = sock, time.monotonic() + STAGGER
+            if not running:
+                raise failures.pop()
             poller = select.poll()
-            for descriptor in self._running:
+            for descriptor in running:
                 poller.register(descriptor, select.POLLOUT)
+            pause = max(0.0, next_at - time.monotonic()) if waiting else 1.0
             for descriptor, _ in poller.poll(patience.step(pause) * 1000):
-                if winner := self._finished(descriptor):
-                    return winner
-
-    def _start(self, address: Address) -> None:
-        try:
-            sock = socket.socket(address.family, socket.SOCK_STREAM)
-        except OSError as error:  # no IPv6 here
-            self.failures.append(error)
-            return
-        sock.setblocking(False)
-        try:
-            if self._source is not None:
-                sock.bind((self._source, 0))
-            with contextlib.suppress(BlockingIOError):
-                sock.connect(address.where)
-        except OSError as error:
+                sock = running.pop(descriptor)
+                if not (code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+                    return sock
+                sock.close()
+                failures.append(OSError(code, os.strerror(code)))
+    finally:
+        for sock in running.values():
             sock.close()
-            self.failures.append(error)
-            return
-        self._running[sock.fileno()] = sock
-        self._next_at = time.monotonic() + STAGGER
 
-    def _finished(self, descriptor: int) -> socket.socket | None:
-        sock = self._running.pop(descriptor)
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if not code:
-            return sock
+
+def _begun(address: Address, source: str | None) -> socket.socket:
+    sock = socket.socket(address[0], socket.SOCK_STREAM)  # fails where there is no IPv6
+    try:
+        sock.setblocking(False)
+        if source is not None:
+            sock.bind((source, 0))
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(address[1])
+    except OSError:
         sock.close()
-        self.failures.append(OSError(code, os.strerror(code)))
-        return None
+        raise
+    return sock
 
 
 def _tune(sock: socket.socket, keep_alive_s: int) -> None:

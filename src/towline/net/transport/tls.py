@@ -151,25 +151,19 @@ def handshake(
     """
     name = tls.server_name or host
     try:
-        wrapped = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-    except ValueError:  # an ill-formed name; UnicodeError is one
-        sock.close()
-        what = f'"{name}" can\'t be the name of a server'
-        raise ConfigError("TL-C30", where, what, "Set tls.server_name.") from None
-    except BaseException:
-        sock.close()
-        raise
-    try:
+        sock = wrapped = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
         _shake(wrapped, patience)
-    except ssl.SSLCertVerificationError as error:
-        what, advice = certificate_problem(error.verify_code, error.verify_message, name, _shown_certificate(wrapped))
-        wrapped.close()
-        raise Unreachable("TL-M07", where, what, advice) from error
-    except OSError as error:
-        wrapped.close()
-        raise tls_problem(error, tls, where) from error
-    except BaseException:
-        wrapped.close()
+    except BaseException as error:
+        shown = _shown_certificate(sock) if isinstance(error, ssl.SSLCertVerificationError) else {}
+        sock.close()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            what, advice = certificate_problem(error.verify_code, error.verify_message, name, shown)
+            raise Unreachable("TL-M07", where, what, advice) from error
+        if isinstance(error, OSError):
+            raise tls_problem(error, tls, where) from error
+        if isinstance(error, ValueError):  # an ill-formed name; UnicodeError is one
+            what = f'"{name}" can\'t be the name of a server'
+            raise ConfigError("TL-C30", where, what, "Set tls.server_name.") from None
         raise
     return wrapped
 
@@ -186,7 +180,7 @@ def _shake(wrapped: ssl.SSLSocket, patience: Patience) -> None:
             return
 
 
-def _shown_certificate(wrapped: ssl.SSLSocket) -> Mapping[str, Any]:
+def _shown_certificate(wrapped: socket.socket) -> Mapping[str, Any]:
     """The certificate that was refused, as `getpeercert` shows an accepted one; empty when it can't be had.
 
     Before Python 3.13 the chain of a failed handshake is reachable only beneath the public class.
