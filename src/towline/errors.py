@@ -80,10 +80,7 @@ def _letters(word: str) -> str:
 @functools.cache
 def _foreign() -> tuple[dict[str, dict[str, str]], frozenset[str]]:
     """Words of other systems, and those of ours that are dangerous, by their letters."""
-    import pkgutil  # noqa: PLC0415 - every process imports this module, and few make a mistake
-    import tomllib  # noqa: PLC0415
-
-    table = tomllib.loads((pkgutil.get_data("towline", "foreign.toml") or b"").decode())
+    table = _read("foreign.toml")
     words = {_letters(word): meant for word, meant in table["words"].items()}
     return words, frozenset(map(_letters, table["dangerous"]))
 
@@ -91,10 +88,14 @@ def _foreign() -> tuple[dict[str, dict[str, str]], frozenset[str]]:
 @functools.cache
 def explanations() -> dict[str, dict[str, Any]]:
     """The row of each code in explanations.toml, whose head says what is in one."""
-    import pkgutil  # noqa: PLC0415 - as `_foreign`
+    return _read("explanations.toml")
+
+
+def _read(name: str) -> dict[str, Any]:
+    import pkgutil  # noqa: PLC0415 - every process imports this module, and few make a mistake
     import tomllib  # noqa: PLC0415
 
-    return tomllib.loads((pkgutil.get_data("towline", "explanations.toml") or b"").decode())
+    return tomllib.loads((pkgutil.get_data("towline", name) or b"").decode())
 
 
 def stays(code: str) -> bool:

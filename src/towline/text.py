@@ -46,10 +46,12 @@ def counted(number: int, noun: str = "message") -> str:
 
 
 def span(seconds: float) -> str:
-    """A time in its largest unit, whole: ``41 hours``."""
-    units = (("day", 86400), ("hour", 3600), ("minute", 60))
-    name, size = next((unit for unit in units if seconds >= unit[1]), ("second", 1))
-    return counted(int(seconds // size), name)
+    """``0.4 s``, ``5 s``, ``1.5 h``, ``27 h``, ``4 days``; rounded down, because it is a limit."""
+    for unit, size, most in (("s", 1.0, 120), ("min", 60.0, 120), ("h", 3600.0, 48), ("days", 86400.0, 1000)):
+        if seconds < most * size:
+            value = seconds / size
+            return f"{int(value * 10) / 10:g} {unit}" if value < 10 else f"{int(value)} {unit}"
+    return "years"
 
 
 def cause(error: BaseException, limit: int | None = None) -> str:

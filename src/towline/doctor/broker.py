@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.model import DownLine, Line
 from towline.doctor.case import PROBE, Case, LineGateway, LineLoad, Target, filters_of, within
-from towline.doctor.table import Answer, Check, NotAsked, Standing, fact, span
+from towline.doctor.table import Answer, Check, NotAsked, Standing, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
 from towline.gateway.sessions import connection_of
 from towline.journal.recovery import session_in
@@ -25,6 +25,7 @@ from towline.net.client import Client
 from towline.net.credentials import read_credentials
 from towline.net.messages import Message, PublishResult
 from towline.net.settings import ClientSettings, ProtocolName
+from towline.text import span
 
 if TYPE_CHECKING:
     from mqtt5 import ConnAckPacket

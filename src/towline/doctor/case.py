@@ -11,13 +11,13 @@ from typing import Final
 
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.config.tables import NAME
-from towline.doctor.table import span
 from towline.gateway.identity import MEMBERS
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy
 from towline.journal.recovery import session_in
 from towline.mqtt.filters import unshared
 from towline.net.transport import Endpoint
+from towline.text import counted, span
 
 #: How everything begins or ends that doctor makes: client ids, topics, transactional ids.
 PROBE: Final = "towline-doctor"
@@ -42,8 +42,7 @@ class LineLoad:
 
 def within(messages: float, load: LineLoad | None) -> str:
     """``1,000 messages, 5 s at 200 msg/s``; only the messages where no load is known."""
-    told = f"{int(messages):,} message{'' if int(messages) == 1 else 's'}"
-    return told if load is None else f"{told}, {span(messages / load.messages_s)} {load}"
+    return counted(int(messages)) + ("" if load is None else f", {span(messages / load.messages_s)} {load}")
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from typing import Final
 
 from towline.bridge.config.model import Line
 from towline.doctor.cluster import TRANSACTIONS, Cluster, TopicRole, TopicSeen, TopicUse
-from towline.doctor.table import Answer, Check, Standing, named, sized, span
+from towline.doctor.table import Answer, Check, Standing, named, sized
 from towline.errors import ConfigError, KafkaError
 from towline.guarantee import policy
 from towline.kafka.faults import Meaning, means
+from towline.text import span
 
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = [Standing(one) for one in ("broken", "holds", "limited", "unknown", "warns")]
 #: librdkafka's name of a broker that it was told of, which has the broker's number; a bootstrap server has none.

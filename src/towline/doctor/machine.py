@@ -22,11 +22,12 @@ from towline.bridge.config.tables import BATCH_BYTES
 from towline.bridge.lines.identity import left_lines
 from towline.bridge.runtime.surroundings import check_java
 from towline.doctor.case import PROBE, Case, LineLoad
-from towline.doctor.table import Answer, Check, Standing, fact, named, sized, span
+from towline.doctor.table import Answer, Check, Standing, fact, named, sized
 from towline.errors import SetupError
 from towline.guarantee import AckAfter
 from towline.sizing import journal_bytes_s
 from towline.spark.session import check_pyspark
+from towline.text import span
 
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = [Standing(one) for one in ("broken", "holds", "limited", "unknown", "warns")]
 #: File systems in memory: gone with the machine. Of a container: removed with it.

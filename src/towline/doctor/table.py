@@ -199,15 +199,6 @@ def _summary(findings: Iterable[Finding], *, verbose: bool) -> str:
 # -- how figures are told --
 
 
-def span(seconds: float) -> str:
-    """``0.4 s``, ``5 s``, ``1.5 h``, ``27 h``, ``4 days``; rounded down, because it is a limit."""
-    for unit, size, most in (("s", 1.0, 120), ("min", 60.0, 120), ("h", 3600.0, 48), ("days", 86400.0, 1000)):
-        if seconds < most * size:
-            value = seconds / size
-            return f"{int(value * 10) / 10:g} {unit}" if value < 10 else f"{int(value)} {unit}"
-    return "years"
-
-
 def sized(count: float) -> str:
     """Bytes in the unit that suits them: ``1.5 MB``, ``29 GB``."""
     for unit, size in (("B", 1), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)):

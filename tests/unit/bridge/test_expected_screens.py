@@ -207,11 +207,11 @@ def test_a_broker_that_is_never_reached(up: Watched) -> None:
     ("facts", "text"),
     [
         ({"session_kept_s": 7 * 86_400}, "the broker keeps the session plant-7-telemetry for 7 days"),
-        ({"session_kept_s": 3_600}, "the broker keeps the session plant-7-telemetry for 1 hour"),
+        ({"session_kept_s": 3_600}, "the broker keeps the session plant-7-telemetry for 60 min"),
         ({"session_kept_s": 90, "protocol": "3.1.1"}, "the broker keeps the session plant-7-telemetry"),
         (
             {"session_kept_s": 90, "state": "offline"},
-            "the broker is not reachable now; it was asked to keep the session plant-7-telemetry for 1 minute",
+            "the broker is not reachable now; it was asked to keep the session plant-7-telemetry for 90 s",
         ),
         ({"session_kept_s": 0}, "the broker keeps no session: what is published before the next start is not received"),
     ],

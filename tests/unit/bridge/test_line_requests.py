@@ -83,7 +83,7 @@ def test_who_pauses_is_told_what_becomes_of_messages(tmp_path: Path) -> None:
     state = json.loads(file.read_text())
     state["lines"][name]["rate_in"] = 100.0
     file.write_text(json.dumps(state))
-    assert ran_by(bridge, name).endswith("GB; at 100 messages/s that lasts 10 hours")
+    assert ran_by(bridge, name).endswith("GB; at 100 messages/s that lasts 10 h")
     told(bridge, name, query="paused", status={**status, "ack_after": "kafka"})
     assert ran_by(bridge, name).endswith("is not acknowledged, and stays in the queue of the broker")
     told(bridge, "back", query="paused")

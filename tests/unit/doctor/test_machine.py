@@ -19,9 +19,10 @@ from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, r
 from towline.doctor import machine
 from towline.doctor.case import LineLoad
 from towline.doctor.machine import CHECKS, FileSystem, Spot, ThisMachine, file_system, host_memory, synchronised, syncs
-from towline.doctor.table import Finding, Standing, span
+from towline.doctor.table import Finding, Standing
 from towline.sizing import journal_bytes_s
 from towline.spark import session
+from towline.text import span
 
 HERE = Path("/var/lib/towline")
 LOAD = LineLoad(2_000, 400_000, "--rate")

@@ -23,10 +23,9 @@ from towline.doctor.table import (
     named,
     screen,
     sized,
-    span,
 )
 from towline.errors import Unreachable
-from towline.text import wrapped
+from towline.text import span, wrapped
 
 #: Seconds of each unit.
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
