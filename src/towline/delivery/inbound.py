@@ -166,12 +166,11 @@ class Uplink:
         try:
             while self._waiting:
                 frame = self._waiting[0]
-                change = self._ledger.storing(frame.marks) if self._ledger is not None and frame.marks else None
-                notes = change.notes if change is not None else {}
+                notes = {} if self._ledger is None else self._ledger.storing(frame.marks)
                 end = self._inbox.append(frame.rows, held=frame.held, released=frame.released, notes=notes)
                 self._waiting.popleft()
-                if self._ledger is not None and change is not None:
-                    self._ledger.stored(change, end)
+                if self._ledger is not None:
+                    self._ledger.stored(frame.marks, end)
                 self._on_rows()
                 if self._config.acks is AckAfter.JOURNAL:
                     self._handle(Settled(end))

@@ -160,11 +160,10 @@ class Copies(RuleBasedStateMachine):
     @rule()
     def store(self) -> None:
         marks = [mark for mark, _ in self.ahead]
-        change = self.ledger.storing(marks)
+        self.notes.update(self.ledger.storing(marks))
         self.journal += [message for _, message in self.ahead]
         self.ahead = []
-        self.notes.update(change.notes)
-        self.ledger.stored(change, len(self.journal))
+        self.ledger.stored(marks, len(self.journal))
 
     @rule(more=st.integers(1, 5))
     def commit(self, more: int) -> None:

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Mark, ReceiptKeys, is_genuine, mark_of
 from towline.delivery.receipts.payload import Openings, ReceiptPayload, receipt_topic
@@ -54,20 +54,6 @@ class MarkVerdict(Enum):
     DEFERRED = "deferred"  # no room for what it would leave open: acknowledge and drop, it comes again
     UNKNOWN = "unknown"  # of an older epoch, out of all reason, or one publisher too many: store it, and forget it
     FOREIGN = "foreign"  # its number is another message's: store it, forget it, and let the publisher know
-
-
-class Change(NamedTuple):
-    """What a frame will do to the ledger once it is durable.
-
-    Attributes:
-        journaled: Publisher → its epoch and its numbers in the journal then.
-        asked: Publisher → the message of the frame that came with a question.
-        notes: To be stored with the frame.
-    """
-
-    journaled: Mapping[str, tuple[int, Ranges]]
-    asked: Mapping[str, Mark]
-    notes: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -269,46 +255,40 @@ class Ledger:
 
     # -- on disk --
 
-    def storing(self, marks: Iterable[Mark]) -> Change:
-        """What a frame with these messages will change."""
-        journaled: dict[str, tuple[int, Ranges]] = {}
-        asked: dict[str, Mark] = {}
-        for mark in marks:
-            state = self._publishers.get(mark.publisher)
-            if state is None or state.epoch != mark.epoch:
-                continue
-            if mark.publisher not in journaled:
-                journaled[mark.publisher] = (state.epoch, state.journaled.copy())
-            journaled[mark.publisher][1].add(mark.number)
-            if mark.nonce:
-                asked[mark.publisher] = mark
-        notes = {_NOTE + name: self._publishers[name].note(numbers) for name, (_, numbers) in journaled.items()}
-        return Change(journaled, asked, notes)
+    def storing(self, marks: Iterable[Mark]) -> dict[str, Any]:
+        """The notes to be stored with a frame of these messages."""
+        journaled: dict[str, Ranges] = {}
+        for mark, state in self._of_this_epoch(marks):
+            journaled.setdefault(mark.publisher, state.journaled.copy()).add(mark.number)
+        return {_NOTE + name: self._publishers[name].note(numbers) for name, numbers in journaled.items()}
 
-    def stored(self, change: Change, end: int) -> None:
-        """The frame is durable, and the journal ends at `end`."""
-        for name, (epoch, numbers) in change.journaled.items():
-            state = self._publishers.get(name)
-            if state is None or state.epoch != epoch:
-                continue
-            state.journaled.unite(numbers)
+    def stored(self, marks: Iterable[Mark], end: int) -> None:
+        """A frame of these messages is durable, and the journal ends at `end`."""
+        states: dict[str, _PublisherState] = {}
+        for mark, state in self._of_this_epoch(marks):
+            states[mark.publisher] = state
+            state.journaled.add(mark.number)
+            self._note_question(mark.publisher, state, mark)
+        for state in states.values():
             if len(state.waiting) >= _MOST_WAITING:
                 state.waiting.pop()
             state.waiting.append((end, state.journaled.copy()))
-            self._waiting.add(name)
-            if name in change.asked:
-                self._note_question(name, state, change.asked[name])
+        self._waiting.update(states)
 
     def start_again(self, marks: Iterable[Mark]) -> None:
         """The session was renewed: what is not in the journal, and not among `marks`, was never received."""
         for state in self._publishers.values():
             state.seen = state.journaled.copy()
+        for mark, state in self._of_this_epoch(marks):
+            newest = mark.number >= state.seen.end
+            state.openings.put(mark.number, mark.opening, newest=newest, low=state.low)
+            state.seen.add(mark.number)
+
+    def _of_this_epoch(self, marks: Iterable[Mark]) -> Iterator[tuple[Mark, _PublisherState]]:
         for mark in marks:
-            sender = self._publishers.get(mark.publisher)
-            if sender is not None and sender.epoch == mark.epoch:
-                newest = mark.number >= sender.seen.end
-                sender.openings.put(mark.number, mark.opening, newest=newest, low=sender.low)
-                sender.seen.add(mark.number)
+            state = self._publishers.get(mark.publisher)
+            if state is not None and state.epoch == mark.epoch:
+                yield mark, state
 
     # -- in Kafka --
 

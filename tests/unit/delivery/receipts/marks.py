@@ -23,9 +23,9 @@ def later(seconds: float, *, set_s: float = 0, boot: int = 0) -> Stamp:
 
 
 def store(ledger: Ledger, marks: list[Mark], end: int) -> dict[str, Any]:
-    change = ledger.storing(marks)
-    ledger.stored(change, end)
-    return dict(change.notes)
+    notes = ledger.storing(marks)
+    ledger.stored(marks, end)
+    return notes
 
 
 def mark(number: int, low: int = 0, epoch: int = 1, nonce: str = "") -> Mark:

@@ -109,11 +109,10 @@ def test_a_new_epoch_begins_anew_and_an_old_one_passes() -> None:
 def test_what_an_older_epoch_had_under_way_says_nothing_of_the_newer() -> None:
     ledger = Ledger({}, 0, keys=KEYS)
     ledger.take(mark(0), NOW)
-    change = ledger.storing([mark(0)])
     ledger.announce_again()
     (old,) = ledger.receipts(1)
     ledger.take(mark(7, epoch=2, nonce="ab"), NOW)
-    ledger.stored(change, 1)
+    ledger.stored([mark(0)], 1)
     store(ledger, [mark(7, epoch=2, nonce="ab")], 2)
     ledger.handed_over(old)
     (receipt,) = ledger.receipts(1)

@@ -44,11 +44,11 @@ class Gateway(RuleBasedStateMachine):
     def store(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(1, len(self.ahead)))
         frame, self.ahead = self.ahead[:count], self.ahead[count:]
-        change = self.ledger.storing(frame)
+        notes = self.ledger.storing(frame)
         if data.draw(st.booleans()):
-            self._durable(change.notes)
+            self._durable(notes)
             self.rows += [(m.epoch, m.number) for m in frame]
-            self.ledger.stored(change, len(self.rows))
+            self.ledger.stored(frame, len(self.rows))
         else:
             self.ahead = frame + self.ahead  # the journal was full
 
@@ -106,10 +106,10 @@ class Gateway(RuleBasedStateMachine):
         self.epoch += 1
         self.low = 0
         assert self.ledger.take(Mark("p", self.epoch, 0, 0), NOW) is MarkVerdict.NEW
-        change = self.ledger.storing([Mark("p", self.epoch, 0, 0)])
-        self._durable(change.notes)
+        first = [Mark("p", self.epoch, 0, 0)]
+        self._durable(self.ledger.storing(first))
         self.rows.append((self.epoch, 0))
-        self.ledger.stored(change, len(self.rows))
+        self.ledger.stored(first, len(self.rows))
 
     @rule()
     def expiry(self) -> None:
@@ -125,10 +125,10 @@ class Gateway(RuleBasedStateMachine):
         top = max([n for e, n in self.rows if e == self.epoch], default=-1) + 1
         for number in range(self.low, top):
             self.publish(number - self.low, "")
-        change = self.ledger.storing(self.ahead)
+        notes = self.ledger.storing(self.ahead)
         self.rows += [(m.epoch, m.number) for m in self.ahead]
-        self._durable(change.notes)
-        self.ledger.stored(change, len(self.rows))
+        self._durable(notes)
+        self.ledger.stored(self.ahead, len(self.rows))
         self.commit(1_000_000)
         self.tell()
         assert max(self.announced.get(self.epoch, 0), self.low) >= top
