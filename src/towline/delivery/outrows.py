@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count, repeat
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -13,6 +15,8 @@ from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
 from towline.schema import ARRIVAL, MESSAGE_SCHEMA, OUTBOX_SCHEMA
 from towline.timing import Stamp
 
+#: Of a row: the last columns of `MESSAGE_SCHEMA`.
+_NO_PROPERTIES: Final = (None,) * 6
 #: What a pair costs in memory beside its text.
 _PAIR_BYTES: Final = 100
 #: Reason codes of a message that MQTT can't say: topic name invalid, packet too large, payload format invalid, QoS not
@@ -74,33 +78,38 @@ def outgoing(
         again: Sent before: without RETAIN, or an old value would take the place of a newer one.
     """
     columns, unreadable = _values(rows)
-    topics, payloads, qos, retain, *rest = columns
     # A cast of the first would load pyarrow.compute.
     stamps = (rows.column(name).view(pa.int64()).to_pylist() for name in ARRIVAL.names)
     arrivals = map(Stamp._make, zip(*([value or 0 for value in column] for column in stamps), strict=True))
-    plain = not any(rest)
-    for at, arrival in enumerate(arrivals):
-        topic = (topics[at] if topics else None) or ""
-        payload = (payloads[at] if payloads else None) or b""
-        level = (qos[at] if qos else None) or 0
-        extra = () if plain else tuple(column[at] if column else None for column in rest)
-        expiry = extra[5] if extra else None
-        if mark is not None:
-            extra = extra or (None,) * 6
-            users = extra[4] or ()
-            pairs = unmarked([(p["key"] or "", p["value"] or "") for p in users if p])
-            content = Content(topic, payload, extra[0], bool(extra[1]), extra[2], extra[3], pairs)
-            own = [{"key": key, "value": value} for key, value in (*pairs, *mark(first + at, content))]
-            extra = (*extra[:4], [*own, *(p for p in users if not p)], extra[5])
-        yield Outgoing(
-            first + at,
-            topic,
-            level,
-            len(payload) + len(topic) + (_size(extra) if extra else 0),
-            arrival,
-            None if expiry is None else _expiry(expiry) * 1_000_000,
-            unreadable.get(at) or message_of(topic, payload, level, bool(retain and retain[at]) and not again, *extra),
-        )
+    cells = zip(*(column or repeat(None) for column in columns), strict=False)
+    for number, cell, arrival in zip(count(first), cells, arrivals, strict=False):
+        topic, payload, qos, retain = cell[0] or "", cell[1] or b"", cell[2] or 0, bool(cell[3]) and not again
+        size, expiry_us, reason = len(payload) + len(topic), None, unreadable.get(number - first)
+        properties: dict[str, Any] = {}
+        if mark is not None or cell[4:] != _NO_PROPERTIES:
+            content_type, is_utf8, response_topic, correlation_data, users, expiry = cell[4:]
+            pairs = [(pair["key"] or "", pair["value"] or "") for pair in users or () if pair]
+            if users and None in users:
+                reason = reason or _FORMAT_INVALID
+            if mark is not None:
+                own = unmarked(pairs)
+                content = Content(topic, payload, content_type, bool(is_utf8), response_topic, correlation_data, own)
+                pairs = [*own, *mark(number, content)]
+            if expiry is not None:
+                expiry = min(max(expiry, 0), LONGEST_EXPIRY)  # a column holds more than MQTT has a number for
+                expiry_us = expiry * 1_000_000
+            properties = {
+                "payload_format_indicator": 1 if is_utf8 else 0,
+                "message_expiry_interval": expiry,
+                "content_type": content_type,
+                "response_topic": response_topic,
+                "correlation_data": correlation_data,
+                "user_properties": pairs,
+            }
+            size += len(content_type or "") + len(response_topic or "") + len(correlation_data or b"")
+            size += sum(_PAIR_BYTES + len(key) + len(value) for key, value in pairs)
+        message = reason or message_of(topic, payload, qos, retain=retain, properties=properties)
+        yield Outgoing(number, topic, qos, size, arrival, expiry_us, message)
 
 
 def _values(rows: pa.RecordBatch) -> tuple[list[list[Any] | None], dict[int, int]]:
@@ -124,50 +133,18 @@ def _values(rows: pa.RecordBatch) -> tuple[list[list[Any] | None], dict[int, int
 
 
 def message_of(
-    topic: str,
-    payload: bytes,
-    qos: int,
-    retain: bool,  # noqa: FBT001 - a column, in the order of the schema
-    content_type: str | None = None,
-    payload_is_utf8: bool | None = None,  # noqa: FBT001 - see above
-    response_topic: str | None = None,
-    correlation_data: bytes | None = None,
-    user_properties: Sequence[Mapping[str, str]] | None = None,
-    message_expiry_seconds: int | None = None,
+    topic: str, payload: bytes, qos: int, *, retain: bool, properties: Mapping[str, Any] = MappingProxyType({})
 ) -> OutboundMessage | int:
-    """The message of a row, or the reason code of one that MQTT has no way to say."""
+    """A message with the `properties` of `OutboundMessage`, or the reason code of one that MQTT has no way to say."""
     if not topic:
         return _TOPIC_INVALID
     if qos not in {0, 1, 2}:
         return _QOS_INVALID
     try:
-        return OutboundMessage(
-            topic,
-            payload,
-            qos=qos,
-            retain=retain,
-            payload_format_indicator=1 if payload_is_utf8 else 0,
-            message_expiry_interval=None if message_expiry_seconds is None else _expiry(message_expiry_seconds),
-            content_type=content_type,
-            response_topic=response_topic,
-            correlation_data=correlation_data,
-            user_properties=[(p["key"] or "", p["value"] or "") for p in user_properties or ()],
-        )
+        return OutboundMessage(topic, payload, qos=qos, retain=retain, **properties)
     except fence.PacketTooLarge:
         return _TOO_LARGE
     except BaseException as error:  # whatever a row holds, it must not end the process that sends it
         if isinstance(error, MemoryError) or not (isinstance(error, Exception) or fence.is_panic(error)):
             raise  # nothing that the row is to blame for
         return _TOPIC_INVALID if any(c in topic for c in "+#\0") or len(topic) > 0x3FFF else _FORMAT_INVALID
-
-
-def _size(extra: Sequence[Any]) -> int:
-    """Length of the properties, in the order of the columns; a property more counts some bytes for itself."""
-    content_type, _, response_topic, correlation_data, users, _ = extra
-    size = len(content_type or "") + len(response_topic or "") + len(correlation_data or b"")
-    return size + sum(_PAIR_BYTES + len(p["key"] or "") + len(p["value"] or "") for p in users or () if p)
-
-
-def _expiry(seconds: int) -> int:
-    """What MQTT has a number for: a column holds more."""
-    return min(max(seconds, 0), LONGEST_EXPIRY)

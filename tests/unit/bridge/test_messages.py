@@ -27,12 +27,13 @@ from towline.bridge.messages import (
 )
 from towline.bridge.routes import REJECT, WHERE, RouteTable
 from towline.bridge.uplink.sink import RecordColumns
-from towline.delivery.outrows import message_of
+from towline.delivery.outrows import arrived, outgoing, rows_of
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import DeadLetter, Reason, from_record
 from towline.mqtt.message import OutboundMessage
 from towline.schema import MESSAGE_SCHEMA, ROW_SCHEMA
+from towline.timing import Stamp
 
 SENT = [name for name in MESSAGE_SCHEMA.names if name != "qos"]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -187,10 +188,9 @@ def test_the_size_of_a_packet_is_known_beforehand(rows: list[dict[str, Any]]) ->
 
 def packet(fields: Mapping[str, Any]) -> bytes:
     """The PUBLISH of a message with QoS 1, with everything MQTT 5 says in it."""
-    plain = {name: fields[name] for name in SENT}
-    message = message_of(**{**plain, "payload": plain["payload"] or b"", "qos": 1})
-    assert isinstance(message, OutboundMessage)
-    return bytes(message.packet(1, message.message_expiry_interval).write())
+    (message,) = outgoing(arrived(rows_of([{**{name: fields[name] for name in SENT}, "qos": 1}]), Stamp(0)), 0)
+    assert isinstance(message.content, OutboundMessage)
+    return bytes(message.content.packet(1, message.content.message_expiry_interval).write())
 
 
 def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) -> dict[str, Any]:
