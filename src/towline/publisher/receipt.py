@@ -5,12 +5,13 @@ The condition of the publisher's `Lifecycle` guards them all; callbacks run with
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -206,7 +207,7 @@ class Lifecycle:
 
 
 class Completion(Generic[T]):
-    """Something that happens once, or fails once; like `concurrent.futures.Future`, and lighter.
+    """Something that happens once, or fails once; like `concurrent.futures.Future`, lighter, and awaitable.
 
     Args:
         life: Of the publisher.
@@ -263,6 +264,22 @@ class Completion(Generic[T]):
                 self._life.kept.add(self)
                 return
         call(self)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Await as `result` waits, as often as you like; cancelling that cancels nothing else."""
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> T:
+        if not self._done:
+            loop, reached = asyncio.get_running_loop(), asyncio.Event()
+
+            def notify(_stage: Completion[T]) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(reached.set)
+
+            self.add_done_callback(notify)
+            await reached.wait()
+        return self.result(0)
 
     def settle(self, value: T | None = None, failure: BaseException | None = None) -> None:
         """For the publisher alone: note the outcome in `Lifecycle.settling`; a second one changes nothing."""
