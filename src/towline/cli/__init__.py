@@ -73,7 +73,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help", "help"):
-        sys.stdout.write(_help())
+        rows = "\n".join(f"  {command:<12}{what}" for command, what in COMMANDS.items() if what and _present(command))
+        sys.stdout.write(f"{_USAGE}\n\n{rows}\n\n{_EXAMPLE}\n")
         return 0
     if name == "--version":
         sys.stdout.write(f"towline {release()}\n")
@@ -99,18 +100,13 @@ def _guarded(name: str, arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get("TOWLINE_DEBUG"):
             raise
-        _complain(str(_unexpected(name, error)))
+        do = "This is a fault in Towline; please report it with the output of TOWLINE_DEBUG=1."
+        _complain(str(TowlineError("TL-X01", f"towline {name}", f"unexpected {cause(error)}", do)))
         return EXIT_FAILED
 
 
 def _complain(text: str) -> None:
     sys.stderr.write(fitted(f"{text}\n", sys.stderr))
-
-
-def _unexpected(name: str, error: Exception) -> TowlineError:
-    what = f"unexpected {cause(error)}"
-    do = "This is a fault in Towline; please report it with the output of TOWLINE_DEBUG=1."
-    return TowlineError("TL-X01", f"towline {name}", what, do)
 
 
 def _call(name: str, arguments: list[str]) -> int:
@@ -157,8 +153,3 @@ def _unknown(name: str) -> int:
     kind = "option" if name.startswith("-") else "command"
     _complain(f'towline: there is no {kind} "{printable(name)}". {hint}   [TL-C01]')
     return EXIT_CONFIG
-
-
-def _help() -> str:
-    rows = "\n".join(f"  {name:<12}{what}" for name, what in COMMANDS.items() if what and _present(name))
-    return f"{_USAGE}\n\n{rows}\n\n{_EXAMPLE}\n"

@@ -83,7 +83,8 @@ def replay(
     for shelf in ledgers:
         left = None if limit is None else limit - total.letters
         total.include(replaying.replay(shelf, wanted, _session(bridge), limit=left, dry_run=dry_run))
-    found = {**_facts_of(total, dry_run=dry_run), **_besides(ledgers)}
+    done = {"mended": dict(total.mended), "filtered": total.filtered, "dead": dict(total.dead)}
+    found = {"dry_run": dry_run, **done, **_besides(ledgers)}
     print_result(found, _told(total, found, dry_run=dry_run), as_json=as_json)
     if total.dead:
         raise typer.Exit(1)
@@ -177,7 +178,3 @@ def _told(done: replaying.Replay, found: dict[str, Any], *, dry_run: bool) -> It
     for why, count in sorted(done.dead.items()):
         yield f"{count:>10,}  stay dead letters: {why}"
     yield from _of_nobody(found)
-
-
-def _facts_of(done: replaying.Replay, *, dry_run: bool) -> dict[str, Any]:
-    return {"dry_run": dry_run, "mended": dict(done.mended), "filtered": done.filtered, "dead": dict(done.dead)}

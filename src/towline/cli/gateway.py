@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, MetricsAddress, load_bridge, plain
+from towline.cli.screen import BridgeFile, MetricsAddress, load_bridge, print_lines
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def gateway(
     from towline.monitor.serving import gateway_endpoint  # noqa: PLC0415
 
     if stop is not None:
-        sys.stdout.write(plain(_stopped(stop)))
+        print_lines([_stopped(stop)])
         return
     bridge = load_bridge(file)
     settings = _chosen(bridge, file, line, member)
@@ -60,7 +59,8 @@ def gateway(
     with gateway_endpoint(bridge, settings, metrics):
         code = run(settings)
     if drain and code == 0:
-        sys.stdout.write(plain(_left(settings)))
+        done = f"{settings.name} is drained: all is committed, and its session at the broker is ended"
+        print_lines([done, f'A query over several gateways does without it: removed_gateways = ["{settings.name}"].'])
     raise typer.Exit(code)
 
 
@@ -79,7 +79,7 @@ def _stopped(state_dir: Path) -> str:
         what = f"its gateway can't be ended like this: {user or f'it runs on {endpoint.host}'}"
         raise ConfigError("TL-G63", str(state_dir), what, "End the query or bridge that it is for, or do it there.")
     end_running(state_dir)
-    return f"{endpoint.name} has ended; its session stays at the broker, and what it had taken in on disk\n"
+    return f"{endpoint.name} has ended; its session stays at the broker, and what it had taken in on disk"
 
 
 def _chosen(bridge: Bridge, file: Path, line: str | None, member: str | None) -> GatewaySettings:
@@ -101,9 +101,3 @@ def _chosen(bridge: Bridge, file: Path, line: str | None, member: str | None) ->
         what, do = "it reads gateways that run elsewhere, and has none of its own", "Run it where such a gateway is."
         raise ConfigError("TL-C113", f'{file}: line "{chosen.name}"', what, do)
     return chosen.gateway
-
-
-def _left(settings: GatewaySettings) -> str:
-    name = settings.name
-    done = f"{name} is drained: all is committed, and its session at the broker is ended"
-    return f'{done}\nA query over several gateways does without it: removed_gateways = ["{name}"].\n'

@@ -340,7 +340,9 @@ class Downlink:
         try:
             self._outbox.flush(durable=True)
         except JournalFull as error:
-            self._hold_back(error)  # done in memory all the same: lost in a crash, as QoS 0 may be, not doubled
+            # Done in memory all the same: lost in a crash, as QoS 0 may be, not doubled.
+            self._room_at = time.monotonic() + _ROOM_RETRY
+            self._log.warning("no room, holding back", reason=str(error), code=error.code)
 
     # -- answers --
 
@@ -433,7 +435,9 @@ class Downlink:
         try:
             for numbers in self.refused.keep(rows):
                 for number in numbers:
-                    self._refuse(number, self._refusals.pop(number))
+                    reason = reason_words(self._refusals.pop(number))
+                    self._log.warning("refused", number=number, reason=reason, code="TL-M40")
+                    self._done(number, Outcome.REFUSED)
         except (JournalFull, JournalLocked) as error:
             if self.held_back is None:
                 self._log.warning("no room for refused messages", reason=str(error), code="TL-M49")
@@ -441,14 +445,6 @@ class Downlink:
             self._room_at = time.monotonic() + _ROOM_RETRY
         else:
             self.held_back = str(self.broken) if self.broken else None
-
-    def _refuse(self, number: int, reason: int) -> None:
-        self._log.warning("refused", number=number, reason=reason_words(reason), code="TL-M40")
-        self._done(number, Outcome.REFUSED)
-
-    def _hold_back(self, error: JournalFull) -> None:
-        self._room_at = time.monotonic() + _ROOM_RETRY
-        self._log.warning("no room, holding back", reason=str(error), code=error.code)
 
 
 def _left(message: Outgoing, now: float, clock: Stamp) -> float | None:

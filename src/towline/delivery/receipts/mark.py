@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, Self
 from towline import files
 from towline.errors import ConfigError
 from towline.mqtt.fence import MAX_PROPERTIES
+from towline.providers import secret_of
 
 #: A truncated code has half of the hash or more, and no fewer than 80 bits [RFC 2104 section 5].
 _CODE_BYTES: Final = 16
@@ -77,20 +78,10 @@ class ReceiptKeys:
 
     @staticmethod
     def _in(path: Path) -> Sequence[tuple[str, bytes]]:
-        try:
-            if path.stat().st_mode & _READABLE_BY_OTHERS:
-                raise _unusable(path, "every user of this machine may read or write it", "chmod 600 it.")
-            lines = path.read_text("ascii").splitlines()
-        except OSError as error:
-            reason = files.why(error)
-            raise _unusable(path, f"it can't be read ({reason})", "Check its name and rights.") from error
-        except UnicodeDecodeError:
-            lines = ["?"]
-        matches = [_LINE.match(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
-        keys = [(match[1] or "", bytes.fromhex(match[2])) for match in matches if match]
-        if len(keys) != len(matches) or not 0 < len(keys) <= _MOST_KEYS:
-            what = f"it holds something other than 1 to {_MOST_KEYS} keys of 64 hex digits, one a line"
-            raise _unusable(path, what, "Make one with: openssl rand -hex 32")
+        keys = secret_of("receipt_key_file", path, _keys_in, "TL-C85", "Make one with: openssl rand -hex 32")
+        if any(mode & _READABLE_BY_OTHERS for mode in files.version(path)[-1:]):
+            what = "no file of receipt keys: every user of this machine may read or write it"
+            raise ConfigError("TL-C85", str(path), what, "chmod 600 it.")
         return keys
 
     def speaks_for(self, publisher: str) -> bool:
@@ -131,8 +122,13 @@ def _code(keyed: hmac.HMAC, said: Sequence[bytes]) -> str:
     return code.digest()[:_CODE_BYTES].hex()
 
 
-def _unusable(path: Path, what: str, do: str) -> ConfigError:
-    return ConfigError("TL-C85", str(path), f"no file of receipt keys: {what}", do)
+def _keys_in(content: bytes) -> Sequence[tuple[str, bytes]]:
+    lines = (line.strip() for line in content.decode("ascii", "replace").splitlines() if not line.startswith("#"))
+    matches = [_LINE.match(line) for line in lines if line]
+    keys = [(match[1] or "", bytes.fromhex(match[2])) for match in matches if match]
+    if len(keys) != len(matches) or not 0 < len(keys) <= _MOST_KEYS:
+        raise ValueError(f"it holds something other than 1 to {_MOST_KEYS} keys of 64 hex digits, one a line")
+    return keys
 
 
 ID_KEY: Final = "towline-id"

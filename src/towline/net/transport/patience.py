@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Final, TypeVar
 
 from towline.threads import later
@@ -77,14 +77,9 @@ class Patience:
             while not wait([running], self.step()).done:
                 pass
         except TimeoutError:
-            running.add_done_callback(lambda done: _late(done, discard))
+            running.add_done_callback(lambda late: None if late.exception() else discard(late.result()))
             raise
         return running.result()
-
-
-def _late(done: Future[T], discard: Callable[[T], None]) -> None:
-    if done.exception() is None:
-        discard(done.result())
 
 
 def plain(error: BaseException) -> str:
