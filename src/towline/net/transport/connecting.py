@@ -29,18 +29,25 @@ READ_BYTES: Final = 1 << 20
 
 
 class Transport:
-    """An open connection: a connected socket, TCP, Unix or TLS.
+    """An open connection: a connected socket, TCP, Unix or TLS, and WebSocket frames on it where they are wanted.
 
     Args:
         sock: Connected and non-blocking, its handshake done.
         where: Begins an error.
         tls: The settings of an encrypted one.
+        framing: Of a WebSocket, to be opened (`open`); None for plain MQTT.
+
+    Attributes:
+        problem: Why the line broke, when more is known than that it did.
     """
 
-    def __init__(self, sock: socket.socket, where: str, tls: Tls | None = None) -> None:
+    def __init__(self, sock: socket.socket, where: str, tls: Tls | None = None, framing: Framing | None = None) -> None:
         self._sock = sock
         self._where = where
         self._tls = tls
+        self._framing = framing
+        #: Bytes of MQTT that came along with the answer that opened the WebSocket.
+        self._early = b""
         self._out = bytearray()
         #: Where reads land: one object of this size a read would have the heap grow and shrink each time.
         self._in = bytearray(READ_BYTES)
@@ -48,7 +55,7 @@ class Transport:
         self._at_once = sock.family != socket.AF_UNIX and hasattr(socket, "TCP_QUICKACK")
         #: TLS wants to send before it can read on (RFC 8446 section 4.6.3).
         self._stuck = False
-        self._problem: BrokerError | None = None
+        self.problem: BrokerError | None = None
 
     def fileno(self) -> int:
         """The descriptor, for a selector."""
@@ -62,19 +69,48 @@ class Transport:
     @property
     def decrypted(self) -> bool:
         """Something waits inside, where no selector sees it: read before you wait."""
-        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        waits = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        return waits or bool(self._early) or self.problem is not None
 
-    @property
-    def problem(self) -> BrokerError | None:
-        """Why the line broke, when more is known than that it did."""
-        return self._problem
+    def open(self, patience: Patience) -> None:
+        """Open the WebSocket, if it is one; call it first.
+
+        Raises:
+            Unreachable: TL-M14, the server does not open it.
+            OSError: There is no answer in time.
+        """
+        if self._framing is None:
+            return
+        self._out += self._framing.opening()
+        while not self._framing.open:
+            self.flush()
+            data = self.read()
+            if data:
+                self._early = data
+            elif data is not None:
+                if self.problem:
+                    raise self.problem
+                self._framing.take(b"")
+            elif not self._framing.open:
+                patience.wait(self.fileno(), write=self.unsent > 0)
 
     def read(self) -> bytes | None:
         """Bytes that have arrived, None when there are none, ``b""`` when the peer has closed or the line broke."""
+        if self._early or self.problem:
+            early, self._early = self._early, b""
+            return early
         data = self._read_plain() if self._tls is None else self._read_records(self._tls)
         if data and self._at_once:
             self._confirm()
-        return data
+        return data if self._framing is None or not data else self._unframed(self._framing, data)
+
+    def _unframed(self, framing: Framing, data: bytes) -> bytes | None:
+        taken, answer = framing.take(data)
+        self._out += answer
+        self.flush()
+        if framing.ended is not None:
+            self.problem = Unreachable("TL-M14", self._where, framing.ended, "Trying again.")
+        return taken or (b"" if self.problem else None)
 
     def _read_plain(self) -> bytes | None:
         try:
@@ -108,14 +144,14 @@ class Transport:
             self._stuck = True
             return b"".join(records) or None
         except ssl.SSLError as error:
-            self._problem = tls_problem(error, tls, self._where)
+            self.problem = tls_problem(error, tls, self._where)
         except OSError:
             pass
         return b"".join(records)
 
     def write(self, data: bytes) -> bool:
         """Send what the system takes now and keep the rest for `flush`; False when the line broke."""
-        self._out += data
+        self._out += data if self._framing is None else self._framing.frame(data)
         return self.flush()
 
     def flush(self) -> bool:
@@ -126,7 +162,7 @@ class Transport:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return True
             except OSError:
-                if self._tls is not None and self._problem is None:
+                if self._tls is not None and self.problem is None:
                     self._read_records(self._tls)  # the alert that says why may have arrived
                 return False
             del self._out[:sent]
@@ -142,80 +178,14 @@ class Transport:
 
     def close(self) -> None:
         """Close; never raises."""
+        if self._framing is not None:
+            self._out += self._framing.closing()
+            self.flush()
         if isinstance(self._sock, ssl.SSLSocket) and not self._out:
             with contextlib.suppress(OSError, ValueError):
                 self._sock.unwrap()  # sends close_notify and does not wait for the peer's
         with contextlib.suppress(OSError):
             self._sock.close()
-
-
-class WebSocketTransport(Transport):
-    """A connection whose bytes of MQTT travel in WebSocket frames.
-
-    Args:
-        sock: As of `Transport`.
-        where: Begins an error.
-        tls: As of `Transport`.
-        framing: To be opened.
-    """
-
-    def __init__(self, sock: socket.socket, where: str, tls: Tls | None, framing: Framing) -> None:
-        super().__init__(sock, where, tls)
-        self._framing = framing
-        #: Bytes of MQTT that came along with the answer that opened the WebSocket.
-        self._early = b""
-
-    def open(self, patience: Patience) -> None:
-        """Open the WebSocket; call it first.
-
-        Raises:
-            Unreachable: TL-M14, the server does not open it.
-            OSError: There is no answer in time.
-        """
-        super().write(self._framing.opening())
-        while not self._framing.open:
-            while (data := super().read()) is None:
-                patience.wait(self.fileno(), write=self.unsent > 0)
-                self.flush()
-            if not data and self.problem:
-                raise self.problem
-            self._early = self._take(data) or b""
-
-    @property
-    def decrypted(self) -> bool:
-        """See `Transport`."""
-        return super().decrypted or bool(self._early) or self._framing.ended is not None
-
-    @property
-    def problem(self) -> BrokerError | None:
-        """See `Transport`."""
-        if self._framing.ended is not None:
-            return Unreachable("TL-M14", self._where, self._framing.ended, "Trying again.")
-        return super().problem
-
-    def read(self) -> bytes | None:
-        """See `Transport`."""
-        early, self._early = self._early, b""
-        if early or self._framing.ended is not None:
-            return early
-        data = super().read()
-        return self._take(data) if data else data
-
-    def _take(self, data: bytes) -> bytes | None:
-        taken, answer = self._framing.take(data)
-        if answer:
-            super().write(answer)
-        return taken or (b"" if self._framing.ended is not None else None)
-
-    def write(self, data: bytes) -> bool:
-        """See `Transport`."""
-        return super().write(self._framing.frame(data))
-
-    def close(self) -> None:
-        """See `Transport`."""
-        if goodbye := self._framing.closing():
-            super().write(goodbye)
-        super().close()
 
 
 #: An attempt that has not succeeded after this many seconds gets company (RFC 8305 section 5).
@@ -268,9 +238,7 @@ def connect(
     sock = _reach(endpoint, proxy, source_address, keep_alive_s, patience)
     if security and context:
         sock = handshake(sock, security, context, endpoint.host, where, patience)
-    if not endpoint.websocket:
-        return Transport(sock, where, security)
-    transport = WebSocketTransport(sock, where, security, Framing(endpoint, headers, query))
+    transport = Transport(sock, where, security, Framing(endpoint, headers, query) if endpoint.websocket else None)
     try:
         transport.open(patience)
     except BaseException as error:
