@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -38,8 +37,6 @@ from towline.mqtt.reasons import NO_SUBSCRIBERS, QOS_NOT_SUPPORTED, reason_words
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.suspects import STRIKES, Culprits
 from towline.timing import Stamp
-
-_T = TypeVar("_T")
 
 #: Messages with the broker at once, at most; its Receive Maximum is mostly the smaller one.
 _MOST_OPEN: Final = 8_000

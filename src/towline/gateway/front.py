@@ -41,7 +41,6 @@ from towline.gateway.service import errors_on_the_wire, fields_of, refusal, unfo
 from towline.gateway.tickets import Ticket, TicketKey
 from towline.logfile import LogStream
 from towline.threads import guarded_thread
-from towline.timing import Backoff
 
 #: A header longer than any token or ticket is not looked at.
 _LONGEST: Final = 8192

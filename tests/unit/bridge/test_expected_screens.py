@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bridge.watched import Watched
+from tests.unit.gateway.serving import Served
 from towline.bridge.runtime import screen
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import _table
@@ -29,9 +30,8 @@ from towline.errors import GatewayUnreachable, JournalFull, Refused, Unreachable
 from towline.gateway.client import GatewayClient
 from towline.gateway.service import InboxService
 from towline.guarantee import AckAfter
-from towline.journal import Journal, Limits
+from towline.journal import Journal
 from towline.kafka import faults
-from towline.schema import ROW_SCHEMA
 
 NOW = 1_800_000_000.0
 REFUSED = Unreachable(
@@ -69,12 +69,10 @@ def gateways() -> Iterator[list[tuple[InboxService, Journal]]]:
 
 def serve(seen: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
     """Let the line's gateway answer `towline status` what it has told the bridge."""
-    place = seen.line.gateway.state_dir
-    place.mkdir(exist_ok=True)
-    journal = Journal.open(place / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0))
-    journal.journal_id = seen.facts["journal"]  # that of the batches that were told
-    service = InboxService(journal, name=seen.line.name, state_dir=place, status=lambda: seen.facts)
-    gateways.append((service, journal))
+    served = Served(seen.line.gateway.state_dir, name=seen.line.name)
+    served.journal.journal_id = seen.facts["journal"]  # that of the batches that were told
+    served.reported = seen.facts
+    gateways.append((served.service, served.journal))
 
 
 def status(seen: Watched, *, ended: bool = False, killed: bool = False) -> list[str]:

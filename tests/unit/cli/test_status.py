@@ -16,7 +16,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.unit.bridge.noted import commit, down, up
 from tests.unit.cli.test_main import ran
-from tests.unit.gateway.serving import rows
+from tests.unit.gateway.serving import Served, rows
 from towline.bridge.lines.account import LineNotes
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import render
@@ -43,10 +43,9 @@ class Line:
 
     def serve(self, status: dict[str, Any]) -> None:
         """Let a gateway answer."""
-        place = self.state_dir / "line"
-        place.mkdir(exist_ok=True)
-        journal = Journal.open(place / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0))
-        self.services.append((InboxService(journal, name="line", state_dir=place, status=lambda: status), journal))
+        served = Served(self.state_dir / "line", name="line")
+        served.reported = status
+        self.services.append((served.service, served.journal))
 
     def close(self) -> None:
         for service, journal in self.services:

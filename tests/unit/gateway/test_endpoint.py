@@ -81,6 +81,11 @@ def test_every_error_survives_the_wire(kind: type[TowlineError]) -> None:
     if kind is errors.ProtocolViolation:
         error: TowlineError = errors.ProtocolViolation("here", "what")
         wanted: type[TowlineError] = errors.BrokerError
+    elif kind is errors.ConfigErrors:
+        error, wanted = (
+            errors.ConfigErrors([errors.ConfigError("TL-X01", "here", "what", "Do it.")]),
+            errors.ConfigError,
+        )
     else:
         error, wanted = kind("TL-X01", "here", "what", "Do it."), kind
     back = error_from(json.loads(json.dumps(error_fields(error))))

@@ -32,8 +32,8 @@ from towline.bridge.runtime.line_requests import APPLIED, REFUSED, UNCHANGED, UN
 from towline.bridge.runtime.state import BridgeState, digest_of
 from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, see_to, unforeseen
 from towline.errors import ConfigError, ConfigErrors, GatewayUnreachable, KafkaError, TowlineError
-from towline.gateway.sessions import ChangeState
 from towline.gateway.launch import discover
+from towline.gateway.sessions import ChangeState
 from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter
 from towline.threads import guarded_thread

@@ -24,7 +24,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.timing import Backoff
 from towline.bridge.config.model import AnyLine, Bridge, Line
 from towline.bridge.lines.account import LineNotes
 from towline.bridge.lines.evidence import (
@@ -66,7 +65,7 @@ from towline.guarantee import AckAfter
 from towline.mqtt.reasons import KEEP_SESSIONS
 from towline.spark.session import is_cluster
 from towline.text import cause, counted, printable
-from towline.timing import until
+from towline.timing import Backoff, until
 
 if TYPE_CHECKING:
     from towline.kafka.admin import KafkaAdmin

@@ -74,7 +74,7 @@ class Gateway:
         made = Mark(publisher, 1, number, 0, nonce)
         assert self.ledger.take(made, NOW) is MarkVerdict.NEW
         notes = self.ledger.storing([made])
-        row = to_rows(Messages([PublishRun.of([PublishPacket("t", b"")], b"\\x30")]), self.inbox.end, 0, "plant")
+        row = to_rows(Messages([PublishRun.of([PublishPacket("t", b"")], b"\x30")]), self.inbox.end, 0, "plant")
         self.ledger.stored([made], self.inbox.append(row, notes=notes))
         self.inbox.commit("spark", self.inbox.end)
         self.ledger.commit(self.inbox.committed)
