@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,9 @@ def gateways() -> Iterator[list[tuple[InboxService, Journal]]]:
 def serve(seen: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
     """Let the line's gateway answer `towline status` what it has told the bridge."""
     served = Served(seen.line.gateway.state_dir, name=seen.line.name)
-    served.journal.journal_id = seen.facts["journal"]  # that of the batches that were told
     served.reported = seen.facts
+    served.journal.journal_id = seen.facts["journal"]  # that of the batches that were told
+    served.service._publish(replace(served.service.endpoint, journal=seen.facts["journal"]))
     gateways.append((served.service, served.journal))
 
 
