@@ -276,9 +276,9 @@ class Outbox:
                 self._partial.pop(writer, None)
             if back is not None:
                 self._back = back if self._back is None else min(self._back, back)
-            self._skip()
+            self._renew_skipped()
 
-    def _skip(self) -> None:
+    def _renew_skipped(self) -> None:
         every = (one for ranges in self._partial.values() for one in ranges)
         self._skipped = Ranges(0, (*every, *self._given_up))
 
@@ -370,7 +370,7 @@ class Outbox:
             for start, end in self._given_up:
                 self.done.add(start, end)
             self._given_up = []
-            self._skip()
+            self._renew_skipped()
         return True
 
     def reached(self, upto: int) -> bool:
