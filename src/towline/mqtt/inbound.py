@@ -74,7 +74,7 @@ _HELD: Final = partial(tuple.__new__, Held)
 _PROPERTIES: Final = attrgetter(
     "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
 )
-_NONE: Final[tuple[object, ...]] = (0, None, None, None, [])
+_NONE: Final[tuple[Any, ...]] = (0, None, None, None, [])
 #: Of a QoS 2 message that is left out: below every number, as the journal does not have it.
 _LEFT_OUT: Final = Held(-1, 0)
 #: 1 for each message that is stored, by its byte of `Screening.left_out`.
@@ -448,17 +448,16 @@ def _digests(run: PublishRun | PlainRun) -> list[int]:
     topics, retained = run.topics, run.headers.translate(RETAIN_OF)
     seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
     if isinstance(run, PlainRun):
-        contents, plain = run.columns.payloads(), True
+        contents, properties = run.columns.payloads(), [_NONE] * len(run)
     else:
         # A stub has no payload, but the facts of the one that came; the packet it keeps may differ next time.
         contents = [p.facts if p.payload is None else p.payload for p in run.packets]
         properties = list(map(_PROPERTIES, run.packets))
-        plain = properties.count(_NONE) == len(properties)
     digests = list(map(zlib.crc32, contents, map(seeds.__getitem__, topics)))
-    if plain and 1 not in retained:
+    if 1 not in retained and properties.count(_NONE) == len(properties):
         return digests
-    every = zip(run.packets, retained, digests, strict=True)
-    return [d if p.payload is None else zlib.crc32(_in_bytes(r, *_PROPERTIES(p)), d) for p, r, d in every]
+    every = zip(run.packets, retained, properties, digests, strict=True)
+    return [d if p.payload is None else zlib.crc32(_in_bytes(r, *values), d) for p, r, values, d in every]
 
 
 def _in_bytes(
