@@ -10,7 +10,7 @@ import os
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from towline import errors, files
@@ -128,13 +128,18 @@ def location_of(socket: Path) -> str:
     return f"grpc+unix://{quote(os.fsencode(socket))}"
 
 
-def error_fields(error: errors.TowlineError) -> dict[str, str]:
+def error_fields(error: errors.TowlineError) -> dict[str, Any]:
     """Write an error as JSON values, for the wire and for ``gateway-error.json``."""
-    return {"type": type(error).__name__, "code": error.code, "where": error.where, "what": error.what, "do": error.do}
+    several = {"errors": [*map(error_fields, error.errors)]} if isinstance(error, errors.ConfigErrors) else {}
+    fields = {"code": error.code, "where": error.where, "what": error.what, "do": error.do}
+    return {"type": type(error).__name__, **fields, **several}
 
 
-def error_from(fields: Mapping[str, object]) -> errors.TowlineError:
+def error_from(fields: Mapping[str, Any]) -> errors.TowlineError:
     """Make the error again that `error_fields` wrote; an unknown type becomes a `GatewayError`."""
+    several = fields.get("errors")
+    if found := [one for one in map(error_from, several or ()) if isinstance(one, errors.ConfigError)]:
+        return errors.ConfigErrors(found)
     named = vars(errors).get(str(fields.get("type")))
     kind: type[errors.TowlineError] = errors.GatewayError
     if isinstance(named, type) and issubclass(named, errors.TowlineError):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -260,9 +259,9 @@ def test_a_password_is_read_at_each_connection(guarded: Mosquitto, new_gateway: 
     gateway.start()
     gateway.until(state="online")
     settings = ClientSettings(username="user", reconnect_max_delay_s=0.5)
-    provider = replace(settings, token_provider=f"{__name__}:provided")
+    provider = settings.model_copy(update={"token_provider": f"{__name__}:provided"})
     with (
-        Client(guarded.uri, client_id="c", settings=replace(settings, password_file=secret)) as client,
+        Client(guarded.uri, client_id="c", settings=settings.model_copy(update={"password_file": secret})) as client,
         Publisher(guarded.uri, state_dir=tmp_path / "p", settings=provider) as publisher,
     ):
         wait_until(lambda: publisher.status()["online"], what="the publisher")
