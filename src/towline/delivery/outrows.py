@@ -30,7 +30,6 @@ class Outgoing(NamedTuple):
     Attributes:
         number: Its offset in the outbox.
         topic: Where it goes.
-        qos: 0, 1 or 2.
         size: Bytes of it in memory, about: payload, topic and properties.
         arrived: When it came.
         expiry_us: Microseconds after that; None for never.
@@ -39,7 +38,6 @@ class Outgoing(NamedTuple):
 
     number: int
     topic: str
-    qos: int
     size: int
     arrived: Stamp
     expiry_us: int | None
@@ -109,7 +107,7 @@ def outgoing(
             size += len(content_type or "") + len(response_topic or "") + len(correlation_data or b"")
             size += sum(_PAIR_BYTES + len(key) + len(value) for key, value in pairs)
         message = reason or message_of(topic, payload, qos, retain=retain, properties=properties)
-        yield Outgoing(number, topic, qos, size, arrival, expiry_us, message)
+        yield Outgoing(number, topic, size, arrival, expiry_us, message)
 
 
 def _values(rows: pa.RecordBatch) -> tuple[list[list[Any] | None], dict[int, int]]:

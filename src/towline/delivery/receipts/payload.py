@@ -6,8 +6,11 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from dataclasses import replace
+from typing import Final
+
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from towline.delivery.receipts.mark import ReceiptKeys
 
@@ -30,7 +33,7 @@ def receipt_topic(prefix: str, publisher: str) -> str:
     return f"{prefix}/{publisher}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
 class ReceiptPayload:
     """What a gateway tells a publisher.
 
@@ -48,51 +51,27 @@ class ReceiptPayload:
     """
 
     publisher: str
-    epoch: int
-    watermark: int
+    epoch: NonNegativeInt
+    watermark: NonNegativeInt
     gateway: str = ""
     asked: str = ""
-    journaled: tuple[tuple[int, int], ...] = ()
+    journaled: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
     fresh: bool = False
-    openings: tuple[tuple[int, str], ...] = ()
+    openings: tuple[tuple[NonNegativeInt, str], ...] = ()
 
     def encode(self, keys: ReceiptKeys) -> bytes:
         """As the payload of a message, with a code for each key."""
-        fields: dict[str, Any] = {"publisher": self.publisher, "epoch": self.epoch, "watermark": self.watermark}
-        fields["gateway"] = self.gateway
-        if self.asked:
-            fields["asked"] = self.asked
-        if self.asked or self.journaled:
-            fields["journaled"] = self.journaled[:_MOST_RANGES]
-        if self.fresh:
-            fields["fresh"] = True
-        fields["openings"] = self.openings
-        text = json.dumps(fields, separators=(",", ":")).encode()
-        codes = keys.codes(self.publisher, _RECEIPT, text[:-1])
-        return text[:-1] + b',"codes":' + json.dumps(codes, separators=(",", ":")).encode() + b"}"
+        text = _JSON.dump_json(replace(self, journaled=self.journaled[:_MOST_RANGES]), exclude_defaults=True)[:-1]
+        codes = json.dumps(keys.codes(self.publisher, _RECEIPT, text), separators=(",", ":"))
+        return text + f',"codes":{codes}}}'.encode()
 
-    @classmethod
-    def decode(cls, payload: bytes) -> Self | None:
+    @staticmethod
+    def decode(payload: bytes) -> ReceiptPayload | None:
         """From a payload; None for one that is no receipt. It says nothing of who wrote it: `was_written_by`."""
         try:
-            fields: Any = json.loads(payload) if len(payload) <= _LONGEST else None
-            receipt = cls(
-                fields["publisher"],
-                fields["epoch"],
-                fields["watermark"],
-                fields.get("gateway", ""),
-                fields.get("asked", ""),
-                tuple((start, end) for start, end in fields.get("journaled", ())),
-                fields.get("fresh", False) is True,
-                tuple((start, name) for start, name in fields["openings"]),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return _JSON.validate_json(payload) if len(payload) <= _LONGEST else None
+        except ValidationError:
             return None
-        numbers = [receipt.epoch, receipt.watermark, *(n for pair in receipt.journaled for n in pair)]
-        numbers += [start for start, _ in receipt.openings]
-        texts = [receipt.publisher, receipt.gateway, receipt.asked, *(name for _, name in receipt.openings)]
-        sound = all(type(n) is int and n >= 0 for n in numbers) and all(isinstance(text, str) for text in texts)
-        return receipt if sound else None
 
     @staticmethod
     def was_written_by(keys: ReceiptKeys, publisher: str, payload: bytes) -> bool:
@@ -104,6 +83,7 @@ class ReceiptPayload:
         return keys.genuine(publisher, codes, _RECEIPT, payload[: match.start()])
 
 
+_JSON: Final = TypeAdapter(ReceiptPayload)
 _RECEIPT: Final = b"towline receipt\0"
 
 
