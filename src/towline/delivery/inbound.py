@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -35,23 +34,6 @@ _SHOWN: Final = 200
 COUNTERS: Final = {TOO_LARGE: "packets_too_large", TOO_MANY: "too_many_properties"}
 
 
-@dataclass(frozen=True, slots=True)
-class InboundConfig:
-    """What an uplink has to know of its gateway.
-
-    Attributes:
-        name: The gateway's, as rows and log have it.
-        acks: What drives the acknowledgements [I1].
-        max_packet_bytes: Largest packet that is taken in whole, as the log names it.
-        least_qos: Messages with less are counted: a publisher's QoS may be lower than the subscription's.
-    """
-
-    name: str
-    acks: AckAfter
-    max_packet_bytes: int
-    least_qos: int = 0
-
-
 class _Unstored(NamedTuple):
     """One frame to be: rows with the packet ids that come and go with them."""
 
@@ -68,8 +50,11 @@ class Uplink:
     """Stores one session's deliveries.
 
     Args:
-        config: Of the gateway.
         inbox: Where messages go.
+        name: The gateway's, as rows and log have it.
+        acks: What drives the acknowledgements [I1].
+        max_packet_bytes: Largest packet that is taken in whole, as the log names it.
+        least_qos: Messages with less are counted: a publisher's QoS may be lower than the subscription's.
         handle: Gives the session an event.
         on_rows: Called after rows became durable.
         note: Called when there is no room.
@@ -84,22 +69,24 @@ class Uplink:
 
     def __init__(
         self,
-        config: InboundConfig,
         inbox: Journal,
         *,
+        name: str,
+        acks: AckAfter,
+        max_packet_bytes: int,
+        least_qos: int = 0,
         handle: Callable[[Event], None],
         on_rows: Callable[[], None],
         note: Callable[[JournalFull], None],
         ledger: Ledger | None = None,
     ) -> None:
-        self._least_qos = config.least_qos
+        self._name, self._acks, self._max_packet_bytes, self._least_qos = name, acks, max_packet_bytes, least_qos
         self._inbox = inbox
         self._handle = handle
         self._on_rows = on_rows
         self._note = note
         self._ledger = ledger
-        self._config = config
-        self._log = structlog.get_logger("towline.gateway").bind(line=config.name)
+        self._log = structlog.get_logger("towline.gateway").bind(line=name)
         #: What is not stored yet, in order; longer than one only while there is no room.
         self._waiting: deque[_Unstored] = deque()
         #: A larger chunk is stored in several frames; one packet is never parted.
@@ -122,13 +109,13 @@ class Uplink:
 
     def deliver(self, action: Deliver, inbound: Inbound) -> None:
         """Store a delivery, or keep it until there is room."""
-        if self._config.acks is AckAfter.RECEIVED:
+        if self._acks is AckAfter.RECEIVED:
             self.settle(inbound, action.first + len(action.messages))
         batch = to_rows(
             action.messages,
             action.first,
             time.time_ns() // 1000,
-            self._config.name,
+            self._name,
             strip_marks=self._ledger is not None,
         )
         self.received += batch.num_rows
@@ -152,7 +139,7 @@ class Uplink:
         topic = next(t for p, t in zip(messages.packets, messages.topics, strict=True) if isinstance(p, Stub))
         what = "messages not taken in whole; each is stored as a row without payload"
         self._log.warning(
-            what, code="TL-M42", topic=repr(topic[:_SHOWN]), limit=self._config.max_packet_bytes, **self._unreported
+            what, code="TL-M42", topic=repr(topic[:_SHOWN]), limit=self._max_packet_bytes, **self._unreported
         )
         self._unreported.clear()
 
@@ -172,7 +159,7 @@ class Uplink:
                 if self._ledger is not None:
                     self._ledger.stored(frame.marks, end)
                 self._on_rows()
-                if self._config.acks is AckAfter.JOURNAL:
+                if self._acks is AckAfter.JOURNAL:
                     self._handle(Settled(end))
                 if frame.ticket:
                     self._handle(Stored(frame.ticket))

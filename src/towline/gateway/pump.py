@@ -42,7 +42,7 @@ from towline.errors import (
 )
 from towline.gateway.draining import Drain, DrainFacts, DrainStep, end_session
 from towline.gateway.identity import directories, end_client, given_up, note_client
-from towline.gateway.sessions import WantedFilters, connection_of, filters_of, inbound_config, receipt_ledger
+from towline.gateway.sessions import WantedFilters, connection_of, filters_of, least_qos, receipt_ledger
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox
@@ -129,8 +129,11 @@ class Pump:
             "session_lost": None,
         }
         self._uplink = Uplink(
-            inbound_config(settings),
             inbox,
+            name=settings.name,
+            acks=settings.acks,
+            max_packet_bytes=settings.max_packet_bytes,
+            least_qos=least_qos(settings),
             handle=self._handle,
             on_rows=news,
             note=self._no_room,

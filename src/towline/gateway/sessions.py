@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from towline.delivery.inbound import InboundConfig
 from towline.delivery.receipts.ledger import Ledger
 from towline.delivery.receipts.mark import ReceiptKeys
 from towline.errors import ConfigError
@@ -62,16 +61,10 @@ def filters_of(settings: GatewaySettings) -> tuple[Filter, ...]:
     )
 
 
-def inbound_config(settings: GatewaySettings) -> InboundConfig:
-    """The part of what receives."""
-    # With a dedupe key a line may subscribe with less than its promise takes otherwise.
+def least_qos(settings: GatewaySettings) -> int:
+    """Messages with less are counted; with a dedupe key a line may subscribe with less than its promise takes else."""
     subscribed = min((one.qos for one in settings.subscriptions), default=0)
-    return InboundConfig(
-        settings.name,
-        settings.acks,
-        settings.max_packet_bytes,
-        min(policy(settings.guarantee).qos, subscribed),
-    )
+    return min(policy(settings.guarantee).qos, subscribed)
 
 
 def receipt_ledger(settings: GatewaySettings, inbox: Journal) -> Ledger | None:
@@ -198,4 +191,4 @@ class WantedFilters:
 
     def _want(self, filters: tuple[Filter, ...]) -> None:
         self.wanted = filters
-        self._expect(inbound_config(self._settings.model_copy(update={"subscriptions": filters})).least_qos)
+        self._expect(least_qos(self._settings.model_copy(update={"subscriptions": filters})))

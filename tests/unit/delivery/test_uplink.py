@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tests.helpers import read_all
 from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, mark, sent
 from tests.unit.journal.support import FillingDisk
-from towline.delivery.inbound import InboundConfig, Uplink
+from towline.delivery.inbound import Uplink
 from towline.delivery.receipts.ledger import Ledger
 from towline.errors import JournalFull
 from towline.guarantee import AckAfter
@@ -42,8 +42,11 @@ class Line:
         self.rows_came = 0
         self.decoder = Decoder(1 << 10)
         self.uplink = Uplink(
-            InboundConfig("plant", acks, 1 << 10, least_qos=qos),
             self.inbox,
+            name="plant",
+            acks=acks,
+            max_packet_bytes=1 << 10,
+            least_qos=qos,
             handle=self.handle,
             on_rows=self.came,
             note=self.refusals.append,
