@@ -7,7 +7,7 @@ from pathlib import Path
 
 from towline.bridge.config.file import load
 from towline.doctor.case import Case
-from towline.doctor.table import Finding, Standing
+from towline.doctor.table import Answer, Standing
 
 __all__ = ["SOUND", "bridge_case", "complaints"]
 
@@ -52,7 +52,7 @@ def bridge_case(
     return Case(load(file))
 
 
-def complaints(found: Iterable[Finding]) -> dict[str, Standing]:
+def complaints(found: Iterable[Answer]) -> dict[str, Standing]:
     """Codes of rows that are not well, with the worst verdict of each."""
     told: dict[str, Standing] = {}
     for one in found:

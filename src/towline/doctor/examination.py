@@ -13,13 +13,13 @@ from towline.doctor.broker import Broker
 from towline.doctor.case import Case, LineLoad, targets_of
 from towline.doctor.cluster import Cluster
 from towline.doctor.machine import ThisMachine
-from towline.doctor.table import Finding, answers
+from towline.doctor.table import Answer, answers
 
 #: Bytes of a message where only the number of messages is told.
 _TYPICAL_BYTES: Final = 256
 
 
-def examine(case: Case, say: Callable[[str], None] = lambda _text: None) -> tuple[Case, list[Finding]]:
+def examine(case: Case, say: Callable[[str], None] = lambda _text: None) -> tuple[Case, list[Answer]]:
     """The case with its load, and all rows; nothing is raised for what is asked.
 
     Args:
@@ -34,9 +34,9 @@ def examine(case: Case, say: Callable[[str], None] = lambda _text: None) -> tupl
     return case, found
 
 
-def ask_brokers(case: Case, say: Callable[[str], None] = lambda _text: None) -> tuple[Case, list[Finding]]:
+def ask_brokers(case: Case, say: Callable[[str], None] = lambda _text: None) -> tuple[Case, list[Answer]]:
     """The same of the MQTT brokers alone."""
-    found: list[Finding] = []
+    found: list[Answer] = []
     with contextlib.ExitStack() as stack:
         brokers = [stack.enter_context(Broker(target, case)) for target in targets_of(case.bridge)]
         say("what the lines receive")

@@ -44,6 +44,7 @@ class Answer:
         mend: What to do; empty where nothing is to be done.
         line: Name of the line it concerns; empty for all of the bridge.
         promise: In two or three words; empty for that of the check.
+        code: Of a row of the table: that of its check, which names the paragraph of docs/errors.md.
     """
 
     verdict: Standing
@@ -52,17 +53,11 @@ class Answer:
     mend: str = ""
     line: str = ""
     promise: str = ""
+    code: str = ""
 
     def __post_init__(self) -> None:
         assert self.because, "a row without a fact proves nothing"
         assert self.mend or self.verdict in _KEPT, "a row that is not kept says what to do"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding(Answer):
-    """A row of the table: an answer, and the code of its check, which names the paragraph of docs/errors.md."""
-
-    code: str
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ class fact(Generic[_T]):  # noqa: N801 - it stands where property and cached_pro
         return found
 
 
-def answers(checks: Iterable[Check[_F]], facts: _F, line: str = "") -> Iterator[Finding]:
+def answers(checks: Iterable[Check[_F]], facts: _F, line: str = "") -> Iterator[Answer]:
     """The rows of checks, of `line` where they name none; one that raises is a row too, and the others go on."""
     for check in checks:
         found: list[Answer] = []
@@ -120,15 +115,15 @@ def answers(checks: Iterable[Check[_F]], facts: _F, line: str = "") -> Iterator[
         for one in found:
             because, until, mend = map(printable, (one.because, one.until, one.mend))
             promise, where = one.promise or check.promise, one.line or line
-            yield Finding(one.verdict, because, until, mend, where, promise, code=check.code)
+            yield Answer(one.verdict, because, until, mend, where, promise, check.code)
 
 
-def _ordered(findings: Iterable[Finding]) -> list[Finding]:
+def _ordered(findings: Iterable[Answer]) -> list[Answer]:
     """The worst first; of one verdict by code and line."""
     return sorted(findings, key=lambda one: (-_ORDER[one.verdict], one.code, one.line))
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
+def exit_code(findings: Iterable[Answer]) -> int:
     """By the worst row; nothing found at all is not known.
 
     Returns:
@@ -137,14 +132,14 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return _EXIT_CODES[max((one.verdict for one in findings), key=_ORDER.__getitem__, default=Standing.UNKNOWN)]
 
 
-def as_json(findings: Iterable[Finding]) -> dict[str, Any]:
+def as_json(findings: Iterable[Answer]) -> dict[str, Any]:
     """The table as JSON values: ``findings`` (the worst first), ``worst`` verdict and ``exit_code``."""
     rows = _ordered(findings)
     worst = rows[0].verdict if rows else Standing.UNKNOWN
     return {"findings": [asdict(one) for one in rows], "worst": worst.value, "exit_code": exit_code(rows)}
 
 
-def screen(findings: Iterable[Finding], load: Iterable[str], *, verbose: bool = False) -> Iterator[str]:
+def screen(findings: Iterable[Answer], load: Iterable[str], *, verbose: bool = False) -> Iterator[str]:
     """The table for a person: the worst as a headline, the rows with the worst last, and a summary.
 
     Args:
@@ -168,9 +163,9 @@ def screen(findings: Iterable[Finding], load: Iterable[str], *, verbose: bool = 
     yield _summary(findings, verbose=verbose)
 
 
-def _merged(found: list[Finding]) -> list[Finding]:
+def _merged(found: list[Answer]) -> list[Answer]:
     """Rows that differ in their promise only are one row on the screen, such as all that one probe would have shown."""
-    alike: dict[tuple[str, ...], Finding] = {}
+    alike: dict[tuple[str, ...], Answer] = {}
     for one in found:
         key = (one.verdict, one.because, one.until, one.mend, one.line)
         before = alike.setdefault(key, one)
@@ -179,15 +174,15 @@ def _merged(found: list[Finding]) -> list[Finding]:
     return list(alike.values())
 
 
-def _title(one: Finding) -> str:
+def _title(one: Answer) -> str:
     return f"{_MARKS[one.verdict]} {one.promise}{f' ({one.line})' if one.line else ''}"
 
 
-def _code(one: Finding) -> str:
+def _code(one: Answer) -> str:
     return f"   [{one.code}]" if one.code else ""
 
 
-def _summary(findings: Iterable[Finding], *, verbose: bool) -> str:
+def _summary(findings: Iterable[Answer], *, verbose: bool) -> str:
     verdicts = [one.verdict for one in findings]
     words = {Standing.BROKEN: "broken", Standing.WARNS: "near a limit", Standing.UNKNOWN: "not known"}
     told = [f"{verdicts.count(verdict)} {word}" for verdict, word in words.items() if verdict in verdicts]

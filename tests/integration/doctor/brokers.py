@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from towline.bridge.config.model import Bridge
 from towline.doctor.case import Case
 from towline.doctor.examination import ask_brokers
-from towline.doctor.table import Finding, Standing
+from towline.doctor.table import Answer, Standing
 from towline_prove.devstack import Mosquitto
 
 __all__ = ["KEEPING", "examined", "knows_only_3_1_1", "lets_more_in", "wrong"]
@@ -32,14 +32,14 @@ def examined(
     rate: float | None = 200.0,
     probes: int = 60,
     seconds: float = 0.5,
-) -> list[Finding]:
+) -> list[Answer]:
     """What is found about the brokers; with the broker's configuration where one is given."""
     conf = None if broker is None else broker.directory / "mosquitto.conf"
     _, found = ask_brokers(Case(bridge, rate, seconds, conf, probe_messages=probes))
     return found
 
 
-def wrong(found: list[Finding]) -> set[tuple[str, Standing]]:
+def wrong(found: list[Answer]) -> set[tuple[str, Standing]]:
     """The rows that do not leave a shell with 0."""
     return {(one.code, one.verdict) for one in found if one.verdict not in {Standing.HOLDS, Standing.LIMITED}}
 

@@ -23,7 +23,7 @@ from tests.unit.doctor.recorded import HOLDS, UNKNOWN
 from towline import Client
 from towline.bridge.config.model import Line
 from towline.doctor.case import PROBE
-from towline.doctor.table import Finding
+from towline.doctor.table import Answer
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
 from towline.gateway.settings import GatewaySettings
@@ -82,7 +82,7 @@ def test_a_running_and_a_stopped_line_get_all_that_is_theirs_and_nothing_else(
     with gateway(there, broker.uri) as online:
         published(broker.uri, range(BEFORE))
         asking = threading.Thread(target=lambda: found.extend(examined(bridge, broker, rate=None, probes=1500)))
-        found: list[Finding] = []
+        found: list[Answer] = []
         asking.start()
         published_all_along(broker.uri, range(BEFORE, BEFORE + DURING))
         asking.join()

@@ -20,7 +20,7 @@ from tests.unit.doctor.recorded import BROKEN, UNKNOWN, WARNS
 from towline.doctor.case import Case
 from towline.doctor.cluster import Cluster
 from towline.doctor.kafka import CHECKS
-from towline.doctor.table import Finding, Standing, answers
+from towline.doctor.table import Answer, Standing, answers
 from towline.errors import KafkaError
 from towline.kafka import admin
 from towline_prove.devstack import Kafka
@@ -51,13 +51,13 @@ def sound_topics(name: str) -> dict[str, dict[str, str]]:
     }
 
 
-def asked_of(case: Case) -> list[Finding]:
+def asked_of(case: Case) -> list[Answer]:
     return list(answers(CHECKS, Cluster(case)))
 
 
-def settles(case: Case, expected: dict[str, Standing]) -> list[Finding]:
+def settles(case: Case, expected: dict[str, Standing]) -> list[Answer]:
     """Ask until the rows that complain are these: a broker hears of a change a moment later."""
-    last: list[Finding] = []
+    last: list[Answer] = []
 
     def ask() -> bool:
         last[:] = asked_of(case)

@@ -14,7 +14,7 @@ from tests.unit.doctor.bridges import UP, bridge_of
 from towline.doctor import broker
 from towline.doctor.broker import Broker, Heard, KeptQueue
 from towline.doctor.case import Case, LineLoad, targets_of
-from towline.doctor.table import Check, Finding, Standing, answers
+from towline.doctor.table import Answer, Check, Standing, answers
 from towline.mosquitto_conf import read
 
 __all__ = ["BROKEN", "HOLDS", "LIMITED", "SOUND_CONF", "UNKNOWN", "WARNS", "broker_of", "rows", "wrong"]
@@ -62,7 +62,7 @@ def broker_of(
     return one
 
 
-def rows(checks: Iterable[Check[_F]], facts: _F) -> dict[str, Finding]:
+def rows(checks: Iterable[Check[_F]], facts: _F) -> dict[str, Answer]:
     """The last row of each code."""
     return {one.code: one for one in answers(checks, facts)}
 

@@ -19,7 +19,7 @@ from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, SOUND_CONF, UNKNOWN, WARNS, broker_of, rows, wrong
 from towline.doctor.broker import CHECKS, Heard, KeptQueue, probe_topic
 from towline.doctor.case import filters_of, targets_of
-from towline.doctor.table import Finding, NotAsked, Standing
+from towline.doctor.table import Answer, NotAsked, Standing
 from towline.errors import Refused, Unreachable
 from towline.gateway.sessions import connection_of
 from towline.journal import Journal
@@ -136,7 +136,7 @@ def test_nothing_is_wrong_with_a_sound_broker(tmp_path: Path, lines: str, conf: 
     assert wrong(broker_of(tmp_path, lines, conf=conf, rate=200.0)) == set()
 
 
-def row(code: str, one: Any) -> Finding:
+def row(code: str, one: Any) -> Answer:
     return rows(CHECKS, one)[code]
 
 

@@ -16,7 +16,7 @@ from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS
 from towline.doctor.case import LineLoad
 from towline.doctor.cluster import TRANSACTIONS, Cluster, TopicRole, TopicSeen, TopicUse, wanted
 from towline.doctor.kafka import CHECKS
-from towline.doctor.table import Finding, NotAsked, Standing, answers
+from towline.doctor.table import Answer, NotAsked, Standing, answers
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import ClusterInfo
@@ -77,7 +77,7 @@ def with_settings(one: Cluster, **changes: str) -> Cluster:
     return known(one, settings={1: SETTINGS, 2: changed, 3: SETTINGS})
 
 
-def found(one: Cluster) -> list[Finding]:
+def found(one: Cluster) -> list[Answer]:
     return list(answers(CHECKS, one))
 
 

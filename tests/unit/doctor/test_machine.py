@@ -19,7 +19,7 @@ from tests.unit.doctor.recorded import BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS, r
 from towline.doctor import machine
 from towline.doctor.case import LineLoad
 from towline.doctor.machine import CHECKS, FileSystem, Spot, ThisMachine, file_system, host_memory, synchronised, syncs
-from towline.doctor.table import Finding, Standing
+from towline.doctor.table import Answer, Standing
 from towline.sizing import journal_bytes_s
 from towline.spark import session
 from towline.text import span
@@ -35,7 +35,7 @@ def seen(
     place: Sequence[tuple[Spot, FileSystem]],
     change: Callable[[str], str] = str,
     **facts: Any,
-) -> dict[str, Finding]:
+) -> dict[str, Answer]:
     """The rows of a machine with one file system."""
     one = ThisMachine(bridge_case(tmp_path, "b", "k:9092", change))
     sound = {"places": [place], "memory": (64 << 30, 60 << 30), "synchronised": True}
@@ -72,7 +72,7 @@ def test_where_a_state_directory_may_be(tmp_path: Path, changes: dict[str, Any],
     assert seen(tmp_path, on(**changes))["TL-D44"].verdict is verdict
 
 
-def room(tmp_path: Path, spot: Spot, **changes: Any) -> Finding:
+def room(tmp_path: Path, spot: Spot, **changes: Any) -> Answer:
     return seen(tmp_path, [(spot, FileSystem(**{**SOUND, **changes}))])["TL-D43"]
 
 

@@ -13,7 +13,6 @@ from towline.doctor.case import LineLoad, within
 from towline.doctor.table import (
     Answer,
     Check,
-    Finding,
     NotAsked,
     Standing,
     answers,
@@ -31,8 +30,8 @@ from towline.text import span, wrapped
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
 
 
-def finding(verdict: Standing, code: str = "TL-D02", line: str = "", promise: str = "queue") -> Finding:
-    return Finding(verdict, "measured", "", "do", line, promise, code=code)
+def finding(verdict: Standing, code: str = "TL-D02", line: str = "", promise: str = "queue") -> Answer:
+    return Answer(verdict, "measured", "", "do", line, promise, code=code)
 
 
 def fails(error: Exception) -> Check[None]:
@@ -133,7 +132,7 @@ def test_rows_of_one_reason_are_one_row_on_the_screen_and_each_its_own_for_a_scr
 )
 def test_no_word_is_cut_and_no_line_is_longer_than_the_terminal(texts: list[list[str]], width: int) -> None:
     found = [
-        Finding(Standing.WARNS, " ".join(words), " ".join(words), " ".join(words), promise="p", code="TL-D02")
+        Answer(Standing.WARNS, " ".join(words), " ".join(words), " ".join(words), promise="p", code="TL-D02")
         for words in texts
     ]
     lines = [row for line in screen(found, []) for row in wrapped(line, width)]
