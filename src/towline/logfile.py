@@ -14,7 +14,7 @@ import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, TextIO
+from typing import Final, TextIO
 
 from towline.errors import ConfigError
 
@@ -24,29 +24,16 @@ MOST_BYTES: Final = 10 << 20
 KEPT: Final = 2
 
 
-_LEVELS: Final = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+_LEVELS: Final = {name: logging.getLevelNamesMapping()[name.upper()] for name in ("debug", "info", "warning", "error")}
 _FORMATS: Final = ("auto", "json", "text")
 
 
-class LogSettings(NamedTuple):
-    """What is logged, and how.
-
-    Attributes:
-        level: The least that is logged, as `logging` counts.
-        form: ``json`` or ``text``; ``auto`` for text on a terminal, and elsewhere what the process is used to.
-    """
-
-    level: int
-    form: str
-
-
-def log_settings(environ: Mapping[str, str] = os.environ) -> LogSettings:
+def log_settings(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
     """Read ``TOWLINE_LOG_LEVEL`` and ``TOWLINE_LOG_FORMAT``, which a process hands on to those that it starts.
+
+    Returns:
+        The least that is logged, as `logging` counts; and ``json`` or ``text``, or ``auto`` for text on a terminal, and
+        elsewhere what the process is used to.
 
     Raises:
         ConfigError: TL-C147, one has no value of its own.
@@ -56,7 +43,7 @@ def log_settings(environ: Mapping[str, str] = os.environ) -> LogSettings:
         if value not in known:
             what = f'"{value}" is none of {", ".join(known)}'
             raise ConfigError("TL-C147", f"TOWLINE_LOG_{name}", what, "Set one of them, or leave the variable out.")
-    return LogSettings(_LEVELS[level], form)
+    return _LEVELS[level], form
 
 
 def trim(log: Path, most: int = MOST_BYTES, kept: int = KEPT) -> None:

@@ -86,8 +86,8 @@ def configure_logging(stream: Any = None) -> None:
     Raises:
         ConfigError: TL-C147, `towline.logfile.log_settings`.
     """
-    stream, chosen = stream or LogStream(sys.stderr), log_settings()
-    text = stream.isatty() if chosen.form == "auto" else chosen.form == "text"
+    stream, (level, form) = stream or LogStream(sys.stderr), log_settings()
+    text = stream.isatty() if form == "auto" else form == "text"
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -101,7 +101,7 @@ def configure_logging(stream: Any = None) -> None:
             if text
             else structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(chosen.level),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(stream),
     )
     if not (threads := logging.getLogger("towline.threads")).handlers:

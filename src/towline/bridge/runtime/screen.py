@@ -227,12 +227,12 @@ def make_screen(*, live: bool) -> Iterator[Screen]:
     Raises:
         ConfigError: TL-C147, `towline.logfile.log_settings`.
     """
-    chosen = log_settings()
+    level, form = log_settings()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    if chosen.form == "json":
-        yield JsonScreen(sys.stdout, chosen.level)
-    elif live and chosen.form == "auto":
+    if form == "json":
+        yield JsonScreen(sys.stdout, level)
+    elif live and form == "auto":
         screen = LiveScreen()
         with screen.live:
             yield screen
