@@ -27,8 +27,7 @@ def bridge_endpoint(bridge: Bridge, option: str | None) -> Iterator[Callable[[Br
         yield lambda _: None
         return
     from towline.monitor.bridge import BridgeMonitor  # noqa: PLC0415 - loaded when it is wanted
-    from towline.monitor.lines import BridgeLines  # noqa: PLC0415
-    from towline.monitor.server import serve  # noqa: PLC0415
+    from towline.monitor.server import BridgeLines, serve  # noqa: PLC0415
 
     names = {line.name: line.gateway.name for line in bridge.lines}
     monitor = BridgeMonitor(bridge.name, names, bridge.monitor.broker_queue_messages)

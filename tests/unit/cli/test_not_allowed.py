@@ -23,8 +23,7 @@ from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect_bridge, collect_from, render
 from towline.errors import GatewayError
 from towline.monitor.bridge import BridgeMonitor
-from towline.monitor.lines import BridgeLines
-from towline.monitor.server import serve
+from towline.monitor.server import BridgeLines, serve
 from towline_prove.devstack.ports import free_port
 
 #: Another user's commands: forked by a process that has imported what they need, as that user may not read this Python.

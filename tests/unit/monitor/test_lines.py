@@ -15,8 +15,7 @@ from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect_bridge
 from towline.errors import ConfigError
 from towline.monitor.bridge import BridgeMonitor
-from towline.monitor.lines import BridgeLines
-from towline.monitor.server import serve
+from towline.monitor.server import BridgeLines, serve
 from towline.monitor.serving import bridge_endpoint
 
 TOKEN = "0123456789abcdef"  # noqa: S105
