@@ -387,22 +387,17 @@ def _address(word: str, setting: Setting) -> tuple[str, int]:
 
 def _topic(setting: Setting) -> BridgeTopic:
     """A ``topic`` line; a prefix that is ``""`` or begins a comment is none, as in Mosquitto."""
-    words = setting.value.split()
-    pattern = "" if words[0] == '""' else words[0]
-    direction = words[1] if len(words) > 1 else "out"
+    words = setting.value.split()[:5]
+    pattern, direction, qos, *prefixes = [*words, *("", "out", "0", "", "")[len(words) :]]
+    pattern = "" if pattern == '""' else pattern
+    local, remote = ("" if prefix == '""' or prefix.startswith("#") else prefix for prefix in prefixes)
     if direction not in ("out", "in", "both"):
         raise _damaged(setting.where, 'the direction of a "topic" must be out, in or both')
-    qos = words[2] if len(words) > 2 else "0"
     if qos not in ("0", "1", "2"):
         raise _damaged(setting.where, 'the QoS of a "topic" must be 0, 1 or 2')
-    local, remote = (_prefix(words[at]) if len(words) > at else "" for at in (3, 4))
     if not pattern and not (local and remote):
         raise _damaged(setting.where, 'a "topic" needs a pattern, or both prefixes')
     return BridgeTopic(direction, int(qos), local + pattern, remote + pattern, setting)
-
-
-def _prefix(word: str) -> str:
-    return "" if word == '""' or word.startswith("#") else word
 
 
 def _damaged(where: str, what: str) -> ConfigError:

@@ -85,12 +85,13 @@ def _run(arguments: list[str]) -> int:
 def _guarded(name: str, arguments: list[str]) -> int:
     """Call a command; whatever goes wrong is one line on standard error."""
     try:
-        return _call(name, arguments)
+        _app(name)(arguments, prog_name=f"towline {name}")
+    except SystemExit as end:  # typer ends every command this way
+        return end.code if isinstance(end.code, int) else EXIT_FAILED if end.code else 0
     except TowlineError as error:
         _complain(str(error))
-        if isinstance(error, NotAllowed):
-            return EXIT_NOT_ALLOWED
-        return EXIT_CONFIG if isinstance(error, ConfigError | SetupError) else EXIT_FAILED
+        code = EXIT_CONFIG if isinstance(error, ConfigError | SetupError) else EXIT_FAILED
+        return EXIT_NOT_ALLOWED if isinstance(error, NotAllowed) else code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -103,19 +104,11 @@ def _guarded(name: str, arguments: list[str]) -> int:
         do = "This is a fault in Towline; please report it with the output of TOWLINE_DEBUG=1."
         _complain(str(TowlineError("TL-X01", f"towline {name}", f"unexpected {cause(error)}", do)))
         return EXIT_FAILED
+    return 0
 
 
 def _complain(text: str) -> None:
     sys.stderr.write(fitted(f"{text}\n", sys.stderr))
-
-
-def _call(name: str, arguments: list[str]) -> int:
-    app = _app(name)
-    try:
-        app(arguments, prog_name=f"towline {name}")
-    except SystemExit as end:  # typer ends every command this way
-        return end.code if isinstance(end.code, int) else EXIT_FAILED if end.code else 0
-    return 0
 
 
 def _app(name: str) -> Any:
