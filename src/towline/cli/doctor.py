@@ -57,7 +57,7 @@ def doctor(
         mosquitto.read(mosquitto_conf)  # a mistake in the command is told at once
     case = Case(load_bridge(file), rate, seconds, mosquitto_conf, probe_messages=probe_messages)
     say(_MANNERS)
-    case, found = examine(case, lambda what: say(f"▸ {what}"))
+    found = examine(case, lambda what: say(f"▸ {what}"))
     loads = {
         name: {"messages_s": round(one.messages_s, 3), "bytes_s": round(one.bytes_s, 1), "how": one.how}
         for name, one in case.loads.items()

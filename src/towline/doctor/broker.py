@@ -104,7 +104,6 @@ class Broker(contextlib.ExitStack):
         super().__init__()
         self.callback(self._end_sessions)
         self.target = target
-        #: With the load, once that is known.
         self.case = case
         self._word = secrets.token_hex(4)
         self._patience = min(case.patience, _ANSWER_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -65,7 +65,7 @@ class Case:
     mosquitto_conf: Path | None = None
     patience: float = 10.0
     probe_messages: int = 1500
-    loads: Mapping[str, LineLoad] = field(default_factory=dict)
+    loads: dict[str, LineLoad] = field(default_factory=dict)
 
     def load_of(self, lines: Iterable[str]) -> LineLoad | None:
         """Load of some lines together; None if that of none is known."""

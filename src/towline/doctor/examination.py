@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Final
 
 from towline.doctor import broker, kafka, machine
@@ -19,33 +18,31 @@ from towline.doctor.table import Answer, answers
 _TYPICAL_BYTES: Final = 256
 
 
-def examine(case: Case, say: Callable[[str], None] = lambda _text: None) -> tuple[Case, list[Answer]]:
-    """The case with its load, and all rows; nothing is raised for what is asked.
+def examine(case: Case, say: Callable[[str], None] = lambda _text: None) -> list[Answer]:
+    """All rows; nothing is raised for what is asked.
 
     Args:
-        case: The examination.
+        case: The examination; gets its loads, once they are known.
         say: Takes what is looked at next, for one who waits.
     """
-    case, found = ask_brokers(case, say)
+    found = ask_brokers(case, say)
     say("Kafka")
     found += answers(kafka.CHECKS, Cluster(case))
     say("this machine")
-    found += answers(machine.CHECKS, ThisMachine(case))
-    return case, found
+    return [*found, *answers(machine.CHECKS, ThisMachine(case))]
 
 
-def ask_brokers(case: Case, say: Callable[[str], None] = lambda _text: None) -> tuple[Case, list[Answer]]:
+def ask_brokers(case: Case, say: Callable[[str], None] = lambda _text: None) -> list[Answer]:
     """The same of the MQTT brokers alone."""
     found: list[Answer] = []
     with contextlib.ExitStack() as stack:
         brokers = [stack.enter_context(Broker(target, case)) for target in targets_of(case.bridge)]
         say("what the lines receive")
-        case = replace(case, loads=_loads(case, brokers))
+        case.loads.update(_loads(case, brokers))
         for one in brokers:
             say(f"broker {one.target.endpoint}")
-            one.case = case
             found += answers(broker.CHECKS, one, one.target.names)
-    return case, found
+    return found
 
 
 def _loads(case: Case, brokers: Sequence[Broker]) -> dict[str, LineLoad]:

@@ -35,8 +35,7 @@ def examined(
 ) -> list[Answer]:
     """What is found about the brokers; with the broker's configuration where one is given."""
     conf = None if broker is None else broker.directory / "mosquitto.conf"
-    _, found = ask_brokers(Case(bridge, rate, seconds, conf, probe_messages=probes))
-    return found
+    return ask_brokers(Case(bridge, rate, seconds, conf, probe_messages=probes))
 
 
 def wrong(found: list[Answer]) -> set[tuple[str, Standing]]:
