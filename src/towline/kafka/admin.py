@@ -144,7 +144,7 @@ class KafkaAdmin:
 
     def ask(self, question: Callable[[AdminClient], T]) -> T:
         """The answer to a question; of an error of librdkafka's in it, the KafkaError (TL-K01)."""
-        admin = self._admin or self._connected()
+        admin = self._connected() if self._admin is None else self._admin  # its truth is that of its queue's length
         self._admin, began = None, time.monotonic()
         try:
             reply = question(admin)
@@ -152,7 +152,6 @@ class KafkaAdmin:
             admin.poll(0)  # serves error_cb, which a blocking look-up does not
             why = self._last.why or faults.reason(problem)
             raise faults.unreachable(self._servers, time.monotonic() - began, why) from None
-        admin.poll(0)
         self._admin, self._last.why = admin, ""
         return reply
 
@@ -191,7 +190,12 @@ class KafkaAdmin:
 
     def answers(self) -> None:
         """Ask whether it is there, by the brokers' addresses that all clients are told to come to."""
-        self.ask(lambda admin: answer(admin.describe_cluster(request_timeout=self._timeout), self._timeout))
+
+        def look(admin: AdminClient) -> None:
+            answer(admin.describe_cluster(request_timeout=self._timeout), self._timeout)
+            admin.poll(0)
+
+        self.ask(look)
 
     def info(self) -> ClusterInfo:
         """Who it is, and all its topics."""

@@ -370,6 +370,10 @@ class MemoryAdmin:
     def __init__(self, kafka: MemoryKafka, config: Mapping[str, Any]) -> None:
         self.kafka, self.config = kafka, config
 
+    def __len__(self) -> int:
+        """As librdkafka's: what waits in its queue."""
+        return 0
+
     def poll(self, timeout: float) -> int:
         return 0
 
