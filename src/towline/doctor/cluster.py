@@ -254,7 +254,7 @@ class Cluster:
             return {}
         validated = {"validate_only": True, "request_timeout": self.case.patience}
         return {
-            name: _outcome_of(outcome)
+            name: _outcome(outcome)
             for name, outcome in self._asked().ask_each(lambda admin: admin.create_topics(new, **validated)).items()
         }
 
@@ -296,14 +296,20 @@ class Cluster:
         log = self.topics.get(TRANSACTIONS)
         if log is not None and log.planned and log.replicas > len(self.listed.brokers):
             return {}
-        return {one.probe_id: _outcome(lambda one=one: self._begin(one)) for one in self.writers}
+        return {one.probe_id: self._begin(one) for one in self.writers}
 
-    def _begin(self, writer: Writer) -> None:
+    def _begin(self, writer: Writer) -> tuple[str, str]:
         told = {"transactional.id": writer.probe_id, "transaction.timeout.ms": str(writer.timeout_ms)}
         quiet: dict[str, Any] = {"reconnect.backoff.ms": "0", "error_cb": lambda _error: None}
-        producer = Producer({**client_config(self._client), **told, **quiet}, logger=QUIET)
-        producer.list_topics(timeout=self.case.patience)  # else its look-up of the coordinator takes half a second more
-        producer.init_transactions(self.case.patience)
+        try:
+            producer = Producer({**client_config(self._client), **told, **quiet}, logger=QUIET)
+            producer.list_topics(
+                timeout=self.case.patience
+            )  # else looking for the coordinator takes half a second more
+            producer.init_transactions(self.case.patience)
+        except faults.FOREIGN as problem:
+            return _outcome(problem)
+        return "", ""
 
     def _asked(self) -> admin.KafkaAdmin:
         """The client for what needs more than the list; raises NotAsked where no broker is where it says to be."""
@@ -329,16 +335,8 @@ def _planned(name: str, partitions: int, replicas: int, config: Mapping[str, str
     return TopicSeen(name=name, partitions=partitions, replicas=replicas, in_sync=replicas, config=config, planned=True)
 
 
-def _outcome(attempt: Any) -> tuple[str, str]:
+def _outcome(answer: Any) -> tuple[str, str]:
     """Kafka's name for what went wrong and its words, or nothing."""
-    try:
-        attempt()
-    except faults.FOREIGN as problem:
-        return _outcome_of(problem)
-    return "", ""
-
-
-def _outcome_of(answer: Any) -> tuple[str, str]:
     if not isinstance(answer, faults.FOREIGN):
         return "", ""
     return faults.name_of(answer) or "_FAIL", faults.reason(answer)
