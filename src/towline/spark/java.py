@@ -11,7 +11,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,7 @@ from towline import files
 from towline.errors import ConfigError, SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 OLDEST_JAVA = 17
@@ -124,27 +124,45 @@ def resolve_jars(name: str, coordinates: Sequence[str], *, alone: bool = False) 
     target = cache / name
     if target.is_dir():
         return target
+    dependencies = [DEPENDENCY.format(*one.split(":"), ALONE if alone else "") for one in coordinates]
     try:
-        target.parent.mkdir(0o700, parents=True, exist_ok=True)
-        with files.alone(target.parent / f"{name}.lock"):
-            if not target.is_dir():
-                _download(target, coordinates, ALONE if alone else "")
+        make_once(target, partial(_download, "\n".join(dependencies)))
     except OSError as error:
         raise SetupError("TL-S18", str(target), error.strerror or str(error), "Set TOWLINE_CACHE.") from error
     return target
 
 
-def _download(target: Path, coordinates: Sequence[str], exclusions: str) -> None:
+def make_once(target: Path, make: Callable[[Path], object]) -> None:
+    """Make a file or directory that is not there; of several processes one does it, and it appears when it is whole.
+
+    Args:
+        target: Its directory is made too.
+        make: Makes it under a name in a directory of its own, which is removed afterwards.
+
+    Raises:
+        OSError: The directory does not take it.
+    """
+    target.parent.mkdir(0o700, parents=True, exist_ok=True)
+    with files.alone(target.with_name(f"{target.name}.lock")):
+        if target.exists():
+            return
+        prefix = f".{target.name}."
+        for left in target.parent.glob(f"{prefix}*"):  # of one that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as place:
+            draft = Path(place) / target.name
+            make(draft)
+            if draft.exists():
+                draft.rename(target)
+
+
+def _download(dependencies: str, jars: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:
         raise SetupError("TL-S15", "mvn", "Maven is missing, which fetches jars", "Debian: apt install maven.")
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as draft:
-        jars = Path(draft) / "jars"
-        pom = Path(draft) / "pom.xml"
-        dependencies = "\n".join(DEPENDENCY.format(*coordinate.split(":"), exclusions) for coordinate in coordinates)
-        pom.write_text(POM.format(dependencies=dependencies), encoding="utf-8")
-        _copy_dependencies(maven, pom, jars)
-        jars.rename(target)
+    pom = jars.with_name("pom.xml")
+    pom.write_text(POM.format(dependencies=dependencies), encoding="utf-8")
+    _copy_dependencies(maven, pom, jars)
 
 
 def _copy_dependencies(maven: str, pom: Path, jars: Path) -> None:

@@ -16,19 +16,16 @@ import contextlib
 import hashlib
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from towline import files
 from towline.errors import SetupError
-from towline.spark.java import cache_directory, describe_java, find_java, java_version
+from towline.spark.java import cache_directory, describe_java, find_java, java_version, make_once
 from towline.spark.session import pyspark_version
 
 if TYPE_CHECKING:
@@ -95,15 +92,15 @@ def light_home() -> Path | None:
     package = Path(spec.origin).parent
     # One for each installation: two environments of a user have PySpark in two places.
     home = cache / f"spark-{pyspark_version()}-{_digest(str(package.resolve()))}"
+
+    def link(draft: Path) -> None:
+        draft.mkdir()
+        for part in _PARTS:
+            (draft / part).symlink_to(package / part)
+
     if not home.is_dir():
-        with contextlib.suppress(OSError):  # another process was quicker, or nobody may write here
-            cache.mkdir(0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".spark-", dir=cache) as place:
-                draft = Path(place) / home.name
-                draft.mkdir()
-                for part in _PARTS:
-                    (draft / part).symlink_to(package / part)
-                draft.rename(home)
+        with contextlib.suppress(OSError):  # nobody may write here
+            make_once(home, link)
     return home if (home / "jars").is_dir() else None
 
 
@@ -148,20 +145,14 @@ def archive_once(archive: Path, run: Callable[[Path, str], None]) -> None:
     """
     if not os.access(archive.parent, os.W_OK):
         return
-    with files.alone(archive.with_suffix(".lock")):
-        if archive.exists():
-            return
-        prefix = f".{archive.stem}."
-        for left in archive.parent.glob(f"{prefix}*"):  # of one that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=archive.parent) as place:
-            draft = Path(place) / archive.name
-            run(Path(place), f"-XX:ArchiveClassesAtExit={draft}")
-            if draft.exists():
-                draft.rename(archive)
-                for other in archive.parent.glob(f"{archive.stem.rpartition('-')[0]}-*.jsa"):  # jars that are gone
-                    if other != archive:
-                        other.unlink(missing_ok=True)
+
+    def make(draft: Path) -> None:
+        run(draft.parent, f"-XX:ArchiveClassesAtExit={draft}")
+        if draft.exists():
+            for other in archive.parent.glob(f"{archive.stem.rpartition('-')[0]}-*.jsa"):  # jars that are gone
+                other.unlink(missing_ok=True)
+
+    make_once(archive, make)
 
 
 def prepare_spark() -> Path | None:
