@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -454,7 +455,5 @@ def _timed(rows: Iterator[pa.RecordBatch], watermark_ms: int) -> Iterator[pa.Rec
 
 def _attempt() -> int:
     """Which attempt of a task this is, 0 for the first and outside of a task."""
-    from pyspark import TaskContext  # noqa: PLC0415 - workers only
-
     context = TaskContext.get()
     return context.attemptNumber() if context else 0

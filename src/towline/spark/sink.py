@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
@@ -82,25 +83,26 @@ class PartitionSender:
     origin_batch: int | None = None
     scope: str = ""
 
-    @property
-    def place(self) -> GatewayPlace:
-        """That of the first, or only, client."""
-        return self.places[0]
+    def place_of(self, partition: int) -> GatewayPlace:
+        """Where the gateway of the client is to which a part goes."""
+        return self.places[partition % len(self.places)]
 
-    def of(self, partition: int) -> PartitionSender:
-        """What brings the rows of a part, to its client."""
-        return replace(self, places=(self.places[partition % len(self.places)],))
+    def bring(self, owner: str, partition: int, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
+        """Bring all rows of a part of a batch, and wait for the broker if that was asked for.
 
-    def bring(self, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
-        """Bring all rows of a batch, and wait for the broker if that was asked for.
+        Args:
+            owner: The query or job.
+            partition: Number of the part.
+            batch: Number of the batch.
+            batches: The rows.
 
         Raises:
             GatewayError: TL-G22 a checkpoint that is too old, TL-G23 no room for too long, TL-G24 not confirmed.
             TowlineError: What the gateway says.
         """
         origin = self.origin if batch == self.origin_batch else ""
-        attempt = uuid.uuid4().hex
-        stored = self._patiently(lambda client: client.place(writer, batch, origin, attempt))
+        writer, attempt, place = f"{owner}/{partition}", uuid.uuid4().hex, self.place_of(partition)
+        stored = self._patiently(place, lambda client: client.place(writer, batch, origin, attempt))
         if stored.newest > batch:
             raise GatewayError(
                 "TL-G22",
@@ -110,25 +112,20 @@ class PartitionSender:
                 "new checkpoint directory.",
             )
         if not stored.whole:
-            stored = self._bring(partial(_send, writer=writer, batch=batch, origin=origin, attempt=attempt), batches)
+            start, send = 0, partial(_send, writer=writer, batch=batch, origin=origin, attempt=attempt)
+            for rows, last in _chunks(map(self.columns.rows, batches)):
+                stored = self._patiently(place, partial(send, rows=rows, start=start, whole=last))
+                start += rows.num_rows
         if self.confirm_s is not None:
-            self._confirmed(stored.end, self.confirm_s)
+            self._confirmed(place, stored.end, self.confirm_s)
         return stored
 
-    def _bring(self, send: Callable[..., StoredBatch], batches: Iterator[pa.RecordBatch]) -> StoredBatch:
-        start, stored = 0, None
-        for rows, last in _chunks(map(self.columns.rows, batches)):
-            stored = self._patiently(partial(send, rows=rows, start=start, whole=last))
-            start += rows.num_rows
-        assert stored is not None  # without any row there is one empty piece
-        return stored
-
-    def _patiently(self, call: Callable[[GatewayClient], _T]) -> _T:
+    def _patiently(self, place: GatewayPlace, call: Callable[[GatewayClient], _T]) -> _T:
         """Repeat a call as the retry strategy says, while the outbox is full or no gateway answers."""
         pauses = self.retry.pauses()
         while True:
             try:
-                with self.place.connect() as client:
+                with place.connect() as client:
                     return call(client)
             except (JournalFull, GatewayUnreachable) as error:
                 pause = next(pauses, None)
@@ -142,11 +139,12 @@ class PartitionSender:
                     ) from error
                 time.sleep(pause)
 
-    def _confirmed(self, upto: int, confirm_s: float) -> None:
+    def _confirmed(self, place: GatewayPlace, upto: int, confirm_s: float) -> None:
         deadline = time.monotonic() + confirm_s
         while True:
             left = deadline - time.monotonic()
-            if self._patiently(lambda client: client.sent(upto, timeout_s=max(0.0, min(left, _GLANCE_S)))):  # noqa: B023 - called at once
+            glance_s = max(0.0, min(left, _GLANCE_S))
+            if self._patiently(place, methodcaller("sent", upto, timeout_s=glance_s)):
                 return
             if left <= 0:
                 raise GatewayError(
@@ -215,8 +213,7 @@ class MqttStreamWriter(SinkWriter[MqttWritten]):
         return f"{self._sender.scope}{task.query}"
 
     def _written(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttWritten:
-        sender = self._sender.of(task.partition)
-        stored = sender.bring(f"{self._owner(task)}/{task.partition}", task.batch or 0, batches)
+        stored = self._sender.bring(self._owner(task), task.partition, task.batch or 0, batches)
         outbox = KnownOffset(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
         return MqttWritten(task.partition, task.batch, stored.rows, stored.already, outbox)
 

@@ -163,24 +163,23 @@ def test_a_task_brings_its_rows_without_a_file(far: Remote, tmp_path: Path, uri:
     given = options(far, checkpointLocation=uri(location), retryStrategy="never")
     (writer,) = as_a_worker_gets_it(far, stream_writer(given, SCHEMA))
     away(far)
-    sender = sender_of(writer).of(3)
+    sender = sender_of(writer)
     batch = pa.record_batch({"topic": ["t"] * 10, "payload": [str(number) for number in range(10)]})
-    assert sender.bring("query-1/3", 0, iter([batch])).rows == 10
-    assert sender.bring("query-1/3", 0, iter([batch])).already
-    for other in ("query-2/3", "job-1/0"):
+    assert sender.bring("query-1", 3, 0, iter([batch])).rows == 10
+    assert sender.bring("query-1", 3, 0, iter([batch])).already
+    for other in ("query-2", "job-1"):
         with pytest.raises(GatewayError, match="TL-G43"):
-            sender.bring(other, 0, iter([batch]))
+            sender.bring(other, 3, 0, iter([batch]))
 
 
 def test_a_batch_query_brings_its_rows_as_well(far: Remote) -> None:
     driver = batch_writer(options(far, retryStrategy="never"), SCHEMA, overwrite=False)
     (writer,) = as_a_worker_gets_it(far, driver)
     batch = pa.record_batch({"topic": ["t"], "payload": ["x"]})
-    name = f"{writer._job}/0"
-    assert sender_of(writer).of(0).bring(name, 0, iter([batch])).rows == 1
+    assert sender_of(writer).bring(writer._job, 0, 0, iter([batch])).rows == 1
     driver.commit([])  # on the driver, with the token
     with pytest.raises(Exception, match="TL-J17"):
-        sender_of(writer).of(0).bring(name, 0, iter([batch]))
+        sender_of(writer).bring(writer._job, 0, 0, iter([batch]))
 
 
 @pytest.mark.parametrize("again", ["s3a://Bucket/a//ck/", "S3A://bucket/a/ck"])
@@ -198,9 +197,9 @@ def test_a_ticket_is_for_the_checkpoint_where_that_is_no_path(
     other = stream_writer({**given, "checkpointLocation": "s3a://bucket/a/other"}, SCHEMA)
     assert not other.write(iter([batch])).already
     assert isinstance(other, MqttStreamWriter)
-    for name in (f"{writer._sender.scope}query-1/3", "query-1/3"):
+    for name in (f"{writer._sender.scope}query-1", "query-1"):
         with pytest.raises(GatewayError, match="TL-G43"):
-            other._sender.of(3).bring(name, 0, iter([batch]))
+            other._sender.bring(name, 3, 0, iter([batch]))
 
 
 def test_a_query_whose_id_is_not_known_gets_no_ticket(far: Remote, tmp_path: Path) -> None:

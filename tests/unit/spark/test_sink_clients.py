@@ -34,7 +34,7 @@ def test_a_part_has_one_client_and_parts_are_shared_out_evenly(tmp_path: Path) -
     options = {"broker": "mqtt://h", "stateDir": str(tmp_path / "s"), "topic": "t", "clients": "3"}
     columns = SinkColumns.bind({"payload": "binary"}, topic="t", qos=1, retain=False, levels=(1,))
     sender = PartitionSender(places_of(parse_sink_options(options)), columns, Retry(), None)
-    assert [Path(sender.of(part).place.state_dir).name[0] for part in range(7)] == [*"0120120"]
+    assert [Path(sender.place_of(part).state_dir).name[0] for part in range(7)] == [*"0120120"]
 
 
 def test_a_directory_of_one_client_stays_one(tmp_path: Path) -> None:
