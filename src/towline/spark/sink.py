@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -112,9 +111,10 @@ class PartitionSender:
                 "new checkpoint directory.",
             )
         if not stored.whole:
-            start, send = 0, partial(_send, writer=writer, batch=batch, origin=origin, attempt=attempt)
+            start, names = 0, {"origin": origin, "attempt": attempt}
             for rows, last in _chunks(map(self.columns.rows, batches)):
-                stored = self._patiently(place, partial(send, rows=rows, start=start, whole=last))
+                send = methodcaller("send", writer, batch, [rows], MESSAGE_SCHEMA, start=start, whole=last, **names)
+                stored = self._patiently(place, send)
                 start += rows.num_rows
         if self.confirm_s is not None:
             self._confirmed(place, stored.end, self.confirm_s)
@@ -153,10 +153,6 @@ class PartitionSender:
                     f"the broker has not confirmed a batch within {confirm_s:g} s",
                     "Its messages are in the outbox and go on; start the query again, the batch does not enter twice.",
                 )
-
-
-def _send(client: GatewayClient, *, writer: str, batch: int, rows: pa.RecordBatch, **more: Any) -> StoredBatch:
-    return client.send(writer, batch, [rows], MESSAGE_SCHEMA, **more)
 
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
