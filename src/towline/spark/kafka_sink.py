@@ -6,7 +6,7 @@ places whose exceptions Spark shows as they are. What is pickled to the tasks ho
 A transaction of Kafka belongs to one producer, and a producer to one process. A plan that ends in several tasks would
 need ``coalesce(1)``, and with it all work since the last shuffle in one task. So where it is asked for, each task
 leaves its rows for the driver, which writes them in the order of the partitions before Spark's entry in the commit log.
-Small ones, and those of a task on another machine, come with the task's answer; larger ones in a file, where both see
+The first MiB, and all of a task on another machine, comes with the task's answer; the rest in a file, where both see
 the same files.
 """
 
