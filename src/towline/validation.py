@@ -55,6 +55,8 @@ def requirement(error: Mapping[str, Any]) -> str:
         return f"must be {words} {int(limit) if limit == int(limit) else limit:,}"
     if kind in ("enum", "literal_error"):
         return f"must be {context['expected']}".replace("'", '"')
+    if kind == "missing":
+        return "is missing"
     if kind in ("too_short", "string_too_short"):
         return "must be something, it is empty"
     if match := _TYPE_ERROR.fullmatch(kind):

@@ -177,7 +177,7 @@ def test_secrets_are_resolved_in_the_task(spark: SparkSession, kafka: Kafka, top
     ("columns", "change", "says"),
     [
         ("value", {"topik": "x"}, 'unknown option "topik". Did you mean "topic"?   [TL-C01]'),
-        ("value", {"guarantee": "exactly"}, "Choose between exactly_once (the default), at_least_once"),
+        ("value", {"guarantee": "exactly"}, 'must be "at_most_once", "at_least_once" or "exactly_once"'),
         ("value", {"kafka.acks": "1"}, 'option "kafka.acks" = 1 contradicts guarantee at_least_once'),
         ("value AS payload", {}, 'unknown column "payload"'),
         (
