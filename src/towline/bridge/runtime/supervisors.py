@@ -337,9 +337,7 @@ class GatewaySupervisor(ChildSupervisor):
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(endpoint.pid, signal.SIGTERM)
-            while not endpoint.process.gone() and time.monotonic() < deadline:
-                time.sleep(0.02)
-            if not endpoint.process.gone():
+            if not until(endpoint.process.gone, deadline - time.monotonic()):
                 os.kill(endpoint.pid, signal.SIGKILL)
 
     def _online(self) -> None:

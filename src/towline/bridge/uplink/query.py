@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 from towline import files
 from towline.bridge.config.model import CONSUMER, Line
 from towline.bridge.config.subscriptions import covers
-from towline.bridge.config.tables import BATCH_BYTES, Dedupe, RouteSection, Section
+from towline.bridge.config.tables import BATCH_BYTES, RouteSection, Section
 from towline.bridge.lines.account import add_spark_counts, begin_totals
 from towline.bridge.lines.evidence import (
     Evidence,
@@ -159,7 +159,7 @@ class RetiredRoute(Section):
     """A route that the file does not have any more.
 
     Attributes:
-        route: As it was written, with the line's dedupe where it had none of its own.
+        route: As it was in force.
         at: When it was retired, in seconds since 1970.
     """
 
@@ -171,15 +171,13 @@ class KeptRoutes(Section):
     """What a line makes its records by.
 
     Attributes:
-        routes: Those of the file, as written.
-        dedupe: How repeats are recognised on routes that do not say it themselves.
+        routes: Those of the file, each with the dedupe that counts for it.
         dead_letter_topic: Of the line.
         dead_letter_topics: Of all lines of the bridge.
         retired: Those that take what none of these takes, the newest first.
     """
 
     routes: tuple[RouteSection, ...]
-    dedupe: Dedupe | None = None
     dead_letter_topic: str | None = None
     dead_letter_topics: tuple[str, ...] = ()
     retired: tuple[RetiredRoute, ...] = ()
@@ -194,12 +192,11 @@ class KeptRoutes(Section):
             now: Seconds since 1970.
             oldest: When the oldest message came that waits; None where none does.
         """
-        before = [RetiredRoute(route=one, at=now) for one in former.folded] if former else []
+        before = [RetiredRoute(route=one, at=now) for one in former.routes] if former else []
         before += former.retired if former else ()
         since = min(now, now if oldest is None else oldest) - KEPT_S
         return cls(
-            routes=line.route,
-            dedupe=line.dedupe,
+            routes=tuple(one.model_copy(update={"dedupe": one.dedupe or line.dedupe}) for one in line.route),
             dead_letter_topic=line.dead_letter_topic,
             dead_letter_topics=line.dead_letter_topics,
             retired=tuple(_uncovered(line.route, (one for one in before if one.at >= since))),
@@ -221,22 +218,12 @@ class KeptRoutes(Section):
         text = self.model_dump_json(by_alias=True, exclude_defaults=True, indent=1)
         files.replace_durably(state_dir / ROUTES_FILE, text + "\n")
 
-    @property
-    def folded(self) -> tuple[RouteSection, ...]:
-        """The routes of the file, each with the dedupe that counts for it."""
-        return tuple(one.model_copy(update={"dedupe": one.dedupe or self.dedupe}) for one in self.routes)
-
-    @property
-    def all(self) -> tuple[RouteSection, ...]:
-        """Every route, in the order in which they are asked."""
-        return (*(self.folded if self.retired else self.routes), *(one.route for one in self.retired))
-
     def applied(self, line: Line) -> Line:
         """A line that makes its records by these routes; its subscriptions are still those of the file."""
         return line.model_copy(
             update={
-                "route": self.all,
-                "dedupe": None if self.retired else self.dedupe,
+                "route": (*self.routes, *(one.route for one in self.retired)),
+                "dedupe": None,
                 "dead_letter_topic": self.dead_letter_topic,
                 "dead_letter_topics": self.dead_letter_topics,
             }
