@@ -153,7 +153,9 @@ class Template:
             ValueError: For a lone brace, or a field that is neither captured in ``from`` nor of the message.
         """
         names = tuple(captures)
-        problem = f"which from does not capture; {_fields_known(names)}"
+        known = ", ".join(f"{{{name}}}" for name in (*names, *FIELDS, PAYLOAD))
+        paths = f"{{{PAYLOAD}.JSON.PATH}} and {{{USER_PREFIX}NAME}}"
+        problem = f"which from does not capture; known are {known}, {paths}"
         return cls.read(text, lambda name: "" if name in names or column_of(name) is not None else problem)
 
     @classmethod
@@ -190,11 +192,6 @@ class Template:
     def constant(self) -> str | None:
         """The text if there are no fields, else None."""
         return None if self.fields else self.parts[0]
-
-
-def _fields_known(captures: Iterable[str]) -> str:
-    names = [f"{{{name}}}" for name in (*captures, *FIELDS, PAYLOAD)]
-    return f"known are {', '.join(names)}, {{{PAYLOAD}.JSON.PATH}} and {{{USER_PREFIX}NAME}}"
 
 
 def column_of(name: str) -> str | None:

@@ -135,22 +135,23 @@ def of_markers(noted: BatchTotals | None, markers: Mapping[int, Marker | None], 
         markers: Of each partition, read after the note.
         sink: As the note has it: ``<sink id>/<partitions>``.
     """
-    what = "rows in the markers"
+    what, there = "rows in the markers", [marker.total_rows for marker in markers.values() if marker is not None]
+    total, partitions = sum(there) if there else None, int(sink.rpartition("/")[2])
     if noted is None or noted.marks is None or noted.sink != sink:
-        yield Comparison(what, _total(markers), None, None, "the sink has noted nothing that it wrote with them")
+        yield Comparison(what, total, None, None, "the sink has noted nothing that it wrote with them")
         return
-    partitions = int(sink.rpartition("/")[2])
     known = [marker for part in range(partitions) if (marker := markers.get(part)) is not None]
+    agrees: bool | None = False
     if len(known) < partitions:
         why = f"{partitions - len(known):,} of {partitions:,} markers are not there   [TL-K62]"
-        yield Comparison(what, _total(markers), noted.marks.rows, agrees=False, why=why)
-        return
-    if any(marker.writer == ANYONE for marker in known):
-        yield Comparison(what, _total(markers), noted.marks.rows, None, "a person has set them")
-        return
-    if odd := next((one for one in known if not 0 <= one.batch - noted.batch <= 1), None):
+    elif any(marker.writer == ANYONE for marker in known):
+        agrees, why = None, "a person has set them"
+    elif odd := next((one for one in known if not 0 <= one.batch - noted.batch <= 1), None):
         why = f"a marker is of batch {odd.batch}, the sink has noted batch {noted.batch}   [TL-K62]"
-        yield Comparison(what, _total(markers), noted.marks.rows, agrees=False, why=why)
+    else:
+        agrees, why = True, ""
+    if not agrees:
+        yield Comparison(what, total, noted.marks.rows, agrees, why)
         return
     totals = [_before(one) if one.batch > noted.batch else one.totals for one in known]
     rows, dead = (sum(column) for column in zip(*totals, strict=True))
@@ -163,11 +164,6 @@ def of_markers(noted: BatchTotals | None, markers: Mapping[int, Marker | None], 
 def _before(marker: Marker) -> MarkerTotals:
     """The totals without its own batch, which the sink has not noted yet."""
     return MarkerTotals(marker.total_rows - marker.rows, marker.total_dead_lettered - marker.dead_lettered)
-
-
-def _total(markers: Mapping[int, Marker | None]) -> int | None:
-    known = [marker.total_rows for marker in markers.values() if marker is not None]
-    return sum(known) if known else None
 
 
 def render_comparisons(found: Mapping[str, list[dict[str, Any]]]) -> str:
