@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.timing import BATCHES, SYNCS, Histogram
+from towline.timing import BATCHES, SYNCS, Histogram, until
 
 DURATIONS = st.lists(st.floats(0, 1e4))
 
@@ -34,3 +34,11 @@ def test_it_travels_as_json(durations: list[float]) -> None:
 @pytest.mark.parametrize("bounds", [SYNCS, BATCHES])
 def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
     assert list(bounds) == sorted(set(bounds))
+
+
+def test_a_look_up_is_waited_for_until_it_is_true_or_over() -> None:
+    answers, pauses = [0, 0, 7], list[float]()
+    assert until(lambda: answers.pop(0), 60, pauses.append) == 7
+    assert len(pauses) == 2
+    assert until(lambda: 0, 60, lambda _: True) == 0, "whoever waits may say that it is over"
+    assert until(lambda: 0, 0.0, lambda _: pytest.fail("the time is over")) == 0

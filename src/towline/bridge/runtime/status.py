@@ -70,27 +70,21 @@ def collect(
         raise ConfigError("TL-B11", str(state_dir), "no bridge has run here", do)
     state = state or {"lines": {}}
     names = lines or list(state["lines"])
-    updated = state.get("updated")
     there = is_there(state)
     running = there and time.time() - float(state.get("updated", 0)) < SILENT_S
     return {
-        "bridge": state.get("bridge"),
-        "version": state.get("version"),
-        "revision": state.get("revision"),
+        **{name: state.get(name) for name in ("bridge", "version", "revision", "pid", "updated", "kafka_error")},
         "state_dir": str(state_dir),
         "running": running,
         "silent": there and not running,
-        "pid": state.get("pid"),
-        "updated": updated,
         "file": (read := state.get("file") or {}).get("path"),
         "reload": state.get("reload") or {"number": 0},
         "file_changed": running and bool(read) and digest_of(Path(read["path"])) != read["sha256"],
         "spark": state.get("spark", "not started") if running else "not running",
         "kafka": state.get("kafka", "unknown") if running else "unknown",
-        "kafka_error": state.get("kafka_error"),
         "kafka_insecure": state.get("kafka_insecure", []),
         "lines": {
-            name: _line(state_dir / name, state["lines"].get(name, {}), running, updated)
+            name: _line(state_dir / name, state["lines"].get(name, {}), running, state.get("updated"))
             | _members(state_dir / name, None if clients is None else clients.get(name))
             for name in names
         },
