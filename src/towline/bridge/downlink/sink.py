@@ -213,15 +213,14 @@ def sorted_out(
         batches: All of them, with `OUTCOME`.
         most: Most bytes of a batch that is handed on, unless it is one row.
     """
-    runs = _runs(batches)
-    ordered = (_in_order(batches, runs, most) for _ in range(2))
-    messages, refused = (_part_of(part, test) for part, test in zip(ordered, (pc.equal, pc.greater), strict=True))
-    return (rows.select(list(map(own, _SENT))).rename_columns(_SENT) for rows in messages), refused
+    runs, columns = _runs(batches), list(map(own, _SENT))
 
+    def those(test: Callable[[pa.Array, int], pa.Array]) -> Iterator[pa.RecordBatch]:
+        slices = (batches[number].slice(first, count) for number, first, count in runs)
+        ordered = combined((RowSlice(rows, rows.nbytes) for rows in slices), _ROWS, most)
+        return (rows for batch in ordered if (rows := batch.filter(test(batch.column(OUTCOME), 0))).num_rows)
 
-def _part_of(batches: Iterator[pa.RecordBatch], test: Callable[[pa.Array, int], pa.Array]) -> Iterator[pa.RecordBatch]:
-    """The rows whose outcomes are so, compared with zero."""
-    return (rows for batch in batches if (rows := batch.filter(test(batch.column(OUTCOME), 0))).num_rows)
+    return (rows.select(columns).rename_columns(_SENT) for rows in those(pc.equal)), those(pc.greater)
 
 
 def _runs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, int]]:
@@ -242,11 +241,3 @@ def _runs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, int]]:
             runs.append((number, index - starts[number], 1))
         following = index + 1
     return runs
-
-
-def _in_order(
-    batches: Sequence[pa.RecordBatch], runs: Sequence[tuple[int, int, int]], most: int
-) -> Iterator[pa.RecordBatch]:
-    """The same rows, sorted by their place."""
-    slices = (batches[number].slice(first, count) for number, first, count in runs)
-    return combined((RowSlice(rows, rows.nbytes) for rows in slices), _ROWS, most)
