@@ -104,12 +104,12 @@ def look_at_topics(
             records that were not read; TL-K01, no answer to a line that has no offsets yet.
         JournalError: TL-J20, the ids can't be noted.
     """
-    section, logs, where = line, Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
+    logs, where = Checkpoint(str(line.checkpoint)), f'line "{line.name}"'
     before, begun = _batch(line.checkpoint, evidence.planned)
     stood = begun if evidence.decided else {**before, **begun}
     kept, cluster = kept_ids(logs) if stood else {}, KafkaAdmin(client, GLANCE_S)
     try:
-        named = section.topics or list(filter(section.reads, cluster.info().topics))
+        named = line.topics or list(filter(line.reads, cluster.info().topics))
         ids = cluster.ids({*named, *stood})
     except KafkaError:
         if not stood:
@@ -117,12 +117,12 @@ def look_at_topics(
         return TopicFindings()  # Spark waits longer for Kafka, and the sink looks before the tasks of each batch
     if remade(kept, ids):
         raise made_anew(where, ways_out(line, file), stood, kept, ids)
-    if missing := sorted(set(section.topics) - set(ids)):
+    if missing := sorted(set(line.topics) - set(ids)):
         what = f"{where} reads {', '.join(missing)}, and Kafka has no such topic"
         raise KafkaError("TL-B03", client["bootstrap.servers"], what, _CREATE)
-    gone = {name: at for name, at in stood.items() if name not in ids or not section.reads(name)}
+    gone = {name: at for name, at in stood.items() if name not in ids or not line.reads(name)}
     lost = {name: "" if name in ids else _unread(name, evidence, line.checkpoint, limit) for name in gone}
-    texts, stops = [text for text in lost.values() if text], section.on_data_loss == "stop"
+    texts, stops = [text for text in lost.values() if text], line.on_data_loss == "stop"
     stuck = not evidence.decided and any(_ranges(before, begun, name) for name in gone if lost[name])
     if stops and gone and not evidence.decided and not texts:
         texts = _overtaken(client, before, {name: at for name, at in begun.items() if name not in gone})
@@ -307,18 +307,18 @@ class DownlinkQuery(LineQuery[DownLine]):
 
     def _starting(self, identity: Identity) -> str:
         """Where a query without a checkpoint begins; with one, Spark asks that."""
-        section = self.line
+        line = self.line
         if not identity.offsets:
-            start = section.starting_offsets
+            start = line.starting_offsets
             return start if isinstance(start, str) else json.dumps(start)
         if identity.query:
             return identity.offsets
         topics = KafkaAdmin(self.bridge.kafka.client()).info().topics  # Spark wants every partition
-        start, stood = section.starting_offsets, json.loads(identity.offsets)
+        start, stood = line.starting_offsets, json.loads(identity.offsets)
         for name in remade(json.loads(identity.topic_ids), self._findings.ids):  # they begin as the file says
             latest = dict.fromkeys(map(str, range(topics[name])), _LATEST) if start == "latest" else {}
             stood[name] = start.get(name, {}) if isinstance(start, dict) else latest
-        return json.dumps(covering(stood, topics, section))
+        return json.dumps(covering(stood, topics, line))
 
     def _both_sinks(self, identity: Identity) -> dict[str, str]:
         """The options of `towline.bridge.downlink.sink`, which hands rows to MQTT and dead letters to Kafka."""
