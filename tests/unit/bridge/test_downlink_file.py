@@ -82,8 +82,8 @@ def test_it_travels_as_json(tmp_path: Path) -> None:
     [
         ('topic = "command', 'topic = "{nope}/', 'bridge.toml:6  downlink "commands": "{nope}//{header.tenant}/{key}/req" names {nope}, which a record does not have. Known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, {kafka.topic}, {kafka.partition}, {kafka.offset}, {kafka.timestamp}.   [TL-C05]'),
         ('from = "commands"\n', "", 'bridge.toml:6  downlink "commands": "from" is missing. Add it.   [TL-C02]'),
-        ("[[downlink]]\n", "[[downlink]]\nqos = 0\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once publishes with QoS 1 or 2, not 0. Change one of the two.   [TL-C12]'),
-        ("[[downlink]]\n", '[[downlink]]\nguarantee = "exactly_once"\nisolation_level = "read_uncommitted"\n', 'bridge.toml:8  downlink "commands": guarantee exactly_once reads read_committed, not read_uncommitted. Change one of the two.   [TL-C12]'),
+        ("[[downlink]]\n", "[[downlink]]\nqos = 0\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once publishes with QoS 1 or 2, not qos = 0. Change one of the two.   [TL-C12]'),
+        ("[[downlink]]\n", '[[downlink]]\nguarantee = "exactly_once"\nisolation_level = "read_uncommitted"\n', 'bridge.toml:8  downlink "commands": guarantee exactly_once reads read_committed, not isolation_level = read_uncommitted. Change one of the two.   [TL-C12]'),
         ("[[downlink]]\n", "[[downlink]]\nqso = 1\n", 'bridge.toml:7  downlink "commands": unknown key "qso". Did you mean "qos"?   [TL-C01]'),
         *(("[[downlink]]\n", f'[[downlink]]\nfields = {{ "{name}" = "1" }}\n', f'bridge.toml:6  downlink "commands": "{shown}" can\'t name a field. Take small letters, digits and _, and no column\'s name.   [TL-C05]') for name, shown in [("key", "key"), ("fault", "fault"), ("A", "A"), ("a\\n", "a\\x0a")]),
         ("[[downlink]]\n", '[[downlink]]\nwhere = " "\n', 'bridge.toml:6  downlink "commands": where is empty. Give a condition in Spark SQL, or remove it.   [TL-C05]'),

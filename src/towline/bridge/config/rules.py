@@ -122,39 +122,23 @@ def _topic(route: SubscribedRoute) -> Iterator[Violation]:
 # -- a line ----------------------------------------------------------------------------------------------------------
 
 
-def _elsewhere(line: Any, _: BridgeTable) -> bool:
-    """Whether the gateways of a line run by settings of their own."""
-    return bool(getattr(line, "gateways", ()) and not line.member)
-
-
-#: Keys of a line that have no effect: where that is so, why, and what to do.
-_IDLE: Final[Sequence[tuple[Sequence[str], Callable[[Any, BridgeTable], bool], str, str]]] = (
+#: Keys of a line that have no effect: where that is so, and why.
+_IDLE: Final[Sequence[tuple[Sequence[str], Callable[[Any, BridgeTable], bool], str]]] = (
     (
         ("ack_after", "journal", "listen", "mqtt", "receipts"),
-        _elsewhere,
+        lambda line, _: bool(getattr(line, "gateways", ()) and not line.member),
         "with gateways, which run elsewhere with settings of their own",
-        "Remove it here, and set it where they run.",
     ),
-    (("removed_gateways",), lambda line, _: not line.gateways, "without gateways", "Remove it."),
-    (
-        ("share", "share_group"),
-        lambda line, _: not line.member,
-        "without members",
-        "Add [[uplink.member]] with a name, or remove it.",
-    ),
-    (("share_group",), lambda line, _: line.way is ShareWay.FILTERS, 'with share = "filters"', "Remove it."),
-    (
-        ("failure_notice",),
-        lambda line, file: dead_letter_topic(line, file) is None,
-        "without dead letters, of which it tells",
-        "Give the line a dead_letter_topic.",
-    ),
+    (("removed_gateways",), lambda line, _: not line.gateways, "without gateways"),
+    (("share", "share_group"), lambda line, _: not line.member, "without members: [[uplink.member]] with a name"),
+    (("share_group",), lambda line, _: line.way is ShareWay.FILTERS, 'with share = "filters"'),
+    (("failure_notice",), lambda line, file: dead_letter_topic(line, file) is None, "without a dead_letter_topic"),
 )
-#: Keys of which a guarantee takes some values alone: what it does with them, the values, and what to do.
+#: Keys of which a guarantee takes some values alone: what it does with them, and the values.
 _PROMISED: Final = (
-    ("ack_after", "acknowledges after", "acks", "Remove ack_after, or take another guarantee."),
-    ("qos", "publishes with QoS", "publish_levels", "Change one of the two."),
-    ("isolation_level", "reads", "isolations", "Change one of the two."),
+    ("ack_after", "acknowledges after", "acks"),
+    ("qos", "publishes with QoS", "publish_levels"),
+    ("isolation_level", "reads", "isolations"),
 )
 
 
@@ -183,15 +167,15 @@ def line_problems(line: UplinkTable | DownlinkTable, file: BridgeTable) -> Itera
     if problem := conf_problem(line.guarantee, file.spark.conf):
         what = f"guarantee {line.guarantee} needs {problem[0]} = {problem[1]}"
         yield "TL-C12", (ROOT, "spark", "conf", *problem[0].split(".")), what, "Remove it from [spark.conf]."
-    for key, verb, values, do in _PROMISED:
+    for key, verb, values in _PROMISED:
         value, known = getattr(line, key, None), getattr(promise, values)
         if value is not None and value not in known:
-            what = f"guarantee {line.guarantee} {verb} {' or '.join(map(str, known))}, not {value}"
-            yield "TL-C12", (key,), what, do
-    for keys, idle, why, do in _IDLE:
+            what = f"guarantee {line.guarantee} {verb} {' or '.join(map(str, known))}, not {key} = {value}"
+            yield "TL-C12", (key,), what
+    for keys, idle, why in _IDLE:
         for key in line.model_fields_set.intersection(keys):
             if getattr(line, key) not in (None, ()) and idle(line, file):
-                yield "TL-C111", (key,), f"{key} has no effect {why}", do
+                yield "TL-C111", (key,), f"{key} has no effect {why}"
     topic = dead_letter_topic(line, file)
     if topic is not None and (name := kafka_name_problem(topic)):
         yield "TL-C62", ("dead_letter_topic",), name, "Correct the name, or write false for none."
