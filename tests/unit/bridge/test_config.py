@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from towline.bridge.config.document import Document
 from towline.bridge.config.file import load, parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.plan import plan_of
@@ -451,6 +452,48 @@ def test_values_of_the_environment_are_never_shown(tmp_path: Path) -> None:
         read(changed('topic = "telemetry"', 'topic = "${SECRET}"'), tmp_path, {"SECRET": "hunter2 !"})
     assert "hunter2" not in str(caught.value)
     assert "${SECRET}" in str(caught.value)
+
+
+def test_a_line_is_found_by_its_name_whatever_gives_that() -> None:
+    """What Spark says of its SQL is told as of its line."""
+    text = GOOD + GOOD[GOOD.index("[[uplink]]") :].replace('"telemetry"', '"${SITE}"', 1)
+    document = Document(text, Path("bridge.toml"), {"SITE": "west"})
+    assert document.table("uplink", "west") == ("uplink", 1)
+    assert document.line((*document.table("uplink", "west"), "route", 0, "topic")) == 21
+    assert document.table("uplink", "telemetry") == ("uplink", 0)
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_every_key_has_its_line(ends: str) -> None:
+    """In tables, dotted keys, inline tables, and beside texts and lists of several lines."""
+    lines = [
+        "a.b = 1",
+        'x = """',
+        "[no]",
+        'y = 2"""',
+        "[[t]]",
+        "k = [",
+        " 1, # ]",
+        "]",
+        "[t.u]",
+        '"c.d" = { e = 1 }',
+        "[[t]]",
+        "z=1",
+    ]
+    document = Document(ends.join(lines), Path("f"), {})
+    places = {
+        ("a", "b"): 1,
+        ("x",): 2,
+        ("t", 0, "k"): 6,
+        ("t", 0, "k", 0): 6,
+        ("t", 0, "u"): 9,
+        ("t", 0, "u", "c", "d", "e"): 10,
+        ("t", 0, "u", "c.d"): 10,
+        ("t", 1, "z"): 12,
+        ("t", 1, "missing"): 11,
+        ("no",): 1,
+    }
+    assert {path: document.line(path) for path in places} == places
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

@@ -139,10 +139,11 @@ class Document:
         inner = f" {path[2]} {int(path[3]) + 1}" if len(path) > 3 and isinstance(path[3], int) else ""
         return f'{path[0]} "{name}"{inner}'
 
-    def number(self, kind: str, name: str) -> int | None:
-        """The number of a line's table among those of its kind; None where there is none of that name."""
-        tables = self.raw.get(kind, [])
-        return next((n for n, one in enumerate(tables) if isinstance(one, dict) and one.get("name") == name), None)
+    def table(self, kind: str, name: str) -> tuple[str, int]:
+        """The place of a line's table; that of the first one where there is none of that name."""
+        tables = self.values.get(kind)
+        names = [one.get("name") for one in tables if isinstance(one, dict)] if isinstance(tables, list) else []
+        return kind, names.index(name) if name in names else 0
 
     # -- variables of the environment
 

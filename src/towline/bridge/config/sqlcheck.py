@@ -69,7 +69,7 @@ def judge(bridge: Bridge, spark: SparkSession, shown: Path | None = None) -> dic
                 # PySpark has no class for some errors of the analyzer; their text may quote a variable's value [I12].
                 java = error.java_exception.getClass().getSimpleName() if isinstance(error, Py4JJavaError) else None
                 said_by_spark = str(error) if java is None else f"Spark has no answer to it ({java})"
-                place = (line.kind, document.number(line.kind, line.name) or 0, *table, *path)
+                place = (*document.table(line.kind, line.name), *table, *path)
                 if names_variable(written := document.value(place)):  # only words of the file are quoted [I12]
                     own = {*_WORD.findall(text)} - {*_WORD.findall(written)}
                     said_by_spark = _WORD.sub(lambda word: "…" if word[0] in own else word[0], said_by_spark)  # noqa: B023

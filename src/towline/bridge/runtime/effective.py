@@ -70,12 +70,8 @@ class Origins:
     """
 
     def __init__(self, bridge: Bridge) -> None:
-        self._bridge, self._document = bridge, Document.again(bridge.file, Path(bridge.file.name))
-        self.shown = self._document.shown
-
-    def table(self, line: AnyLine) -> tuple[str, int]:
-        """Kind and number of a line's table."""
-        return line.kind, [one.name for one in self._bridge.lines if one.kind == line.kind].index(line.name)
+        self._document = Document.again(bridge.file, Path(bridge.file.name))
+        self.shown, self.table = self._document.shown, self._document.table
 
     def at(self, *paths: KeyPath) -> str | None:
         """``FILE:LINE`` of the first of these keys that is there; None for none."""
@@ -90,7 +86,7 @@ def effective(bridge: Bridge) -> dict[str, dict[str, list[Setting]]]:
 
 
 def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterator[tuple[str, list[Setting]]]:
-    table = origins.table(line)
+    table = origins.table(line.kind, line.name)
     for gateway in line.each_gateway:
         name = f" of {gateway.name}" if gateway.share else ""
         yield f"MQTT{name}", list(_connection(line, gateway, origins, table))
