@@ -32,6 +32,8 @@ KeyPath = tuple[str | int, ...]
 REFERENCE: Final = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: Settings of another program, whose dotted names may be written as tables too.
 _SETTINGS: Final = (("kafka", "settings"), ("spark", "conf"))
+#: One of these is on the last line of a statement of several.
+_CLOSING: Final = ("]", '"""', "'''")
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 #: A wildcard with a name, of a route's ``from``; braces after a dollar sign are a variable's.
 _NAMED: Final = re.compile(r"(?<![${])\{[^{}]*\}")
@@ -261,6 +263,9 @@ def _statements(text: str) -> Iterator[tuple[int, str, Any]]:
     lines: list[str] = []
     for number, line in enumerate(text.split("\n"), start=1):
         lines.append(line)
+        ends = any(mark in line for mark in _CLOSING) and ("#" in line or not line.rstrip().endswith(","))
+        if len(lines) > 1 and not ends:
+            continue  # a list of thousands of lines is not read thousands of times
         with contextlib.suppress(tomllib.TOMLDecodeError):
             statement = "\n".join(lines)
             yield number - len(lines) + 1, statement, tomllib.loads(statement)
