@@ -22,11 +22,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from towline.bridge.config.tables import (
+    DownlinkTable,
+    GatewaySection,
+    KafkaSection,
+    MemberSection,
+    MonitorSection,
+    RouteSection,
+    SparkSection,
+    UplinkTable,
+)
 from towline.gateway.settings import GatewaySettings
 from towline.kafka.options import _OPTIONS as KAFKA
 from towline.kafka.options import SinkSettings
 from towline.net.settings import MqttSettings
-from towline.options import Option
+from towline.options import Option, size
 from towline.spark.gateway_options import CONNECTION, RECEIVING, SENDING
 from towline.spark.options import _READING as READING
 from towline.spark.readplan import ReadPlan
@@ -101,6 +111,32 @@ def rows(options: Iterable[Option], model: type, *, file: bool) -> Iterator[str]
         yield "| " + " | ".join([*cells, f"`{option.name}`", shown(default, option), markdown(meaning)]) + " |"
 
 
+#: Tables of a bridge file, by the names of their tables on the page.
+FILE = {
+    "uplink": ("[[uplink]]", UplinkTable),
+    "member": ("[[uplink.member]]", MemberSection),
+    "route": ("[[uplink.route]]", RouteSection),
+    "downlink": ("[[downlink]]", DownlinkTable),
+    "kafka-file": ("[kafka]", KafkaSection),
+    "gateway-file": ("[gateway]", GatewaySection),
+    "spark": ("[spark]", SparkSection),
+    "monitor": ("[monitor]", MonitorSection),
+}
+
+
+def keys(model: type[BaseModel]) -> Iterator[str]:
+    """A row for each key of a table; those of the tables in it are named where its text is."""
+    meaning = meanings(model)
+    for name, field in model.model_fields.items():
+        if name in ("route", "member"):
+            continue
+        option = Option("", (name,), read=size if "_bytes" in name else str)
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        plain = default if isinstance(default, str | int | float | enum.Enum) else None
+        cells = shown(plain, dataclasses.replace(option, name=name)), markdown(meaning[name])
+        yield f"| `{field.alias or name}` | {' | '.join(cells)} |"
+
+
 def tables() -> dict[str, str]:
     """Each table of the page, by its name."""
     every = (*CONNECTION, *RECEIVING)
@@ -115,6 +151,8 @@ def tables() -> dict[str, str]:
         "kafka": rows(KAFKA, SinkSettings, file=False),
     }
     heads = {name: ["option", "default", "meaning"] for name in found}
+    found |= {name: keys(model) for name, (_, model) in FILE.items()}
+    heads |= {name: [f"key of `{table}`", "default", "meaning"] for name, (table, _) in FILE.items()}
     heads["connection"].insert(0, "key of `[mqtt]`")
     return {
         name: "\n".join([f"| {' | '.join(heads[name])} |", "|---" * len(heads[name]) + "|", *table])

@@ -154,14 +154,16 @@ class SparkSection(Section):
     """The Spark session of the bridge.
 
     Attributes:
-        master: ``local[*]``, or a cluster (docs/cluster.md).
+        master: Where Spark runs, ``local[*]`` or a cluster (docs/cluster.md); ``towline run --master URL`` wins.
         secret_file: Holds the secret of ``spark.authenticate``, for a standalone cluster or Kubernetes; elsewhere Spark
             makes one by itself.
         ui: Whether Spark's web page is served (on loopback).
         conf: Further Spark settings.
         kafka_jars: Jars of Spark's Kafka source, for downlinks: files, directories, patterns; by default Maven's.
-        tier: How Spark's JVM is tuned, with a local master: ``quick`` for a quick start and low rates, ``peak`` for
-            full load over hours, ``auto`` for the one that suits the machine's cores.
+        tier: How the JVM of a local master, or of the driver of a standalone cluster, is tuned: ``quick`` (one
+            compiler, the serial collector) starts in half the CPU and is best at low rates and on few cores; ``peak``
+            (Java's own choice) is faster under full load for hours; ``auto`` is ``quick`` on up to two cores
+            (docs/benchmarks.md#starts). Options in ``SPARK_SUBMIT_OPTS`` win.
     """
 
     master: str = Field(default="local[*]", min_length=1)
@@ -176,12 +178,14 @@ class GatewaySection(Section):
     """Where gateways listen on a network, and what lets Spark in to gateways elsewhere.
 
     Attributes:
-        listen: ``HOST:PORT`` of the gateway on a network; None for its unix socket alone. A line may have its own.
+        listen: ``HOST:PORT`` of the gateway on a network, with ``cert_file``, ``key_file`` and ``token_file`` or not at
+            all; default its unix socket alone. It is one gateway's: with several lines each has a ``listen`` of its
+            own, or ``listen = false``.
         cert_file: Certificate chain of a gateway that listens (PEM).
         key_file: Its private key (PEM).
-        token_file: Tokens, one a line; a gateway takes each, Spark shows the first.
-        ca_file: Authorities that Spark trusts in gateways elsewhere; None for the system's.
-        server_name: Name in their certificates, where it is not the host that is named.
+        token_file: Tokens, one a line, mode 0600; a gateway takes each, Spark shows the first.
+        ca_file: Authorities that Spark trusts in gateways elsewhere; default the system's.
+        server_name: Name in their certificates; default the host that is named.
         ticket_valid_s: Seconds that a ticket of Spark's workers is worth something.
     """
 
@@ -224,11 +228,13 @@ class MonitorSection(Section):
     """Where metrics are served, and what has to be told for them.
 
     Attributes:
-        listen: ``HOST:PORT`` of the endpoint with metrics, health and status; None for none. There is no TLS: another
-            address than loopback is for a network on which everybody may read them.
-        token_file: Tokens, one a line; each lets a client pause, resume and restart lines there. Without it nobody may.
+        listen: ``HOST:PORT`` of the endpoint with metrics, health and lines (docs/monitoring.md); a port alone is one
+            of 127.0.0.1; default no endpoint. There is no TLS: another address than loopback is for a network on which
+            everybody may read them.
+        token_file: Tokens, one a line; each lets a client pause, resume and restart lines there
+            (docs/monitoring.md#lines). Without it nobody may.
         broker_queue_messages: Most messages that the broker keeps for one client while it is away, such as Mosquitto's
-            ``max_queued_messages``; for the metric of that outage budget. None where it has no limit or is not known.
+            ``max_queued_messages``; for the metric of that outage budget. Default no limit, or not known.
     """
 
     listen: str | None = None
@@ -290,30 +296,38 @@ class RouteSection(Section):
 
     Attributes:
         from_: Topic filter; ``{name}`` is a wildcard of one level with a name.
-        topic: Kafka topic, a template: ``{name}`` of ``from``, ``{mqtt.topic}``, ``{mqtt.user.NAME}``,
-            ``{payload.PATH}`` of a JSON payload.
-        promise: ``at_most_once`` or ``at_least_once`` on an ``exactly_once`` line: subscribed with QoS 0 or 1.
-        qos: Of the subscription; without it what the promise takes.
+        topic: Kafka topic, a template (docs/routes.md#templates): ``{name}`` of ``from``, ``{mqtt.topic}``,
+            ``{mqtt.user.NAME}``, ``{payload.PATH}`` of a JSON payload.
+        promise: ``at_most_once`` (QoS 0) or ``at_least_once`` (QoS 1) on an ``exactly_once`` line
+            (docs/guarantees.md#promises-on-one-line); default the line's guarantee.
+        qos: Of the subscription; default what the promise takes: ``exactly_once`` 2, and 1 with a ``dedupe`` key;
+            ``at_least_once`` 1 or 2.
         key: Of the record, a template: the same key is the same partition, and so in order.
-        value: Of the record, a template; without it the payload.
-        timestamp: Of the record, a template that gives milliseconds since 1970; without it, or where it gives nothing,
-            the time of receipt.
+        value: Of the record, a template; a message that gives none is a dead letter. Default the payload.
+        timestamp: Of the record, a template that gives milliseconds since 1970, anything else is a dead letter; without
+            it, or where it gives nothing, the time of receipt.
         headers: Further headers of the record, each a template.
-        where: Spark SQL; messages for which it is not true are left out and counted, those for which it is null apart.
-        allowed_topics: Names, or globs with ``*`` and ``?``, of what a topic with fields may become.
-        fallback_topic: Where a message goes whose topic is illegal or not allowed.
+        where: Spark SQL, asked after ``reject`` (docs/routes.md#in-which-order); messages for which it is not true are
+            left out and counted, those for which it is null apart; one on which it raises is a dead letter.
+        allowed_topics: Names, or globs with ``*`` and ``?``, of what a topic with fields may become; reserved names
+            never (docs/security.md#names-that-a-device-chooses). ``create_topics`` makes the listed names; a topic
+            behind a ``*`` that is not there is a dead letter (``topic_missing``), not a case for the fallback.
+        fallback_topic: Where a message goes whose topic is illegal or not allowed, before it is a dead letter.
         properties: Whether MQTT's properties travel as headers: ``all`` or ``none``.
         key_required: Whether a message that gives no key is a dead letter.
-        fields: Names for templates and SQL, and the Spark SQL of each, in order.
+        fields: Names for templates and SQL, and the Spark SQL of each over the source's columns, the wildcards and the
+            fields before it: ``{ site = "upper(machine)" }``, then ``key = "{site}"``. Null where the SQL raises.
         reject: Spark SQL that says why a message is refused, null where it is not; what is refused is a dead letter.
-        header_map: Spark SQL of a map of texts: further headers, after the others; one without text is left out.
+        header_map: Spark SQL of a ``MAP<STRING, STRING>``: headers whose names are data, after the others. One without
+            text is left out, and so are names that begin with ``mqtt.`` or ``towline.``; none where the SQL raises.
         missing_headers: Whether a header whose template gives nothing is there without a value (``null``) or left out
             (``omit``).
         no_local: Whether the broker leaves out what this client published itself (MQTT 5).
         retain_as_published: Whether the RETAIN flag comes as it was published (MQTT 5).
         retain_handling: Retained messages at a SUBSCRIBE: 0 always, 1 for a new subscription, 2 never (MQTT 5).
-        subscription_id: Subscription identifier (MQTT 5).
-        dedupe: How repeats are recognised; without it as the line says.
+        subscription_id: Subscription identifier (MQTT 5). Routes whose filters cover each other are one subscription,
+            and have to agree about it.
+        dedupe: How repeats are recognised, by a key of its own; ``within`` is one for the whole line.
     """
 
     from_: str = Field(alias="from", min_length=1)
@@ -415,11 +429,14 @@ class LineSection(Section):
 
     Attributes:
         name: Part of the client id, the sink id, and the name of its state directory; unique in the file.
-        guarantee: The promise.
-        max_messages_per_trigger: Most messages, or records, in one micro-batch.
-        parallelism: Writers of a batch; more than one split it, by key on the way up and by MQTT topic on the way down.
-        dead_letter_topic: Where goes what can't be mapped or written; ``false`` stops the line there instead. Where it
-            is not said: ``<bridge>.dead-letters`` if missing topics are created, else nowhere.
+        guarantee: ``at_least_once``, ``at_most_once`` or ``exactly_once`` (docs/guarantees.md).
+        max_messages_per_trigger: Most messages, or records, in one micro-batch. A task of a downlink sorts its part, on
+            disk (``TMPDIR``) above 64 MiB.
+        parallelism: Writers of a batch; more than one split it, by key on the way up (else by MQTT topic; with
+            ``exactly_once`` into as many transactions) and by MQTT topic on the way down. Each reads the whole batch.
+        dead_letter_topic: Where goes what can't be mapped, written or taken in whole
+            (docs/guarantees.md#what-is-not-taken-in-whole); ``false`` stops the line there instead. Default
+            ``<bridge>.dead-letters`` where missing topics are created, else nowhere.
     """
 
     name: str = Field(pattern=NAME)
@@ -433,10 +450,10 @@ class LineTable(Section):
     """What the table of a line says beside that; its gateway has it all.
 
     Attributes:
-        profile: A convention that says the rest, such as Eclipse Hono's.
-        listen: ``HOST:PORT`` of its gateway on a network; ``false`` for nowhere. Where it is not said, as [gateway]
-            says.
-        mqtt: What differs from [mqtt].
+        profile: A convention that says the rest: ``hono`` (of commands too, ``hono-errors`` of what was refused), or
+            the path of a profile of your own, ``PATH.toml`` or ``PATH.toml#NAME`` (docs/hono.md#a-profile-of-your-own).
+        listen: ``HOST:PORT`` of its gateway on a network; ``false`` for nowhere. Default that of ``[gateway]``.
+        mqtt: A table: what differs from ``[mqtt]``.
     """
 
     profile: str | None = None
@@ -458,7 +475,8 @@ class MemberSection(Section):
     """``[[uplink.member]]`` as written.
 
     Attributes:
-        name: Fixed: its journal, its client id and its rows are named after it.
+        name: Fixed: its journal, its client id and its rows are named after it; with the line's name at most 63
+            characters.
         filters: What it takes of the line's messages, with ``share = "filters"``.
     """
 
@@ -470,12 +488,17 @@ class UplinkSection(LineSection):
     """What becomes of the messages of a line from MQTT to Kafka.
 
     Attributes:
-        max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``; both limits hold.
-        max_trigger_delay_ms: Longest rest between two batches while messages wait, in milliseconds; the more wait, the
-            shorter it is (`towline.spark.cadence`). 0 for the lowest latency. Where it is not said: 1000, and 0 where
-            somebody waits for Kafka, with ``ack_after = "kafka"`` or receipts.
-        dedupe: How repeats are recognised on routes that do not say it themselves.
-        gateways: State directories and locations of gateways that run elsewhere, which the line reads.
+        max_bytes_per_trigger: Most bytes in one micro-batch, as a number or as ``"64 MiB"``, as the rows lie in the
+            journal; both limits hold, and one message is always allowed. With more than the default Spark measures the
+            rows one by one on their way to the sink, which is slower.
+        max_trigger_delay_ms: Longest rest between two batches while messages wait, in milliseconds, at most 30000; the
+            more wait, the shorter it is (docs/options.md#when-a-batch-begins). 0 for the lowest latency. Default 1000,
+            and 0 where somebody waits for Kafka, with ``ack_after = "kafka"`` or receipts.
+        dedupe: ``{ key = "...", within = "10 minutes" }``: how repeats are recognised on routes that do not say it
+            themselves (docs/guarantees.md#repeats).
+        gateways: State directories and locations of gateways that run elsewhere, which the line reads instead of
+            starting one; ``[gateway]`` says what lets it in, and ``[mqtt]`` is not needed where no line has a gateway
+            of its own (docs/several-gateways.md#a-bridge).
         removed_gateways: Names of gateways that leave the line without being asked what waits there.
         route: The first route that matches takes the message.
     """
@@ -496,11 +519,13 @@ class UplinkTable(LineTable, UplinkSection):
     """A line from MQTT to Kafka.
 
     Attributes:
-        ack_after: When the broker is answered, as far as the guarantee leaves it open.
-        receipts: Publishers that ask learn what is in Kafka: a table with ``key_file``.
-        journal: How much disk it may take.
-        share: How members share the line's messages.
-        share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``.
+        ack_after: When the broker is answered, as far as the guarantee leaves it open: ``journal``; ``kafka`` with
+            ``at_least_once`` (docs/lost-machine.md); ``received`` with ``at_most_once``.
+        receipts: A table with ``key_file``: publishers that ask learn what is in Kafka, and their repeats are dropped
+            (docs/receipts.md#the-key).
+        journal: A table: how much disk it may take.
+        share: With members: how they share the line's messages, ``filters`` or ``subscription`` (docs/sharing.md).
+        share_group: With ``subscription``: NAME in ``$share/NAME/FILTER``; default ``<bridge>-<line>``.
         member: Gateways that share the line's messages.
     """
 
@@ -626,10 +651,10 @@ class DownlinkSection(LineSection):
         starting_offsets: Where the line begins before it has a checkpoint: ``earliest``, ``latest``, or a table
             ``{ TOPIC = { "0" = 12 } }``.
         isolation_level: Kafka's ``isolation.level``: records of a transaction when it is committed, or as they are
-            written, whatever becomes of it.
+            written, whatever becomes of it; not with ``exactly_once``.
         on_data_loss: What to do when Kafka has deleted records that were not read yet: ``stop`` the line and say so, or
             ``go_on`` with what is left.
-        topic: MQTT topic; where none is said, that of the header ``mqtt.topic``.
+        topic: MQTT topic: a template or ``{ sql = "..." }``, as all that follows (docs/downlink.md).
         qos: Of every PUBLISH; where none is said, what the guarantee takes.
         retain: Keep it for later subscribers; where it is not said, the header ``mqtt.retain``.
         expiry: Seconds the message lives from its arrival in the outbox on; where it is not said, the header
@@ -644,13 +669,16 @@ class DownlinkSection(LineSection):
             the columns of Spark's Kafka source and the fields before it.
         where: Spark SQL; records for which it is not true are left out and counted.
         reject: Spark SQL that says why a record is refused, null where it is not; what is refused is a dead letter.
-        failure_notice: What Kafka is told of each dead letter, beside it.
+        failure_notice: A table: what Kafka is told of each dead letter, one record beside it: ``topic``, ``key``,
+            ``payload``, ``headers``, whose SQL may name ``fault`` (why); ``copy_headers`` (``"name*"`` for all that
+            begin so), ``where``, ``allowed_topics`` (made by ``create_topics``).
         transform: ``package.module:function``, a deterministic function from DataFrame to DataFrame that keeps the
             columns.
         confirm: When a batch counts as written: on disk in the outbox, or at the broker.
         control_characters: What to do with a record that would bring control characters or non-characters into a
             topic or property, at which a broker may end the connection [MQTT 5 section 1.5.4]: ``send`` it, or make it
-            a ``dead_letter``. Where it is not said: a dead letter where the line has such a topic.
+            a ``dead_letter`` (docs/downlink.md#what-mqtt-cant-carry). Default a dead letter where the line has such a
+            topic.
         trigger_interval_s: Seconds between batches.
     """
 
