@@ -444,7 +444,7 @@ def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, 
         ),
         (
             {"gateway": "/x", "maxMessagesPerTrigger": "many"},
-            'option "maxMessagesPerTrigger" = "many": it is a whole number',
+            'option "maxMessagesPerTrigger" = "many": must be a whole number',
         ),
     ],
 )

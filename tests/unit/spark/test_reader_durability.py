@@ -43,8 +43,16 @@ class Query:
         (path / "commits").mkdir()
 
     def batch(self) -> None:
-        """Plan and finish the next batch; `latestOffset` has not been called with its end yet."""
-        self.at = self.stream.latestOffset(self.at, ALL)
+        """Plan and finish the next batch; `latestOffset` has not been called with its end yet.
+
+        An answer may be that of a poll from before the rows came: Spark asks again then, too.
+        """
+
+        def planned() -> dict[str, Any] | None:
+            end = self.stream.latestOffset(self.at, ALL)
+            return None if end == self.at else end
+
+        self.at = wait_until(planned, what="rows for a batch")
         self.write("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(self.at)}')
         self.write("commits", 'v1\n{"nextBatchWatermarkMs":0}')
         self._batch += 1
