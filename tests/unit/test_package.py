@@ -37,6 +37,13 @@ def test_the_look_ups_need_no_spark() -> None:
     )
 
 
+def test_sparks_workers_load_no_models() -> None:
+    """Each worker pays for its imports when it starts: pydantic alone is 0.2 s of CPU."""
+    names = ("spark.reader", "spark.sink", "spark.kafka_sink", "bridge.uplink.sink", "bridge.downlink.sink")
+    code = f"import {', '.join(f'towline.{name}' for name in names)}"
+    assert imported_by(code).isdisjoint({"pydantic", "structlog", "typer", "rich"})
+
+
 def test_a_server_is_loaded_where_an_address_asks_for_it() -> None:
     """A gateway and a publisher are without one, and `towline status` reads a monitor without one."""
     names = ("cli.gateway", "gateway.process", "monitor.serving", "monitor.publisher", "publisher", "cli.status")

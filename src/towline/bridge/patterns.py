@@ -35,6 +35,19 @@ _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]")
 
 
+#: Text that SQL reads as it is written, between quotes.
+_SAFE = re.compile(r"[A-Za-z0-9 _./:,;=@{}\[\]\"-]*")
+
+
+def literal(text: str) -> str:
+    """A SQL string constant.
+
+    In hexadecimal where the parser could read more in it: quotes, ``${...}``, and escapes, which mean nothing with
+    ``spark.sql.parser.escapedStringLiterals``.
+    """
+    return f"'{text}'" if _SAFE.fullmatch(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A topic filter with named wildcards: ``telemetry/{tenant}/+/#``.

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.bridge.test_config import read, told
 from tests.unit.bridge.test_hono_file import FILE
 from towline.bridge.config.profiles import shipped
-from towline.bridge.config.tables import literal
+from towline.bridge.patterns import literal
 
 COPIED = FILE.replace('"hono-errors"', '"my-hono.toml#hono-errors"').replace('"hono"', '"./my-hono.toml"')
 HONO = shipped()[0].document.file.read_text()

@@ -19,7 +19,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
 from towline.bridge.config.document import REFERENCE, Document, KeyPath, Mistakes, filled
-from towline.bridge.config.tables import NAME, Section, literal
+from towline.bridge.config.tables import NAME, Section
+from towline.bridge.patterns import literal
 from towline.errors import ConfigError, did_you_mean
 
 _FOLDER: Final = Path(__file__).parents[1] / "profiles"

@@ -49,16 +49,6 @@ class Section(SettingsModel):
 #: Names that begin with towline_ are columns of ours.
 _FIELD: Final = re.compile(r"(?!towline_)[a-z][a-z0-9_]*")
 _BRACES: Final = re.compile(r"\{([A-Za-z_][\w.\[\]-]*)\}")
-_SAFE: Final = re.compile(r"[A-Za-z0-9 _./:,;=@{}\[\]\"-]*")
-
-
-def literal(text: str) -> str:
-    """A SQL string constant.
-
-    In hexadecimal where the parser could read more in it: quotes, ``${...}``, and escapes, which mean nothing with
-    ``spark.sql.parser.escapedStringLiterals``.
-    """
-    return f"'{text}'" if _SAFE.fullmatch(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def names_a_field(name: str, taken: Container[str]) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.config.tables import literal
+from towline.bridge.patterns import literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
