@@ -62,4 +62,4 @@ def requirement(error: Mapping[str, Any]) -> str:
     if match := _TYPE_ERROR.fullmatch(kind):
         return f"must be {_TYPES.get(match[1], error['msg'])}"
     message = " ".join(str(error["msg"]).split())
-    return message.removeprefix("Value error, ").replace("Input should be", "must be")
+    return re.sub(r"^(Input|String) should ", "must ", message.removeprefix("Value error, "))

@@ -33,7 +33,15 @@ from towline.net.transport import Endpoint, Proxy, Tls, Transport, connect, head
 from towline.options import OptionText, parts
 from towline.validation import SettingsModel, requirement
 
-__all__ = ["BrokerConnection", "ClientSettings", "ConnectionSettings", "MqttSettings", "ProtocolName", "WillSettings"]
+__all__ = [
+    "BrokerConnection",
+    "ClientSettings",
+    "ConnectionSettings",
+    "FunctionName",
+    "MqttSettings",
+    "ProtocolName",
+    "WillSettings",
+]
 
 #: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
 ProtocolName = Literal["5", "3.1.1", "3.1", "auto"]
@@ -80,7 +88,8 @@ def _callable(value: str) -> str:
     return value
 
 
-_Function = Annotated[str, AfterValidator(_callable), Field(json_schema_extra={"pattern": _FUNCTION})]
+#: The name of a function, for what is called at run time.
+FunctionName = Annotated[str, AfterValidator(_callable), Field(json_schema_extra={"pattern": _FUNCTION})]
 
 
 def _topic(value: str) -> str:
@@ -190,8 +199,8 @@ class ConnectionSettings(SettingsModel):
 
     username: _Secret | None = None
     password_file: Path | None = None
-    token_provider: _Function | None = None
-    authenticator: _Function | None = None
+    token_provider: FunctionName | None = None
+    authenticator: FunctionName | None = None
     tls: Tls = Tls()
     source_address: Annotated[str, AfterValidator(_address)] | None = None
     proxy: _Secret | None = None

@@ -82,6 +82,7 @@ def test_it_travels_as_json(tmp_path: Path) -> None:
     [
         ('topic = "command', 'topic = "{nope}/', 'bridge.toml:6  downlink "commands": "{nope}//{header.tenant}/{key}/req" names {nope}, which a record does not have. Known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, {kafka.topic}, {kafka.partition}, {kafka.offset}, {kafka.timestamp}.   [TL-C05]'),
         ('from = "commands"\n', "", 'bridge.toml:6  downlink "commands": "from" is missing. Add it.   [TL-C02]'),
+        ("[[downlink]]\n", '[[downlink]]\ntransform = "x"\n', 'bridge.toml:7  downlink "commands": "transform" must be module:function. Correct the value.   [TL-C05]'),
         ("[[downlink]]\n", "[[downlink]]\nqos = 0\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once publishes with QoS 1 or 2, not qos = 0. Change one of the two.   [TL-C12]'),
         ("[[downlink]]\n", '[[downlink]]\nguarantee = "exactly_once"\nisolation_level = "read_uncommitted"\n', 'bridge.toml:8  downlink "commands": guarantee exactly_once reads read_committed, not isolation_level = read_uncommitted. Change one of the two.   [TL-C12]'),
         ("[[downlink]]\n", "[[downlink]]\nqso = 1\n", 'bridge.toml:7  downlink "commands": unknown key "qso". Did you mean "qos"?   [TL-C01]'),

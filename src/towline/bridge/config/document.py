@@ -404,7 +404,10 @@ def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
         what, _, advice = error["msg"].rpartition("; ")
         return kind, what, sentence(f"; {advice}")[1]
     if kind == "value_error":
-        return "TL-C05", *sentence(error["ctx"]["error"])
+        what, do = sentence(error["ctx"]["error"])
+        if what.startswith("must "):  # of a type that several keys have
+            what, do = f'"{key}" {what}', do or "Correct the value."
+        return "TL-C05", what, do
     if kind == "string_pattern_mismatch":
         what = f'"{key}" has letters, digits, dots, - and _, begins with a letter or digit, at most 64'
         return "TL-C03", what, "Rename it."

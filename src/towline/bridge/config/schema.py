@@ -40,7 +40,7 @@ _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 _ANNOTATIONS: Final = ("title", "description", "default")
 
 
-def _attributes(cls: type) -> dict[str, str]:
+def attributes(cls: type) -> dict[str, str]:
     """What the docstrings of a class and those it is made of say under ``Attributes:``."""
     found: dict[str, str] = {}
     for one in reversed(cls.__mro__):
@@ -97,7 +97,7 @@ class _Generator(GenerateJsonSchema):
 
 def _described(made: JsonSchemaValue, cls: type) -> JsonSchemaValue:
     made["description"] = _words((cls.__doc__ or "").partition("\n\n")[0])
-    words = _attributes(cls)
+    words = attributes(cls)
     for name, one in made.get("properties", {}).items():
         text = one.get("description") or words.get(name) or words.get(f"{name}_")
         if text and ("$ref" not in one or len(one) == 1):

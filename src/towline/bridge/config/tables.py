@@ -23,7 +23,7 @@ from towline.gateway.tickets import DEFAULT_VALID_S, LONGEST_VALID_S
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
-from towline.net.settings import MqttSettings
+from towline.net.settings import FunctionName, MqttSettings
 from towline.options import path
 from towline.spark.cadence import LONGEST_DELAY_MS
 from towline.spark.link import gateway_list
@@ -689,7 +689,7 @@ class DownlinkSection(LineSection):
     where: str | None = None
     reject: str | None = None
     failure_notice: FailureNotice | None = None
-    transform: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    transform: FunctionName | None = None
     confirm: Literal["outbox", "broker"] = "outbox"
     control_characters: Literal["send", "dead_letter"] | None = None
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
