@@ -9,16 +9,15 @@ Every row comes from `towline.guarantee`.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from written import write_tables
+
 from towline.guarantee import POLICIES, Guarantee, Policy, promise_problem
 
 PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
-BEGIN = "<!-- written by scripts/guarantees.py -->"
-END = "<!-- end -->"
 
 
 def qos(policy: Policy) -> str:
@@ -73,33 +72,5 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def with_table(page: str) -> str:
-    """The page with the table between the two marks.
-
-    Raises:
-        ValueError: The marks are missing.
-    """
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE.name} lacks the marks {BEGIN} and {END}")
-    return f"{head}{BEGIN}\n{table()}\n{END}{tail}"
-
-
-def main() -> int:
-    """Write the page or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 if the page is old")
-    check = parser.parse_args().check
-    before = PAGE.read_text(encoding="utf-8")
-    after = with_table(before)
-    if check and before != after:
-        sys.stderr.write(f"{PAGE.name} is not what the code does: run python scripts/guarantees.py\n")
-        return 1
-    if before != after:
-        PAGE.write_text(after, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_tables(PAGE, {"promises": table()}, __file__, __doc__))

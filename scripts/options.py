@@ -9,19 +9,19 @@ A row is a field: its name on each face, its default, and what its docstring say
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import enum
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from written import write_tables
 
+from towline.bridge.config.schema import attributes
 from towline.bridge.config.tables import (
     DownlinkTable,
     GatewaySection,
@@ -46,20 +46,6 @@ from towline.spark.sink_options import SinkOptions
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 
 
-def meanings(model: type) -> dict[str, str]:
-    """What the docstring of a class, and those of its bases, say of each field."""
-    said: dict[str, str] = {}
-    for kind in reversed(model.__mro__):
-        _, found, text = (kind.__dict__.get("__doc__") or "").partition("Attributes:\n")
-        if found:
-            block = re.split(r"\n\s*\n", textwrap.dedent(text))[0]
-            said |= {
-                name: " ".join(what.split())
-                for name, what in re.findall(r"^(\w+): ((?:.|\n(?!\w))*)", block, re.MULTILINE)
-            }
-    return said
-
-
 def field_of(model: type, path: tuple[str, ...]) -> tuple[Any, str]:
     """Default and meaning of a field, and of one in the models of fields."""
     name, *rest = path
@@ -72,7 +58,7 @@ def field_of(model: type, path: tuple[str, ...]) -> tuple[Any, str]:
         default = entry.default if entry.default is not dataclasses.MISSING else None
         kind = inspect.get_annotations(model, eval_str=True)[name]
     if not rest:
-        return default, meanings(model)[name]
+        return default, attributes(model)[name]
     inner = [kind, *getattr(kind, "__args__", ())]
     return field_of(next(one for one in inner if isinstance(one, type) and one is not type(None)), tuple(rest))
 
@@ -126,7 +112,7 @@ FILE = {
 
 def keys(model: type[BaseModel]) -> Iterator[str]:
     """A row for each key of a table; those of the tables in it are named where its text is."""
-    meaning = meanings(model)
+    meaning = attributes(model)
     for name, field in model.model_fields.items():
         if name in ("route", "member"):
             continue
@@ -160,36 +146,5 @@ def tables() -> dict[str, str]:
     }
 
 
-def with_tables(page: str) -> str:
-    """The page with each table between its marks.
-
-    Raises:
-        ValueError: Marks are missing.
-    """
-    for name, table in tables().items():
-        begin, end = f"<!-- table {name}: written by scripts/options.py -->", f"<!-- end {name} -->"
-        head, found, rest = page.partition(begin)
-        _, ended, tail = rest.partition(end)
-        if not found or not ended:
-            raise ValueError(f"{PAGE.name} lacks the marks {begin} and {end}")
-        page = f"{head}{begin}\n{table}\n{end}{tail}"
-    return page
-
-
-def main() -> int:
-    """Write the page or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 if the page is old")
-    check = parser.parse_args().check
-    before = PAGE.read_text(encoding="utf-8")
-    after = with_tables(before)
-    if check and before != after:
-        sys.stderr.write(f"{PAGE.name} is not what the models say: run python scripts/options.py\n")
-        return 1
-    if before != after:
-        PAGE.write_text(after, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_tables(PAGE, tables(), __file__, __doc__))
