@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import struct
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from towline.errors import ConfigError
+from tests.helpers import wait_until
+from towline.errors import ConfigError, Unreachable
 from towline.net.transport import Tls
-from towline.net.transport.tls import certificate_problem, tls_problem
+from towline.net.transport.patience import Patience
+from towline.net.transport.tls import certificate_problem, handshake, tls_problem
 
 PAST, FUTURE = "Jan  5 09:34:43 2024 GMT", f"{datetime.now(UTC) + timedelta(days=400):%b %d %H:%M:%S %Y} GMT"
 CERTIFICATE: dict[str, Any] = {
@@ -141,3 +145,16 @@ def test_an_encrypted_key_needs_its_password_and_never_asks_on_the_terminal(tmp_
     assert "wrong\n" not in said(tls)
     secret.write_text("opensesame\n")
     tls.context()
+
+
+def test_a_connection_that_is_reset_before_its_handshake_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()  # with RST
+        sock.setblocking(False)
+        wait_until(lambda: sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), what="the reset")
+        with pytest.raises(Unreachable, match="TL-M02"):
+            handshake(sock, Tls(), Tls().context(), "localhost", "mqtts://localhost", Patience(5))
+    assert sock.fileno() == -1
