@@ -164,6 +164,22 @@ def test_one_that_refuses_is_needed_for_a_batch_that_was_begun_and_to_be_taken_o
         readers.of(str(near.state_dir)).latestOffset(end, ALL)
 
 
+def test_a_token_changed_between_the_plan_and_its_tickets_is_named(
+    near: Served, far: Remote, readers: Readers
+) -> None:
+    """The batch was planned with the old token; its slices are signed with the new one, or not at all."""
+    readers.trust(far.pki)
+    stream = readers.of(str(near.state_dir), far.location)
+    at = stream.initialOffset()
+    far.server.add(2)
+    end = until(stream, at, lambda place: ends(place)["far"] == 2)
+    far.pki.tokens(OTHER)
+    with pytest.raises(GatewayUnreachable, match=r"messages 0 to 1\. .* gatewayTokenFile has to hold .*TL-G53"):
+        stream.partitions(at, end)
+    readers.token.write_text(OTHER)
+    assert sum(part.end - part.start for part in stream.partitions(at, end)) == 2
+
+
 def test_the_one_gateway_of_a_source_refuses_at_once(far: Remote, readers: Readers) -> None:
     far.pki.tokens(OTHER)
     readers.trust(far.pki)
