@@ -52,7 +52,8 @@ def _check_cuts(data: bytes, version: int, limit: int) -> list[Any] | None:
 
 def _read(pieces: list[bytes], version: int, limit: int = _MAX_PACKET) -> tuple[list[Any] | None, int]:
     """Packets and the bytes kept for the next; None for malformed."""
-    from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun  # noqa: PLC0415
+    from towline.mqtt.codec import AnswerRun, Decoder, PublishRun  # noqa: PLC0415
+    from towline.mqtt.fence import MalformedPacket  # noqa: PLC0415
 
     decoder = Decoder(limit, version)
     packets: list[Any] = []

@@ -36,18 +36,6 @@ from towline.mqtt.fence import MAX_PROPERTIES, SHAPE_KEY, SUBSCRIPTION_ID, USER_
 from towline.mqtt.plain import PlainReader, PlainRun, PlainRuns
 from towline.mqtt.stubs import COUNT, DIGEST, REASON, SIZE, TOO_LARGE, TOO_MANY, Published, Stub
 
-__all__ = [
-    "LEVEL_5",
-    "Acknowledgement",
-    "AnswerRun",
-    "Decoder",
-    "Item",
-    "MalformedPacket",
-    "Packet",
-    "PublishRun",
-    "encode",
-]
-
 #: Any control packet of the codec.
 Packet: TypeAlias = mqtt5.Packet
 

@@ -39,8 +39,6 @@ from mqtt5 import (
 
 from towline.mqtt.fence import MAX_REMAINING_LENGTH, Body, check_null, check_topics, text, variable_integer
 
-__all__ = ["LEVEL_31", "LEVEL_311", "read", "write"]
-
 #: Protocol levels as they stand in CONNECT [MQTT-3.1.2-2].
 LEVEL_31: Final = 3
 LEVEL_311: Final = 4
@@ -227,12 +225,14 @@ def _string(value: str) -> bytes:
 
 
 def packet_id_bytes(packet_id: int | None) -> bytes:
+    """A packet id, which is never 0."""
     if not packet_id:
         raise ValueError("packet id 0 or none [MQTT-2.3.1-1]")
     return WORD.pack(packet_id)
 
 
 def refuse(problems: Iterable[tuple[object, str]]) -> None:
+    """Refuse the first that is present."""
     for present, what in problems:
         if present:
             raise ValueError(f"MQTT 3 can't carry {what}")

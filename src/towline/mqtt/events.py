@@ -18,45 +18,6 @@ from towline.mqtt.message import OutboundMessage
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.stubs import Published
 
-__all__ = [
-    "RETAIN_HANDLING",
-    "Acknowledged",
-    "Action",
-    "Authenticator",
-    "Breach",
-    "Close",
-    "Deliver",
-    "Event",
-    "Filter",
-    "Flying",
-    "Held",
-    "Lost",
-    "Malformed",
-    "Messages",
-    "Online",
-    "Opened",
-    "Probe",
-    "Publish",
-    "PublishMany",
-    "Received",
-    "Remember",
-    "Resumed",
-    "Send",
-    "SessionConfig",
-    "SessionLost",
-    "SessionRecord",
-    "Settled",
-    "Stop",
-    "Stored",
-    "Subscribed",
-    "Suspended",
-    "Tick",
-    "Token",
-    "Want",
-    "Written",
-]
-
-
 #: The owner's name for a message that it publishes; the session hands it back untouched, whatever it is.
 Token: TypeAlias = Hashable
 #: The bits of Retain Handling in the subscription options byte [MQTT 5 section 3.8.3.1].

@@ -23,33 +23,6 @@ from mqtt5 import PublishPacket
 
 from towline.mqtt.stubs import Published
 
-__all__ = [
-    "MAX_PROPERTIES",
-    "MAX_REMAINING_LENGTH",
-    "SHAPE_KEY",
-    "SUBSCRIPTION_ID",
-    "USER_PROPERTY",
-    "MalformedPacket",
-    "PacketTooLarge",
-    "PublishHead",
-    "Received",
-    "Shape",
-    "check_fields",
-    "check_null",
-    "check_payload",
-    "check_run",
-    "check_size",
-    "check_topics",
-    "check_written",
-    "end_of_value",
-    "is_panic",
-    "publish_head",
-    "publish_shape",
-    "reason_of",
-    "text",
-    "variable_integer",
-]
-
 #: Most user properties of a packet, and most subscription identifiers. One is 5 bytes on the wire at least and some
 #: 280 as objects: 1,000 are 280 kB, and 64 MiB of them would be 3.6 GB. HTTP servers stop at 100 header fields
 #: (Apache httpd LimitRequestFields, Tomcat maxHeaderCount).
@@ -254,6 +227,7 @@ class Body:
 
     @property
     def left(self) -> int:
+        """Bytes before the end."""
         return self._end - self.at
 
     def skip(self, count: int) -> int:
@@ -264,25 +238,31 @@ class Body:
         return self.at - count
 
     def take(self, count: int) -> bytes:
+        """The next bytes."""
         return self.data[self.skip(count) : self.at]
 
     def byte(self) -> int:
+        """A byte."""
         return self.data[self.skip(1)]
 
     def word(self) -> int:
+        """A two byte integer."""
         at = self.skip(2)
         return self.data[at] << 8 | self.data[at + 1]
 
     def integer(self) -> int:
+        """A variable byte integer."""
         value, end = variable_integer(self.data, self.at)
         self.skip(end - self.at)
         return value
 
     def binary(self) -> bytes:
+        """Binary data behind their two byte length."""
         at = self.skip(2)
         return self.data[self.skip(self.data[at] << 8 | self.data[at + 1]) : self.at]
 
     def string(self) -> str:
+        """A UTF-8 encoded string."""
         return text(self.binary())
 
     def packet_id(self) -> int:
@@ -293,10 +273,12 @@ class Body:
         return number
 
     def end(self) -> None:
+        """Refuse bytes behind the last field."""
         if self.left:
             raise MalformedPacket(f"Invalid remaining length: {self.left} bytes too many")
 
     def properties(self) -> None:
+        """Walk a block of properties behind its length."""
         length = self.integer()
         after, self._end = self._end, self.skip(length) + length
         self.at -= length

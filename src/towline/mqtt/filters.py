@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations, zip_longest
 from typing import NamedTuple, Self
 
-__all__ = ["common", "matches", "overlapping", "unshared"]
-
 
 def unshared(pattern: str) -> str:
     """A filter without the ``$share/NAME/`` of a shared subscription."""

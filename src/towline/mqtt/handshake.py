@@ -15,16 +15,6 @@ from towline.mqtt.events import Authenticator, Breach, Close, Filter, SessionCon
 from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, SUBSCRIBE_ADVICE, TAKEN_OVER, USE_ANOTHER, reason_words
 from towline.text import printable
 
-__all__ = [
-    "Authentication",
-    "connect_packet",
-    "connection_ended",
-    "connection_refused",
-    "forgetful",
-    "subscription_refused",
-    "too_narrow",
-]
-
 _T = TypeVar("_T")
 
 #: Characters of a peer's text that are shown.

@@ -58,8 +58,6 @@ from towline.mqtt.events import Breach, Deliver, Held, Messages
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.stubs import Published
 
-__all__ = ["NOTHING", "Inbound", "Screen", "Screening"]
-
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
 _PUBCOMP_WORD: Final = 0x70020000

@@ -9,8 +9,6 @@ from mqtt5 import PublishPacket, QoS
 
 from towline.mqtt import fence
 
-__all__ = ["LARGE", "LONGEST_EXPIRY", "OutboundMessage"]
-
 #: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
 LONGEST_EXPIRY: Final = 0xFFFFFFFF
 #: Bytes of a payload whose copy would be felt.

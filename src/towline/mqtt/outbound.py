@@ -33,8 +33,6 @@ from towline.mqtt.events import Acknowledged, Action, Breach, Flying, Send, Toke
 from towline.mqtt.message import LONGEST_EXPIRY, OutboundMessage
 from towline.mqtt.reasons import QUOTA_EXCEEDED
 
-__all__ = ["Outbound", "Phase"]
-
 MAX_PACKET_ID: Final = 65535
 
 Answer: TypeAlias = PubAckPacket | PubRecPacket | PubCompPacket

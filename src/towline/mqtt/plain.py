@@ -19,8 +19,6 @@ from mqtt5 import PublishPacket
 from towline.mqtt.codec3 import PUBLISH_FLAGS
 from towline.mqtt.fence import SHAPE_KEY, publish_shape
 
-__all__ = ["FIELDS", "MessageColumns", "PlainReader", "PlainRun", "PlainRuns"]
-
 #: Fields of a packet that `PlainRuns` tells the lengths of: up to the topic's length, topic, packet id and property
 #: length, payload.
 FIELDS: Final = 4

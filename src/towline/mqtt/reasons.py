@@ -6,22 +6,6 @@ from typing import Final
 
 import mqtt5
 
-__all__ = [
-    "BLAMING",
-    "CONNECT_ADVICE",
-    "CUT",
-    "ID_IN_USE",
-    "KEEP_SESSIONS",
-    "MOVED",
-    "NO_SUBSCRIBERS",
-    "QOS_NOT_SUPPORTED",
-    "QUOTA_EXCEEDED",
-    "SUBSCRIBE_ADVICE",
-    "TAKEN_OVER",
-    "USE_ANOTHER",
-    "reason_words",
-]
-
 #: The server took the message, and nobody is subscribed to its topic [MQTT 5 section 3.4.2.1].
 NO_SUBSCRIBERS: Final = 0x10
 #: Another client has connected with our client id [MQTT 5 section 3.14.2.1].

@@ -12,17 +12,6 @@ from towline.mqtt.events import Filter, SessionConfig
 from towline.mqtt.fence import MAX_REMAINING_LENGTH
 from towline.mqtt.message import LONGEST_EXPIRY
 
-__all__ = [
-    "NO_QOS_2",
-    "check_config",
-    "connack_problem",
-    "filter_problem",
-    "message_problem",
-    "topic_problem",
-    "unsupported",
-    "version_problem",
-]
-
 #: Of a PUBLISH beside texts and payload: length of the topic, packet id, property length, payload format indicator,
 #: message expiry interval, topic alias, each with its identifier.
 _FIXED_PARTS: Final = 2 + 2 + 4 + 2 + 5 + 3

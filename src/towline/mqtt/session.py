@@ -88,9 +88,6 @@ from towline.mqtt.reasons import BLAMING, ID_IN_USE, TAKEN_OVER
 from towline.mqtt.rules import check_config, connack_problem, unsupported
 from towline.mqtt.subscriptions import Request, Subscribe, Subscriptions, SubscriptionStep, Unsubscribe
 
-__all__ = ["PONG_WITHIN", "Liveness", "Session", "SessionState"]
-
-
 #: Servers that a record names: where brokers point to others, new ones may come for ever.
 _MOST_SERVERS: Final = 100
 _PINGREQ: Final = PingReqPacket().write()

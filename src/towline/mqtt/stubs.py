@@ -14,8 +14,6 @@ from typing import ClassVar, Final, TypeAlias
 
 from mqtt5 import PublishPacket, QoS
 
-__all__ = ["TOO_LARGE", "TOO_MANY", "Published", "Stub"]
-
 #: Why there is only a stub: the values of ``towline-reason``.
 TOO_LARGE: Final = "packet_too_large"
 TOO_MANY: Final = "too_many_properties"

@@ -21,8 +21,6 @@ from mqtt5 import SubscribePacket, TopicFilter, UnsubAckReasonCode, UnsubscribeP
 
 from towline.mqtt.events import Filter
 
-__all__ = ["UNSURE", "Request", "Subscribe", "SubscriptionStep", "Subscriptions", "Unsubscribe"]
-
 #: In place of `Filter.terms`: the filter may be there or not, with whatever terms. Equal to those of no filter.
 UNSURE: Final = -1
 

@@ -29,8 +29,6 @@ from towline.mqtt.events import Token
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 
-__all__ = ["STRIKES", "Culprits"]
-
 #: So many connections in a row must end at a message that was alone.
 STRIKES: Final = 3
 #: So many in a row with the same messages unanswered, before messages go one at a time.

@@ -15,8 +15,6 @@ from towline.errors import Refused, Unreachable
 from towline.mqtt.events import Close, SessionConfig
 from towline.mqtt.rules import version_problem
 
-__all__ = ["LEVELS", "NAMES", "Versions"]
-
 #: Protocol as a setting → levels to try, in this order.
 LEVELS: Final = {"5": (5,), "3.1.1": (4,), "3.1": (3,), "auto": (5, 4, 3)}
 NAMES: Final = {5: "MQTT 5", 4: "MQTT 3.1.1", 3: "MQTT 3.1"}

@@ -47,8 +47,6 @@ from towline.net.settings import ClientSettings
 from towline.net.transport import Endpoint
 from towline.threads import Condition, guarded_thread
 
-__all__ = ["Client"]
-
 #: Messages handed over to `publish` and not confirmed, before it waits.
 _AHEAD: Final = 1000
 #: Nothing is handed over while so many bytes wait for the system: QoS 0, which has no answer, has no other bound.

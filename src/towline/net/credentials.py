@@ -13,8 +13,6 @@ from towline.net.transport import header_problem, query_problem
 from towline.net.transport.patience import Patience
 from towline.providers import credential, secret_of
 
-__all__ = ["Headers", "read_credentials"]
-
 Headers = tuple[tuple[str, str], ...]
 
 #: MQTT's password is binary data with a length of two bytes [MQTT 5 section 3.1.3.6].

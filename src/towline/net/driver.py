@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from towline.errors import BrokerError, ConfigError, TakenOver
-from towline.mqtt.codec import AnswerRun, Decoder, Item, MalformedPacket, PublishRun
+from towline.mqtt.codec import AnswerRun, Decoder, Item, PublishRun
 from towline.mqtt.events import (
     Acknowledged,
     Action,
@@ -38,6 +38,7 @@ from towline.mqtt.events import (
     Tick,
     Written,
 )
+from towline.mqtt.fence import MalformedPacket
 from towline.mqtt.plain import PlainReader, PlainRun
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
@@ -46,8 +47,6 @@ from towline.net.credentials import read_credentials
 from towline.net.reconnect import Attempts, Pauses
 from towline.net.settings import BrokerConnection
 from towline.net.transport import Endpoint, Transport, other_port
-
-__all__ = ["GOODBYE_S", "Hooks", "SessionDriver"]
 
 #: Patience in seconds with the goodbye.
 GOODBYE_S: Final = 2.0

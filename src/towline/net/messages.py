@@ -15,8 +15,6 @@ from towline.mqtt.rules import message_problem
 from towline.mqtt.stubs import Published
 from towline.net.settings import refuse
 
-__all__ = ["Arrivals", "Message", "Properties", "PublishResult", "outbound"]
-
 #: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped: nothing
 #: else holds its sender back. Receive Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages
 #: than it allows must be read too.

@@ -23,8 +23,6 @@ from towline.mqtt.events import Close
 from towline.net.transport.endpoint import DEFAULT_PORTS, Endpoint
 from towline.timing import Backoff
 
-__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "MOST_HOPS", "Attempts", "Pauses", "read_references"]
-
 #: First pause in seconds; doubles up to the longest.
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 30.0

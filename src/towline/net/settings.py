@@ -33,16 +33,6 @@ from towline.net.transport import Endpoint, Proxy, Tls, Transport, connect, head
 from towline.options import OptionText, parts
 from towline.validation import SettingsModel, requirement
 
-__all__ = [
-    "BrokerConnection",
-    "ClientSettings",
-    "ConnectionSettings",
-    "FunctionName",
-    "MqttSettings",
-    "ProtocolName",
-    "WillSettings",
-]
-
 #: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
 ProtocolName = Literal["5", "3.1.1", "3.1", "auto"]
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
 from towline.delivery.intake import plain_run, to_rows
-from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun, encode
+from towline.mqtt.codec import AnswerRun, Decoder, PublishRun, encode
 from towline.mqtt.events import Deliver
+from towline.mqtt.fence import MalformedPacket
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.plain import PlainReader, PlainRun
 

@@ -19,8 +19,9 @@ from mqtt5 import (
 )
 
 from tests.helpers import packets_in
-from towline.mqtt.codec import Acknowledgement, AnswerRun, Decoder, Item, MalformedPacket, PublishRun
+from towline.mqtt.codec import Acknowledgement, AnswerRun, Decoder, Item, PublishRun
 from towline.mqtt.codec3 import QOS_OF
+from towline.mqtt.fence import MalformedPacket
 
 
 def publish(number: int, topic: str = "a/b", payload: bytes = b"x") -> PublishPacket:

@@ -48,8 +48,9 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import packets_in
 from towline.mqtt import codec3
-from towline.mqtt.codec import Decoder, Item, MalformedPacket, encode
+from towline.mqtt.codec import Decoder, Item, encode
 from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, write
+from towline.mqtt.fence import MalformedPacket
 
 LEVELS = (LEVEL_31, LEVEL_311)
 NEVER = 0xFFFFFFFF

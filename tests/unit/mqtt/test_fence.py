@@ -26,7 +26,8 @@ from mqtt5 import (
 
 from tests.unit.mqtt import strict
 from towline.mqtt import fence
-from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun
+from towline.mqtt.codec import AnswerRun, Decoder, PublishRun
+from towline.mqtt.fence import MalformedPacket
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.stubs import Stub
 

@@ -15,7 +15,7 @@ import pytest
 from mqtt5 import ConnAckPacket, PubAckPacket, SubAckPacket, SubAckReasonCode
 
 from tests.unit.mqtt.model_broker import Habits, ModelBroker
-from towline.mqtt.codec import Decoder, MalformedPacket
+from towline.mqtt.codec import Decoder
 from towline.mqtt.events import (
     Acknowledged,
     Action,
@@ -35,6 +35,7 @@ from towline.mqtt.events import (
     Stored,
     Tick,
 )
+from towline.mqtt.fence import MalformedPacket
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session, SessionState
 

@@ -13,7 +13,8 @@ from mqtt5 import PublishPacket
 
 from tests.helpers import packets_in
 from tests.unit.mqtt import strict
-from towline.mqtt.codec import Decoder, MalformedPacket
+from towline.mqtt.codec import Decoder
+from towline.mqtt.fence import MalformedPacket
 
 CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBACK, UNSUBACK, DISCONNECT, AUTH = 2, 3, 4, 5, 6, 7, 9, 11, 14, 15
 #: Values of a property, the first of them sound in every place where the property may stand.

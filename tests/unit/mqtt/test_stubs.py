@@ -12,9 +12,9 @@ import pytest
 from mqtt5 import ConnAckPacket, PublishPacket, QoS
 
 from towline.delivery.intake import to_rows
-from towline.mqtt.codec import Decoder, Item, MalformedPacket, PublishRun, encode
+from towline.mqtt.codec import Decoder, Item, PublishRun, encode
 from towline.mqtt.events import Messages
-from towline.mqtt.fence import MAX_PROPERTIES
+from towline.mqtt.fence import MAX_PROPERTIES, MalformedPacket
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Published, Stub
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from mqtt5 import Packet, PublishPacket, QoS, UnsubscribePacket
 
 from tests.helpers import packets_in
-from towline.mqtt.codec import Decoder, MalformedPacket, encode
+from towline.mqtt.codec import Decoder, encode
 from towline.mqtt.events import (
     Action,
     Close,
@@ -32,6 +32,7 @@ from towline.mqtt.events import (
     Settled,
     Stored,
 )
+from towline.mqtt.fence import MalformedPacket
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 
