@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnectPacket, DisconnectPacket
+from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnectPacket, DisconnectPacket, TopicFilter
 
 from towline.errors import BrokerError, Refused, TakenOver, Unreachable
-from towline.mqtt.events import Authenticator, Breach, Close, Filter, SessionConfig
+from towline.mqtt.events import Authenticator, Breach, Close, SessionConfig
 from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, SUBSCRIBE_ADVICE, TAKEN_OVER, USE_ANOTHER, reason_words
 from towline.text import printable
 
@@ -175,12 +175,12 @@ def _redirected(reason: int, reference: str | None, where: str) -> Close:
     return Close(error, fatal=moved, reference=reference or "", moved=moved)
 
 
-def subscription_refused(wanted: Filter, code: int, where: str) -> Refused | None:
+def subscription_refused(wanted: TopicFilter, code: int, where: str) -> Refused | None:
     """What is wrong with the answer to one filter of a SUBSCRIBE, None for nothing."""
     if code >= 0x80:
         what = f'the broker refused the subscription "{wanted.pattern}": {reason_words(code)} (0x{code:02X})'
         return Refused("TL-M10", where, what, SUBSCRIBE_ADVICE.get(code, "Change the filter, or the broker."))
-    if code < wanted.qos:
-        what = f'the broker grants "{wanted.pattern}" QoS {code} instead of {wanted.qos}, so the promise can\'t hold'
+    if code < (qos := int(wanted.max_qos)):
+        what = f'the broker grants "{wanted.pattern}" QoS {code} instead of {qos}, so the promise can\'t hold'
         return Refused("TL-M11", where, what, "Raise the broker's maximum QoS, or choose a weaker guarantee.")
     return None

@@ -37,7 +37,10 @@ from mqtt5 import (
     PingRespPacket,
     PubRelPacket,
     SubAckPacket,
+    SubscribePacket,
+    TopicFilter,
     UnsubAckPacket,
+    UnsubscribePacket,
 )
 
 from towline.errors import BrokerError, ProtocolViolation, Refused, SessionUnknown, Unreachable
@@ -86,7 +89,7 @@ from towline.mqtt.outbound import Answer, Outbound
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.reasons import BLAMING, ID_IN_USE, TAKEN_OVER
 from towline.mqtt.rules import check_config, connack_problem, unsupported
-from towline.mqtt.subscriptions import Request, Subscribe, Subscriptions, SubscriptionStep, Unsubscribe
+from towline.mqtt.subscriptions import Subscriptions
 
 #: Servers that a record names: where brokers point to others, new ones may come for ever.
 _MOST_SERVERS: Final = 100
@@ -200,8 +203,8 @@ class Session:
         self._changing = False
         #: PINGREQs of this connection without an answer: answers come in their order.
         self._pings = 0
-        #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
-        self._requests: dict[int, Request] = {}
+        #: Each SUBSCRIBE or UNSUBSCRIBE without an answer, by its packet id.
+        self._requests: dict[int, SubscribePacket | UnsubscribePacket] = {}
         #: The last connection was ended by the broker, for a reason that may be something we sent.
         self.cut = False
         #: Only to see whether the broker answers this version: the connection ends at CONNACK.
@@ -307,7 +310,7 @@ class Session:
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
             self._remember(SessionRecord(self.config.client_id), actions)
-        self.subscriptions.step(SubscriptionStep.CONNECT)
+        self.subscriptions.connect()
         self._remember_subscriptions(actions)
         try:
             first = self._authentication.start()
@@ -424,7 +427,7 @@ class Session:
     def _on_connack(self, packet: ConnAckPacket, now: float, actions: list[Action]) -> None:
         self._unanswered = False
         if int(packet.reason_code):
-            self.subscriptions.step(SubscriptionStep.REFUSED)
+            self.subscriptions.kept()
             self._remember_subscriptions(actions)
             self._end(connection_refused(packet, self.config.where), actions)
             return
@@ -479,85 +482,88 @@ class Session:
         """Go on with a session whose packet ids are known, on disk too: subscribe, and send what waits."""
         assert self.server is not None
         resumed = self.resumed
-        kept = SubscriptionStep.ELSEWHERE if self._perhaps_elsewhere else SubscriptionStep.RESUMED
-        kept = SubscriptionStep.PERHAPS_RESUMED if self.config.protocol == 3 else kept
-        self.subscriptions.step(kept if self._present else SubscriptionStep.NEW)
-        requests = self.subscriptions.ask()
+        if not self._present:
+            self.subscriptions.lost()
+        elif not (self._perhaps_elsewhere or self.config.protocol == 3):  # MQTT 3.1 can't say Session Present
+            self.subscriptions.kept()
+        wanted = self.subscriptions.ask()
         servers = tuple(s for s in self.record.servers if s != self._at) if self.record and self._at else ()
         servers = (*servers[1 - _MOST_SERVERS :], self._at) if self._at else ()
         self._remember(SessionRecord(self.config.client_id, True, self.subscriptions.known, servers), actions)
         window = self.server.receive_max if self.config.protocol == 5 else self.config.window_3
         self.outbound.connected(self.server, window, resumed=resumed)
         actions += self.outbound.actions(now)
-        self._ask_all(requests, actions)
+        self._ask(*wanted, actions)
 
     def _on_auth(self, packet: AuthPacket, _now: float, actions: list[Action]) -> None:
         self._send(self._authentication.answer(packet), actions)
 
     # -- subscribing --
 
-    def _ask_all(self, requests: list[Request], actions: list[Action]) -> None:
+    def _ask(self, filters: list[Filter], surplus: list[str], actions: list[Action]) -> None:
+        """Subscribe to these filters, and unsubscribe from the surplus ones."""
         assert self.server is not None
-        filters = [f for request in requests if isinstance(request, Subscribe) for f in request.filters]
         refused = unsupported(self.server, filters, self.config.where)
-        if refused and self._take_back(refused):
-            self._come_online(actions)
-            return
-        if refused:
+        if refused and not self._take_back(refused):
             self._end(Close(refused, fatal=True), actions, farewell=True)
             return
-        for request in requests:
-            if self.state is not SessionState.OFFLINE:
-                self._ask(request, actions)
+        if not refused:
+            for identifier in dict.fromkeys(f.identifier for f in filters):  # one each [MQTT 5 section 3.8.2.1.2]
+                self._subscribe([f.packet() for f in filters if f.identifier == identifier], identifier, actions)
+            if surplus:
+                self._request(UnsubscribePacket(self.outbound.new_id(), surplus), actions)
         self._come_online(actions)
 
-    def _ask(self, request: Request, actions: list[Action]) -> None:
-        assert self.server is not None
-        packet_id = self.outbound.new_id()
-        data, limit = self._encode(request.packet(packet_id)), self.server.max_packet_size
+    def _subscribe(self, filters: list[TopicFilter], identifier: int | None, actions: list[Action]) -> None:
+        self._request(SubscribePacket(self.outbound.new_id(), filters, subscription_id=identifier), actions)
+
+    def _request(self, packet: SubscribePacket | UnsubscribePacket, actions: list[Action]) -> None:
+        if self.server is None:  # one before it was too large
+            return
+        data, limit = self._encode(packet), self.server.max_packet_size
         if limit is None or len(data) <= limit:
-            self.outbound.reserved.add(packet_id)
-            self._requests[packet_id] = request
+            self.outbound.reserved.add(packet.packet_id)
+            self._requests[packet.packet_id] = packet
             actions.append(Send(data))
             return
         what = f"the broker takes packets of {limit:,} bytes, our subscription has {len(data):,} [MQTT-3.2.2-15]"
         error = Refused("TL-M16", self.config.where, what, "Subscribe to fewer filters.")
         self._end(Close(error, fatal=True), actions)
 
-    def _answered(self, packet_id: int) -> Request | None:
+    def _answered(self, packet_id: int) -> SubscribePacket | UnsubscribePacket | None:
         self.outbound.reserved.discard(packet_id)
         return self._requests.pop(packet_id, None)
 
     def _on_suback(self, packet: SubAckPacket, _now: float, actions: list[Action]) -> None:
         request = self._answered(packet.packet_id)
-        if not isinstance(request, Subscribe) or len(request) != len(packet.reason_codes):
+        if not isinstance(request, SubscribePacket) or len(request.topic_filters) != len(packet.reason_codes):
             raise Breach("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]")
-        again: list[Filter] = []
-        refused: list[Filter] = []
-        for wanted, code in zip(request.filters, packet.reason_codes, strict=True):
-            if int(code) == ID_IN_USE and self._ids_in_use < _MOST_IDS_IN_USE:
+        again: list[TopicFilter] = []
+        granted: list[str] = []
+        for wanted, code in zip(request.topic_filters, map(int, packet.reason_codes), strict=True):
+            if code == ID_IN_USE and self._ids_in_use < _MOST_IDS_IN_USE:
                 again.append(wanted)
-            elif error := subscription_refused(wanted, int(code), self.config.where):
-                if self._take_back(error):
-                    refused.append(wanted)
-                    continue
-                self._end(Close(error, fatal=int(code) != ID_IN_USE), actions, farewell=True)
+            elif (error := subscription_refused(wanted, code, self.config.where)) is None:
+                granted.append(wanted.pattern)
+            elif not self._take_back(error):
+                self._end(Close(error, fatal=code != ID_IN_USE), actions, farewell=True)
                 return
-        self.subscriptions.granted(Subscribe(tuple(f for f in request.filters if f not in (*again, *refused))))
+        self.subscriptions.granted(granted)
         self._remember_subscriptions(actions)
         if again:
             self._ids_in_use += 1
-            self._ask(Subscribe(tuple(again)), actions)
+            self._subscribe(again, request.subscription_id, actions)
         self._come_online(actions)
 
     def _on_unsuback(self, packet: UnsubAckPacket, _now: float, actions: list[Action]) -> None:
         if packet.packet_id not in self._requests:
             return  # nothing of ours depends on it
-        request = self._answered(packet.packet_id)
-        coded = self.config.protocol == 5
-        if not isinstance(request, Unsubscribe) or (coded and len(request) != len(packet.reason_codes)):
+        request, codes = self._answered(packet.packet_id), packet.reason_codes
+        coded = self.config.protocol == 5  # MQTT 3.x has no way to refuse
+        if not isinstance(request, UnsubscribePacket) or (coded and len(request.patterns) != len(codes)):
             raise Breach("sent an UNSUBACK that answers no UNSUBSCRIBE of ours [MQTT-3.11.3-1]")
-        self.subscriptions.removed(request, packet.reason_codes)
+        refused = {pattern for pattern, code in zip(request.patterns, codes, strict=False) if int(code) >= 0x80}
+        self.subscriptions.removed(set(request.patterns) - refused)
         self._remember_subscriptions(actions)
         self._come_online(actions)
 
@@ -586,9 +592,9 @@ class Session:
         self._take_filters()
         self._back = before if change is not None and change.or_back else None
         self.state, self._changing = SessionState.SUBSCRIBING, True
-        requests = self.subscriptions.ask()
+        wanted = self.subscriptions.ask()
         self._remember_subscriptions(actions)
-        self._ask_all(requests, actions)
+        self._ask(*wanted, actions)
 
     def _take_back(self, error: BrokerError) -> bool:
         """Want the filters before this change again, where it may be taken back; whether it may."""
@@ -627,7 +633,7 @@ class Session:
             raise Breach("set a Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]")
         self.cut = int(packet.reason_code) in BLAMING
         if int(packet.reason_code) == TAKEN_OVER:  # and perhaps made anew: then Session Present says so of an empty one
-            self.subscriptions.step(SubscriptionStep.ELSEWHERE)
+            self.subscriptions.doubt()
             self._remember_subscriptions(actions)
         self._end(connection_ended(packet, self.config.client_id, self.config.where), actions)
 

@@ -71,7 +71,8 @@ def online(
     receive(session, connack or ConnAckPacket(session_present=record is not None))
     while session.state is SessionState.SUBSCRIBING:
         for packet_id, asked in list(session._requests.items()):
-            receive(session, granted(packet_id, len(asked)))
+            assert isinstance(asked, SubscribePacket)
+            receive(session, granted(packet_id, len(asked.topic_filters)))
     assert session.state is SessionState.ONLINE
     return session
 

@@ -41,6 +41,7 @@ from towline.mqtt.events import (
     Action,
     Close,
     Deliver,
+    Filter,
     Held,
     Lost,
     Online,
@@ -240,6 +241,26 @@ def test_subscriptions_change_by_difference() -> None:
     actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [UnsubAckReasonCode.SUCCESS]))
     assert only(actions, Remember).record == KNOWN
     assert session.state is SessionState.ONLINE
+
+
+def test_a_subscribe_has_one_identifier() -> None:
+    filters = (Filter("a", identifier=1), Filter("b"), Filter("c", identifier=1))
+    session = Session(replace(CONFIG, filters=filters))
+    session.handle(Opened(), 0.0)
+    asked = sent(receive(session, ConnAckPacket()))
+    subscribes = [packet for packet in asked if isinstance(packet, SubscribePacket)]
+    patterns = [[f.pattern for f in packet.topic_filters] for packet in subscribes]
+    assert (patterns, [packet.subscription_id for packet in subscribes]) == ([["a", "c"], ["b"]], [1, None])
+    assert {packet.packet_id for packet in subscribes} == session.outbound.reserved
+
+
+def test_an_unsuback_of_mqtt_3_has_no_codes_and_takes_all_back() -> None:
+    session = Session(replace(CONFIG, protocol=4, filters=()), KNOWN)
+    session.handle(Opened(), 0.0)
+    receive(session, ConnAckPacket(session_present=True))
+    (packet_id,) = session._requests
+    receive(session, UnsubAckPacket(packet_id, []))
+    assert (session.subscriptions.known, session.state) == ({}, SessionState.ONLINE)
 
 
 def test_a_packet_id_in_use_is_no_refusal() -> None:
@@ -473,7 +494,7 @@ def test_a_broker_that_can_not_say_whether_it_kept_the_session_is_asked_for_ever
     session = Session(replace(CONFIG, protocol=protocol), KNOWN)
     session.handle(Opened(), 0.0)
     session.handle(Received([ConnAckPacket(session_present=protocol > 3)]), 1.0)
-    patterns = [f.pattern for request in session._requests.values() for f in getattr(request, "filters", ())]
+    patterns = [f.pattern for request in session._requests.values() for f in getattr(request, "topic_filters", ())]
     assert (patterns, session.resumed) == (asked, True)
 
 
