@@ -46,6 +46,11 @@ class Filter:
     identifier: Annotated[int, Ge(1), Le(268_435_455)] | None = None
 
     @property
+    def shared(self) -> bool:
+        """Whether it is a shared subscription [MQTT 5 section 4.8.2]."""
+        return self.pattern.startswith("$share/")
+
+    @property
     def options(self) -> int:
         """The subscription options byte."""
         return self.qos | self.no_local << 2 | self.retain_as_published << 3 | (self.retain_handling or 0) << 4

@@ -5,13 +5,13 @@ And what any "no" of a broker means for the line: an error to show, and whether 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnectPacket, DisconnectPacket, TopicFilter
 
 from towline.errors import BrokerError, Refused, TakenOver, Unreachable
-from towline.mqtt.events import Authenticator, Breach, Close, SessionConfig
+from towline.mqtt.events import Authenticator, Breach, Close, Filter, SessionConfig
 from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, SUBSCRIBE_ADVICE, TAKEN_OVER, USE_ANOTHER, reason_words
 from towline.text import printable
 
@@ -25,64 +25,37 @@ _SMALLEST_ANSWER: Final = 4
 _FOLLOW: Final = "Name that server, or let a bridge or a Client go there by itself (follow_redirects)."
 
 
-class Authentication:
-    """The enhanced authentication of a connection [MQTT-4.12]; without a method every step is done.
+def authenticate(config: SessionConfig, step: Callable[[Authenticator], _T]) -> _T | None:
+    """One step of the enhanced authentication [MQTT-4.12]; None without an authenticator.
 
-    Args:
-        method: The authenticator; None for user name and password alone.
-        where: The line as errors name it.
+    Raises:
+        Refused: TL-M28, the authenticator can't, or does not believe the broker.
     """
+    method = config.authenticator
+    if method is None:
+        return None
+    try:
+        return step(method)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it ends this attempt and nothing else
+        reason = f": {error}" if isinstance(error, ValueError) else f" ({type(error).__name__})"
+    what = f"authentication with {method.method} failed{reason}"
+    raise Refused("TL-M28", config.where, what, "Check the credentials, and that this is the right broker.")
 
-    def __init__(self, method: Authenticator | None, where: str) -> None:
-        self._method = method
-        self._where = where
 
-    def start(self) -> bytes | None:
-        """The first data, for CONNECT; None without a method.
+def answered_challenge(packet: AuthPacket, config: SessionConfig) -> AuthPacket:
+    """The answer to the broker's challenge.
 
-        Raises:
-            Refused: TL-M28, the authenticator can't.
-        """
-        return None if self._method is None else self._step(self._method.start)
-
-    def answer(self, packet: AuthPacket) -> AuthPacket:
-        """The answer to the broker's challenge.
-
-        Raises:
-            Breach: There is no such method, or the reason is not 0x18.
-            Refused: TL-M28.
-        """
-        method = self._method
-        if method is None or packet.authentication_method != method.method:
-            raise Breach("sent AUTH for a method we did not ask for [MQTT-4.12.0-5, -6]")
-        if packet.reason_code != AuthReasonCode.CONTINUE_AUTHENTICATION:
-            raise Breach("sent AUTH with a reason other than 0x18 [MQTT-4.12.0-2]")
-        challenge = packet.authentication_data or b""
-        data = self._step(lambda: method.challenge(challenge))
-        return AuthPacket(
-            reason_code=AuthReasonCode.CONTINUE_AUTHENTICATION,
-            authentication_method=method.method,
-            authentication_data=data,
-        )
-
-    def finish(self, proof: bytes) -> None:
-        """Take the broker's own proof, from CONNACK.
-
-        Raises:
-            Refused: TL-M28.
-        """
-        method = self._method
-        if method is not None:
-            self._step(lambda: method.finish(proof))
-
-    def _step(self, call: Callable[[], _T]) -> _T:
-        try:
-            return call()
-        except Exception as error:  # noqa: BLE001  # whatever it is, it ends this attempt and nothing else
-            reason = f": {error}" if isinstance(error, ValueError) else f" ({type(error).__name__})"
-        method = self._method.method if self._method else "nothing"
-        what = f"authentication with {method} failed{reason}"
-        raise Refused("TL-M28", self._where, what, "Check the credentials, and that this is the right broker.")
+    Raises:
+        Breach: There is no such method, or the reason is not 0x18.
+        Refused: TL-M28.
+    """
+    method = config.authenticator.method if config.authenticator else None
+    if method is None or packet.authentication_method != method:
+        raise Breach("sent AUTH for a method we did not ask for [MQTT-4.12.0-5, -6]")
+    if packet.reason_code != AuthReasonCode.CONTINUE_AUTHENTICATION:
+        raise Breach("sent AUTH with a reason other than 0x18 [MQTT-4.12.0-2]")
+    data = authenticate(config, lambda ours: ours.challenge(packet.authentication_data or b""))
+    return AuthPacket(reason_code=packet.reason_code, authentication_method=method, authentication_data=data)
 
 
 def connect_packet(config: SessionConfig, first: bytes | None, *, discarding: bool) -> ConnectPacket:
@@ -112,20 +85,58 @@ def connect_packet(config: SessionConfig, first: bytes | None, *, discarding: bo
     )
 
 
-def too_narrow(packet: ConnAckPacket, where: str) -> Refused | None:
-    """Why no acknowledgement of ours fits into what the broker takes; None if it does."""
-    if packet.max_packet_size is None or packet.max_packet_size >= _SMALLEST_ANSWER:
+def connack_problem(packet: ConnAckPacket, config: SessionConfig, *, clean_start: bool) -> str | None:
+    """Say what a CONNACK tells us that it must not, as what "the broker" did, or None.
+
+    Args:
+        packet: It takes us in.
+        config: What our CONNECT was made of.
+        clean_start: That CONNECT had Clean Start.
+    """
+    if packet.session_present and clean_start:
+        return "kept a session after Clean Start [MQTT-3.2.2-2]"
+    if packet.assigned_client_id is not None:
+        return "assigned a client id though we named ours [MQTT 5 section 3.2.2.3.7]"
+    method = config.authenticator.method if config.authenticator else None
+    if packet.authentication_method == method:
         return None
-    what = f"the broker takes packets of {packet.max_packet_size} bytes, an acknowledgement has 4 [MQTT-3.2.2-15]"
-    return Refused("TL-M16", where, what, "Raise its maximum packet size.")
+    if packet.authentication_method is None:
+        return f"took us in without the Authentication Method {method} [MQTT-4.12.0-5]"
+    return "answered with an Authentication Method we did not ask for [MQTT-4.12.0-5, -6]"
 
 
-def forgetful(packet: ConnAckPacket, config: SessionConfig) -> Refused | None:
-    """Why the broker's session can't keep what we promise; None if it can."""
-    if not (config.durable and packet.session_expiry_interval == 0 and config.session_expiry_s):
-        return None
-    what = "the broker keeps no session (Session Expiry Interval 0), so at least once can't hold"
-    return Refused("TL-M12", config.where, what, "Allow persistent sessions.")
+def unfit(packet: ConnAckPacket, config: SessionConfig, *, discarding: bool) -> Refused | None:
+    """Why nothing can be promised by what this CONNACK grants; None where it can.
+
+    Args:
+        packet: It takes us in.
+        config: What our CONNECT was made of.
+        discarding: That CONNECT gave the broker's session up.
+    """
+    if packet.max_packet_size is not None and packet.max_packet_size < _SMALLEST_ANSWER:
+        what = f"the broker takes packets of {packet.max_packet_size} bytes, an acknowledgement has 4 [MQTT-3.2.2-15]"
+        return Refused("TL-M16", config.where, what, "Raise its maximum packet size.")
+    lasting = config.durable and config.session_expiry_s and not discarding
+    if lasting and packet.session_expiry_interval == 0:
+        what = "the broker keeps no session (Session Expiry Interval 0), so at least once can't hold"
+        return Refused("TL-M12", config.where, what, "Allow persistent sessions.")
+    return None
+
+
+def unsupported(server: ConnAckPacket, filters: Iterable[Filter], where: str) -> Refused | None:
+    """The first subscription a server has said it can't take, as an error [MQTT 5 sections 3.2.2.3.11 to .13]."""
+    for wanted in filters:
+        what = None
+        if wanted.shared and not server.shared_subscription_available:
+            what = "no shared subscriptions"
+        elif wanted.identifier is not None and not server.subscription_id_available:
+            what = "no subscription identifiers"
+        elif any(c in wanted.pattern for c in "+#") and not server.wildcard_subscription_available:
+            what = "no wildcards in subscriptions"
+        if what:
+            said = f'the broker offers {what}, which "{wanted.pattern}" needs'
+            return Refused("TL-M17", where, said, "Change the subscription, or the broker's settings.")
+    return None
 
 
 def connection_refused(packet: ConnAckPacket, where: str) -> Close:

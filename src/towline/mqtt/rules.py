@@ -1,14 +1,12 @@
-"""What a configuration may ask of a protocol version and of a server, and what a CONNACK may say to it."""
+"""What MQTT, and each of its versions, can say: topics, filters, messages and configurations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from mqtt5 import ConnAckPacket
-
-from towline.errors import ConfigError, Refused
-from towline.mqtt.events import Filter, SessionConfig
+from towline.errors import ConfigError
+from towline.mqtt.events import SessionConfig
 from towline.mqtt.fence import MAX_REMAINING_LENGTH
 from towline.mqtt.message import LONGEST_EXPIRY
 
@@ -186,7 +184,7 @@ def _text_setting_problem(config: SessionConfig) -> tuple[str, str] | None:
 
 def _always(config: SessionConfig) -> Iterable[tuple[bool, str]]:
     filters = config.filters
-    yield any(f.no_local and _shared(f) for f in filters), "no_local with a shared subscription [MQTT-3.8.3-4]"
+    yield any(f.no_local and f.shared for f in filters), "no_local with a shared subscription [MQTT-3.8.3-4]"
     wrong = any(f.identifier is not None and not 0 < f.identifier <= MAX_REMAINING_LENGTH for f in filters)
     yield wrong, "a subscription identifier is a number from 1 to 268,435,455"
 
@@ -196,55 +194,12 @@ def _before_5(config: SessionConfig) -> Iterable[tuple[bool, str]]:
     yield config.password is not None and config.username is None, "a password needs a username"
     yield any(f.no_local or f.retain_handling for f in filters), "no_local and retain_handling need MQTT 5"
     yield any(f.identifier is not None for f in filters), "a subscription identifier needs MQTT 5"
-    yield any(map(_shared, filters)), "a shared subscription ($share) needs MQTT 5, to 3.x it is a filter as any other"
+    yield (
+        any(f.shared for f in filters),
+        "a shared subscription ($share) needs MQTT 5, to 3.x it is a filter as any other",
+    )
     yield will is not None and bool(will.will_delay_interval), "a will's delay needs MQTT 5"
     yield config.clean_start and config.session_expiry_s > 0, "a clean start ends with the connection (expiry 0)"
     yield config.authenticator is not None, "enhanced authentication needs MQTT 5"
     too_long = config.protocol == 3 and not 0 < len(config.client_id) <= 23
     yield too_long, "MQTT 3.1 takes client ids of 1 to 23 characters"
-
-
-def connack_problem(packet: ConnAckPacket, config: SessionConfig, *, clean_start: bool) -> str | None:
-    """Say what a CONNACK tells us that it must not, as what "the broker" did, or None.
-
-    Args:
-        packet: It takes us in.
-        config: What our CONNECT was made of.
-        clean_start: That CONNECT had Clean Start.
-    """
-    if packet.session_present and clean_start:
-        return "kept a session after Clean Start [MQTT-3.2.2-2]"
-    if packet.assigned_client_id is not None:
-        return "assigned a client id though we named ours [MQTT 5 section 3.2.2.3.7]"
-    method = config.authenticator.method if config.authenticator else None
-    if packet.authentication_method == method:
-        return None
-    if packet.authentication_method is None:
-        return f"took us in without the Authentication Method {method} [MQTT-4.12.0-5]"
-    return "answered with an Authentication Method we did not ask for [MQTT-4.12.0-5, -6]"
-
-
-def unsupported(server: ConnAckPacket, filters: Iterable[Filter], where: str) -> Refused | None:
-    """The first subscription a server has said it can't take, as an error [MQTT 5 sections 3.2.2.3.11 to .13].
-
-    Args:
-        server: Its CONNACK.
-        filters: Wanted.
-        where: The line as errors name it.
-    """
-    for wanted in filters:
-        what = None
-        if _shared(wanted) and not server.shared_subscription_available:
-            what = "no shared subscriptions"
-        elif wanted.identifier is not None and not server.subscription_id_available:
-            what = "no subscription identifiers"
-        elif any(c in wanted.pattern for c in "+#") and not server.wildcard_subscription_available:
-            what = "no wildcards in subscriptions"
-        if what:
-            said = f'the broker offers {what}, which "{wanted.pattern}" needs'
-            return Refused("TL-M17", where, said, "Change the subscription, or the broker's settings.")
-    return None
-
-
-def _shared(wanted: Filter) -> bool:
-    return wanted.pattern.startswith("$share/")

@@ -76,19 +76,21 @@ from towline.mqtt.events import (
     Written,
 )
 from towline.mqtt.handshake import (
-    Authentication,
+    answered_challenge,
+    authenticate,
+    connack_problem,
     connect_packet,
     connection_ended,
     connection_refused,
-    forgetful,
     subscription_refused,
-    too_narrow,
+    unfit,
+    unsupported,
 )
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.outbound import Answer, Outbound
 from towline.mqtt.plain import PlainRun
 from towline.mqtt.reasons import BLAMING, ID_IN_USE, TAKEN_OVER
-from towline.mqtt.rules import check_config, connack_problem, unsupported
+from towline.mqtt.rules import check_config
 from towline.mqtt.subscriptions import Subscriptions
 
 #: Servers that a record names: where brokers point to others, new ones may come for ever.
@@ -214,13 +216,10 @@ class Session:
         self._at, self._elsewhere, self._perhaps_elsewhere = "", False, False
         #: Ticket of the `Deliver` that frees the packet ids of a lost session; None when that is durable.
         self._freeing: int | None = None
-        #: A CONNECT has left and no CONNACK has come.
-        self._unanswered = False
         self._discarding = False
         #: Times the broker called the packet id of a SUBSCRIBE in use, on this connection.
         self._ids_in_use = 0
         self._liveness = Liveness(config.connect_timeout_s)
-        self._authentication = Authentication(config.authenticator, config.where)
 
     # -- for the driver --
 
@@ -295,7 +294,6 @@ class Session:
     # -- events --
 
     def _on_opened(self, event: Opened, now: float, actions: list[Action]) -> None:
-        self.state = SessionState.CONNECTING
         self.cut = False
         self._at = event.server
         last = self.record.servers[-1] if self.record and self.record.servers else ""
@@ -306,18 +304,17 @@ class Session:
         self._ids_in_use = 0
         if event.config is not None:
             self.config = event.config
-            self._authentication = Authentication(self.config.authenticator, self.config.where)
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
             self._remember(SessionRecord(self.config.client_id), actions)
         self.subscriptions.connect()
         self._remember_subscriptions(actions)
         try:
-            first = self._authentication.start()
+            first = authenticate(self.config, lambda method: method.start())
         except Refused as error:
             self._end(Close(error, fatal=True), actions)
             return
-        self._unanswered = True
+        self.state = SessionState.CONNECTING
         self._send(connect_packet(self.config, first, discarding=self._discarding), actions)
 
     def _on_received(self, event: Received, now: float, actions: list[Action]) -> None:
@@ -425,7 +422,7 @@ class Session:
     # -- connecting --
 
     def _on_connack(self, packet: ConnAckPacket, now: float, actions: list[Action]) -> None:
-        self._unanswered = False
+        self.state, self.server = SessionState.SUBSCRIBING, packet
         if int(packet.reason_code):
             self.subscriptions.kept()
             self._remember_subscriptions(actions)
@@ -434,18 +431,14 @@ class Session:
         problem = connack_problem(packet, self.config, clean_start=self._discarding or self.config.clean_start)
         if problem:
             raise Breach(problem)
-        self._authentication.finish(packet.authentication_data or b"")
-        if narrow := too_narrow(packet, self.config.where):
-            raise narrow
-        self.server = packet
-        self.state = SessionState.SUBSCRIBING
+        authenticate(self.config, lambda method: method.finish(packet.authentication_data or b""))
+        if refused := unfit(packet, self.config, discarding=self._discarding):
+            raise refused
         if self.probing:
             self._end(Close(None, again_at_once=True, answered=True), actions, farewell=True)
         elif self._discarding:
             self._discarding = False
             self._end(Close(None, again_at_once=True), actions, farewell=True)
-        elif refused := forgetful(packet, self.config):
-            self._end(Close(refused, fatal=True), actions)
         elif self._present and not self._known_before:
             self._meet_unknown_session(now, actions)
         else:
@@ -496,7 +489,7 @@ class Session:
         self._ask(*wanted, actions)
 
     def _on_auth(self, packet: AuthPacket, _now: float, actions: list[Action]) -> None:
-        self._send(self._authentication.answer(packet), actions)
+        self._send(answered_challenge(packet, self.config), actions)
 
     # -- subscribing --
 
@@ -700,8 +693,8 @@ class Session:
         self.subscriptions.want(_said_by(self.config))
 
     def _go_offline(self) -> None:
-        if self._unanswered:
-            self._unanswered, self._known_before = False, True  # the session it may have made is ours
+        if self.state is SessionState.CONNECTING:
+            self._known_before = True  # the session that the broker may have made is ours
         self.state = SessionState.OFFLINE
         self.server = None
         self._requests.clear()

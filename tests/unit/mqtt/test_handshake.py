@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket
 
 from towline.errors import Refused
 from towline.mqtt.events import Breach, SessionConfig
-from towline.mqtt.handshake import Authentication, connect_packet, forgetful, too_narrow
+from towline.mqtt.handshake import answered_challenge, authenticate, connect_packet, unfit
 
 CONFIG = SessionConfig("me", "here", session_expiry_s=600)
 
@@ -55,51 +56,65 @@ def test_clean_start_is_for_a_session_that_is_given_up(
     assert packet.session_expiry_interval == (0 if discarding else expiry)
 
 
+def config_with(failure: Exception | None = None) -> SessionConfig:
+    return replace(CONFIG, authenticator=Method(failure))
+
+
 def test_an_exchange_is_carried_on() -> None:
-    exchange = Authentication(Method(), "here")
-    assert exchange.start() == b"first"
-    answer = exchange.answer(challenge())
+    config = config_with()
+    assert authenticate(config, lambda method: method.start()) == b"first"
+    answer = answered_challenge(challenge(), config)
     assert (answer.authentication_method, answer.authentication_data) == ("PLAIN", b"to you")
-    exchange.finish(b"proof")
+    authenticate(config, lambda method: method.finish(b"proof"))
 
 
 def test_without_a_method_there_is_nothing_to_do() -> None:
-    exchange = Authentication(None, "here")
-    assert exchange.start() is None
-    exchange.finish(b"")
+    assert authenticate(CONFIG, lambda method: method.start()) is None
     with pytest.raises(Breach, match=r"MQTT-4\.12\.0-5"):
-        exchange.answer(challenge())
+        answered_challenge(challenge(), CONFIG)
 
 
 @pytest.mark.parametrize("packet", [challenge("OTHER"), challenge(reason=AuthReasonCode.SUCCESS)])
 def test_an_auth_that_nobody_asked_for_breaks_the_protocol(packet: AuthPacket) -> None:
     with pytest.raises(Breach, match=r"MQTT-4\.12"):
-        Authentication(Method(), "here").answer(packet)
+        answered_challenge(packet, config_with())
 
 
 @pytest.mark.parametrize(
     ("failure", "words"), [(ValueError("not you"), "failed: not you"), (KeyError("secret"), r"failed \(KeyError\)")]
 )
 def test_whatever_fails_is_one_line_without_a_secret(failure: Exception, words: str) -> None:
-    exchange = Authentication(Method(failure), "here")
-    steps = (exchange.start, lambda: exchange.answer(challenge()), lambda: exchange.finish(b"proof"))
+    config = config_with(failure)
+    steps: tuple[Callable[[], object], ...] = (
+        lambda: authenticate(config, lambda method: method.start()),
+        lambda: answered_challenge(challenge(), config),
+        lambda: authenticate(config, lambda method: method.finish(b"proof")),
+    )
     for step in steps:
         with pytest.raises(Refused, match=f"authentication with PLAIN {words}.*TL-M28") as caught:
             step()
         assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("size", "narrow"), [(None, False), (4, False), (3, True)])
-def test_an_acknowledgement_has_to_fit(size: int | None, narrow: bool) -> None:
-    assert (too_narrow(ConnAckPacket(max_packet_size=size), "here") is not None) is narrow
+@pytest.mark.parametrize(("size", "code"), [(None, None), (4, None), (3, "TL-M16")])
+def test_an_acknowledgement_has_to_fit(size: int | None, code: str | None) -> None:
+    refused = unfit(ConnAckPacket(max_packet_size=size), CONFIG, discarding=False)
+    assert (refused.code if refused else None) == code
 
 
 @pytest.mark.parametrize(
-    ("granted", "wanted", "durable", "refused"),
-    [(0, 600, True, True), (None, 600, True, False), (0, 0, True, False), (0, 600, False, False)],
+    ("granted", "wanted", "durable", "discarding", "refused"),
+    [
+        (0, 600, True, False, True),
+        (None, 600, True, False, False),
+        (0, 0, True, False, False),
+        (0, 600, False, False, False),
+        (0, 600, True, True, False),
+    ],
 )
 def test_a_session_that_is_not_kept_is_refused_where_one_is_needed(
-    granted: int | None, wanted: int, durable: bool, refused: bool
+    granted: int | None, wanted: int, durable: bool, discarding: bool, refused: bool
 ) -> None:
     config = replace(CONFIG, session_expiry_s=wanted, durable=durable)
-    assert (forgetful(ConnAckPacket(session_expiry_interval=granted), config) is not None) is refused
+    packet = ConnAckPacket(session_expiry_interval=granted)
+    assert (unfit(packet, config, discarding=discarding) is not None) is refused

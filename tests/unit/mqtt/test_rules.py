@@ -11,15 +11,8 @@ from mqtt5 import ConnAckPacket, PublishPacket, QoS, Will
 from towline.errors import ConfigError
 from towline.mqtt.codec import encode
 from towline.mqtt.events import Filter, SessionConfig
-from towline.mqtt.rules import (
-    check_config,
-    connack_problem,
-    filter_problem,
-    message_problem,
-    topic_problem,
-    unsupported,
-    version_problem,
-)
+from towline.mqtt.handshake import connack_problem, unsupported
+from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem, version_problem
 
 
 @pytest.mark.parametrize("good", ["#", "a/#", "/#", "+", "+/a", "a/+/b", "/+", "a", "/", "a b", "$SYS/#", "+/+/#"])
