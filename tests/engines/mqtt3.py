@@ -30,7 +30,6 @@ from towline.mqtt.codec3 import (
     DISCONNECT,
     LEVEL_31,
     NAMES,
-    NEGATIVE,
     PINGREQ,
     PINGRESP,
     READERS,
@@ -39,13 +38,13 @@ from towline.mqtt.codec3 import (
     UNSUBACK,
     UNSUBSCRIBE,
     WRITERS,
-    check_client_id,
     packet_id_bytes,
-    refuse,
 )
 from towline.mqtt.fence import Body
 
 _MAX_QOS: Final = 2
+#: Return codes of a refusal begin here.
+_NEGATIVE: Final = 0x80
 #: In 3.x a session that outlives its connection has no end of its own.
 _NEVER: Final = 0xFFFFFFFF
 
@@ -62,7 +61,8 @@ def _read_connect(body: Body, version: int) -> ConnectPacket:
     password = body.binary() if flags & 0x40 else None
     body.end()
     clean = bool(flags & 2)
-    check_client_id(client_id, clean=clean, version=version)
+    if not client_id and (not clean or version == LEVEL_31):
+        raise ValueError("an empty client id needs MQTT 3.1.1 and a clean session [MQTT-3.1.3-7]")
     return ConnectPacket(
         client_id,
         username=username,
@@ -137,12 +137,13 @@ def _write_connack(packet: ConnAckPacket, version: int) -> tuple[int, bytes]:
 
 
 def _write_suback(packet: SubAckPacket, _version: int) -> tuple[int, bytes]:
-    codes = bytes(min(int(code), NEGATIVE) for code in packet.reason_codes)
+    codes = bytes(min(int(code), _NEGATIVE) for code in packet.reason_codes)
     return SUBACK << 4, packet_id_bytes(packet.packet_id) + codes
 
 
 def _write_unsuback(packet: UnsubAckPacket, _version: int) -> tuple[int, bytes]:
-    refuse([(any(int(code) >= NEGATIVE for code in packet.reason_codes), "a refused UNSUBSCRIBE")])
+    if any(int(code) >= _NEGATIVE for code in packet.reason_codes):
+        raise ValueError("MQTT 3 can't carry a refused UNSUBSCRIBE")
     return UNSUBACK << 4, packet_id_bytes(packet.packet_id)
 
 

@@ -3,15 +3,15 @@
 Both are packet classes of the `mqtt5` package: the session knows one set of packet types, and only this module knows
 how the older protocols say them. Labels [MQTT-x.y.z-n] are those of MQTT 3.1.1.
 
-What a 3.x packet can't say is left out where the exchange means the same without it (properties, reason strings,
-receive maximum, a PUBCOMP's 0x92); it is a `ValueError` where it would mean something else (a negative PUBACK, a
-delayed will, No Local, a DISCONNECT that keeps the will). Differences of 3.1 (level 3, protocol name "MQIsdp") that are
-kept: no Session Present in CONNACK, no empty client id, DUP allowed on PUBREL.
+What a 3.x packet can't say is left out: properties, reasons, receive maximum. That nothing is asked for which would
+mean something else without it (No Local, a delayed will) is a rule for configurations (`towline.mqtt.rules`), and the
+session says no such thing by itself. Differences of 3.1 (level 3, protocol name "MQIsdp") that are kept: no Session
+Present in CONNACK, DUP allowed on PUBREL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final
 
@@ -34,7 +34,6 @@ from mqtt5 import (
     SubscribePacket,
     UnsubAckPacket,
     UnsubscribePacket,
-    Will,
 )
 
 from towline.mqtt.fence import MAX_REMAINING_LENGTH, Body, check_null, check_topics, text, variable_integer
@@ -52,7 +51,6 @@ WORD: Final = Struct(">H")
 MAX_STRING: Final = 65535
 #: Flags that SUBSCRIBE, UNSUBSCRIBE and PUBREL must carry [MQTT-3.8.1-1, MQTT-3.10.1-1, MQTT-3.6.1-1].
 FLAGS_0010: Final = 2
-NEGATIVE: Final = 0x80
 _MAX_QOS: Final = 2
 
 #: Return code of CONNACK → reason code of MQTT 5 [MQTT 3.1.1 table 3.1].
@@ -191,7 +189,7 @@ def write(packet: Packet, version: int) -> bytes:
         version: `LEVEL_311` or `LEVEL_31`.
 
     Raises:
-        ValueError: This version can't say it, or would say something else.
+        ValueError: This version has no such packet, or a field can't be said.
     """
     writer = WRITERS.get(type(packet))
     if writer is None:
@@ -231,49 +229,17 @@ def packet_id_bytes(packet_id: int | None) -> bytes:
     return WORD.pack(packet_id)
 
 
-def refuse(problems: Iterable[tuple[object, str]]) -> None:
-    """Refuse the first that is present."""
-    for present, what in problems:
-        if present:
-            raise ValueError(f"MQTT 3 can't carry {what}")
-
-
-def check_client_id(client_id: str, *, clean: bool, version: int) -> None:
-    """Refuse an empty client id where the server may not make one up, with a `ValueError` [MQTT-3.1.3-7]."""
-    if not client_id and (not clean or version == LEVEL_31):
-        raise ValueError("an empty client id needs MQTT 3.1.1 and a clean session [MQTT-3.1.3-7]")
-
-
 def _write_connect(packet: ConnectPacket, version: int) -> tuple[int, bytes]:
-    clean, lasting = packet.clean_start, packet.session_expiry_interval > 0
-    refuse(
-        [
-            (packet.authentication_method is not None, "an authentication method"),
-            (clean and lasting, "a clean start of a session that outlives the connection"),
-            (not clean and not lasting, "the resumption of a session that ends with the connection"),
-            (packet.password is not None and packet.username is None, "a password without a user name"),
-        ]
-    )
-    check_client_id(packet.client_id, clean=clean, version=version)
-    flags, will = clean << 1, b""
-    if packet.will is not None:
-        flags, will = flags | _will_flags(packet.will), _will_bytes(packet.will)
-    fields = [_string(packet.client_id), will]
+    flags, fields = packet.clean_start << 1, [_string(packet.client_id)]
+    if (will := packet.will) is not None:
+        flags |= 4 | int(will.qos) << 3 | will.retain << 5
+        fields += [_string(will.topic), _binary(will.payload or b"")]
     if packet.username is not None:
         flags, fields = flags | 0x80, [*fields, _string(packet.username)]
     if packet.password is not None:
         flags, fields = flags | 0x40, [*fields, _binary(packet.password)]
     fixed = NAMES[version] + bytes((flags,)) + WORD.pack(packet.keep_alive)
     return CONNECT << 4, fixed + b"".join(fields)
-
-
-def _will_flags(will: Will) -> int:
-    return 4 | int(will.qos) << 3 | will.retain << 5
-
-
-def _will_bytes(will: Will) -> bytes:
-    refuse([(will.will_delay_interval, "a will delay")])
-    return _string(will.topic) + _binary(will.payload or b"")
 
 
 def _write_publish(packet: PublishPacket, _version: int) -> tuple[int, bytes]:
@@ -287,22 +253,13 @@ def _write_publish(packet: PublishPacket, _version: int) -> tuple[int, bytes]:
     return header, _string(packet.topic) + number + packet.payload
 
 
-def _writer_of_ack(header: int, *, negative: bool) -> Callable[[Any, int], tuple[int, bytes]]:
-    """`negative`: whether a reason of 0x80 and more may be left out without a change of meaning."""
-
-    def write_ack(packet: PubAckPacket | PubRecPacket | PubRelPacket | PubCompPacket, _v: int) -> tuple[int, bytes]:
-        if int(packet.reason_code) >= NEGATIVE and not negative:
-            raise ValueError("MQTT 3 can't carry a negative acknowledgement")
-        return header, packet_id_bytes(packet.packet_id)
-
-    return write_ack
+def _writer_of_ack(header: int) -> Callable[[Any, int], tuple[int, bytes]]:
+    return lambda packet, _version: (header, packet_id_bytes(packet.packet_id))
 
 
 def _write_subscribe(packet: SubscribePacket, _version: int) -> tuple[int, bytes]:
-    refuse([(packet.subscription_id is not None, "a subscription identifier")])
     parts = [packet_id_bytes(packet.packet_id)]
     for wanted in packet.topic_filters:
-        refuse([(wanted.no_local, "No Local"), (int(wanted.retain_handling), "Retain Handling")])
         parts += [_pattern(wanted.pattern), bytes((int(wanted.max_qos),))]
     return SUBSCRIBE << 4 | FLAGS_0010, b"".join(parts)
 
@@ -318,26 +275,15 @@ def _write_unsubscribe(packet: UnsubscribePacket, _version: int) -> tuple[int, b
     return UNSUBSCRIBE << 4 | FLAGS_0010, packet_id_bytes(packet.packet_id) + patterns
 
 
-def _write_disconnect(packet: DisconnectPacket, _version: int) -> tuple[int, bytes]:
-    # A DISCONNECT of 3.x takes the will back [MQTT-3.14.4-3]: with another reason the connection is just closed.
-    refuse(
-        [
-            (int(packet.reason_code), "a reason in DISCONNECT"),
-            (packet.session_expiry_interval is not None, "another session expiry"),
-        ]
-    )
-    return DISCONNECT << 4, b""
-
-
 WRITERS: Final[dict[type, Callable[[Any, int], tuple[int, bytes]]]] = {
     ConnectPacket: _write_connect,
     PublishPacket: _write_publish,
-    PubAckPacket: _writer_of_ack(PUBACK << 4, negative=False),
-    PubRecPacket: _writer_of_ack(PUBREC << 4, negative=False),
-    PubRelPacket: _writer_of_ack(PUBREL << 4 | FLAGS_0010, negative=True),
-    PubCompPacket: _writer_of_ack(PUBCOMP << 4, negative=True),
+    PubAckPacket: _writer_of_ack(PUBACK << 4),
+    PubRecPacket: _writer_of_ack(PUBREC << 4),
+    PubRelPacket: _writer_of_ack(PUBREL << 4 | FLAGS_0010),
+    PubCompPacket: _writer_of_ack(PUBCOMP << 4),
     SubscribePacket: _write_subscribe,
     UnsubscribePacket: _write_unsubscribe,
     PingReqPacket: lambda _packet, _version: (PINGREQ << 4, b""),
-    DisconnectPacket: _write_disconnect,
+    DisconnectPacket: lambda _packet, _version: (DISCONNECT << 4, b""),
 }

@@ -192,6 +192,7 @@ def _always(config: SessionConfig) -> Iterable[tuple[bool, str]]:
 def _before_5(config: SessionConfig) -> Iterable[tuple[bool, str]]:
     will, filters = config.will, config.filters
     yield config.password is not None and config.username is None, "a password needs a username"
+    yield not config.client_id and config.session_expiry_s > 0, "a session that is kept needs a client id"
     yield any(f.no_local or f.retain_handling for f in filters), "no_local and retain_handling need MQTT 5"
     yield any(f.identifier is not None for f in filters), "a subscription identifier needs MQTT 5"
     yield (

@@ -212,7 +212,7 @@ class Method:
     ("settings", "least"),
     [
         ({}, 3),
-        ({"password": b"p"}, 5),
+        ({"password": b"p"}, 5),  # [MQTT-3.1.2-22 of 3.1.1]
         ({"password": b"p", "username": "u"}, 3),
         ({"filters": (Filter("a"), Filter("b", no_local=True))}, 5),
         ({"filters": (Filter("a"), Filter("b", retain_handling=1))}, 5),
@@ -227,7 +227,8 @@ class Method:
         ({"authenticator": Method()}, 5),
         ({"client_id": "c" * 23}, 3),
         ({"client_id": "c" * 24}, 4),
-        ({"client_id": ""}, 4),
+        ({"client_id": ""}, 5),  # [MQTT-3.1.3-7 of 3.1.1]
+        ({"client_id": "", "clean_start": True, "session_expiry_s": 0}, 4),
         ({"filters": (Filter("b", no_local=True), Filter("$share/g/a"))}, 5),
         ({"filters": (Filter("a"), Filter("$share/g/a", no_local=True))}, None),  # [MQTT-3.8.3-4]
         ({"filters": (Filter("a", identifier=268_435_455),)}, 5),
