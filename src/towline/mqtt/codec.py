@@ -2,9 +2,8 @@
 
 MQTT 5 is read by the `mqtt5` codec, which is fast and strict; what it lets pass or dies of is caught by
 `towline.mqtt.fence`, and a packet has a largest size before it has arrived; of a PUBLISH beyond it, or with too many
-properties, a `towline.mqtt.stubs.Stub` takes the place: `_Skipping` reads past one too large as it arrives and holds no
-more of it than one property, `_crowded` looks at a whole one before the codec makes objects of it. MQTT 3.1.1 and 3.1
-are read by `towline.mqtt.codec3` into the same packet classes.
+properties, a stub takes the place (`towline.mqtt.stubs`). MQTT 3.1.1 and 3.1 are read by `towline.mqtt.codec3` into the
+same packet classes.
 
 Whatever the peer sends, `Decoder.feed` returns items or raises `MalformedPacket`, nothing else. PUBLISH packets that
 follow each other come as one `PublishRun`, because a chunk of thousands is the unit everything after this works in, or,
@@ -14,11 +13,11 @@ PUBRELs and PUBCOMPs, as one `AnswerRun`.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar, Final, Self, TypeAlias, TypeVar
 
 import mqtt5
@@ -32,9 +31,9 @@ from mqtt5 import (
 )
 
 from towline.mqtt import codec3, fence
-from towline.mqtt.fence import MAX_PROPERTIES, SHAPE_KEY, SUBSCRIPTION_ID, USER_PROPERTY, MalformedPacket
+from towline.mqtt.fence import MAX_PROPERTIES, SHAPE_KEY, UNKNOWN_LENGTH, MalformedPacket
 from towline.mqtt.plain import PlainReader, PlainRun, PlainRuns
-from towline.mqtt.stubs import COUNT, DIGEST, REASON, SIZE, TOO_LARGE, TOO_MANY, Published, Stub
+from towline.mqtt.stubs import Published, Skipping, crowded_stub
 
 #: Any control packet of the codec.
 Packet: TypeAlias = mqtt5.Packet
@@ -45,9 +44,6 @@ LEVEL_5: Final = 5
 _PUBLISH_NIBBLE: Final = 3
 #: Longest variable byte integer [MQTT-1.5.5-1].
 _MAX_LENGTH_BYTES: Final = 4
-#: A Property Length that is none: of more than one byte, or of a packet of which is not known where it stands.
-_UNKNOWN: Final = 0x80
-_FLAGS: Final = "PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]"
 #: First byte of CONNACK, its remaining length in 3.x, and where its code stands.
 _CONNACK, _CONNACK_3_LENGTH, _CODE_AT = 0x20, 2, 3
 #: Reason codes of a "no" begin here; the return codes of 3.x are all below.
@@ -58,16 +54,6 @@ _TRUSTED_CHUNK_BYTES: Final = 16 << 10
 #: A PUBLISH may be crowded with properties, or larger than the limit, if the second byte of its remaining length, which
 #: counts 128s, is at least this: an identifier takes 2 bytes, so a shorter packet holds no more than is allowed.
 _CROWDED_128S: Final = 2 * MAX_PROPERTIES // 128
-#: A block of properties up to this many bytes can't hold more: an identifier takes 2.
-_SURELY_FEW: Final = 2 * MAX_PROPERTIES
-#: Begins the names of the facts of a stub, and of the marks of publishers that want receipts.
-_OURS: Final = b"towline-"
-_FACTS: Final = frozenset({REASON, SIZE, DIGEST, COUNT})
-#: So many of a stub's own properties that begin like that are kept: a mark has two or three.
-_MOST_KEPT: Final = 8
-#: Properties of PUBLISH beside the user property [MQTT 5 section 3.3.2.3].
-_TOPIC_ALIAS: Final = 0x23
-_OF_PUBLISH: Final = frozenset({0x01, 0x02, 0x03, 0x08, 0x09, SUBSCRIPTION_ID, _TOPIC_ALIAS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +147,7 @@ class Decoder:
         #: Bytes needed before decoding can succeed; 0 when not known.
         self._needed = 0
         #: The packet too large that is passing; nothing is held meanwhile.
-        self._skipping: _Skipping | None = None
+        self._skipping: Skipping | None = None
 
     def feed(self, data: bytes) -> list[Item]:
         """Take what the transport received and return all that is now whole.
@@ -207,10 +193,10 @@ class Decoder:
             self._chunks, self._held, self._needed = [], 0, 0
             data = rest[start:]
 
-    def _past(self, header: int, size: int, left: int) -> _Skipping:
+    def _past(self, header: int, size: int, left: int) -> Skipping:
         if header >> 4 != _PUBLISH_NIBBLE:
             raise MalformedPacket(f"a packet of {size:,} bytes, more than max_packet_bytes = {self._max:,}", 0x95)
-        return _Skipping(header, size, left, properties=self._version == LEVEL_5)
+        return Skipping(header, size, left, properties=self._version == LEVEL_5)
 
     def _walk(self, buffer: bytes, items: list[Item]) -> int:  # noqa: C901  # a call would cost a tenth
         view = memoryview(buffer)
@@ -218,7 +204,7 @@ class Decoder:
         five, plain = self._version == LEVEL_5, self._plain
         careful = size <= _TRUSTED_CHUNK_BYTES or Decoder._distrust
         # ASCII within the Property Length says nothing of a value that ends behind it.
-        quick = 1 if Decoder._distrust else _UNKNOWN
+        quick = 1 if Decoder._distrust else UNKNOWN_LENGTH
         run: list[Published] = []
         headers = bytearray()
         shapes: dict[bytes, fence.Shape] = {}
@@ -241,14 +227,14 @@ class Decoder:
                 if shape is None:
                     shape = shapes[key] = fence.publish_shape(key, properties=five)
                 _, begin, end, at = shape
-                properties = 0 if not five else buffer[position + at] if at else _UNKNOWN
+                properties = 0 if not five else buffer[position + at] if at else UNKNOWN_LENGTH
                 packet: Published
                 if not five:
                     packet, length = self._publish_3(buffer, position, shape, topics)
                 elif (
                     buffer[position + 1] > 127
                     and buffer[position + 2] >= large
-                    and (stub := _crowded(whole := self._whole(view, position), properties)) is not None
+                    and (stub := crowded_stub(whole := self._whole(view, position), properties)) is not None
                 ):
                     packet, length = stub, len(whole)
                 else:
@@ -261,7 +247,7 @@ class Decoder:
                     packet, length = read(view[position:])  # type: ignore[assignment]  # the nibble says PUBLISH
                 if properties and packet.payload is not None:
                     payload = len(packet.payload)
-                    if properties >= _UNKNOWN or at + 1 + properties + payload != length:
+                    if properties >= UNKNOWN_LENGTH or at + 1 + properties + payload != length:
                         fence.check_payload(buffer[position : position + length], payload)
                 run.append(packet)
                 headers.append(header)
@@ -278,7 +264,7 @@ class Decoder:
         size, begin, end, at = shape
         flags = codec3.PUBLISH_FLAGS[buffer[position]]
         if flags is None:
-            raise ValueError(_FLAGS)
+            raise ValueError(codec3.NO_PUBLISH)
         if not size:
             packet = self._whole(buffer, position)
             start = fence.variable_integer(packet, 1)[1]
@@ -354,7 +340,7 @@ def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
         if not fence.is_panic(error):
             raise
         raise ValueError(f"the codec can't write this {type(packet).__name__}") from None
-    fence.check_written(packet, data)
+    check_written(packet, data)
     return data
 
 
@@ -409,171 +395,71 @@ def _close_run(items: list[Item], run: list[Published], headers: bytearray, *, c
     if run:
         publishes = PublishRun.of(run, bytes(headers))
         if not checked:
-            fence.check_run(run, publishes.headers, publishes.topics, publishes.packet_ids)
+            check_run(run, publishes.headers, publishes.topics, publishes.packet_ids)
         items.append(publishes)
 
 
-# What is not taken in whole -----------------------------------------------------------------------------------------
+# What the codec lets pass --------------------------------------------------------------------------------
 
 
-class _Skipping:
-    """Reads past one PUBLISH: counts its properties as they arrive, and holds no more than one that is not whole.
-
-    Args:
-        header: Its first byte.
-        size: Bytes of the whole packet.
-        left: Bytes of it behind the fixed header.
-        properties: The protocol has properties: MQTT 5.
-
-    Raises:
-        ValueError: QoS 3, or DUP at QoS 0.
-    """
-
-    def __init__(self, header: int, size: int, left: int, *, properties: bool) -> None:
-        flags = codec3.PUBLISH_FLAGS[header]
-        if flags is None:
-            raise ValueError(_FLAGS)
-        #: First byte of the packet.
-        self.header = header
-        self._flags = flags
-        self._size = size
-        self._left = left
-        self._properties = properties
-        #: What came before the head was whole.
-        self._start = bytearray()
-        self._head: fence.PublishHead | None = None
-        #: Bytes of properties that have not come, and the property of which not all has come.
-        self._ahead, self._rest = 0, b""
-        self._users = self._identifiers = 0
-        self._alias: int | None = None
-        #: Properties with a name like ours.
-        self._kept: list[tuple[str, str]] = []
-        self._digest = hashlib.sha256()
-
-    def feed(self, data: bytes) -> bytes:
-        """Take received bytes and return those behind the packet.
-
-        Raises:
-            ValueError: They can't be a PUBLISH.
-        """
-        behind = data[self._left :]
-        data = data[: self._left]
-        self._left -= len(data)
-        if self._head is None:
-            self._start += data
-            self._head = head = fence.publish_head(self._start, 0, self.header, properties=self._properties)
-            if head is None:
-                if not self._left:
-                    raise ValueError("PUBLISH is too short")
-                return b""
-            data = bytes(self._start[head.at :])
-            self._start.clear()
-            if head.length > len(data) + self._left:
-                raise ValueError("a property length beyond the end of the packet [MQTT-2.2.2-1]")
-            self._ahead = head.length
-        if self._ahead:
-            block = data[: self._ahead]
-            data = data[len(block) :]
-            self._count(block)
-        self._digest.update(data)
-        return behind
-
-    def _count(self, data: bytes) -> None:
-        """Take bytes of properties."""
-        self._ahead -= len(data)
-        buffer = self._rest + data if self._rest else data
-        at = begin = users = 0
-        size, ours = len(buffer), _OURS in buffer
-        try:
-            while at < size:  # 13 million times in 64 MiB
-                begin = at
-                if buffer[at] == USER_PROPERTY:
-                    value = at + 3 + (buffer[at + 1] << 8 | buffer[at + 2])
-                    at = value + 2 + (buffer[value] << 8 | buffer[value + 1])
-                    if at > size:
-                        break
-                    users += 1
-                    if ours and buffer.startswith(_OURS, begin + 3):
-                        self._keep(buffer[begin + 3 : value], buffer[value + 2 : at])
-                else:
-                    at = self._other(buffer[at], buffer, at)
-        except IndexError:
-            at = size + 1
-        self._users += users
-        self._rest = buffer[begin:] if at > size else b""
-        if self._rest and not self._ahead:
-            raise ValueError("a property longer than the property length says [MQTT-2.2.2-1]")
-
-    def _other(self, kind: int, buffer: bytes, at: int) -> int:
-        """Step over a property that is no user property, and return where the next begins."""
-        if kind not in _OF_PUBLISH:
-            raise ValueError(f"property {kind:#x} in PUBLISH [MQTT 5 section 2.2.2.2]")
-        end = fence.end_of_value(kind, buffer, at + 1)
-        if kind == _TOPIC_ALIAS:
-            alias = buffer[at + 1] << 8 | buffer[at + 2]
-            if self._alias is not None:
-                raise ValueError("two topic aliases [MQTT 5 section 3.3.2.3.4]")
-            self._alias = alias
-        self._identifiers += kind == SUBSCRIPTION_ID
-        return end
-
-    def _keep(self, key: bytes, value: bytes) -> None:
-        name, text = str(key, "utf-8"), str(value, "utf-8")
-        if name not in _FACTS and len(self._kept) < _MOST_KEPT:
-            self._kept.append((name, text))
-
-    @property
-    def done(self) -> bool:
-        """The packet has passed as a whole."""
-        return not self._left
-
-    @property
-    def crowded(self) -> bool:
-        """More than `MAX_PROPERTIES` of a kind have passed."""
-        return max(self._users, self._identifiers) > MAX_PROPERTIES
-
-    def stub(self, reason: str = TOO_LARGE, packet: bytes | None = None) -> Stub:
-        """What is left of it, once it is `done`.
-
-        Args:
-            reason: `TOO_LARGE` or `TOO_MANY`.
-            packet: The whole of it, to be kept.
-
-        Raises:
-            ValueError: Its topic is no UTF-8, or empty without an alias.
-        """
-        head = self._head
-        assert head is not None
-        if not head.topic and self._alias is None:
-            raise ValueError("topic is empty [MQTT-4.7.3-1]")
-        qos, _, duplicate, retain = self._flags
-        digest = self._digest.hexdigest()
-        facts = [(REASON, reason), (SIZE, str(self._size)), (DIGEST, digest), (COUNT, str(self._users))]
-        pairs = [*facts, *self._kept]
-        return Stub(fence.text(head.topic), qos, retain, duplicate, head.packet_id, self._alias, pairs, packet)
+_DUP: Final = "DUP at QoS 0 [MQTT-3.3.1-2]"
+#: First bytes of a PUBLISH with DUP and QoS 0.
+_DUP_AT_QOS_0: Final = (b"\x38", b"\x39")
+#: What `check_run` looks at, beside what it is given.
+_CHECKED: Final = attrgetter("response_topic", "payload_format_indicator", "content_type", "user_properties")
 
 
-def _crowded(packet: memoryview, properties: int) -> Stub | None:
-    """A stub for a whole PUBLISH of MQTT 5 with more than `MAX_PROPERTIES`; None for one that may be decoded.
+def check_run(run: Sequence[Published], headers: bytes, topics: Sequence[str], packet_ids: Sequence[int]) -> None:
+    """Refuse what the codec lets pass in PUBLISH packets.
 
     Args:
-        packet: From its first byte to its last.
-        properties: Its Property Length, or `_UNKNOWN` where that has more than one byte.
+        run: The packets.
+        headers: The first byte of each.
+        topics: The topic of each.
+        packet_ids: The packet id of each, 0 for none.
 
     Raises:
-        ValueError: Its properties can't be read. Whatever else is wrong is left to the codec.
+        MalformedPacket: A wildcard in a topic name or response topic [MQTT-3.3.2-2, -14], a response topic without a
+            character [MQTT-4.7.3-1] (0x90); a Payload Format Indicator beyond 1 (0x82); packet id 0, DUP at QoS 0 or
+            U+0000.
     """
-    if properties < _UNKNOWN:
-        return None
-    header, (_, start) = packet[0], fence.variable_integer(packet, 1)
-    head = fence.publish_head(packet, start, header, properties=True)
-    if head is None or head.length <= _SURELY_FEW:
-        return None
-    payload_at = head.at + head.length
-    past = _Skipping(header, len(packet), len(packet) - start, properties=True)
-    past.feed(bytes(packet[start : head.at]))
-    past.feed(bytes(packet[head.at : payload_at]))
-    if not past.crowded:
-        return None
-    past.feed(bytes(packet[payload_at:]))
-    return past.stub(TOO_MANY, bytes(packet))
+    if _DUP_AT_QOS_0[0] in headers or _DUP_AT_QOS_0[1] in headers:
+        raise MalformedPacket(_DUP)
+    if 0 in packet_ids and 0 in [packet.packet_id for packet in run]:
+        raise MalformedPacket(fence.ID_ZERO)
+    fence.check_topics(topics)
+    responses, formats, types, properties = zip(*map(_CHECKED, run), strict=True)
+    if responses.count(None) < len(responses):
+        if "" in responses:
+            raise MalformedPacket("a response topic without a character [MQTT-4.7.3-1]", 0x90)
+        fence.check_topics(filter(None, responses))
+    if max(formats) > 1:
+        raise MalformedPacket("a Payload Format Indicator other than 0 and 1 [MQTT 5 section 3.3.2.3.2]", 0x82)
+    texts = list(filter(None, types))
+    for pairs in filter(None, properties):
+        for pair in pairs:
+            texts += pair
+    if texts:
+        fence.check_null("".join(texts))
+
+
+def check_written(packet: mqtt5.Packet, data: bytes) -> None:
+    """Refuse to say what we would refuse to hear.
+
+    Args:
+        packet: What the codec has written.
+        data: Its bytes.
+
+    Raises:
+        MalformedPacket: As `check_run` and `check_fields`.
+    """
+    if not isinstance(packet, PublishPacket):
+        fence.check_fields(data)
+    elif packet.user_properties or packet.response_topic is not None or packet.content_type:
+        check_run([packet], data[:1], [packet.topic], [packet.packet_id or 0])
+    else:  # the same for what most messages have
+        if data[:1] in _DUP_AT_QOS_0:
+            raise MalformedPacket(_DUP)
+        if packet.packet_id == 0:
+            raise MalformedPacket(fence.ID_ZERO)
+        fence.check_null(packet.topic)  # wildcards are refused when the packet is built

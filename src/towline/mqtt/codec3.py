@@ -81,6 +81,8 @@ def _publish_flags(header: int) -> tuple[QoS, bool, bool, bool] | None:
 
 #: First byte → (QoS, has a packet id, DUP, RETAIN) of a well-formed PUBLISH, None for anything else.
 PUBLISH_FLAGS: Final = tuple(_publish_flags(header) for header in range(256))
+#: What is wrong with any other first byte.
+NO_PUBLISH: Final = "PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]"
 #: First byte of a PUBLISH → QoS, RETAIN, DUP, for `bytes.translate` [MQTT 5 section 3.3.1].
 QOS_OF: Final = bytes(byte >> 1 & 3 for byte in range(256))
 RETAIN_OF: Final = bytes(byte & 1 for byte in range(256))

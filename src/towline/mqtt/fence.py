@@ -7,21 +7,18 @@ Three kinds of check, because the codec is written in Rust:
   ends behind its Property Length takes what stands there. `check_fields` walks the fields of a packet, each within the
   length it was given, and costs more than decoding it; so the decoder looks at PUBLISH, which comes by the thousand,
   by its `publish_shape`: nothing but ASCII, and a payload that begins where the lengths say (`check_payload`);
-- after it has read PUBLISH: packet id 0, DUP at QoS 0, U+0000 and wildcards, checked by the column, a few ns a packet.
+- after it has read PUBLISH (`towline.mqtt.codec.check_run`), and before what it has written leaves.
 
 All functions raise `MalformedPacket`, with the statement that was broken and the reason code for our DISCONNECT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeAlias
 
 import mqtt5
 from mqtt5 import PublishPacket
-
-from towline.mqtt.stubs import Published
 
 #: Most user properties of a packet, and most subscription identifiers. One is 5 bytes on the wire at least and some
 #: 280 as objects: 1,000 are 280 kB, and 64 MiB of them would be 3.6 GB. HTTP servers stop at 100 header fields
@@ -31,6 +28,8 @@ MAX_PROPERTIES: Final = 1_000
 SUBSCRIPTION_ID, USER_PROPERTY = 0x0B, 0x26
 #: First bytes of a PUBLISH that say where its Property Length is: remaining length of up to two bytes, topic length.
 SHAPE_KEY: Final = 5
+#: A Property Length that is none: of more than one byte, or of a packet of which is not known where it stands.
+UNKNOWN_LENGTH: Final = 0x80
 #: Properties of one byte that is 0 or 1: any other value is a protocol error [MQTT 5 section 3.2.2.3].
 _BITS: Final = frozenset({0x01, 0x17, 0x19, 0x24, 0x25, 0x28, 0x29, 0x2A})
 _TEXT: Final = frozenset({0x03, 0x08, 0x12, 0x15, 0x1A, 0x1C, 0x1F})
@@ -53,11 +52,9 @@ _LONGEST_PAIR: Final = 5 + 2 * 65_535
 _FEW_STRINGS: Final = 12 * (3 + 65_535)
 _SURELY_FITS: Final = MAX_REMAINING_LENGTH - _FEW_STRINGS
 _NULL: Final = "a string with U+0000 [MQTT-1.5.4-2]"
-_DUP: Final = "DUP at QoS 0 [MQTT-3.3.1-2]"
 _BEYOND: Final = "a field that ends behind the length given for it, which is too short [MQTT 5 sections 2.1.4, 2.2.2]"
-_ID_ZERO: Final = "packet id 0 [MQTT-2.2.1-3, -4]"
-#: First bytes of a PUBLISH with DUP and QoS 0.
-_DUP_AT_QOS_0: Final = (b"\x38", b"\x39")
+#: What is wrong with a packet id that is none.
+ID_ZERO: Final = "packet id 0 [MQTT-2.2.1-3, -4]"
 
 Received: TypeAlias = bytes | bytearray | memoryview
 #: Of a PUBLISH: its size, where its topic begins and ends, and where its Property Length stands, or its payload.
@@ -269,7 +266,7 @@ class Body:
         """A packet id is never 0 [MQTT-2.3.1-1]."""
         number = self.word()
         if not number:
-            raise MalformedPacket(_ID_ZERO)
+            raise MalformedPacket(ID_ZERO)
         return number
 
     def end(self) -> None:
@@ -407,67 +404,7 @@ def _at_most(packet: mqtt5.Packet) -> int:
     return _FEW_STRINGS + sum(5 + len(text.encode()) for text in texts) + len(getattr(packet, "reason_codes", ()))
 
 
-# After reading -------------------------------------------------------------------------------------------------------
-
-
-#: What `check_run` looks at, beside what it is given.
-_CHECKED: Final = attrgetter("response_topic", "payload_format_indicator", "content_type", "user_properties")
-
-
-def check_run(run: Sequence[Published], headers: bytes, topics: Sequence[str], packet_ids: Sequence[int]) -> None:
-    """Refuse what the codec lets pass in PUBLISH packets.
-
-    Args:
-        run: The packets.
-        headers: The first byte of each.
-        topics: The topic of each.
-        packet_ids: The packet id of each, 0 for none.
-
-    Raises:
-        MalformedPacket: A wildcard in a topic name or response topic [MQTT-3.3.2-2, -14], a response topic without a
-            character [MQTT-4.7.3-1] (0x90); a Payload Format Indicator beyond 1 (0x82); packet id 0, DUP at QoS 0 or
-            U+0000.
-    """
-    if _DUP_AT_QOS_0[0] in headers or _DUP_AT_QOS_0[1] in headers:
-        raise MalformedPacket(_DUP)
-    if 0 in packet_ids and 0 in [packet.packet_id for packet in run]:
-        raise MalformedPacket(_ID_ZERO)
-    check_topics(topics)
-    responses, formats, types, properties = zip(*map(_CHECKED, run), strict=True)
-    if responses.count(None) < len(responses):
-        if "" in responses:
-            raise MalformedPacket("a response topic without a character [MQTT-4.7.3-1]", 0x90)
-        check_topics(filter(None, responses))
-    if max(formats) > 1:
-        raise MalformedPacket("a Payload Format Indicator other than 0 and 1 [MQTT 5 section 3.3.2.3.2]", 0x82)
-    texts = list(filter(None, types))
-    for pairs in filter(None, properties):
-        for pair in pairs:
-            texts += pair
-    if texts:
-        check_null("".join(texts))
-
-
-def check_written(packet: mqtt5.Packet, data: bytes) -> None:
-    """Refuse to say what we would refuse to hear.
-
-    Args:
-        packet: What the codec has written.
-        data: Its bytes.
-
-    Raises:
-        MalformedPacket: As `check_run` and `check_fields`.
-    """
-    if not isinstance(packet, PublishPacket):
-        check_fields(data)
-    elif packet.user_properties or packet.response_topic is not None or packet.content_type:
-        check_run([packet], data[:1], [packet.topic], [packet.packet_id or 0])
-    else:  # the same for what most messages have
-        if data[:1] in _DUP_AT_QOS_0:
-            raise MalformedPacket(_DUP)
-        if packet.packet_id == 0:
-            raise MalformedPacket(_ID_ZERO)
-        check_null(packet.topic)  # wildcards are refused when the packet is built
+# After reading, or instead of it ----------------------------------------------------------------------
 
 
 def check_topics(topics: Iterable[str]) -> None:
