@@ -10,7 +10,7 @@ from towline.errors import ConfigError, Unreachable
 from towline.mqtt.events import Authenticator
 from towline.net.settings import BrokerConnection
 from towline.net.transport import header_problem, query_problem
-from towline.net.transport.patience import Patience
+from towline.net.transport.connecting import Patience
 from towline.providers import credential, secret_of
 
 Headers = tuple[tuple[str, str], ...]

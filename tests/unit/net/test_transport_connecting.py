@@ -17,8 +17,7 @@ from tests.helpers import wait_until
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline.errors import ConfigError, TowlineError, Unreachable
 from towline.net.transport import Endpoint, Proxy, Tls, connect
-from towline.net.transport.connecting import Address, interleaved
-from towline.net.transport.patience import Patience
+from towline.net.transport.connecting import Address, Patience, interleaved
 from towline_prove.devstack.ports import free_port
 
 LOOPBACK = "127.0.0.1"
@@ -321,11 +320,6 @@ def test_a_proxy_without_its_package(monkeypatch: pytest.MonkeyPatch, scheme: st
     assert refusal("mqtt://broker:1", Proxy.parse(f"{scheme}://proxy:1080")) == (
         f'{scheme}://proxy:1080: a proxy needs the package python-socks. Run: pip install "towline[proxy]"   [TL-C34]'
     )
-
-
-def test_a_unix_socket_through_a_proxy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="TL-C35"):
-        connect(Endpoint.parse(f"unix://{tmp_path}/x"), proxy=Proxy("http", LOOPBACK, 1))
 
 
 def test_a_unix_socket_with_a_full_queue_is_waited_for(tmp_path: Path) -> None:

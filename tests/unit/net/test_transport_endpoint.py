@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.net.transport import Endpoint, Proxy
-from towline.net.transport.proxy import http_status
+from towline.net.transport.endpoint import http_status
 from towline.net.transport.websocket import Framing
 
 

@@ -1,12 +1,10 @@
 """The way to a broker: an address, an open connection, and a sentence for each way it can fail.
 
-Layers: socket (`connecting`, through a proxy: `proxy`), TLS (`tls`), WebSocket (`websocket`). `connect` stacks them and
-returns a `Transport`, which has the same verbs whatever lies beneath.
+`connect` stacks socket, TLS and WebSocket and returns a `Transport`, which has the same verbs whatever lies beneath.
 """
 
 from towline.net.transport.connecting import Transport, connect
-from towline.net.transport.endpoint import Endpoint, other_port, query_problem
-from towline.net.transport.proxy import Proxy
+from towline.net.transport.endpoint import Endpoint, Proxy, other_port, query_problem
 from towline.net.transport.tls import Tls
 from towline.net.transport.websocket import header_problem
 

@@ -1,7 +1,9 @@
 """Connections to a broker: open byte streams that never block, the same few verbs whatever lies beneath.
 
 A connection is opened within one time limit: socket, proxy, TLS and WebSocket, one on the other. Sockets are connected
-without blocking: TCP with all addresses of a name, or a Unix socket.
+without blocking: TCP with all addresses of a name, or a Unix socket. A proxy, HTTP CONNECT or SOCKS5 by `python-socks`,
+looks the broker's name up, so it works where this machine's DNS knows nothing of the outside. What it gets to see is
+the broker's name and, unless the broker is reached by TLS, everything.
 """
 
 from __future__ import annotations
@@ -13,19 +15,89 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from itertools import chain, zip_longest
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from towline.errors import BrokerError, ConfigError, Unreachable
-from towline.net.transport.endpoint import Endpoint
-from towline.net.transport.patience import Patience, plain
-from towline.net.transport.proxy import Proxy, connect_through
-from towline.net.transport.tls import Tls, handshake, tls_problem
+from towline.net.transport.endpoint import Endpoint, Proxy, http_status, plain
+from towline.net.transport.tls import Tls, certificate_problem, tls_problem
 from towline.net.transport.websocket import Framing
+from towline.threads import later
+
+T = TypeVar("T")
 
 #: Most bytes taken in one read: a chunk of some ten thousand small messages.
 READ_BYTES: Final = 1 << 20
+#: How often a wait asks whether it should be given up, in seconds.
+_STEP: Final = 0.1
+
+
+class Patience:
+    """The time left for a connection.
+
+    Args:
+        timeout_s: Seconds from now.
+        cancelled: Asked while waiting, at least every 0.1 s; True ends the wait.
+    """
+
+    def __init__(self, timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> None:
+        self._timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+        self._cancelled = cancelled
+
+    def left(self) -> float:
+        """Seconds left, more than 0.
+
+        Raises:
+            TimeoutError: None are left, or the wait was given up.
+        """
+        if self._cancelled():
+            raise TimeoutError("given up")
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no answer within {self._timeout_s:g} s")
+        return left
+
+    def step(self, longest: float = _STEP) -> float:
+        """Seconds to wait before looking around again, at most `longest`.
+
+        Raises:
+            TimeoutError: As `left`.
+        """
+        return min(self.left(), longest, _STEP)
+
+    def wait(self, descriptor: int, *, write: bool = False) -> None:
+        """Return when a descriptor can be read, or written.
+
+        Raises:
+            TimeoutError: As `left`.
+        """
+        poller = select.poll()
+        poller.register(descriptor, select.POLLOUT if write else select.POLLIN)
+        while not poller.poll(self.step() * 1000):
+            pass
+
+    def call(self, call: Callable[[], T], discard: Callable[[T], None] = lambda _result: None) -> T:
+        """Run a call that may block for long, such as a look-up in the DNS, and wait for it no longer than we may.
+
+        Args:
+            call: Runs in a thread of its own, which is left behind when the time is over.
+            discard: Gets the result that came too late.
+
+        Raises:
+            TimeoutError: As `left`.
+            BaseException: Whatever `call` raises.
+        """
+        running = later(call, "towline-connect")
+        try:
+            while not wait([running], self.step()).done:
+                pass
+        except TimeoutError:
+            running.add_done_callback(lambda late: None if late.exception() else discard(late.result()))
+            raise
+        return running.result()
 
 
 class Transport:
@@ -196,6 +268,11 @@ RECEIVE_BUFFER: Final = 2 << 20
 _PROBES: Final = 3
 #: Seconds that Linux takes for its pauses at most.
 _LONGEST_PROBE: Final = 32767
+#: What to do about a proxy's answer.
+_ADVICE: Final = {
+    403: "Ask who runs the proxy to allow this host and port.",
+    407: "Set a user in the proxy's URI and proxy_password_file.",
+}
 #: Reasons told when no address answers.
 _REASONS_SHOWN: Final = 3
 
@@ -228,8 +305,8 @@ def connect(
     Raises:
         Unreachable: With the reason: TL-M01 no connection, TL-M02 no TLS, TL-M07 the broker's certificate, TL-M09
             ours, TL-M14 no WebSocket, TL-M15 the proxy.
-        ConfigError: The files under tls (TL-C30) or the proxy's password (TL-C31) can't be used, python-socks is
-            missing (TL-C34), or a Unix socket is to be reached through a proxy (TL-C35).
+        ConfigError: The files under tls (TL-C30) or the proxy's password (TL-C31) can't be used, or python-socks
+            is missing (TL-C34).
     """
     patience = Patience(timeout_s, cancelled)
     where = str(endpoint)
@@ -254,12 +331,50 @@ def _reach(
     endpoint: Endpoint, proxy: Proxy | None, source: str | None, keep_alive_s: int, patience: Patience
 ) -> socket.socket:
     if endpoint.scheme == "unix":
-        if proxy:
-            what = "a Unix socket is on this machine, and not reached through a proxy"
-            raise ConfigError("TL-C35", str(endpoint), what, "Remove one of the two.")
         return _connect_unix(endpoint, patience)
     sock = connect_through(proxy, endpoint, patience, source) if proxy else _connect_tcp(endpoint, source, patience)
     _tune(sock, keep_alive_s)
+    return sock
+
+
+def connect_through(
+    proxy: Proxy, endpoint: Endpoint, patience: Patience, source_address: str | None = None
+) -> socket.socket:
+    """A non-blocking socket that leads to the broker.
+
+    Raises:
+        Unreachable: The proxy is not there (TL-M01), or does not let us through (TL-M15).
+        ConfigError: Its password can't be read or carried (TL-C31), or python-socks is not installed (TL-C34).
+    """
+    try:
+        import python_socks  # noqa: PLC0415  # optional: towline[proxy]
+        from python_socks.sync import Proxy as Connector  # noqa: PLC0415
+    except ImportError:
+        what, advice = "a proxy needs the package python-socks", 'Run: pip install "towline[proxy]"'
+        raise ConfigError("TL-C34", str(proxy), what, advice) from None
+    http = proxy.scheme == "http"
+    kind = python_socks.ProxyType.HTTP if http else python_socks.ProxyType.SOCKS5
+    connector = Connector(kind, proxy.host, proxy.port, proxy.username or "", proxy.password(), rdns=True)
+    own: dict[str, Any] = {"timeout": patience.left(), "local_addr": (source_address, 0) if source_address else None}
+    try:
+        sock = patience.call(lambda: connector.connect(endpoint.host, endpoint.port, **own), lambda late: late.close())
+    except UnicodeError:  # it would carry the password
+        what = "the proxy's user or password has characters that can't be carried"
+        raise ConfigError("TL-C31", str(proxy), what, "Use ASCII.") from None
+    except python_socks.ProxyConnectionError as error:
+        reason = plain(error.__cause__ or error)
+        where, advice = f"{endpoint} through {proxy}", "Is the proxy up, and the port right?"
+        raise Unreachable("TL-M01", where, f"no connection ({reason})", advice) from None
+    except (python_socks.ProxyError, OSError) as error:
+        said, code = plain(error), getattr(error, "error_code", None) or 0
+        if http and isinstance(error, python_socks.ProxyError):  # never its own words
+            said = f"HTTP {http_status(code)}" if code else "no answer in HTTP"
+        code = 407 if "authentication" in said else code
+        what = f"the proxy {proxy} did not let us through: {said}"
+        raise Unreachable(
+            "TL-M15", str(endpoint), what, _ADVICE.get(code, "Does the proxy reach the broker?")
+        ) from None
+    sock.setblocking(False)
     return sock
 
 
@@ -381,3 +496,63 @@ def _tune(sock: socket.socket, keep_alive_s: int) -> None:
     for name, value in (("TCP_KEEPIDLE", keep_alive_s), ("TCP_KEEPINTVL", probe), ("TCP_KEEPCNT", _PROBES)):
         if value and hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, _LONGEST_PROBE))
+
+
+def handshake(
+    sock: socket.socket, tls: Tls, context: ssl.SSLContext, host: str, where: str, patience: Patience
+) -> ssl.SSLSocket:
+    """Encrypt a connected socket; it is closed when that fails.
+
+    Args:
+        sock: Non-blocking.
+        tls: The settings.
+        context: Made of them.
+        host: Name or address in the broker's URI, for verification and SNI unless `tls` names another.
+        where: Begins the error.
+        patience: The time there is.
+
+    Raises:
+        Unreachable: The broker's certificate is not accepted (TL-M07), ours is not (TL-M09), or TLS fails (TL-M02).
+        ConfigError: The server name is none (TL-C30).
+    """
+    name = tls.server_name or host
+    try:
+        sock = wrapped = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+        _shake(wrapped, patience)
+    except BaseException as error:
+        shown = _shown_certificate(sock) if isinstance(error, ssl.SSLCertVerificationError) else {}
+        sock.close()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            what, advice = certificate_problem(error.verify_code, error.verify_message, name, shown)
+            raise Unreachable("TL-M07", where, what, advice) from error
+        if isinstance(error, OSError):
+            raise tls_problem(error, tls, where) from error
+        if isinstance(error, ValueError):  # an ill-formed name; UnicodeError is one
+            what = f'"{name}" can\'t be the name of a server'
+            raise ConfigError("TL-C30", where, what, "Set tls.server_name.") from None
+        raise
+    return wrapped
+
+
+def _shake(wrapped: ssl.SSLSocket, patience: Patience) -> None:
+    while True:
+        try:
+            wrapped.do_handshake()
+        except ssl.SSLWantReadError:
+            patience.wait(wrapped.fileno())
+        except ssl.SSLWantWriteError:
+            patience.wait(wrapped.fileno(), write=True)
+        else:
+            return
+
+
+def _shown_certificate(wrapped: socket.socket) -> Mapping[str, Any]:
+    """The certificate that was refused, as `getpeercert` shows an accepted one; empty when it can't be had.
+
+    Before Python 3.13 the chain of a failed handshake is reachable only beneath the public class.
+    """
+    with contextlib.suppress(Exception):
+        info = wrapped._sslobj.get_unverified_chain()[0].get_info()  # type: ignore[attr-defined]  # noqa: SLF001
+        if isinstance(info, dict):
+            return info
+    return {}

@@ -1,12 +1,17 @@
-"""Where a broker is: a URI, read and checked once."""
+"""Where a broker is, and a proxy before it: URIs, read and checked once; and words for what does not answer there."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final, Literal, Self, TypeAlias, cast
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from towline.providers import secret_of
 
 Scheme: TypeAlias = Literal["mqtt", "mqtts", "ws", "wss", "unix"]
 
@@ -85,6 +90,75 @@ class Endpoint:
     def __str__(self) -> str:
         shown = f"{self.path}?…" if self.query else self.path
         return f"unix://{shown}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy on the way to the broker.
+
+    Attributes:
+        scheme: ``http`` (CONNECT) or ``socks5`` (RFC 1928, names resolved by the proxy).
+        host: Name or address.
+        port: TCP port.
+        username: For the proxy; the password is in `password_file`.
+        password_file: Read at each connection.
+    """
+
+    scheme: Literal["http", "socks5"]
+    host: str
+    port: int
+    username: str | None = None
+    password_file: Path | None = None
+
+    @classmethod
+    def parse(cls, uri: str, password_file: Path | None = None) -> Self:
+        """Read ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT``.
+
+        Raises:
+            ValueError: For anything else, a password among it; the message never repeats the URI.
+        """
+        try:
+            parts = urlsplit(uri)
+            port = parts.port
+        except ValueError:
+            raise ValueError("the port of a proxy is a number from 1 to 65535") from None
+        if parts.scheme not in {"http", "socks5"}:
+            raise ValueError("a proxy is http://[USER@]HOST:PORT or socks5://[USER@]HOST:PORT")
+        if parts.password is not None:
+            raise ValueError("the proxy's URI carries no password; use proxy_password_file")
+        if not parts.hostname or not port or parts.path not in {"", "/"} or parts.query or parts.fragment:
+            raise ValueError(f"a proxy is {parts.scheme}://[USER@]HOST:PORT, its port always named")
+        username = unquote(parts.username) if parts.username else None
+        if password_file and not username:
+            raise ValueError("proxy_password_file needs a user in the proxy's URI, as http://USER@HOST:PORT")
+        if username and parts.scheme == "http" and ":" in username:
+            raise ValueError("a user of an HTTP proxy has no colon (RFC 7617 section 2)")
+        return cls(cast('Literal["http", "socks5"]', parts.scheme), parts.hostname, port, username, password_file)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    def password(self) -> str:
+        """The password, empty without a file.
+
+        Raises:
+            ConfigError: The file can't be read (TL-C31).
+        """
+        return secret_of("proxy_password_file", self.password_file, bytes.decode) if self.password_file else ""
+
+
+def plain(error: BaseException) -> str:
+    """The system's words for an error, without its number and our paths."""
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    return str(reason).strip().rstrip(".").lower().replace("_", " ")
+
+
+def http_status(code: int) -> str:
+    """``404 not found``: the code and its usual words, never the peer's own."""
+    with contextlib.suppress(ValueError):
+        return f"{code} {HTTPStatus(code).phrase.lower()}"
+    return str(code)
 
 
 def other_port(where: str) -> str:

@@ -1,10 +1,8 @@
-"""TLS on a connected socket: verification on, and a sentence for each refusal."""
+"""TLS: its settings, verification on, and a sentence for each refusal."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +13,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 from annotated_types import Len
 
 from towline.errors import BrokerError, ConfigError, Unreachable
-from towline.net.transport.endpoint import other_port
-from towline.net.transport.patience import Patience, plain
+from towline.net.transport.endpoint import other_port, plain
 from towline.providers import secret_of
 from towline.text import printable
 
@@ -130,66 +127,6 @@ def _unusable(error: BaseException, option: str, *files: Path | None) -> NoRetur
         f"not usable ({plain(error)})" if not isinstance(error, ssl.SSLError) else f"no matching PEM ({plain(error)})"
     )
     raise ConfigError("TL-C30", names, what, f"Check {option}.") from None
-
-
-def handshake(
-    sock: socket.socket, tls: Tls, context: ssl.SSLContext, host: str, where: str, patience: Patience
-) -> ssl.SSLSocket:
-    """Encrypt a connected socket; it is closed when that fails.
-
-    Args:
-        sock: Non-blocking.
-        tls: The settings.
-        context: Made of them.
-        host: Name or address in the broker's URI, for verification and SNI unless `tls` names another.
-        where: Begins the error.
-        patience: The time there is.
-
-    Raises:
-        Unreachable: The broker's certificate is not accepted (TL-M07), ours is not (TL-M09), or TLS fails (TL-M02).
-        ConfigError: The server name is none (TL-C30).
-    """
-    name = tls.server_name or host
-    try:
-        sock = wrapped = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-        _shake(wrapped, patience)
-    except BaseException as error:
-        shown = _shown_certificate(sock) if isinstance(error, ssl.SSLCertVerificationError) else {}
-        sock.close()
-        if isinstance(error, ssl.SSLCertVerificationError):
-            what, advice = certificate_problem(error.verify_code, error.verify_message, name, shown)
-            raise Unreachable("TL-M07", where, what, advice) from error
-        if isinstance(error, OSError):
-            raise tls_problem(error, tls, where) from error
-        if isinstance(error, ValueError):  # an ill-formed name; UnicodeError is one
-            what = f'"{name}" can\'t be the name of a server'
-            raise ConfigError("TL-C30", where, what, "Set tls.server_name.") from None
-        raise
-    return wrapped
-
-
-def _shake(wrapped: ssl.SSLSocket, patience: Patience) -> None:
-    while True:
-        try:
-            wrapped.do_handshake()
-        except ssl.SSLWantReadError:
-            patience.wait(wrapped.fileno())
-        except ssl.SSLWantWriteError:
-            patience.wait(wrapped.fileno(), write=True)
-        else:
-            return
-
-
-def _shown_certificate(wrapped: socket.socket) -> Mapping[str, Any]:
-    """The certificate that was refused, as `getpeercert` shows an accepted one; empty when it can't be had.
-
-    Before Python 3.13 the chain of a failed handshake is reachable only beneath the public class.
-    """
-    with contextlib.suppress(Exception):
-        info = wrapped._sslobj.get_unverified_chain()[0].get_info()  # type: ignore[attr-defined]  # noqa: SLF001
-        if isinstance(info, dict):
-            return info
-    return {}
 
 
 def certificate_problem(code: int, message: str, name: str, certificate: Mapping[str, Any]) -> tuple[str, str]:
