@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from towline.monitor.publisher import publisher_metrics
     from towline.mqtt.events import Filter
-    from towline.net.client import Client
-    from towline.net.messages import Message
+    from towline.net.client import Client, Message
     from towline.net.settings import ClientSettings, WillSettings
     from towline.net.transport import Tls
     from towline.publisher import AsyncPublisher, Publisher
@@ -35,7 +34,7 @@ _HOMES = {
     "Client": "towline.net.client",
     "ClientSettings": "towline.net.settings",
     "Filter": "towline.mqtt.events",
-    "Message": "towline.net.messages",
+    "Message": "towline.net.client",
     "Tls": "towline.net.transport",
     "WillSettings": "towline.net.settings",
     "check_executors": "towline.spark.executors",

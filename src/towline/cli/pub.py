@@ -16,8 +16,7 @@ from rich.progress import Progress
 from towline.errors import ConfigError, Refused, Unreachable
 from towline.mqtt.reasons import reason_words
 from towline.mqtt.rules import message_problem
-from towline.net.client import Client
-from towline.net.messages import PublishResult
+from towline.net.client import Client, PublishResult
 from towline.net.settings import ClientSettings
 from towline.net.transport import Endpoint, Tls
 from towline.text import counted

@@ -21,9 +21,8 @@ from towline.mosquitto_conf import MosquittoConf, read
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import matches, unshared
 from towline.mqtt.versions import NAMES
-from towline.net.client import Client
+from towline.net.client import Client, Message, PublishResult
 from towline.net.credentials import read_credentials
-from towline.net.messages import Message, PublishResult
 from towline.net.settings import ClientSettings, ProtocolName
 from towline.text import span
 

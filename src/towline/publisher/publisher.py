@@ -35,8 +35,8 @@ from towline.journal import Limits, Outbox, largest_frame
 from towline.mqtt.events import Action, Deliver, Event, Filter, Online, Remember, SessionLost, Settled, Stored
 from towline.mqtt.rules import NO_QOS_2, message_problem
 from towline.mqtt.session import Session
+from towline.net.client import Properties
 from towline.net.driver import Hooks, SessionDriver
-from towline.net.messages import Properties
 from towline.net.settings import Arguments, ClientSettings, refuse
 from towline.options import path
 from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep, keys_of
@@ -225,7 +225,7 @@ class Publisher:
             wait: Return when the message is durable; False returns at once: see `Receipt.on_disk`.
             timeout: Seconds to wait for room, and with `wait` for the disk; None for ever. A write under way is waited
                 for.
-            properties: Of MQTT 5, see `towline.net.messages.Properties`; the seconds of an expiry begin now.
+            properties: Of MQTT 5, see `towline.net.client.Properties`; the seconds of an expiry begin now.
 
         Raises:
             ConfigError: TL-C51, MQTT has no way to say this message.

@@ -19,7 +19,7 @@ from tests.helpers import lacking, wait_until
 from towline import Client, ClientSettings
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import discover
-from towline.net.messages import Message
+from towline.net.client import Message
 from towline.spark.sink_options import parse_sink_options
 from towline_prove.devstack import Mosquitto
 

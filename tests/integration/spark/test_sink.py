@@ -17,8 +17,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import discover
-from towline.net.client import Client
-from towline.net.messages import Message
+from towline.net.client import Client, Message
 from towline_prove.devstack import Mosquitto
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from mqtt5 import PublishPacket, QoS
 
-from towline.net.messages import Arrivals, Message
+from towline.net.client import Arrivals, Message
 
 MIB = 1 << 20
 

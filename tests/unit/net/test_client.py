@@ -13,7 +13,7 @@ from mqtt5 import PublishPacket
 from towline import Client, ClientSettings, Filter
 from towline.errors import ConfigError, Refused, Unreachable
 from towline.mqtt.events import Acknowledged
-from towline.net.messages import Message, PublishResult
+from towline.net.client import Message, PublishResult
 from towline_prove.devstack.ports import free_port
 
 URI = "mqtt://127.0.0.1:1"

@@ -19,7 +19,7 @@ from towline import Publisher
 from towline.delivery.outrows import arrived, outgoing, rows_of
 from towline.errors import ConfigError, JournalFailed, PublisherError, TowlineError
 from towline.mqtt.codec import encode
-from towline.net.messages import outbound
+from towline.net.client import outbound
 from towline.publisher.publisher import fields_of
 from towline.publisher.receipt import Receipt
 from towline.timing import Stamp
