@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from towline.mqtt.events import Filter
     from towline.net.client import Client, Message
     from towline.net.settings import ClientSettings, WillSettings
-    from towline.net.transport import Tls
+    from towline.net.tls import Tls
     from towline.publisher import AsyncPublisher, Publisher
     from towline.spark.executors import check_executors
     from towline.spark.session import register, spark_conf
@@ -35,7 +35,7 @@ _HOMES = {
     "ClientSettings": "towline.net.settings",
     "Filter": "towline.mqtt.events",
     "Message": "towline.net.client",
-    "Tls": "towline.net.transport",
+    "Tls": "towline.net.tls",
     "WillSettings": "towline.net.settings",
     "check_executors": "towline.spark.executors",
     "publisher_metrics": "towline.monitor.publisher",

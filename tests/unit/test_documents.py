@@ -18,7 +18,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
 from towline.kafka.options import NAMES as SINK_OPTIONS
 from towline.net.settings import WillSettings
-from towline.net.transport import Tls
+from towline.net.tls import Tls
 from towline.spark.options import OPTIONS as SOURCE_OPTIONS
 
 ROOT = Path(__file__).parents[2]

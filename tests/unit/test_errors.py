@@ -14,7 +14,7 @@ from towline.errors import ConfigError, ProtocolViolation, TowlineError, _foreig
 from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.kafka.options import NAMES as KAFKA
 from towline.net.settings import WillSettings
-from towline.net.transport import Tls
+from towline.net.tls import Tls
 from towline.spark.options import OPTIONS as SOURCE
 from towline.spark.sink_options import OPTIONS as SINK
 

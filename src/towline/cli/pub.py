@@ -17,8 +17,9 @@ from towline.errors import ConfigError, Refused, Unreachable
 from towline.mqtt.reasons import reason_words
 from towline.mqtt.rules import message_problem
 from towline.net.client import Client, PublishResult
+from towline.net.endpoint import Endpoint
 from towline.net.settings import ClientSettings
-from towline.net.transport import Endpoint, Tls
+from towline.net.tls import Tls
 from towline.text import counted
 
 #: Seconds without any answer of the broker after which we give up.

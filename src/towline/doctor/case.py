@@ -16,7 +16,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, policy
 from towline.journal.recovery import session_in
 from towline.mqtt.filters import unshared
-from towline.net.transport import Endpoint
+from towline.net.endpoint import Endpoint
 from towline.text import counted, span
 
 #: How everything begins or ends that doctor makes: client ids, topics, transactional ids.

@@ -47,8 +47,8 @@ from towline.mqtt.session import Session
 from towline.mqtt.stubs import Published
 from towline.mqtt.suspects import Culprits
 from towline.net.driver import GOODBYE_S, Hooks, SessionDriver
+from towline.net.endpoint import Endpoint
 from towline.net.settings import ClientSettings, refuse
-from towline.net.transport import Endpoint
 from towline.threads import Condition, guarded_thread
 
 #: Messages handed over to `publish` and not confirmed, before it waits.

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from towline.errors import ConfigError, Unreachable
 from towline.mqtt.events import Authenticator
+from towline.net.connecting import Patience
+from towline.net.endpoint import query_problem
 from towline.net.settings import BrokerConnection
-from towline.net.transport import header_problem, query_problem
-from towline.net.transport.connecting import Patience
+from towline.net.websocket import header_problem
 from towline.providers import credential, secret_of
 
 Headers = tuple[tuple[str, str], ...]

@@ -43,10 +43,11 @@ from towline.mqtt.plain import PlainReader, PlainRun
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES, Versions
+from towline.net.connecting import Transport
 from towline.net.credentials import read_credentials
+from towline.net.endpoint import Endpoint, other_port
 from towline.net.reconnect import Attempts, Pauses
 from towline.net.settings import BrokerConnection
-from towline.net.transport import Endpoint, Transport, other_port
 
 #: Patience in seconds with the goodbye.
 GOODBYE_S: Final = 2.0

@@ -20,7 +20,7 @@ from typing import Final
 
 from towline.errors import Unreachable
 from towline.mqtt.events import Close
-from towline.net.transport.endpoint import DEFAULT_PORTS, Endpoint
+from towline.net.endpoint import DEFAULT_PORTS, Endpoint
 from towline.timing import Backoff
 
 #: First pause in seconds; doubles up to the longest.

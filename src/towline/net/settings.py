@@ -28,8 +28,11 @@ from towline.errors import ConfigError, did_you_mean
 from towline.mqtt.events import Filter, SessionConfig
 from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem
 from towline.mqtt.versions import LEVELS
+from towline.net.connecting import Transport, connect
+from towline.net.endpoint import Endpoint, Proxy
 from towline.net.reconnect import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from towline.net.transport import Endpoint, Proxy, Tls, Transport, connect, header_problem
+from towline.net.tls import Tls
+from towline.net.websocket import header_problem
 from towline.options import OptionText, parts
 from towline.validation import SettingsModel, requirement
 
@@ -233,7 +236,7 @@ class ConnectionSettings(SettingsModel):
         return Proxy.parse(self.proxy, self.proxy_password_file) if self.proxy else None
 
     def connect(self, broker: Endpoint, **more: Any) -> Transport:
-        """Open a connection to a broker by these settings; arguments and errors of `towline.net.transport.connect`."""
+        """Open a connection to a broker by these settings; arguments and errors of `towline.net.connecting.connect`."""
         own: dict[str, Any] = {"tls": self.tls, "proxy": self.way, "source_address": self.source_address}
         return connect(broker, timeout_s=self.connect_timeout_s, **own, **more)
 

@@ -20,7 +20,7 @@ from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
-from towline.net.transport import Tls
+from towline.net.tls import Tls
 from towline.schema import ROW_SCHEMA
 from towline_prove.devstack import Mosquitto
 

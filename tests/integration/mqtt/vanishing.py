@@ -11,7 +11,8 @@ import struct
 import sys
 import time
 
-from towline.net.transport import Endpoint, connect
+from towline.net.connecting import connect
+from towline.net.endpoint import Endpoint
 
 SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
 

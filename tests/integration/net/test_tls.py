@@ -22,7 +22,9 @@ from tests.integration.net.scripted import Line, Scripted
 from towline import Client
 from towline.cli import main
 from towline.errors import BrokerError, Unreachable
-from towline.net.transport import Endpoint, Tls, connect
+from towline.net.connecting import connect
+from towline.net.endpoint import Endpoint
+from towline.net.tls import Tls
 from towline_prove.devstack import Mosquitto
 
 CONNECT = ConnectPacket("test", clean_start=True, keep_alive=10).write()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from towline.net.endpoint import Endpoint
 from towline.net.reconnect import Attempts, Pauses
-from towline.net.transport import Endpoint
 
 FIRST, SECOND = Endpoint("mqtt", "first", 1883), Endpoint("mqtt", "second", 1883)
 LONG = 3600.0

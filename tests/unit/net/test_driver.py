@@ -26,10 +26,10 @@ from towline.mqtt.events import Action, Deliver, Filter, Publish, Remember, Sess
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.net import settings as connection_settings
+from towline.net.connecting import Transport
 from towline.net.driver import Hooks, SessionDriver
+from towline.net.endpoint import Endpoint
 from towline.net.settings import BrokerConnection, ClientSettings
-from towline.net.transport import Endpoint
-from towline.net.transport.connecting import Transport
 
 FIRST, SECOND = Endpoint("mqtt", "first", 1883), Endpoint("mqtt", "second", 1883)
 

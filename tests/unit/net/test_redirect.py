@@ -6,8 +6,8 @@ import pytest
 
 from towline.errors import Unreachable
 from towline.mqtt.events import Close
+from towline.net.endpoint import Endpoint
 from towline.net.reconnect import MOST_HOPS, Attempts, Pauses, read_references
-from towline.net.transport.endpoint import Endpoint
 
 HOME = Endpoint.parse("mqtt://home.example")
 A, B, C = (Endpoint.parse(f"mqtt://{name}.example") for name in "abc")

@@ -16,8 +16,9 @@ import pytest
 from tests.helpers import wait_until
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline.errors import ConfigError, TowlineError, Unreachable
-from towline.net.transport import Endpoint, Proxy, Tls, connect
-from towline.net.transport.connecting import Address, Patience, interleaved
+from towline.net.connecting import Address, Patience, connect, interleaved
+from towline.net.endpoint import Endpoint, Proxy
+from towline.net.tls import Tls
 from towline_prove.devstack.ports import free_port
 
 LOOPBACK = "127.0.0.1"

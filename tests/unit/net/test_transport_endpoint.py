@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
-from towline.net.transport import Endpoint, Proxy
-from towline.net.transport.endpoint import http_status
-from towline.net.transport.websocket import Framing
+from towline.net.endpoint import Endpoint, Proxy, http_status
+from towline.net.websocket import Framing
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.helpers import wait_until
 from towline.errors import ConfigError, Unreachable
-from towline.net.transport import Tls
-from towline.net.transport.connecting import Patience, handshake
-from towline.net.transport.tls import certificate_problem, tls_problem
+from towline.net.connecting import Patience, handshake
+from towline.net.tls import Tls, certificate_problem, tls_problem
 
 PAST, FUTURE = "Jan  5 09:34:43 2024 GMT", f"{datetime.now(UTC) + timedelta(days=400):%b %d %H:%M:%S %Y} GMT"
 CERTIFICATE: dict[str, Any] = {

@@ -9,9 +9,10 @@ from tests.unit.bridge.test_config import GOOD, read, told
 from towline.gateway.sessions import connection_of
 from towline.gateway.settings import GatewaySettings
 from towline.mqtt.events import Filter
+from towline.net.endpoint import Endpoint
 from towline.net.reconnect import Attempts, Pauses
 from towline.net.settings import BrokerConnection, ClientSettings
-from towline.net.transport import Endpoint, Tls
+from towline.net.tls import Tls
 from towline.spark.options import parse_options
 from towline.spark.sink_options import parse_sink_options
 

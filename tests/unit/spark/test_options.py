@@ -12,7 +12,8 @@ from towline.errors import ConfigError, ConfigErrors
 from towline.gateway.access import Access
 from towline.gateway.settings import GatewaySettings, subscriptions
 from towline.guarantee import AckAfter
-from towline.net.transport import Endpoint, Tls
+from towline.net.endpoint import Endpoint
+from towline.net.tls import Tls
 from towline.spark.gateway_options import in_options
 from towline.spark.link import GatewayPlace
 from towline.spark.options import (

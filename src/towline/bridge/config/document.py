@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 from pydantic import BaseModel
 
 from towline.errors import ConfigError, ConfigErrors, did_you_mean, explanations
-from towline.net.transport import Endpoint
+from towline.net.endpoint import Endpoint
 from towline.validation import requirement
 
 if TYPE_CHECKING:

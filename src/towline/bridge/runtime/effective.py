@@ -26,7 +26,7 @@ from towline.mqtt.events import Filter, SessionConfig
 from towline.mqtt.handshake import connect_packet
 from towline.mqtt.versions import NAMES
 from towline.net.settings import BrokerConnection, MqttSettings
-from towline.net.transport import Tls
+from towline.net.tls import Tls
 
 DEFAULT: Final = "default"
 #: What no key of the file changes.

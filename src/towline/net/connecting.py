@@ -21,9 +21,9 @@ from itertools import chain, zip_longest
 from typing import Any, Final, TypeAlias, TypeVar
 
 from towline.errors import BrokerError, ConfigError, Unreachable
-from towline.net.transport.endpoint import Endpoint, Proxy, http_status, plain
-from towline.net.transport.tls import Tls, certificate_problem, tls_problem
-from towline.net.transport.websocket import Framing
+from towline.net.endpoint import Endpoint, Proxy, http_status, plain
+from towline.net.tls import Tls, certificate_problem, tls_problem
+from towline.net.websocket import Framing
 from towline.threads import later
 
 T = TypeVar("T")

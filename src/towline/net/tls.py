@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 from annotated_types import Len
 
 from towline.errors import BrokerError, ConfigError, Unreachable
-from towline.net.transport.endpoint import other_port, plain
+from towline.net.endpoint import other_port, plain
 from towline.providers import secret_of
 from towline.text import printable
 

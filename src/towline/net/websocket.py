@@ -26,7 +26,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from towline.errors import Unreachable
-from towline.net.transport.endpoint import Endpoint, http_status, other_port
+from towline.net.endpoint import Endpoint, http_status, other_port
 from towline.text import printable
 
 #: [MQTT-6.0.0-3], [MQTT-6.0.0-4].
