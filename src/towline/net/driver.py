@@ -46,7 +46,7 @@ from towline.mqtt.versions import NAMES, Versions
 from towline.net.connecting import Transport
 from towline.net.credentials import read_credentials
 from towline.net.endpoint import Endpoint, other_port
-from towline.net.reconnect import Attempts, Pauses
+from towline.net.reconnect import Attempts
 from towline.net.settings import BrokerConnection
 
 #: Patience in seconds with the goodbye.
@@ -121,8 +121,12 @@ class SessionDriver:
         #: Another version is taken only while nothing is connected.
         self._versions = Versions(connection.levels)
         self.session = hooks.new_session(connection.levels[0])
-        pauses = Pauses(settings.reconnect_max_delay_s, settings.reconnect_delay_s)
-        self._attempts = Attempts(connection.brokers, pauses, follow_redirects=settings.follow_redirects)
+        self._attempts = Attempts(
+            connection.brokers,
+            follow_redirects=settings.follow_redirects,
+            first_s=settings.reconnect_delay_s,
+            longest_s=settings.reconnect_max_delay_s,
+        )
         self._decoder = self._new_decoder()
         self._transport: Transport | None = None
         #: Connections opened so far: tells one from the next.
@@ -276,7 +280,7 @@ class SessionDriver:
         self._transport.close()
         self._transport = None
         if self._hooks.ended():
-            self._attempts.pauses.culprit_found()
+            self._attempts.culprit_found()
 
     def dispose(self) -> None:
         """Close everything, for good; a second call does nothing."""
@@ -364,10 +368,10 @@ class SessionDriver:
     def _note(self, action: Action) -> None:
         """Whether a connection is of use shows in what came through it."""
         if isinstance(action, Deliver):
-            self._attempts.pauses.useful()
+            self._attempts.useful()
         elif isinstance(action, Acknowledged):
             if action.packet_id and action.reason != CUT:
-                self._attempts.pauses.useful()
+                self._attempts.useful()
         elif isinstance(action, Online):
             self.online = self.ever_online = True
             self.error = None

@@ -1,8 +1,10 @@
 """Which broker is tried next, and when. Pure: the clock is the caller's.
 
 The brokers of a list are tried in its order, one right after the other, with a pause after each round, which doubles
-until a connection was of use. After a connection that worked it begins at the first again, so that the list is an order
-of preference; a broker that takes us in again and again only to end the connection is left for the next one.
+until a connection was of use. That one came online says little: a broker may end it again at the first packet, for
+ever. So the pauses begin anew only after a message went through it, in either direction, or after ten seconds online.
+After a connection that worked the list begins at the first again, so that it is an order of preference; a broker that
+takes us in again and again only to end the connection is left for the next one.
 
 What a broker says of other servers goes first (Server Reference [MQTT 5 section 4.11]). A reference is followed only
 when that was asked for, to the same scheme with the same TLS verification, and a few times in a row at most. "Use
@@ -44,58 +46,6 @@ _REFERENCE: Final = re.compile(r"(?:([a-z]+)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.
 _TAKEOVER_WINDOW: Final = 60.0
 
 
-class Pauses:
-    """Pauses between connections.
-
-    That a connection came online says little: a broker may end it again at the first packet, for ever. So the pauses
-    begin anew only after a message went through it, in either direction, or after it was online for ten seconds. The
-    first pause is short all the same.
-
-    Args:
-        longest_s: Longest pause in seconds.
-        first_s: First pause in seconds.
-    """
-
-    def __init__(self, longest_s: float, first_s: float = FIRST_PAUSE_S) -> None:
-        self._backoff = Backoff(min(first_s, longest_s), longest_s, _JITTER)
-        #: When the connection came online that has not ended, or whose pause is not taken.
-        self._online_at: float | None = None
-        #: Culprits since the last message that went through.
-        self._culprits = 0
-
-    def online(self, now: float) -> None:
-        """A connection has come online."""
-        self._online_at = now
-
-    def useful(self) -> None:
-        """A message went through; that one was given up says nothing about the broker."""
-        self._backoff.reset()
-        self._culprits = 0
-
-    def culprit_found(self) -> None:
-        """The message at which the broker ended the connection is set aside: what was in the way is gone.
-
-        After many in a row it is rather the broker, which would have all messages set aside at this speed.
-        """
-        self._culprits += 1
-        if self._culprits <= _MOST_CULPRITS:
-            self._backoff.reset()
-
-    def in_vain(self, now: float) -> bool:
-        """Whether connections of late were of no use, though they may have come online: try another server."""
-        return self._backoff.failures >= _IN_VAIN and not self._lasted(now)
-
-    def _lasted(self, now: float) -> bool:
-        return self._online_at is not None and now - self._online_at >= _STEADY_S
-
-    def next(self, now: float) -> float:
-        """Seconds until the next try, after a connection has ended or could not be made."""
-        if self._lasted(now):
-            self._backoff.reset()
-        self._online_at = None
-        return self._backoff.next()
-
-
 def read_references(text: str, like: Endpoint) -> list[Endpoint]:
     """The servers a broker names, as endpoints.
 
@@ -121,11 +71,19 @@ class Attempts:
 
     Args:
         endpoints: The list of brokers, in order of preference.
-        pauses: Between rounds.
         follow_redirects: Go where a broker points; otherwise its word is only an error to show.
+        first_s: First pause between rounds, in seconds; never above the longest.
+        longest_s: Longest pause in seconds.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], pauses: Pauses, *, follow_redirects: bool) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        follow_redirects: bool = False,
+        first_s: float = FIRST_PAUSE_S,
+        longest_s: float = LONGEST_PAUSE_S,
+    ) -> None:
         self._endpoints = endpoints
         #: Place in the list of the next one, or of the one in use.
         self._index = 0
@@ -138,7 +96,11 @@ class Attempts:
         self._moved: dict[Endpoint, Endpoint] = {}
         #: Redirections since the last connection that worked; at most `MOST_HOPS`.
         self._hops = 0
-        self.pauses = pauses
+        self._backoff = Backoff(min(first_s, longest_s), longest_s, _JITTER)
+        #: When the connection came online that has not ended, or whose pause is not taken.
+        self._online_at: float | None = None
+        #: Culprits since the last message that went through.
+        self._culprits = 0
         #: When the client id was taken over, the last two times.
         self._takeovers: deque[float] = deque(maxlen=2)
         #: The server in use or last tried, which may be one that a broker of the list has named.
@@ -162,7 +124,7 @@ class Attempts:
 
     def online(self, now: float) -> None:
         """The server has taken us in, with all subscriptions."""
-        self.pauses.online(now)
+        self._online_at = now
         self._hops = 0
         self._next.clear()
         self._moved.pop(self.endpoint, None)
@@ -188,6 +150,20 @@ class Attempts:
         self._moving = self.endpoint if close.moved else None
         return replace(close, fatal=False, again_at_once=True)
 
+    def useful(self) -> None:
+        """A message went through; that one was given up says nothing about the broker."""
+        self._backoff.reset()
+        self._culprits = 0
+
+    def culprit_found(self) -> None:
+        """The message at which the broker ended the connection is set aside: what was in the way is gone.
+
+        After many in a row it is rather the broker, which would have all messages set aside at this speed.
+        """
+        self._culprits += 1
+        if self._culprits <= _MOST_CULPRITS:
+            self._backoff.reset()
+
     def failed(self, now: float, *, served: bool) -> None:
         """No connection could be made, or one has ended.
 
@@ -197,11 +173,15 @@ class Attempts:
         """
         if self._next:
             return
-        worked = served and not self.pauses.in_vain(now)
+        lasted = self._online_at is not None and now - self._online_at >= _STEADY_S
+        worked = served and (lasted or self._backoff.failures < _IN_VAIN)
         self._index = 0 if worked else (self._index + 1) % len(self._endpoints)
         if self._index == 0:
             self.rounds += 1
-            self.due = now + self.pauses.next(now)
+            if lasted:
+                self._backoff.reset()
+            self._online_at = None
+            self.due = now + self._backoff.next()
 
     def taken_over(self, now: float) -> bool:
         """Another client has taken our id over; whether two clients fight for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from towline.net.endpoint import Endpoint
-from towline.net.reconnect import Attempts, Pauses
+from towline.net.reconnect import Attempts
 
 FIRST, SECOND = Endpoint("mqtt", "first", 1883), Endpoint("mqtt", "second", 1883)
 LONG = 3600.0
@@ -13,7 +13,7 @@ LONG = 3600.0
 
 @pytest.fixture
 def attempts() -> Attempts:
-    return Attempts((FIRST, SECOND), Pauses(30.0), follow_redirects=False)
+    return Attempts((FIRST, SECOND))
 
 
 def test_the_next_of_the_list_is_tried_at_once_and_a_round_ends_with_a_pause(attempts: Attempts) -> None:
@@ -60,7 +60,7 @@ def test_a_culprit_that_was_found_is_no_reason_for_a_long_pause(attempts: Attemp
         attempts.failed(now, served=False)
     attempts.begin()
     attempts.online(300.0)
-    attempts.pauses.culprit_found()
+    attempts.culprit_found()
     attempts.failed(300.1, served=True)
     assert attempts.due - 300.1 <= 0.25
 

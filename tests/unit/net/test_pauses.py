@@ -2,62 +2,74 @@
 
 from __future__ import annotations
 
-from towline.net.reconnect import Pauses
+from towline.net.endpoint import Endpoint
+from towline.net.reconnect import Attempts
+
+
+class Line(Attempts):
+    """One broker, and how long the next try waits after each end of a connection."""
+
+    def __init__(self) -> None:
+        super().__init__([Endpoint.parse("mqtt://h")])
+
+    def ends(self, now: float, times: int = 1, *, served: bool = False) -> float:
+        for _ in range(times):
+            self.failed(now, served=served)
+        return self.due - now
 
 
 def test_pauses_grow_although_each_connection_comes_online() -> None:
-    pauses, now, taken = Pauses(30.0), 0.0, []
+    line, now, taken = Line(), 0.0, []
     for _ in range(12):
-        pauses.online(now)
-        taken.append(pauses.next(now + 0.1))
+        line.online(now)
+        taken.append(line.ends(now + 0.1, served=True))
         now += 1.0
     assert taken[0] <= 0.25
-    assert all(0.25 * 2**n / 4 <= pause <= 0.25 * 2**n for n, pause in enumerate(taken[:7]))
+    assert all(0.25 * 2**n / 4 <= pause + 1e-9 and pause <= 0.25 * 2**n + 1e-9 for n, pause in enumerate(taken[:7]))
     assert all(7.5 <= pause <= 30 for pause in taken[8:])
 
 
 def test_a_message_that_went_through_begins_anew() -> None:
-    pauses = Pauses(30.0)
-    for _ in range(8):
-        pauses.next(0.0)
-    pauses.useful()
-    assert pauses.next(0.0) <= 0.25
+    line = Line()
+    line.ends(0.0, times=8)
+    line.useful()
+    assert line.ends(0.0) <= 0.25
 
 
 def test_so_does_a_connection_that_lasted() -> None:
-    pauses = Pauses(30.0)
-    for _ in range(8):
-        pauses.next(0.0)
-    pauses.online(0.0)
-    assert pauses.next(20.0) <= 0.25
-    pauses.online(20.0)
-    assert pauses.next(21.0) <= 0.5
+    line = Line()
+    line.ends(0.0, times=8)
+    line.online(0.0)
+    assert line.ends(20.0, served=True) <= 0.25
+    line.online(20.0)
+    assert line.ends(21.0, served=True) <= 0.5
 
 
 def test_a_culprit_found_begins_anew_a_few_times_in_a_row() -> None:
-    pauses = Pauses(30.0)
+    line = Line()
     for _ in range(8):
-        for _ in range(3):
-            pauses.next(0.0)
-        pauses.culprit_found()
-        assert pauses.next(0.0) <= 0.25
-    for _ in range(8):
-        pauses.next(0.0)
-    pauses.culprit_found()  # a broker that likes none of them
-    assert pauses.next(0.0) >= 7.5
-    pauses.useful()
-    pauses.culprit_found()
-    assert pauses.next(0.0) <= 0.25
+        line.ends(0.0, times=3)
+        line.culprit_found()
+        assert line.ends(0.0) <= 0.25
+    line.ends(0.0, times=8)
+    line.culprit_found()  # a broker that likes none of them
+    assert line.ends(0.0) >= 7.5
+    line.useful()
+    line.culprit_found()
+    assert line.ends(0.0) <= 0.25
 
 
-def test_connections_of_no_use_are_seen_as_such_until_one_is() -> None:
-    pauses = Pauses(30.0)
-    for now in range(4):
-        assert not pauses.in_vain(now)
-        pauses.online(now)
-        pauses.next(now + 0.1)
-    pauses.online(5.0)
-    assert pauses.in_vain(5.1)
-    assert not pauses.in_vain(20.0)
-    pauses.useful()
-    assert not pauses.in_vain(5.1)
+def test_a_broker_of_no_use_is_left_until_a_message_went_through() -> None:
+    first, second = Endpoint.parse("mqtt://first"), Endpoint.parse("mqtt://second")
+
+    def after(ends: int, *, lasts: float = 0.1, useful: bool = False) -> Endpoint:
+        """The next to be tried, after so many ends of connections to the first that came online."""
+        attempts = Attempts([first, second])
+        for number in range(ends):
+            attempts.online(now := 100.0 * number)
+            if useful:
+                attempts.useful()
+            attempts.failed(now + lasts, served=True)
+        return attempts.begin()
+
+    assert [after(4), after(5), after(5, lasts=10.0), after(5, useful=True)] == [first, second, first, first]
