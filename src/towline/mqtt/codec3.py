@@ -15,26 +15,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final
 
-from mqtt5 import (
-    ConnAckPacket,
-    ConnAckReasonCode,
-    ConnectPacket,
-    DisconnectPacket,
-    Packet,
-    PingReqPacket,
-    PingRespPacket,
-    PubAckPacket,
-    PubCompPacket,
-    PublishPacket,
-    PubRecPacket,
-    PubRelPacket,
-    QoS,
-    SubAckPacket,
-    SubAckReasonCode,
-    SubscribePacket,
-    UnsubAckPacket,
-    UnsubscribePacket,
-)
+import mqtt5
 
 from towline.mqtt.fence import MAX_REMAINING_LENGTH, Body, check_null, check_topics, text, variable_integer
 
@@ -55,28 +36,28 @@ _MAX_QOS: Final = 2
 
 #: Return code of CONNACK → reason code of MQTT 5 [MQTT 3.1.1 table 3.1].
 CONNACK_CODES: Final = (
-    ConnAckReasonCode.SUCCESS,
-    ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
-    ConnAckReasonCode.CLIENT_ID_NOT_VALID,
-    ConnAckReasonCode.SERVER_UNAVAILABLE,
-    ConnAckReasonCode.BAD_USER_NAME_OR_PASSWORD,
-    ConnAckReasonCode.NOT_AUTHORIZED,
+    mqtt5.ConnAckReasonCode.SUCCESS,
+    mqtt5.ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
+    mqtt5.ConnAckReasonCode.CLIENT_ID_NOT_VALID,
+    mqtt5.ConnAckReasonCode.SERVER_UNAVAILABLE,
+    mqtt5.ConnAckReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    mqtt5.ConnAckReasonCode.NOT_AUTHORIZED,
 )
 #: Return code of SUBACK → reason code [MQTT-3.9.3-2].
 _SUBACK_CODES: Final = {
-    0: SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE,
-    1: SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE,
-    2: SubAckReasonCode.GRANTED_QOS_EXACTLY_ONCE,
-    0x80: SubAckReasonCode.UNSPECIFIED_ERROR,
+    0: mqtt5.SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE,
+    1: mqtt5.SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE,
+    2: mqtt5.SubAckReasonCode.GRANTED_QOS_EXACTLY_ONCE,
+    0x80: mqtt5.SubAckReasonCode.UNSPECIFIED_ERROR,
 }
 
 
-def _publish_flags(header: int) -> tuple[QoS, bool, bool, bool] | None:
+def _publish_flags(header: int) -> tuple[mqtt5.QoS, bool, bool, bool] | None:
     qos, duplicate = header >> 1 & 3, bool(header & 8)
     # QoS 3 is malformed [MQTT-3.3.1-4]; DUP is 0 with QoS 0 [MQTT-3.3.1-2].
     if header >> 4 != _PUBLISH or qos > _MAX_QOS or (duplicate and not qos):
         return None
-    return QoS(qos), bool(qos), duplicate, bool(header & 1)
+    return mqtt5.QoS(qos), bool(qos), duplicate, bool(header & 1)
 
 
 #: First byte → (QoS, has a packet id, DUP, RETAIN) of a well-formed PUBLISH, None for anything else.
@@ -92,7 +73,7 @@ DUPLICATE_OF: Final = bytes(byte >> 3 & 1 for byte in range(256))
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
-def read(packet: bytes, version: int) -> Packet:
+def read(packet: bytes, version: int) -> mqtt5.Packet:
     """Decode a whole packet that is no PUBLISH, which `towline.mqtt.codec` reads itself.
 
     UNSUBACK carries no codes in 3.x, so its `reason_codes` are empty whatever was asked for.
@@ -129,7 +110,7 @@ def topic_name(raw: bytes) -> str:
     return topic
 
 
-def _read_connack(body: Body, version: int) -> ConnAckPacket:
+def _read_connack(body: Body, version: int) -> mqtt5.ConnAckPacket:
     flags, code = body.byte(), body.byte()
     body.end()
     if version == LEVEL_31:
@@ -140,11 +121,11 @@ def _read_connack(body: Body, version: int) -> ConnAckPacket:
         raise ValueError(f"Invalid ConnAckReasonCode value: return code {code}")
     if flags and code:
         raise ValueError("Session Present in a refusal [MQTT-3.2.2-4]")
-    return ConnAckPacket(session_present=bool(flags), reason_code=CONNACK_CODES[code])
+    return mqtt5.ConnAckPacket(session_present=bool(flags), reason_code=CONNACK_CODES[code])
 
 
-def _reader_of_ack(kind: Callable[[int], Packet]) -> Callable[[Body, int], Packet]:
-    def read_ack(body: Body, _version: int) -> Packet:
+def _reader_of_ack(kind: Callable[[int], mqtt5.Packet]) -> Callable[[Body, int], mqtt5.Packet]:
+    def read_ack(body: Body, _version: int) -> mqtt5.Packet:
         packet_id = body.packet_id()
         body.end()
         return kind(packet_id)
@@ -152,30 +133,30 @@ def _reader_of_ack(kind: Callable[[int], Packet]) -> Callable[[Body, int], Packe
     return read_ack
 
 
-def _read_suback(body: Body, _version: int) -> SubAckPacket:
+def _read_suback(body: Body, _version: int) -> mqtt5.SubAckPacket:
     packet_id, codes = body.packet_id(), body.take(body.left)
     if not codes:
         raise ValueError("SUBACK without a return code [MQTT-3.8.4-5]")
     try:
-        return SubAckPacket(packet_id, [_SUBACK_CODES[code] for code in codes])
+        return mqtt5.SubAckPacket(packet_id, [_SUBACK_CODES[code] for code in codes])
     except KeyError as unknown:
         raise ValueError(f"Invalid SubAckReasonCode value: {unknown} [MQTT-3.9.3-2]") from None
 
 
-def _read_pingresp(body: Body, _version: int) -> PingRespPacket:
+def _read_pingresp(body: Body, _version: int) -> mqtt5.PingRespPacket:
     body.end()
-    return PingRespPacket()
+    return mqtt5.PingRespPacket()
 
 
 #: Packet type → how its body is read; types 0 and 15 are reserved [MQTT 3.1.1 2.2.1].
-READERS: Final[dict[int, Callable[[Body, int], Packet]]] = {
+READERS: Final[dict[int, Callable[[Body, int], mqtt5.Packet]]] = {
     CONNACK: _read_connack,
-    PUBACK: _reader_of_ack(PubAckPacket),
-    PUBREC: _reader_of_ack(PubRecPacket),
-    PUBREL: _reader_of_ack(PubRelPacket),
-    PUBCOMP: _reader_of_ack(PubCompPacket),
+    PUBACK: _reader_of_ack(mqtt5.PubAckPacket),
+    PUBREC: _reader_of_ack(mqtt5.PubRecPacket),
+    PUBREL: _reader_of_ack(mqtt5.PubRelPacket),
+    PUBCOMP: _reader_of_ack(mqtt5.PubCompPacket),
     SUBACK: _read_suback,
-    UNSUBACK: _reader_of_ack(lambda packet_id: UnsubAckPacket(packet_id, [])),
+    UNSUBACK: _reader_of_ack(lambda packet_id: mqtt5.UnsubAckPacket(packet_id, [])),
     PINGRESP: _read_pingresp,
 }
 
@@ -183,7 +164,7 @@ READERS: Final[dict[int, Callable[[Body, int], Packet]]] = {
 # Writing -------------------------------------------------------------------------------------------------------------
 
 
-def write(packet: Packet, version: int) -> bytes:
+def write(packet: mqtt5.Packet, version: int) -> bytes:
     """Encode a packet.
 
     Args:
@@ -231,7 +212,7 @@ def packet_id_bytes(packet_id: int | None) -> bytes:
     return WORD.pack(packet_id)
 
 
-def _write_connect(packet: ConnectPacket, version: int) -> tuple[int, bytes]:
+def _write_connect(packet: mqtt5.ConnectPacket, version: int) -> tuple[int, bytes]:
     flags, fields = packet.clean_start << 1, [_string(packet.client_id)]
     if (will := packet.will) is not None:
         flags |= 4 | int(will.qos) << 3 | will.retain << 5
@@ -244,7 +225,7 @@ def _write_connect(packet: ConnectPacket, version: int) -> tuple[int, bytes]:
     return CONNECT << 4, fixed + b"".join(fields)
 
 
-def _write_publish(packet: PublishPacket, _version: int) -> tuple[int, bytes]:
+def _write_publish(packet: mqtt5.PublishPacket, _version: int) -> tuple[int, bytes]:
     if not packet.topic:
         raise ValueError("topic is empty [MQTT-4.7.3-1]")
     qos = int(packet.qos)
@@ -259,7 +240,7 @@ def _writer_of_ack(header: int) -> Callable[[Any, int], tuple[int, bytes]]:
     return lambda packet, _version: (header, packet_id_bytes(packet.packet_id))
 
 
-def _write_subscribe(packet: SubscribePacket, _version: int) -> tuple[int, bytes]:
+def _write_subscribe(packet: mqtt5.SubscribePacket, _version: int) -> tuple[int, bytes]:
     parts = [packet_id_bytes(packet.packet_id)]
     for wanted in packet.topic_filters:
         parts += [_pattern(wanted.pattern), bytes((int(wanted.max_qos),))]
@@ -272,20 +253,20 @@ def _pattern(pattern: str) -> bytes:
     return _string(pattern)
 
 
-def _write_unsubscribe(packet: UnsubscribePacket, _version: int) -> tuple[int, bytes]:
+def _write_unsubscribe(packet: mqtt5.UnsubscribePacket, _version: int) -> tuple[int, bytes]:
     patterns = b"".join(_pattern(pattern) for pattern in packet.patterns)
     return UNSUBSCRIBE << 4 | FLAGS_0010, packet_id_bytes(packet.packet_id) + patterns
 
 
 WRITERS: Final[dict[type, Callable[[Any, int], tuple[int, bytes]]]] = {
-    ConnectPacket: _write_connect,
-    PublishPacket: _write_publish,
-    PubAckPacket: _writer_of_ack(PUBACK << 4),
-    PubRecPacket: _writer_of_ack(PUBREC << 4),
-    PubRelPacket: _writer_of_ack(PUBREL << 4 | FLAGS_0010),
-    PubCompPacket: _writer_of_ack(PUBCOMP << 4),
-    SubscribePacket: _write_subscribe,
-    UnsubscribePacket: _write_unsubscribe,
-    PingReqPacket: lambda _packet, _version: (PINGREQ << 4, b""),
-    DisconnectPacket: lambda _packet, _version: (DISCONNECT << 4, b""),
+    mqtt5.ConnectPacket: _write_connect,
+    mqtt5.PublishPacket: _write_publish,
+    mqtt5.PubAckPacket: _writer_of_ack(PUBACK << 4),
+    mqtt5.PubRecPacket: _writer_of_ack(PUBREC << 4),
+    mqtt5.PubRelPacket: _writer_of_ack(PUBREL << 4 | FLAGS_0010),
+    mqtt5.PubCompPacket: _writer_of_ack(PUBCOMP << 4),
+    mqtt5.SubscribePacket: _write_subscribe,
+    mqtt5.UnsubscribePacket: _write_unsubscribe,
+    mqtt5.PingReqPacket: lambda _packet, _version: (PINGREQ << 4, b""),
+    mqtt5.DisconnectPacket: lambda _packet, _version: (DISCONNECT << 4, b""),
 }

@@ -18,15 +18,7 @@ from enum import Enum
 from math import ceil
 from typing import Final, TypeAlias
 
-from mqtt5 import (
-    ConnAckPacket,
-    PubAckPacket,
-    PubCompPacket,
-    PubRecPacket,
-    PubRelPacket,
-    PubRelReasonCode,
-    QoS,
-)
+import mqtt5
 
 from towline.mqtt.codec import Packet
 from towline.mqtt.events import Acknowledged, Action, Breach, Flying, Send, Token
@@ -35,7 +27,7 @@ from towline.mqtt.reasons import QUOTA_EXCEEDED
 
 MAX_PACKET_ID: Final = 65535
 
-Answer: TypeAlias = PubAckPacket | PubRecPacket | PubCompPacket
+Answer: TypeAlias = mqtt5.PubAckPacket | mqtt5.PubRecPacket | mqtt5.PubCompPacket
 
 
 class Phase(Enum):
@@ -83,7 +75,7 @@ class Outbound:
         #: With `exactly`: a broker has taken one as QoS 1; no other leaves.
         self._failed = False
         #: The server's limits of this connection, None while there is none.
-        self._server: ConnAckPacket | None = None
+        self._server: mqtt5.ConnAckPacket | None = None
         #: Messages of QoS > 0 that may be open at once on this connection; 0 before there is one.
         self.window = 0
         #: Packet ids in use by us → their message, in the order of their first PUBLISH; never the broker's ids.
@@ -99,7 +91,7 @@ class Outbound:
         #: Messages that a session now gone had released: the broker owned them, nothing is left to do.
         self._finished_elsewhere: list[Acknowledged] = []
         #: PUBRELs that answer what came, in its order [MQTT-4.6.0-4].
-        self._replies: list[PubRelPacket] = []
+        self._replies: list[mqtt5.PubRelPacket] = []
         #: With `durable`: ids released with their reason, and ids of a session now gone, that no `Flying` has told yet.
         self._untold: dict[int, int] = {}
         self._forgotten: list[int] = []
@@ -136,7 +128,7 @@ class Outbound:
     @property
     def unfinished_qos_2(self) -> bool:
         """Whether a message of QoS 2 is under way: a session that is lost leaves open what became of it."""
-        return any(message.content.qos == QoS.EXACTLY_ONCE for message in self._unfinished.values())
+        return any(message.content.qos == mqtt5.QoS.EXACTLY_ONCE for message in self._unfinished.values())
 
     @property
     def unanswered(self) -> tuple[Token, ...]:
@@ -149,7 +141,7 @@ class Outbound:
             if packet_id not in waiting and (packet_id in self._open or message.phase is Phase.RELEASED):
                 yield message.token
 
-    def connected(self, server: ConnAckPacket, window: int, *, resumed: bool) -> None:
+    def connected(self, server: mqtt5.ConnAckPacket, window: int, *, resumed: bool) -> None:
         """A connection is there: what is unfinished has to leave again.
 
         Args:
@@ -215,7 +207,7 @@ class Outbound:
 
     def _give_up(self, packet_id: int, message: _Message, reason: int) -> None:
         owned = message.phase is Phase.RELEASED and not message.given_up
-        if message.content.qos == QoS.EXACTLY_ONCE and message.phase is Phase.PUBLISHED:
+        if message.content.qos == mqtt5.QoS.EXACTLY_ONCE and message.phase is Phase.PUBLISHED:
             message.reason, message.given_up, message.phase = reason, True, Phase.RELEASED
             return
         del self._unfinished[packet_id]
@@ -292,7 +284,7 @@ class Outbound:
 
     def _on_trial(self, qos: int) -> bool:
         """Whether a message of QoS 2 has to wait: for the answer to another, or for ever."""
-        if qos != QoS.EXACTLY_ONCE:
+        if qos != mqtt5.QoS.EXACTLY_ONCE:
             return False
         return self._failed or any(self._unfinished[i].content.qos == qos for i in self._open)
 
@@ -324,7 +316,7 @@ class Outbound:
         if message is None:
             self._stray(packet)
             return
-        qos = 1 if message.content.qos == QoS.AT_LEAST_ONCE else 2
+        qos = 1 if message.content.qos == mqtt5.QoS.AT_LEAST_ONCE else 2
         self.unanswerable = False
         step = _STEPS.get((qos, message.phase, type(packet)))
         if step is None:
@@ -361,7 +353,7 @@ class Outbound:
                         return
                     self._publish_again(packet_id, message, out, now)
                 if message.phase is Phase.RELEASED:
-                    out.append(self._encode(PubRelPacket(packet_id)))
+                    out.append(self._encode(mqtt5.PubRelPacket(packet_id)))
             self._again.popleft()
 
     def _publish_again(self, packet_id: int, message: _Message, out: list[bytes], now: float) -> None:
@@ -376,7 +368,7 @@ class Outbound:
     def _finish(self, packet: Answer, message: _Message) -> Iterator[Action]:
         del self._unfinished[packet.packet_id]
         self._open.discard(packet.packet_id)
-        degraded = message.content.qos == QoS.EXACTLY_ONCE and isinstance(packet, PubAckPacket)
+        degraded = message.content.qos == mqtt5.QoS.EXACTLY_ONCE and isinstance(packet, mqtt5.PubAckPacket)
         self._failed |= degraded and self._exactly
         # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already, and
         # what became of the message PUBREC has said.
@@ -406,22 +398,22 @@ class Outbound:
             if self._durable:
                 self._untold[packet.packet_id] = message.reason
         message.phase = Phase.RELEASED
-        self._replies.append(PubRelPacket(packet.packet_id))
+        self._replies.append(mqtt5.PubRelPacket(packet.packet_id))
 
     def _stray(self, packet: Answer) -> None:
         """An answer to a message of an earlier session: only a PUBREC waits for us."""
-        if isinstance(packet, PubRecPacket) and int(packet.reason_code) < 0x80:
-            reason = PubRelReasonCode.PACKET_ID_NOT_FOUND
-            self._replies.append(PubRelPacket(packet.packet_id, reason_code=reason))
+        if isinstance(packet, mqtt5.PubRecPacket) and int(packet.reason_code) < 0x80:
+            reason = mqtt5.PubRelReasonCode.PACKET_ID_NOT_FOUND
+            self._replies.append(mqtt5.PubRelPacket(packet.packet_id, reason_code=reason))
 
 
 _Step: TypeAlias = Callable[[Outbound, Answer, _Message], Iterator[Action]]
 
 #: (QoS, phase, answer) → what it does. RabbitMQ answers QoS 2 with PUBACK: done, at QoS 1, and told so.
 _STEPS: Final[dict[tuple[int, Phase, type], _Step]] = {
-    (1, Phase.PUBLISHED, PubAckPacket): Outbound._finish,
-    (2, Phase.PUBLISHED, PubRecPacket): Outbound._received,
-    (2, Phase.PUBLISHED, PubAckPacket): Outbound._finish,
-    (2, Phase.RELEASED, PubRecPacket): Outbound._received,
-    (2, Phase.RELEASED, PubCompPacket): Outbound._finish,
+    (1, Phase.PUBLISHED, mqtt5.PubAckPacket): Outbound._finish,
+    (2, Phase.PUBLISHED, mqtt5.PubRecPacket): Outbound._received,
+    (2, Phase.PUBLISHED, mqtt5.PubAckPacket): Outbound._finish,
+    (2, Phase.RELEASED, mqtt5.PubRecPacket): Outbound._received,
+    (2, Phase.RELEASED, mqtt5.PubCompPacket): Outbound._finish,
 }

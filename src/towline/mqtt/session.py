@@ -28,53 +28,11 @@ from functools import partial
 from typing import Final, TypeAlias
 
 import mqtt5
-from mqtt5 import (
-    AuthPacket,
-    ConnAckPacket,
-    DisconnectPacket,
-    DisconnectReasonCode,
-    PingReqPacket,
-    PingRespPacket,
-    PubRelPacket,
-    SubAckPacket,
-    SubscribePacket,
-    TopicFilter,
-    UnsubAckPacket,
-    UnsubscribePacket,
-)
 
 from towline.errors import BrokerError, ProtocolViolation, Refused, SessionUnknown, Unreachable
+from towline.mqtt import events
 from towline.mqtt.codec import AnswerRun, Packet, PublishRun, encode
-from towline.mqtt.events import (
-    Action,
-    Breach,
-    Close,
-    Event,
-    Filter,
-    Held,
-    Lost,
-    Malformed,
-    Online,
-    Opened,
-    Probe,
-    Publish,
-    PublishMany,
-    Received,
-    Remember,
-    Resumed,
-    Send,
-    SessionConfig,
-    SessionLost,
-    SessionRecord,
-    Settled,
-    Stop,
-    Stored,
-    Subscribed,
-    Suspended,
-    Tick,
-    Want,
-    Written,
-)
+from towline.mqtt.events import Action, Breach, Close, Filter, Send, SessionConfig, SessionRecord
 from towline.mqtt.handshake import (
     answered_challenge,
     authenticate,
@@ -95,7 +53,7 @@ from towline.mqtt.subscriptions import Subscriptions
 
 #: Servers that a record names: where brokers point to others, new ones may come for ever.
 _MOST_SERVERS: Final = 100
-_PINGREQ: Final = PingReqPacket().write()
+_PINGREQ: Final = mqtt5.PingReqPacket().write()
 #: Packet ids tried for a SUBSCRIBE: a broker that calls more of them in use says so of any.
 _MOST_IDS_IN_USE: Final = 16
 #: Share of the keep alive after which we send PINGREQ when nothing else went out: early enough for a slow link.
@@ -176,7 +134,7 @@ class Session:
         config: SessionConfig,
         record: SessionRecord | None = None,
         next_number: int = 0,
-        held: Mapping[int, Held] | None = None,
+        held: Mapping[int, events.Held] | None = None,
     ) -> None:
         check_config(config)
         self.config = config
@@ -184,7 +142,7 @@ class Session:
         #: As last given to `Remember`.
         self.record = record
         #: The server's limits of this connection, None before CONNACK.
-        self.server: ConnAckPacket | None = None
+        self.server: mqtt5.ConnAckPacket | None = None
         self._encode: Callable[[Packet], bytes] = partial(encode, version=config.protocol)
         self.inbound = Inbound(
             next_number,
@@ -196,7 +154,7 @@ class Session:
         self.outbound = Outbound(self._encode, durable=config.durable_ids, exactly=config.exactly_once)
         self.subscriptions = Subscriptions(_said_by(config), record.subscriptions if record else {})
         #: Filters that are to be wanted as soon as the answers have come that are missing; None for no change.
-        self._next: Want | None = None
+        self._next: events.Want | None = None
         #: Those before, while the broker is asked for such a change.
         self._back: tuple[Filter, ...] | None = None
         #: Why the last change of filters was taken back; None where it was not.
@@ -206,7 +164,7 @@ class Session:
         #: PINGREQs of this connection without an answer: answers come in their order.
         self._pings = 0
         #: Each SUBSCRIBE or UNSUBSCRIBE without an answer, by its packet id.
-        self._requests: dict[int, SubscribePacket | UnsubscribePacket] = {}
+        self._requests: dict[int, mqtt5.SubscribePacket | mqtt5.UnsubscribePacket] = {}
         #: The last connection was ended by the broker, for a reason that may be something we sent.
         self.cut = False
         #: Only to see whether the broker answers this version: the connection ends at CONNACK.
@@ -223,7 +181,7 @@ class Session:
 
     # -- for the driver --
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: events.Event, now: float) -> list[Action]:
         """Take one event and return what must be done, in order.
 
         Args:
@@ -293,7 +251,7 @@ class Session:
 
     # -- events --
 
-    def _on_opened(self, event: Opened, now: float, actions: list[Action]) -> None:
+    def _on_opened(self, event: events.Opened, now: float, actions: list[Action]) -> None:
         self.cut = False
         self._at = event.server
         last = self.record.servers[-1] if self.record and self.record.servers else ""
@@ -317,7 +275,7 @@ class Session:
         self.state = SessionState.CONNECTING
         self._send(connect_packet(self.config, first, discarding=self._discarding), actions)
 
-    def _on_received(self, event: Received, now: float, actions: list[Action]) -> None:
+    def _on_received(self, event: events.Received, now: float, actions: list[Action]) -> None:
         if event.items or self.state is not SessionState.CONNECTING:  # a CONNACK byte by byte is none
             self._liveness.heard_at = now
         self._liveness.lives(now)
@@ -345,11 +303,11 @@ class Session:
         if delivery:
             actions.append(delivery)
 
-    def _on_settled(self, event: Settled, _now: float, actions: list[Action]) -> None:
+    def _on_settled(self, event: events.Settled, _now: float, actions: list[Action]) -> None:
         if data := self.inbound.settle(event.upto):
             actions.append(Send(data))
 
-    def _on_stored(self, event: Stored, now: float, actions: list[Action]) -> None:
+    def _on_stored(self, event: events.Stored, now: float, actions: list[Action]) -> None:
         self._send_bytes(self.inbound.stored(event.ticket), actions)
         if self._freeing is not None and event.ticket >= self._freeing:
             self._freeing = None
@@ -357,25 +315,25 @@ class Session:
                 self._liveness.heard_at = now  # the time for the answer to SUBSCRIBE begins here
                 self._take_up(now, actions)
 
-    def _on_publish(self, event: Publish, now: float, actions: list[Action]) -> None:
+    def _on_publish(self, event: events.Publish, now: float, actions: list[Action]) -> None:
         self.outbound.publish(event.token, event.message, event.expires_at)
         actions += self.outbound.actions(now)
 
-    def _on_publish_many(self, event: PublishMany, now: float, actions: list[Action]) -> None:
+    def _on_publish_many(self, event: events.PublishMany, now: float, actions: list[Action]) -> None:
         for message in event.messages:
             self.outbound.publish(message.token, message.message, message.expires_at)
         actions += self.outbound.actions(now)
 
-    def _on_suspended(self, _event: Suspended, _now: float, _actions: list[Action]) -> None:
+    def _on_suspended(self, _event: events.Suspended, _now: float, _actions: list[Action]) -> None:
         self._liveness.suspended = True
 
-    def _on_resumed(self, _event: Resumed, now: float, _actions: list[Action]) -> None:
+    def _on_resumed(self, _event: events.Resumed, now: float, _actions: list[Action]) -> None:
         self._liveness.resumed(now)
 
-    def _on_written(self, _event: Written, now: float, _actions: list[Action]) -> None:
+    def _on_written(self, _event: events.Written, now: float, _actions: list[Action]) -> None:
         self._liveness.lives(now)
 
-    def _on_tick(self, _event: Tick, now: float, actions: list[Action]) -> None:
+    def _on_tick(self, _event: events.Tick, now: float, actions: list[Action]) -> None:
         deadline = self.deadline()
         if deadline is None or now < deadline:
             return
@@ -396,14 +354,14 @@ class Session:
         self._pings += 1
         actions.append(Send(_PINGREQ))
 
-    def _on_probe(self, _event: Probe, now: float, actions: list[Action]) -> None:
+    def _on_probe(self, _event: events.Probe, now: float, actions: list[Action]) -> None:
         if self.state is SessionState.ONLINE:
             self._ping(now, actions)
 
-    def _on_malformed(self, event: Malformed, _now: float, actions: list[Action]) -> None:
+    def _on_malformed(self, event: events.Malformed, _now: float, actions: list[Action]) -> None:
         self._violation(f"sent {event.what}", event.reason, actions)
 
-    def _on_lost(self, _event: Lost, _now: float, _actions: list[Action]) -> None:
+    def _on_lost(self, _event: events.Lost, _now: float, _actions: list[Action]) -> None:
         self.cut = self.state in {SessionState.SUBSCRIBING, SessionState.ONLINE}
         self._go_offline()
 
@@ -415,13 +373,13 @@ class Session:
             Unreachable("TL-M03", where, "the connection ended in place of CONNACK", "Trying again."), unanswered=True
         )
 
-    def _on_stop(self, _event: Stop, _now: float, actions: list[Action]) -> None:
+    def _on_stop(self, _event: events.Stop, _now: float, actions: list[Action]) -> None:
         if self.state is not SessionState.OFFLINE:
             self._end(Close(None), actions, farewell=True)
 
     # -- connecting --
 
-    def _on_connack(self, packet: ConnAckPacket, now: float, actions: list[Action]) -> None:
+    def _on_connack(self, packet: mqtt5.ConnAckPacket, now: float, actions: list[Action]) -> None:
         self.state, self.server = SessionState.SUBSCRIBING, packet
         if int(packet.reason_code):
             self.subscriptions.kept()
@@ -466,7 +424,7 @@ class Session:
         self._known_before = True
         if not self.resumed:
             if self._lost_here and not self.config.clean_start:
-                actions.append(SessionLost())
+                actions.append(events.SessionLost())
             self._freeing = self.inbound.forget() or self._freeing
         if self._freeing is None:
             self._take_up(now, actions)
@@ -488,7 +446,7 @@ class Session:
         actions += self.outbound.actions(now)
         self._ask(*wanted, actions)
 
-    def _on_auth(self, packet: AuthPacket, _now: float, actions: list[Action]) -> None:
+    def _on_auth(self, packet: mqtt5.AuthPacket, _now: float, actions: list[Action]) -> None:
         self._send(answered_challenge(packet, self.config), actions)
 
     # -- subscribing --
@@ -504,13 +462,13 @@ class Session:
             for identifier in dict.fromkeys(f.identifier for f in filters):  # one each [MQTT 5 section 3.8.2.1.2]
                 self._subscribe([f.packet() for f in filters if f.identifier == identifier], identifier, actions)
             if surplus:
-                self._request(UnsubscribePacket(self.outbound.new_id(), surplus), actions)
+                self._request(mqtt5.UnsubscribePacket(self.outbound.new_id(), surplus), actions)
         self._come_online(actions)
 
-    def _subscribe(self, filters: list[TopicFilter], identifier: int | None, actions: list[Action]) -> None:
-        self._request(SubscribePacket(self.outbound.new_id(), filters, subscription_id=identifier), actions)
+    def _subscribe(self, filters: list[mqtt5.TopicFilter], identifier: int | None, actions: list[Action]) -> None:
+        self._request(mqtt5.SubscribePacket(self.outbound.new_id(), filters, subscription_id=identifier), actions)
 
-    def _request(self, packet: SubscribePacket | UnsubscribePacket, actions: list[Action]) -> None:
+    def _request(self, packet: mqtt5.SubscribePacket | mqtt5.UnsubscribePacket, actions: list[Action]) -> None:
         if self.server is None:  # one before it was too large
             return
         data, limit = self._encode(packet), self.server.max_packet_size
@@ -523,15 +481,15 @@ class Session:
         error = Refused("TL-M16", self.config.where, what, "Subscribe to fewer filters.")
         self._end(Close(error, fatal=True), actions)
 
-    def _answered(self, packet_id: int) -> SubscribePacket | UnsubscribePacket | None:
+    def _answered(self, packet_id: int) -> mqtt5.SubscribePacket | mqtt5.UnsubscribePacket | None:
         self.outbound.reserved.discard(packet_id)
         return self._requests.pop(packet_id, None)
 
-    def _on_suback(self, packet: SubAckPacket, _now: float, actions: list[Action]) -> None:
+    def _on_suback(self, packet: mqtt5.SubAckPacket, _now: float, actions: list[Action]) -> None:
         request = self._answered(packet.packet_id)
-        if not isinstance(request, SubscribePacket) or len(request.topic_filters) != len(packet.reason_codes):
+        if not isinstance(request, mqtt5.SubscribePacket) or len(request.topic_filters) != len(packet.reason_codes):
             raise Breach("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]")
-        again: list[TopicFilter] = []
+        again: list[mqtt5.TopicFilter] = []
         granted: list[str] = []
         for wanted, code in zip(request.topic_filters, map(int, packet.reason_codes), strict=True):
             if code == ID_IN_USE and self._ids_in_use < _MOST_IDS_IN_USE:
@@ -548,12 +506,12 @@ class Session:
             self._subscribe(again, request.subscription_id, actions)
         self._come_online(actions)
 
-    def _on_unsuback(self, packet: UnsubAckPacket, _now: float, actions: list[Action]) -> None:
+    def _on_unsuback(self, packet: mqtt5.UnsubAckPacket, _now: float, actions: list[Action]) -> None:
         if packet.packet_id not in self._requests:
             return  # nothing of ours depends on it
         request, codes = self._answered(packet.packet_id), packet.reason_codes
         coded = self.config.protocol == 5  # MQTT 3.x has no way to refuse
-        if not isinstance(request, UnsubscribePacket) or (coded and len(request.patterns) != len(codes)):
+        if not isinstance(request, mqtt5.UnsubscribePacket) or (coded and len(request.patterns) != len(codes)):
             raise Breach("sent an UNSUBACK that answers no UNSUBSCRIBE of ours [MQTT-3.11.3-1]")
         refused = {pattern for pattern, code in zip(request.patterns, codes, strict=False) if int(code) >= 0x80}
         self.subscriptions.removed(set(request.patterns) - refused)
@@ -565,11 +523,11 @@ class Session:
             return
         self.state, changed = SessionState.ONLINE, self._changing
         self._changing = False
-        actions.append(Subscribed() if changed else Online(resumed=self.resumed))
+        actions.append(events.Subscribed() if changed else events.Online(resumed=self.resumed))
         if self._next is not None:
             self._ask_again(actions)
 
-    def _on_want(self, event: Want, now: float, actions: list[Action]) -> None:
+    def _on_want(self, event: events.Want, now: float, actions: list[Action]) -> None:
         self._next, self.refusal = event, None
         if self._requests:  # each answer is judged by what was wanted when it was asked for
             return
@@ -594,7 +552,7 @@ class Session:
         if self._back is None:
             return False
         if self._next is None:  # else others are wanted anyway
-            self._next = Want(self._back)
+            self._next = events.Want(self._back)
         self.refusal = self.refusal or error
         return True
 
@@ -603,11 +561,11 @@ class Session:
     def _on_publishes(self, run: PublishRun | PlainRun, _now: float, _actions: list[Action]) -> None:
         self.inbound.publishes(run)
 
-    def _on_pubrel(self, packet: PubRelPacket, _now: float, actions: list[Action]) -> None:
+    def _on_pubrel(self, packet: mqtt5.PubRelPacket, _now: float, actions: list[Action]) -> None:
         self._send_bytes(self.inbound.release((packet.packet_id,)), actions)
 
     def _on_answers(self, run: AnswerRun, now: float, actions: list[Action]) -> None:
-        if run.kind is PubRelPacket:
+        if run.kind is mqtt5.PubRelPacket:
             self._send_bytes(self.inbound.release(run.packet_ids), actions)
             return
         handler = _CONNECTED[run.kind]
@@ -617,11 +575,11 @@ class Session:
     def _on_answer(self, packet: Answer, _now: float, actions: list[Action]) -> None:
         actions += self.outbound.take(packet)
 
-    def _on_pingresp(self, _packet: PingRespPacket, _now: float, _actions: list[Action]) -> None:
+    def _on_pingresp(self, _packet: mqtt5.PingRespPacket, _now: float, _actions: list[Action]) -> None:
         self._pings = max(0, self._pings - 1)
         self._liveness.ping_at = None
 
-    def _on_disconnect(self, packet: DisconnectPacket, _now: float, actions: list[Action]) -> None:
+    def _on_disconnect(self, packet: mqtt5.DisconnectPacket, _now: float, actions: list[Action]) -> None:
         if packet.session_expiry_interval is not None:
             raise Breach("set a Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]")
         self.cut = int(packet.reason_code) in BLAMING
@@ -667,7 +625,7 @@ class Session:
     def _remember(self, record: SessionRecord | None, actions: list[Action]) -> None:
         if record != self.record:
             self.record = record
-            actions.append(Remember(record))
+            actions.append(events.Remember(record))
 
     def _remember_subscriptions(self, actions: list[Action]) -> None:
         assert self.record is not None
@@ -675,13 +633,13 @@ class Session:
 
     def _violation(self, what: str, reason: int, actions: list[Action]) -> None:
         if self.config.protocol == 5:  # 3.x knows no reasons: the connection just ends [MQTT-4.8.0-1 of 3.1.1]
-            self._send(DisconnectPacket(reason_code=DisconnectReasonCode(reason)), actions)
+            self._send(mqtt5.DisconnectPacket(reason_code=mqtt5.DisconnectReasonCode(reason)), actions)
         self._end(Close(ProtocolViolation(self.config.where, f"the broker {what}", reason=reason)), actions)
 
     def _end(self, close: Close, actions: list[Action], *, farewell: bool = False) -> None:
         """End the connection, perhaps with a plain DISCONNECT: no expiry in it, so the broker keeps the session."""
         if farewell:
-            self._send(DisconnectPacket(), actions)
+            self._send(mqtt5.DisconnectPacket(), actions)
         self._go_offline()
         actions.append(close)
 
@@ -716,44 +674,44 @@ def _said_by(config: SessionConfig) -> tuple[Filter, ...]:
 _Handler: TypeAlias = Callable[..., None]
 
 _EVENTS: Final[dict[type, _Handler]] = {
-    Opened: Session._on_opened,
-    Received: Session._on_received,
-    Settled: Session._on_settled,
-    Stored: Session._on_stored,
-    Publish: Session._on_publish,
-    PublishMany: Session._on_publish_many,
-    Suspended: Session._on_suspended,
-    Resumed: Session._on_resumed,
-    Written: Session._on_written,
-    Tick: Session._on_tick,
-    Malformed: Session._on_malformed,
-    Want: Session._on_want,
-    Probe: Session._on_probe,
-    Lost: Session._on_lost,
-    Stop: Session._on_stop,
+    events.Opened: Session._on_opened,
+    events.Received: Session._on_received,
+    events.Settled: Session._on_settled,
+    events.Stored: Session._on_stored,
+    events.Publish: Session._on_publish,
+    events.PublishMany: Session._on_publish_many,
+    events.Suspended: Session._on_suspended,
+    events.Resumed: Session._on_resumed,
+    events.Written: Session._on_written,
+    events.Tick: Session._on_tick,
+    events.Malformed: Session._on_malformed,
+    events.Want: Session._on_want,
+    events.Probe: Session._on_probe,
+    events.Lost: Session._on_lost,
+    events.Stop: Session._on_stop,
 }
 
 _CONNECTED: Final[dict[type, _Handler]] = {
     PublishRun: Session._on_publishes,
     PlainRun: Session._on_publishes,
     AnswerRun: Session._on_answers,
-    PubRelPacket: Session._on_pubrel,
+    mqtt5.PubRelPacket: Session._on_pubrel,
     mqtt5.PubAckPacket: Session._on_answer,
     mqtt5.PubRecPacket: Session._on_answer,
     mqtt5.PubCompPacket: Session._on_answer,
-    PingRespPacket: Session._on_pingresp,
-    DisconnectPacket: Session._on_disconnect,
-    SubAckPacket: Session._on_suback,
-    UnsubAckPacket: Session._on_unsuback,
+    mqtt5.PingRespPacket: Session._on_pingresp,
+    mqtt5.DisconnectPacket: Session._on_disconnect,
+    mqtt5.SubAckPacket: Session._on_suback,
+    mqtt5.UnsubAckPacket: Session._on_unsuback,
 }
 
 #: A resumed session may deliver right after CONNACK, before SUBACK: PUBLISH is at home in both connected states.
 _PACKETS: Final[dict[tuple[SessionState, type], _Handler]] = {
-    (SessionState.CONNECTING, ConnAckPacket): Session._on_connack,
-    (SessionState.CONNECTING, AuthPacket): Session._on_auth,
+    (SessionState.CONNECTING, mqtt5.ConnAckPacket): Session._on_connack,
+    (SessionState.CONNECTING, mqtt5.AuthPacket): Session._on_auth,
     **{(SessionState.SUBSCRIBING, kind): handler for kind, handler in _CONNECTED.items()},
     **{(SessionState.ONLINE, kind): handler for kind, handler in _CONNECTED.items()},
 }
 
 #: Packets that MQTT 3.x does not have in this direction.
-_ONLY_5: Final = frozenset({AuthPacket, DisconnectPacket})
+_ONLY_5: Final = frozenset({mqtt5.AuthPacket, mqtt5.DisconnectPacket})

@@ -28,18 +28,8 @@ from typing import Any, Final, Self, TypedDict, Unpack, cast
 from mqtt5 import ConnAckPacket
 
 from towline.errors import BrokerError, ConfigError, Refused, Unreachable
-from towline.mqtt.events import (
-    Acknowledged,
-    Action,
-    Deliver,
-    Event,
-    Filter,
-    Publish,
-    PublishMany,
-    SessionLost,
-    Settled,
-    Stored,
-)
+from towline.mqtt import events
+from towline.mqtt.events import Filter
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.reasons import reason_words
 from towline.mqtt.rules import NO_QOS_2, message_problem
@@ -309,7 +299,7 @@ class Client:
         #: Set when the thread has ended: why, for those who still wait.
         self._ended: BaseException | None = None
         #: Events for the session, from any thread.
-        self._orders: deque[Event] = deque()
+        self._orders: deque[events.Event] = deque()
         #: Of the messages that are not confirmed; each is its message's token.
         self._results: set[PublishResult] = set()
         self._arrivals = Arrivals()
@@ -429,7 +419,7 @@ class Client:
                 raise Unreachable("TL-M33", self._where, what, "Is the broker alive? This message was not taken.")
             result = PublishResult(topic, self._changed)
             self._results.add(result)
-            self._orders.append(Publish(result, content))
+            self._orders.append(events.Publish(result, content))
         self._driver.wake()
         return result
 
@@ -503,7 +493,7 @@ class Client:
             self._driver.hold_back(hold=self._holding_back)
         self._driver.turn(self._culprits.due(self._driver.session))
         if self._culprits.pace(self._driver.session, time.monotonic()):
-            self._driver.handle(PublishMany(()))
+            self._driver.handle(events.PublishMany(()))
 
     def _ended_connection(self) -> bool:
         """Give up the message at which the broker ends every connection, or it would stop all that is behind it."""
@@ -518,24 +508,24 @@ class Client:
         with self._changed:
             settled = self._arrivals.settled
         if settled > self._driver.session.inbound.settled:
-            self._driver.handle(Settled(settled))
+            self._driver.handle(events.Settled(settled))
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: events.Action) -> None:
         with self._changed:
-            if isinstance(action, Deliver):
+            if isinstance(action, events.Deliver):
                 self._deliver(action)
-            elif isinstance(action, Acknowledged):
+            elif isinstance(action, events.Acknowledged):
                 self._culprits.answered(action.token)
                 assert isinstance(action.token, PublishResult)
                 self._results.remove(action.token)
                 action.token.reason, action.token.degraded = action.reason, action.degraded
-            elif isinstance(action, SessionLost):
+            elif isinstance(action, events.SessionLost):
                 self.sessions_lost += 1
             self._changed.notify_all()
-        if isinstance(action, Deliver):
-            self._driver.handle(Stored(action.ticket))
+        if isinstance(action, events.Deliver):
+            self._driver.handle(events.Stored(action.ticket))
 
-    def _deliver(self, action: Deliver) -> None:
+    def _deliver(self, action: events.Deliver) -> None:
         session, messages = self._driver.session, action.messages
         if session.server is not None:  # else its connection has ended with it
             self._arrivals.connected(self._driver.count, resumed=session.resumed)

@@ -19,25 +19,9 @@ from functools import partial
 from typing import Final
 
 from towline.errors import BrokerError, ConfigError, TakenOver
+from towline.mqtt import events
 from towline.mqtt.codec import AnswerRun, Decoder, Item, PublishRun
-from towline.mqtt.events import (
-    Acknowledged,
-    Action,
-    Close,
-    Deliver,
-    Event,
-    Lost,
-    Malformed,
-    Online,
-    Opened,
-    Received,
-    Resumed,
-    Send,
-    Stop,
-    Suspended,
-    Tick,
-    Written,
-)
+from towline.mqtt.events import Action, Close, Event, Send
 from towline.mqtt.fence import MalformedPacket
 from towline.mqtt.plain import PlainReader, PlainRun
 from towline.mqtt.reasons import CUT
@@ -243,14 +227,14 @@ class SessionDriver:
             if not transport.flush():
                 self._lost(transport)
             elif transport.unsent < waiting:
-                self.handle(Written())
-        self.handle(Tick())
+                self.handle(events.Written())
+        self.handle(events.Tick())
 
     def hold_back(self, *, hold: bool) -> None:
         """Stop or resume reading from the broker; the keep alive goes on [I7]."""
         if hold == self._reading:
             self._reading = not hold
-            self.handle(Suspended() if hold else Resumed())
+            self.handle(events.Suspended() if hold else events.Resumed())
 
     def renew(self, error: BrokerError | None = None) -> None:
         """Begin anew with another session, because what this one decided can't be made durable.
@@ -265,7 +249,7 @@ class SessionDriver:
     def leave(self, patience_s: float = GOODBYE_S) -> None:
         """Say goodbye, wait up to `patience_s` seconds until that is sent, and close; the session stays there."""
         if self._transport is not None:
-            for action in self.session.handle(Stop(), time.monotonic()):
+            for action in self.session.handle(events.Stop(), time.monotonic()):
                 if isinstance(action, Send):
                     self._transport.write(action.data)
             self._transport.drain(patience_s)
@@ -315,7 +299,7 @@ class SessionDriver:
         self.count += 1
         server = "" if self._settings.brokers_share_sessions else str(endpoint)
         config = replace(self.session.config, **credentials)
-        self.handle(Opened(server, not self._connection.several_sessions, config))
+        self.handle(events.Opened(server, not self._connection.several_sessions, config))
 
     def _wait(self, transport: Transport | None, timeout_s: float) -> None:
         poller = select.poll()
@@ -336,9 +320,9 @@ class SessionDriver:
             self._lost(transport)
             return
         try:
-            self.handle(Received(self._chunk(transport, data)))
+            self.handle(events.Received(self._chunk(transport, data)))
         except MalformedPacket as error:
-            self.handle(Malformed(str(error), error.reason))
+            self.handle(events.Malformed(str(error), error.reason))
         self._answered = time.monotonic()
 
     def _chunk(self, transport: Transport, data: bytes) -> list[Item]:
@@ -367,12 +351,12 @@ class SessionDriver:
 
     def _note(self, action: Action) -> None:
         """Whether a connection is of use shows in what came through it."""
-        if isinstance(action, Deliver):
+        if isinstance(action, events.Deliver):
             self._attempts.useful()
-        elif isinstance(action, Acknowledged):
+        elif isinstance(action, events.Acknowledged):
             if action.packet_id and action.reason != CUT:
                 self._attempts.useful()
-        elif isinstance(action, Online):
+        elif isinstance(action, events.Online):
             self.online = self.ever_online = True
             self.error = None
             self._attempts.online(time.monotonic())
@@ -383,7 +367,7 @@ class SessionDriver:
     def _lost(self, transport: Transport) -> None:
         problem = transport.problem
         close = Close(problem) if problem else self.session.broke(str(self.endpoint))
-        self.handle(Lost())
+        self.handle(events.Lost())
         self._close(close)
 
     def _close(self, action: Close) -> None:
