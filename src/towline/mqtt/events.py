@@ -286,13 +286,10 @@ class PublishMany:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspended:
-    """The transport is not being read (back-pressure); answers can't be expected [I7]."""
+class Reading:
+    """The transport is read again, or not any more (back-pressure): then answers can't be expected [I7]."""
 
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """The transport is read again."""
+    on: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,8 +346,7 @@ Event: TypeAlias = (
     | Stored
     | Publish
     | PublishMany
-    | Suspended
-    | Resumed
+    | Reading
     | Written
     | Tick
     | Malformed

@@ -86,10 +86,12 @@ class Liveness:
         if self.ping_at is not None:
             self.ping_at = now
 
-    def resumed(self, now: float) -> None:
-        """We read again: what is awaited may lie in what was not read."""
-        self.suspended, self.heard_at = False, now
-        self.lives(now)
+    def reading(self, now: float, *, on: bool) -> None:
+        """We read again, or not any more: what is awaited may lie in what was not read."""
+        self.suspended = not on
+        if on:
+            self.heard_at = now
+            self.lives(now)
 
     @property
     def answer_due(self) -> float:
@@ -324,11 +326,8 @@ class Session:
             self.outbound.publish(message.token, message.message, message.expires_at)
         actions += self.outbound.actions(now)
 
-    def _on_suspended(self, _event: events.Suspended, _now: float, _actions: list[Action]) -> None:
-        self._liveness.suspended = True
-
-    def _on_resumed(self, _event: events.Resumed, now: float, _actions: list[Action]) -> None:
-        self._liveness.resumed(now)
+    def _on_reading(self, event: events.Reading, now: float, _actions: list[Action]) -> None:
+        self._liveness.reading(now, on=event.on)
 
     def _on_written(self, _event: events.Written, now: float, _actions: list[Action]) -> None:
         self._liveness.lives(now)
@@ -680,8 +679,7 @@ _EVENTS: Final[dict[type, _Handler]] = {
     events.Stored: Session._on_stored,
     events.Publish: Session._on_publish,
     events.PublishMany: Session._on_publish_many,
-    events.Suspended: Session._on_suspended,
-    events.Resumed: Session._on_resumed,
+    events.Reading: Session._on_reading,
     events.Written: Session._on_written,
     events.Tick: Session._on_tick,
     events.Malformed: Session._on_malformed,

@@ -9,6 +9,7 @@ the broker's name and, unless the broker is reached by TLS, everything.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -312,7 +313,12 @@ def connect(
     where = str(endpoint)
     security = (tls or Tls()) if endpoint.tls else None
     context = security.context() if security else None  # its files first: what is wrong there, no broker mends
-    sock = _reach(endpoint, proxy, source_address, keep_alive_s, patience)
+    if proxy:
+        sock = connect_through(proxy, endpoint, patience, source_address)
+    else:
+        sock = _connected(endpoint, source_address, patience)
+    if endpoint.scheme != "unix":
+        _tune(sock, keep_alive_s)
     if security and context:
         sock = handshake(sock, security, context, endpoint.host, where, patience)
     transport = Transport(sock, where, security, Framing(endpoint, headers, query) if endpoint.websocket else None)
@@ -325,16 +331,6 @@ def connect(
         what, advice = f"no answer to the WebSocket's opening ({error})", "Is this port a WebSocket listener?"
         raise Unreachable("TL-M14", where, what, advice) from error
     return transport
-
-
-def _reach(
-    endpoint: Endpoint, proxy: Proxy | None, source: str | None, keep_alive_s: int, patience: Patience
-) -> socket.socket:
-    if endpoint.scheme == "unix":
-        return _connect_unix(endpoint, patience)
-    sock = connect_through(proxy, endpoint, patience, source) if proxy else _connect_tcp(endpoint, source, patience)
-    _tune(sock, keep_alive_s)
-    return sock
 
 
 def connect_through(
@@ -379,7 +375,7 @@ def connect_through(
 
 
 #: Family of an answer of the resolver, and the address.
-Address: TypeAlias = tuple[int, tuple[Any, ...]]
+Address: TypeAlias = tuple[int, Any]
 
 
 def interleaved(addresses: Iterable[Address]) -> list[Address]:
@@ -390,51 +386,40 @@ def interleaved(addresses: Iterable[Address]) -> list[Address]:
     return [a for a in chain.from_iterable(zip_longest(*families.values())) if a is not None]
 
 
-def _connect_unix(endpoint: Endpoint, patience: Patience) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    try:
-        while True:
-            try:
-                sock.connect(endpoint.path)
-            except BlockingIOError:
-                # unix(7): EAGAIN means the listener's queue is full; there is nothing to poll for.
-                time.sleep(patience.step(0.02))
-            else:
-                return sock
-    except OSError as error:
-        sock.close()
-        advice = "Is the broker up, and may we open its socket?"
-        raise Unreachable("TL-M01", str(endpoint), f"no connection ({plain(error)})", advice) from error
-
-
-def _connect_tcp(endpoint: Endpoint, source: str | None, patience: Patience) -> socket.socket:
-    """Connect to the first address of a name that answers; a slow one gets company after `STAGGER` seconds."""
-    host, port, where = endpoint.host, endpoint.port, str(endpoint)
+def _addresses(endpoint: Endpoint, source: str | None, patience: Patience) -> list[Address]:
+    host, port = endpoint.host, endpoint.port
     family = socket.AF_UNSPEC if source is None else socket.AF_INET6 if ":" in source else socket.AF_INET
     try:
         answers = patience.call(lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
     except (OSError, UnicodeError) as error:
         reason = plain(error) if isinstance(error, OSError) else "not a host name"
-        advice = "Check the broker's host, and the DNS of this machine."
         like = f" that fits source_address {source}" if source else ""
-        raise Unreachable("TL-M01", where, f'no address for "{host}"{like} ({reason})', advice) from error
-    addresses = interleaved((family, where) for family, _, _, _, where in answers)
-    failures: list[OSError] = []
+        what = f'no address for "{host}"{like} ({reason})'
+        do = "Check the broker's host, and the DNS of this machine."
+        raise Unreachable("TL-M01", str(endpoint), what, do) from error
+    return interleaved((family, where) for family, _, _, _, where in answers)
+
+
+def _connected(endpoint: Endpoint, source: str | None, patience: Patience) -> socket.socket:
+    """Connect to a Unix socket, or to the first address of a name that answers."""
+    unix, failures = endpoint.scheme == "unix", list[OSError]()
+    addresses = [(socket.AF_UNIX, endpoint.path)] if unix else _addresses(endpoint, source, patience)
     try:
         return _first_connected(addresses, source, patience, failures)
     except OSError as error:
         many = f" to any of {len(addresses)} addresses" if len(addresses) > 1 else ""
         many += f" from {source}" if source else ""
         reasons = "; ".join([*dict.fromkeys(map(plain, [*failures, error]))][:_REASONS_SHOWN])
-        advice = "Is the broker up, and the port right?"
-        raise Unreachable("TL-M01", where, f"no connection{many} ({reasons})", advice) from error
+        advice = f"Is the broker up, and {'may we open its socket' if unix else 'the port right'}?"
+        raise Unreachable("TL-M01", str(endpoint), f"no connection{many} ({reasons})", advice) from error
 
 
 def _first_connected(
     addresses: Sequence[Address], source: str | None, patience: Patience, failures: list[OSError]
 ) -> socket.socket:
-    """The socket that is connected first, of attempts begun one after the other; `failures` gets those before the last.
+    """The socket that is connected first; a slow attempt gets company after `STAGGER` seconds.
+
+    The errors of those before the last go to `failures`.
 
     Raises:
         OSError: All have failed (the last failure), or the time is over.
@@ -445,7 +430,7 @@ def _first_connected(
         while True:
             while waiting and (not running or time.monotonic() >= next_at):
                 try:
-                    sock = _begun(waiting.popleft(), source)
+                    sock = _begun(waiting.popleft(), source, patience)
                 except OSError as error:
                     failures.append(error)
                 else:
@@ -467,14 +452,16 @@ def _first_connected(
             sock.close()
 
 
-def _begun(address: Address, source: str | None) -> socket.socket:
+def _begun(address: Address, source: str | None, patience: Patience) -> socket.socket:
     sock = socket.socket(address[0], socket.SOCK_STREAM)  # fails where there is no IPv6
     try:
         sock.setblocking(False)
         if source is not None:
             sock.bind((source, 0))
-        with contextlib.suppress(BlockingIOError):
-            sock.connect(address[1])
+        while (code := sock.connect_ex(address[1])) == errno.EAGAIN:
+            time.sleep(patience.step(0.02))  # unix(7): the listener's queue is full; there is nothing to poll for
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, os.strerror(code))
     except OSError:
         sock.close()
         raise

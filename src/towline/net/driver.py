@@ -234,7 +234,7 @@ class SessionDriver:
         """Stop or resume reading from the broker; the keep alive goes on [I7]."""
         if hold == self._reading:
             self._reading = not hold
-            self.handle(events.Suspended() if hold else events.Resumed())
+            self.handle(events.Reading(not hold))
 
     def renew(self, error: BrokerError | None = None) -> None:
         """Begin anew with another session, because what this one decided can't be made durable.

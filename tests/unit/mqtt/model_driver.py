@@ -24,15 +24,14 @@ from towline.mqtt.events import (
     Lost,
     Online,
     Opened,
+    Reading,
     Received,
     Remember,
-    Resumed,
     Send,
     SessionConfig,
     SessionRecord,
     Settled,
     Stored,
-    Suspended,
 )
 from towline.mqtt.session import Session
 
@@ -116,7 +115,7 @@ class ModelDriver:
         ready = not self.waiting and not self.session.window_full
         if self.connected and ready != self.reading:
             self.reading = ready
-            self.handle(Resumed() if ready else Suspended())
+            self.handle(Reading(ready))
 
     def handle(self, event: Event) -> None:
         session = self.session

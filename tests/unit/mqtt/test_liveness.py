@@ -47,5 +47,5 @@ def test_while_we_do_not_read_nothing_is_late() -> None:
     liveness.ping_at = 145.0
     liveness.suspended = True
     assert liveness.pong_due(60) == math.inf
-    liveness.resumed(500.0)
+    liveness.reading(500.0, on=True)
     assert (liveness.pong_due(60), liveness.answer_due) == (545.0, 510.0)

@@ -27,12 +27,11 @@ from towline.mqtt.events import (
     Lost,
     Opened,
     Probe,
+    Reading,
     Received,
-    Resumed,
     SessionRecord,
     Settled,
     Stop,
-    Suspended,
     Tick,
     Written,
 )
@@ -76,7 +75,7 @@ def test_a_connection_leaves_nothing_behind() -> None:
     """Neither a PINGREQ that is owed an answer, nor that it was not read."""
     session = online()
     session.handle(Probe(), 10.0)
-    session.handle(Suspended(), 11.0)
+    session.handle(Reading(False), 11.0)
     session.handle(Lost(), 12.0)
     session.handle(Opened(), 200.0)
     assert session.deadline() == pytest.approx(210.0), "CONNACK is waited for"
@@ -124,13 +123,13 @@ def test_a_pingreq_behind_a_packet_that_takes_long_to_leave_is_waited_for() -> N
 
 def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:
     session = online()
-    session.handle(Suspended(), 10.0)
+    session.handle(Reading(False), 10.0)
     for _ in range(5):
         now = session.deadline()
         assert now is not None
         assert isinstance(sent(session.handle(Tick(), now))[0], mqtt5.PingReqPacket)
     assert now is not None
-    session.handle(Resumed(), now + 1)
+    session.handle(Reading(True), now + 1)
     assert sent(session.handle(Tick(), now + 45)), "the answer may lie in what was not read"
     assert session.deadline() == pytest.approx(now + 1 + 45.0)
     assert "PINGREQ" in str(only(session.handle(Tick(), now + 46), Close).error), "a line that died meanwhile"
@@ -198,9 +197,9 @@ def test_a_suback_is_not_missed_while_we_do_not_read() -> None:
     session = Session(CONFIG)
     session.handle(Opened(), 5.0)
     session.handle(Received([ConnAckPacket()]), 6.0)
-    session.handle(Suspended(), 7.0)
+    session.handle(Reading(False), 7.0)
     assert not [a for a in session.handle(Tick(), 60.0) if isinstance(a, Close)]
-    session.handle(Resumed(), 61.0)
+    session.handle(Reading(True), 61.0)
     assert not [a for a in session.handle(Tick(), 70.0) if isinstance(a, Close)]
     assert [a for a in session.handle(Tick(), 71.0) if isinstance(a, Close)]
 
