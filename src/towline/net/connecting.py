@@ -454,7 +454,8 @@ def _first_connected(
 
 def _begun(address: Address, source: str | None, patience: Patience) -> socket.socket:
     sock = socket.socket(address[0], socket.SOCK_STREAM)  # fails where there is no IPv6
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(sock.close)
         sock.setblocking(False)
         if source is not None:
             sock.bind((source, 0))
@@ -462,9 +463,7 @@ def _begun(address: Address, source: str | None, patience: Patience) -> socket.s
             time.sleep(patience.step(0.02))  # unix(7): the listener's queue is full; there is nothing to poll for
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
-    except OSError:
-        sock.close()
-        raise
+        undo.pop_all()
     return sock
 
 
