@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias
 
 from annotated_types import Ge, Le, Len
 from mqtt5 import QoS, RetainHandling, TopicFilter, Will
@@ -20,8 +20,6 @@ from towline.mqtt.stubs import Published
 
 #: The owner's name for a message that it publishes; the session hands it back untouched, whatever it is.
 Token: TypeAlias = Hashable
-#: The bits of Retain Handling in the subscription options byte [MQTT 5 section 3.8.3.1].
-RETAIN_HANDLING: Final = 0x30
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +49,12 @@ class Filter:
         return self.pattern.startswith("$share/")
 
     @property
-    def options(self) -> int:
-        """The subscription options byte."""
-        return self.qos | self.no_local << 2 | self.retain_as_published << 3 | (self.retain_handling or 0) << 4
-
-    @property
     def terms(self) -> int:
         """What a `SessionRecord` remembers of a subscription: the options byte and, above it, the identifier.
 
         Without Retain Handling, which is about the SUBSCRIBE alone [MQTT 5 section 3.8.3.1].
         """
-        return self.options & ~RETAIN_HANDLING | (self.identifier or 0) << 8
+        return self.qos | self.no_local << 2 | self.retain_as_published << 3 | (self.identifier or 0) << 8
 
     def packet(self) -> TopicFilter:
         """The filter as the codec takes it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations, zip_longest
-from typing import NamedTuple, Self
 
 
 def unshared(pattern: str) -> str:
@@ -31,14 +30,14 @@ def common(one: str, other: str) -> str | None:
     """
     if one.startswith("$") != other.startswith("$"):
         return None
-    short, long = sorted((_Levels.of(one), _Levels.of(other)), key=lambda part: len(part.levels))
-    if len(short.levels) < len(long.levels) and not short.deep:
+    (short, rest), (long, more) = sorted((_levels(one), _levels(other)), key=lambda part: len(part[0]))
+    if len(short) < len(long) and not rest:
         return None
-    both = [_level(a, b) for a, b in zip_longest(short.levels, long.levels, fillvalue="+")]
+    both = [_level(a, b) for a, b in zip_longest(short, long, fillvalue="+")]
     found = [level for level in both if level is not None]
     if len(found) < len(both):
         return None
-    return "/".join([*found, *(["#"] if short.deep and long.deep else [])])
+    return "/".join([*found, *(["#"] if rest and more else [])])
 
 
 def overlapping(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -46,17 +45,10 @@ def overlapping(patterns: Iterable[str]) -> Iterator[tuple[str, str]]:
     return ((a, b) for a, b in combinations(patterns, 2) if common(unshared(a), unshared(b)) is not None)
 
 
-class _Levels(NamedTuple):
-    """A filter, its final ``#`` apart."""
-
-    levels: list[str]
-    deep: bool
-
-    @classmethod
-    def of(cls, pattern: str) -> Self:
-        levels = pattern.split("/")
-        deep = levels[-1] == "#"
-        return cls(levels[:-1] if deep else levels, deep)
+def _levels(pattern: str) -> tuple[list[str], bool]:
+    """The levels of a filter, and whether a final ``#`` stands behind them."""
+    levels = pattern.split("/")
+    return (levels[:-1], True) if levels[-1] == "#" else (levels, False)
 
 
 def _level(one: str, other: str) -> str | None:

@@ -85,42 +85,35 @@ def connect_packet(config: SessionConfig, first: bytes | None, *, discarding: bo
     )
 
 
-def connack_problem(packet: ConnAckPacket, config: SessionConfig, *, clean_start: bool) -> str | None:
-    """Say what a CONNACK tells us that it must not, as what "the broker" did, or None.
+def check_connack(packet: ConnAckPacket, config: SessionConfig, *, discarding: bool) -> None:
+    """Take a CONNACK that takes us in.
 
     Args:
-        packet: It takes us in.
-        config: What our CONNECT was made of.
-        clean_start: That CONNECT had Clean Start.
-    """
-    if packet.session_present and clean_start:
-        return "kept a session after Clean Start [MQTT-3.2.2-2]"
-    if packet.assigned_client_id is not None:
-        return "assigned a client id though we named ours [MQTT 5 section 3.2.2.3.7]"
-    method = config.authenticator.method if config.authenticator else None
-    if packet.authentication_method == method:
-        return None
-    if packet.authentication_method is None:
-        return f"took us in without the Authentication Method {method} [MQTT-4.12.0-5]"
-    return "answered with an Authentication Method we did not ask for [MQTT-4.12.0-5, -6]"
-
-
-def unfit(packet: ConnAckPacket, config: SessionConfig, *, discarding: bool) -> Refused | None:
-    """Why nothing can be promised by what this CONNACK grants; None where it can.
-
-    Args:
-        packet: It takes us in.
+        packet: Its reason is 0.
         config: What our CONNECT was made of.
         discarding: That CONNECT gave the broker's session up.
+
+    Raises:
+        Breach: It says what it must not.
+        Refused: TL-M28; or what it grants is too little for what is promised (TL-M12, TL-M16).
     """
+    if packet.session_present and (discarding or config.clean_start):
+        raise Breach("kept a session after Clean Start [MQTT-3.2.2-2]")
+    if packet.assigned_client_id is not None:
+        raise Breach("assigned a client id though we named ours [MQTT 5 section 3.2.2.3.7]")
+    method = config.authenticator.method if config.authenticator else None
+    if packet.authentication_method is None and method is not None:
+        raise Breach(f"took us in without the Authentication Method {method} [MQTT-4.12.0-5]")
+    if packet.authentication_method != method:
+        raise Breach("answered with an Authentication Method we did not ask for [MQTT-4.12.0-5, -6]")
+    authenticate(config, lambda ours: ours.finish(packet.authentication_data or b""))
     if packet.max_packet_size is not None and packet.max_packet_size < _SMALLEST_ANSWER:
         what = f"the broker takes packets of {packet.max_packet_size} bytes, an acknowledgement has 4 [MQTT-3.2.2-15]"
-        return Refused("TL-M16", config.where, what, "Raise its maximum packet size.")
+        raise Refused("TL-M16", config.where, what, "Raise its maximum packet size.")
     lasting = config.durable and config.session_expiry_s and not discarding
     if lasting and packet.session_expiry_interval == 0:
         what = "the broker keeps no session (Session Expiry Interval 0), so at least once can't hold"
-        return Refused("TL-M12", config.where, what, "Allow persistent sessions.")
-    return None
+        raise Refused("TL-M12", config.where, what, "Allow persistent sessions.")
 
 
 def unsupported(server: ConnAckPacket, filters: Iterable[Filter], where: str) -> Refused | None:

@@ -169,7 +169,13 @@ def check_config(config: SessionConfig) -> None:
 
 def version_problem(config: SessionConfig) -> str | None:
     """Say what of a configuration its protocol version has no way to say, or None."""
-    rules = [*_always(config), *(_before_5(config) if config.protocol < 5 else ())]
+    filters = config.filters
+    wrong = any(f.identifier is not None and not 0 < f.identifier <= MAX_REMAINING_LENGTH for f in filters)
+    rules = [
+        (any(f.no_local and f.shared for f in filters), "no_local with a shared subscription [MQTT-3.8.3-4]"),
+        (wrong, "a subscription identifier is a number from 1 to 268,435,455"),
+        *(_before_5(config) if config.protocol < 5 else ()),
+    ]
     return next((rule for broken, rule in rules if broken), None)
 
 
@@ -180,13 +186,6 @@ def _text_setting_problem(config: SessionConfig) -> tuple[str, str] | None:
         if text is not None and (problem := _text_problem("it", text)):
             return name, problem
     return None if len(config.password or b"") <= 0xFFFF else ("password", "it has more than 65,535 bytes")
-
-
-def _always(config: SessionConfig) -> Iterable[tuple[bool, str]]:
-    filters = config.filters
-    yield any(f.no_local and f.shared for f in filters), "no_local with a shared subscription [MQTT-3.8.3-4]"
-    wrong = any(f.identifier is not None and not 0 < f.identifier <= MAX_REMAINING_LENGTH for f in filters)
-    yield wrong, "a subscription identifier is a number from 1 to 268,435,455"
 
 
 def _before_5(config: SessionConfig) -> Iterable[tuple[bool, str]]:

@@ -36,12 +36,11 @@ from towline.mqtt.events import Action, Breach, Close, Filter, Send, SessionConf
 from towline.mqtt.handshake import (
     answered_challenge,
     authenticate,
-    connack_problem,
+    check_connack,
     connect_packet,
     connection_ended,
     connection_refused,
     subscription_refused,
-    unfit,
     unsupported,
 )
 from towline.mqtt.inbound import Inbound
@@ -318,8 +317,7 @@ class Session:
                 self._take_up(now, actions)
 
     def _on_publish(self, event: events.Publish, now: float, actions: list[Action]) -> None:
-        self.outbound.publish(event.token, event.message, event.expires_at)
-        actions += self.outbound.actions(now)
+        self._on_publish_many(events.PublishMany((event,)), now, actions)
 
     def _on_publish_many(self, event: events.PublishMany, now: float, actions: list[Action]) -> None:
         for message in event.messages:
@@ -385,12 +383,7 @@ class Session:
             self._remember_subscriptions(actions)
             self._end(connection_refused(packet, self.config.where), actions)
             return
-        problem = connack_problem(packet, self.config, clean_start=self._discarding or self.config.clean_start)
-        if problem:
-            raise Breach(problem)
-        authenticate(self.config, lambda method: method.finish(packet.authentication_data or b""))
-        if refused := unfit(packet, self.config, discarding=self._discarding):
-            raise refused
+        check_connack(packet, self.config, discarding=self._discarding)
         if self.probing:
             self._end(Close(None, again_at_once=True, answered=True), actions, farewell=True)
         elif self._discarding:

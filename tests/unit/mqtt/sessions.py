@@ -28,7 +28,7 @@ from towline.mqtt.session import Session, SessionState
 
 A, B = Filter("a/#", 1), Filter("b", 1)
 CONFIG = SessionConfig("plant-7", "line", (A, B), keep_alive_s=60)
-KNOWN = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.options, "b": B.options})
+KNOWN = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.terms, "b": B.terms})
 T = TypeVar("T")
 
 

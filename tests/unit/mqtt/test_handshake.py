@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket
 
 from towline.errors import Refused
 from towline.mqtt.events import Breach, SessionConfig
-from towline.mqtt.handshake import answered_challenge, authenticate, connect_packet, unfit
+from towline.mqtt.handshake import answered_challenge, authenticate, check_connack, connect_packet
 
 CONFIG = SessionConfig("me", "here", session_expiry_s=600)
 
@@ -98,8 +99,8 @@ def test_whatever_fails_is_one_line_without_a_secret(failure: Exception, words: 
 
 @pytest.mark.parametrize(("size", "code"), [(None, None), (4, None), (3, "TL-M16")])
 def test_an_acknowledgement_has_to_fit(size: int | None, code: str | None) -> None:
-    refused = unfit(ConnAckPacket(max_packet_size=size), CONFIG, discarding=False)
-    assert (refused.code if refused else None) == code
+    with pytest.raises(Refused, match=code) if code else nullcontext():
+        check_connack(ConnAckPacket(max_packet_size=size), CONFIG, discarding=False)
 
 
 @pytest.mark.parametrize(
@@ -117,4 +118,5 @@ def test_a_session_that_is_not_kept_is_refused_where_one_is_needed(
 ) -> None:
     config = replace(CONFIG, session_expiry_s=wanted, durable=durable)
     packet = ConnAckPacket(session_expiry_interval=granted)
-    assert (unfit(packet, config, discarding=discarding) is not None) is refused
+    with pytest.raises(Refused, match="TL-M12") if refused else nullcontext():
+        check_connack(packet, config, discarding=discarding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,8 @@ from mqtt5 import ConnAckPacket, PublishPacket, QoS, Will
 
 from towline.errors import ConfigError
 from towline.mqtt.codec import encode
-from towline.mqtt.events import Filter, SessionConfig
-from towline.mqtt.handshake import connack_problem, unsupported
+from towline.mqtt.events import Breach, Filter, SessionConfig
+from towline.mqtt.handshake import check_connack, unsupported
 from towline.mqtt.rules import check_config, filter_problem, message_problem, topic_problem, version_problem
 
 
@@ -261,13 +262,14 @@ def test_the_oldest_version_that_can_say_a_configuration(settings: dict[str, Any
     ],
 )
 def test_a_connack_says_nothing_that_nobody_asked_for(packet: ConnAckPacket, method: Method | None, words: str) -> None:
-    found = connack_problem(packet, replace(CONFIG, authenticator=method), clean_start=False) or ""
-    assert (words in found) if words else not found
+    config = replace(CONFIG, authenticator=method)
+    with pytest.raises(Breach, match=words) if words else nullcontext():
+        check_connack(packet, config, discarding=False)
 
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("present", [True, False])
 def test_no_session_is_present_after_clean_start(clean: bool, present: bool) -> None:
     """[MQTT-3.2.2-2]."""
-    found = connack_problem(ConnAckPacket(session_present=present), CONFIG, clean_start=clean)
-    assert (found is not None) is (clean and present)
+    with pytest.raises(Breach, match="after Clean Start") if clean and present else nullcontext():
+        check_connack(ConnAckPacket(session_present=present), CONFIG, discarding=clean)

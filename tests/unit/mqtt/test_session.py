@@ -228,7 +228,7 @@ def test_a_kept_session_is_not_subscribed_again() -> None:
 
 
 def test_subscriptions_change_by_difference() -> None:
-    record = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.options, "old/+": 1, "b": 0})
+    record = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.terms, "old/+": 1, "b": 0})
     session = Session(CONFIG, record)
     session.handle(Opened(), 0.0)
     subscribe, unsubscribe = sent(receive(session, ConnAckPacket(session_present=True)))
