@@ -10,10 +10,9 @@ import platform
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as MetricFamily
@@ -27,16 +26,8 @@ from towline.version import revision, version
 GATEWAY: Final = ("bridge", "line", "gateway", "direction")
 LINE: Final = ("bridge", "line", "direction")
 _BRIDGE: Final = ("bridge",)
+_FAMILIES: Final = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 PUBLISHER: Final = ("publisher",)
-
-
-class MetricKind(StrEnum):
-    """What a value may do."""
-
-    #: Only grows; after a restart it may begin at 0.
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +36,27 @@ class Metric:
 
     Attributes:
         name: As it is exported, ``_total`` included.
-        kind: What a value may do.
+        kind: ``counter``, which only grows, and may begin at 0 after a restart; ``gauge``; or ``histogram``.
         labels: Names of its labels, in order.
         text: What it says.
         kept: Of a counter: the journal knows it, so it goes on after a restart.
     """
 
     name: str
-    kind: MetricKind
+    kind: str
     labels: tuple[str, ...]
     text: str
     kept: bool = False
 
 
-def _counters(labels: tuple[str, ...], texts: Mapping[str, str], *, kept: bool = False) -> list[Metric]:
-    return [Metric(f"towline_{name}_total", MetricKind.COUNTER, labels, text, kept) for name, text in texts.items()]
-
-
-def _gauges(labels: tuple[str, ...], texts: Mapping[str, str]) -> list[Metric]:
-    return [Metric(f"towline_{name}", MetricKind.GAUGE, labels, text) for name, text in texts.items()]
-
-
-def _histograms(labels: tuple[str, ...], texts: Mapping[str, str]) -> list[Metric]:
-    return [Metric(f"towline_{name}", MetricKind.HISTOGRAM, labels, text) for name, text in texts.items()]
+def _metrics(kind: str, labels: tuple[str, ...], texts: Mapping[str, str], *, kept: bool = False) -> list[Metric]:
+    end = "_total" if kind == "counter" else ""
+    return [Metric(f"towline_{name}{end}", kind, labels, text, kept) for name, text in texts.items()]
 
 
 _ALL: Final = [
-    *_counters(
+    *_metrics(
+        "counter",
         GATEWAY,
         {
             "messages_received": "messages that came from the broker, those left out included (up)",
@@ -88,7 +73,8 @@ _ALL: Final = [
         },
         kept=True,
     ),
-    *_counters(
+    *_metrics(
+        "counter",
         GATEWAY,
         {
             "messages_acknowledged": "acknowledgements: sent to the broker (up), received from it (down)",
@@ -97,8 +83,9 @@ _ALL: Final = [
             "window_overruns": "times the broker had more open than Receive Maximum allows",
         },
     ),
-    *_counters((*GATEWAY, "journal"), {"journal_written_bytes": "bytes written to the inbox or outbox"}),
-    *_gauges(
+    *_metrics("counter", (*GATEWAY, "journal"), {"journal_written_bytes": "bytes written to the inbox or outbox"}),
+    *_metrics(
+        "gauge",
         GATEWAY,
         {
             "gateway_up": "1 while the gateway answers",
@@ -116,15 +103,19 @@ _ALL: Final = [
             "this gateway is away; only where broker_queue_messages says its limit",
         },
     ),
-    *_gauges((*GATEWAY, "reason"), {"intake_held_back": "1 while nothing is read from the broker, for this reason"}),
-    *_gauges((*GATEWAY, "journal"), {"journal_size_bytes": "bytes of all segments of the inbox or outbox"}),
-    *_histograms(
+    *_metrics(
+        "gauge", (*GATEWAY, "reason"), {"intake_held_back": "1 while nothing is read from the broker, for this reason"}
+    ),
+    *_metrics("gauge", (*GATEWAY, "journal"), {"journal_size_bytes": "bytes of all segments of the inbox or outbox"}),
+    *_metrics(
+        "histogram",
         (*GATEWAY, "journal"),
         {
             "fdatasync_seconds": "how long each fdatasync of a journal on disk took",
         },
     ),
-    *_counters(
+    *_metrics(
+        "counter",
         LINE,
         {
             "messages_dead_lettered": "messages in the dead-letter topic",
@@ -137,14 +128,16 @@ _ALL: Final = [
         },
         kept=True,
     ),
-    *_counters(
+    *_metrics(
+        "counter",
         LINE,
         {
             "query_restarts": "times the query of the line failed",
             "gateway_restarts": "times the gateway of the line was started again",
         },
     ),
-    *_gauges(
+    *_metrics(
+        "gauge",
         LINE,
         {
             "query_running": "1 while Spark's query of the line runs",
@@ -156,16 +149,18 @@ _ALL: Final = [
             "kafka_hidden_records": "those of them that nobody can read before an open transaction ends (down)",
         },
     ),
-    *_gauges((*LINE, "part"), {"account_messages": "where every message is: the parts of the account"}),
-    *_histograms(
+    *_metrics("gauge", (*LINE, "part"), {"account_messages": "where every message is: the parts of the account"}),
+    *_metrics(
+        "histogram",
         LINE,
         {
             "batch_seconds": "how long each micro-batch took",
             "kafka_transaction_seconds": "how long each transaction of a batch was open (exactly_once, up)",
         },
     ),
-    *_counters(_BRIDGE, {"spark_restarts": "times Spark's driver was started again"}),
-    *_gauges(
+    *_metrics("counter", _BRIDGE, {"spark_restarts": "times Spark's driver was started again"}),
+    *_metrics(
+        "gauge",
         _BRIDGE,
         {
             "spark_running": "1 while Spark's session is up",
@@ -174,8 +169,9 @@ _ALL: Final = [
             "kafka_reachable": "1 while Kafka answers where its brokers tell clients to come; 0 within 10 s of silence",
         },
     ),
-    *_gauges(("version", "revision", "python"), {"build_info": "1, with the versions"}),
-    *_counters(
+    *_metrics("gauge", ("version", "revision", "python"), {"build_info": "1, with the versions"}),
+    *_metrics(
+        "counter",
         PUBLISHER,
         {
             "publisher_messages_accepted": "messages that are durable in the outbox",
@@ -185,7 +181,8 @@ _ALL: Final = [
         },
         kept=True,
     ),
-    *_gauges(
+    *_metrics(
+        "gauge",
         PUBLISHER,
         {
             "publisher_connected": "1 while the session with the broker is online",
@@ -198,14 +195,11 @@ _ALL: Final = [
             "publisher_room_bytes": "bytes that may still come before publish waits or refuses",
         },
     ),
-    *_histograms(PUBLISHER, {"publisher_fdatasync_seconds": "how long each fdatasync of the outbox took"}),
+    *_metrics("histogram", PUBLISHER, {"publisher_fdatasync_seconds": "how long each fdatasync of the outbox took"}),
 ]
 
 #: By name.
 METRICS: Final[Mapping[str, Metric]] = MappingProxyType({one.name: one for one in _ALL})
-
-
-_Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 class Sample(NamedTuple):
@@ -261,12 +255,12 @@ class TableCollector(Collector):
 
     def collect(self) -> Iterator[MetricFamily]:
         """The families that have samples now."""
-        families: dict[str, _Family] = {}
+        families: dict[str, MetricFamily] = {}
         for sample in self._samples():
-            family = families.get(sample.name)
-            if family is None:
-                family = families[sample.name] = _family(sample.name)
-            _add(family, sample, self._grown(sample))
+            if sample.name not in families:
+                metric = METRICS[sample.name]
+                families[sample.name] = _FAMILIES[metric.kind](metric.name, metric.text, labels=metric.labels)
+            _add(families[sample.name], sample, self._grown(sample))
         yield from families.values()
 
     def _grown(self, sample: Sample) -> float:
@@ -281,20 +275,12 @@ class TableCollector(Collector):
         return value
 
 
-def _family(name: str) -> _Family:
-    metric = METRICS[name]
-    if metric.kind is MetricKind.COUNTER:
-        return CounterMetricFamily(name, metric.text, labels=metric.labels)
-    if metric.kind is MetricKind.GAUGE:
-        return GaugeMetricFamily(name, metric.text, labels=metric.labels)
-    return HistogramMetricFamily(name, metric.text, labels=metric.labels)
-
-
-def _add(family: _Family, sample: Sample, value: float) -> None:
+def _add(family: MetricFamily, sample: Sample, value: float) -> None:
     if isinstance(family, HistogramMetricFamily):
         assert isinstance(sample.value, Histogram), sample
         family.add_metric(sample.labels, *_buckets(sample.value))
     else:
+        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily), sample
         family.add_metric(sample.labels, value)
 
 

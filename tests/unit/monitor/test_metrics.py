@@ -20,7 +20,7 @@ from tests.helpers import lacking
 from tests.unit.monitor.knowing import DOWN_STATUS, UP_STATUS, a_bridge, a_gateway
 from towline.monitor.gateway import budget
 from towline.monitor.publisher import of_status
-from towline.monitor.table import METRICS, MetricKind, Sample, TableCollector, build
+from towline.monitor.table import METRICS, Sample, TableCollector, build
 from towline.timing import Histogram, Pace
 
 NOW = 1_700_000_100.0
@@ -75,9 +75,9 @@ def test_promtool_has_nothing_to_say_of_names_and_help() -> None:
 def test_names_follow_the_conventions(name: str) -> None:
     metric = METRICS[name]
     assert re.fullmatch(r"towline(_[a-z]+)+", name)
-    assert name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
+    assert name.endswith("_total") == (metric.kind == "counter")
     assert not re.search(r"_(ms|millis|minutes|kb|mb|percent)(_|$)", name), "base units only"
-    if metric.kind is MetricKind.HISTOGRAM:
+    if metric.kind == "histogram":
         assert name.endswith("_seconds")
     assert set(metric.labels) <= {
         *("bridge", "line", "gateway", "direction"),
