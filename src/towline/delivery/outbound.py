@@ -152,7 +152,7 @@ class Downlink:
         # Of what was sent a second time the first may have been enough, and the row be gone. The packet id has to be
         # given back all the same: the broker may hold the message, and would take the next with that id for a repeat.
         done = number in self._outbox.done and (not self._marked or number in self._refused_before)
-        gone = done or number < self._outbox.journal.first
+        gone = done or number < self._outbox.first
         if gone and flight.phase == SENT:
             self._outbox.finish((), (packet_id,))
             return
@@ -218,7 +218,7 @@ class Downlink:
         Rows on their way, or so as the disk knows it, put off, or refused and not kept yet. An id of QoS 1 needs no row
         to be given back.
         """
-        on_disk = (number for number, phase in self._outbox.in_flight.values() if phase != SENT)
+        on_disk = (number for number, phase in self._outbox.held.values() if phase != SENT)
         waiting = self._dispatch.oldest
         return min((*on_disk, *self._refusals, *(() if waiting is None else (waiting,))), default=None)
 
@@ -291,7 +291,7 @@ class Downlink:
             "window": self._session.outbound.window if self._session else 0,
             "window_open": self._session.outbound.open_count if self._session else 0,
             "writers": len(self._outbox.last_batches),
-            "bytes_on_disk": self._outbox.journal.bytes_on_disk,
+            "bytes_on_disk": self._outbox.bytes_on_disk,
         }
 
     # -- sending --
@@ -348,7 +348,7 @@ class Downlink:
         if not isinstance(number, int) or number not in self._dispatch.open:
             return  # of a session before this one
         self._culprits.answered(number)
-        freed = [action.packet_id] if action.packet_id in self._outbox.in_flight else ()
+        freed = [action.packet_id] if action.packet_id in self._outbox.held else ()
         if self._exactly_once and (action.degraded or action.reason == QOS_NOT_SUPPORTED):
             self._break_off(action)
             if action.reason == QOS_NOT_SUPPORTED:  # it has not left
@@ -409,7 +409,7 @@ class Downlink:
             self._flush_at = time.monotonic() + _FLUSH_S
 
     def _fly(self, action: Flying) -> None:
-        in_flight = self._outbox.in_flight
+        in_flight = self._outbox.held
         if action.forgotten:
             again = [i for i in action.forgotten if i in in_flight and in_flight[i][1] == PUBLISHED]
             self._outbox.count(resent_after_lost_session=len(again))
@@ -554,13 +554,13 @@ class Upcoming:
     def _read_again(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Outgoing]:
         for first, end in ranges:
             start = first
-            while (start := max(start, self._outbox.journal.first)) < end:
+            while (start := max(start, self._outbox.first)) < end:
                 try:
                     for message in self._read(start, end, again=True):
                         start = message.number + 1
                         yield message
                 except JournalError as error:
-                    if error.code != "TL-J07" or start >= self._outbox.journal.first:
+                    if error.code != "TL-J07" or start >= self._outbox.first:
                         raise  # otherwise they were let go between two turns: nobody waits for them any more
 
     def message(self, number: int) -> Outgoing:
@@ -570,7 +570,7 @@ class Upcoming:
 
     def unfinished(self, numbers: Iterable[int]) -> dict[int, Outgoing]:
         """Those among these that are not done, by number, read in as few pieces as there are."""
-        done, first = self._outbox.done, self._outbox.journal.first
+        done, first = self._outbox.done, self._outbox.first
         wanted = Ranges(0, [(n, n + 1) for n in numbers if n >= first and n not in done])
         return {message.number: message for piece in wanted.ranges for message in self._read(*piece)}
 

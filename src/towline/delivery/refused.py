@@ -151,7 +151,7 @@ class RefusedMessages:
         if entering:
             outbox.count(**{REPLAYED: len(entering)})
             try:
-                outbox.append(pa.concat_batches(entering), Batch(writer, end - 1))
+                outbox.enter(pa.concat_batches(entering), Batch(writer, end - 1))
             except BaseException:
                 outbox.count(**{REPLAYED: -len(entering)})
                 raise

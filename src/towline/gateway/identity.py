@@ -243,7 +243,7 @@ def check_outbox(name: str, outbox: Outbox, checkpoint: str, number: int = 0) ->
     """
     known = KnownOffset.read(checkpoint, number)
     if known is not None:
-        check_offset(name, known, extent(outbox.journal, known.offset), rows="outbox")
+        check_offset(name, known, extent(outbox, known.offset), rows="outbox")
 
 
 def _outbox_file(number: int) -> str:

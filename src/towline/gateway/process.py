@@ -183,10 +183,10 @@ class _Gateway:
                 limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
                 self._outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits)
                 failed.callback(self._outbox.close)
-                if note := self._outbox.journal.recovery.note:
+                if note := self._outbox.recovery.note:
                     self._log.warning("outbox repaired", note=note)
                 check_outbox(settings.name, self._outbox, settings.outbox.checkpoint, settings.outbox.number)
-                self._oldest = Oldest(self._outbox.journal, "arrived_at")
+                self._oldest = Oldest(self._outbox, "arrived_at")
             failed.pop_all()
         self._began = self._journal.end
         self._pump = Pump(settings, self._journal, self._outbox, news=self._notify)
@@ -256,7 +256,7 @@ class _Gateway:
             "arrived": journal.end - self._began,
             "oldest": self._oldest.at(),
             "measured": {"inbox": journal.measured()}
-            | ({} if self._outbox is None else {"outbox": self._outbox.journal.measured()}),
+            | ({} if self._outbox is None else {"outbox": self._outbox.measured()}),
             **({"listen": self._front.status()} if self._front else {}),
         }
 

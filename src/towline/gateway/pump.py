@@ -449,7 +449,7 @@ class Pump:
     @property
     def _owing(self) -> bool:
         """Whether a publisher is to get a receipt, or a message is to be sent."""
-        unsent = self._outbox is not None and not self._outbox.reached(self._outbox.journal.end)
+        unsent = self._outbox is not None and not self._outbox.reached(self._outbox.end)
         return unsent or (self._receipts is not None and self._receipts.ledger.due)
 
     def _drain_on(self, drain: Drain) -> None:

@@ -476,11 +476,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return self._stored(self._outgoing().stored(Batch(writer, batch, origin, attempt)))
 
     def _stored(self, stored: Appended) -> dict[str, object]:
-        return {**stored._asdict(), **extent(self._outgoing().journal)._asdict()}
+        return {**stored._asdict(), **extent(self._outgoing())._asdict()}
 
     def _position_of_outbox(self, offset: Number) -> Any:
         """Where the outbox stands, and which opening of it wrote the row below ``offset`` [I14]."""
-        return extent(self._outgoing().journal, offset)._asdict()
+        return extent(self._outgoing(), offset)._asdict()
 
     def _over(self, job: Text) -> Any:
         with self._failing():
@@ -622,15 +622,15 @@ def take_batch(
             and the batch is not whole.
         JournalFull: TL-J02, no room: the same call may succeed later; what is stored stays [I7].
         JournalFailed: TL-J04, the gateway has to end.
-        JournalError: TL-J15, TL-J16, TL-J17, TL-J22; see `Outbox.append`.
+        JournalError: TL-J15, TL-J16, TL-J17, TL-J22; see `Outbox.enter`.
     """
     if not reader.schema.equals(MESSAGE_SCHEMA):
         what = "the rows have other columns than this gateway's outbox"
         raise GatewayError("TL-G21", where, what, "Use the same version of Towline on both sides.")
     stored = outbox.stored(batch)
-    for piece, last in _pieces(_brought(reader, where), largest_frame(outbox.journal.limits.max_bytes)):
+    for piece, last in _pieces(_brought(reader, where), largest_frame(outbox.limits.max_bytes)):
         rows = arrived(piece, Stamp.now())
-        stored = outbox.append(rows, batch, start=start, whole=whole and last)
+        stored = outbox.enter(rows, batch, start=start, whole=whole and last)
         start += piece.num_rows
         del piece, rows  # the next one may be as large
         wake()

@@ -21,20 +21,20 @@ import re
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from towline.errors import JournalError, JournalFull
-from towline.journal.disk import Limits, full
+from towline.journal.disk import full
 from towline.journal.journal import Journal
 from towline.journal.ranges import Range, Ranges
-from towline.journal.reading import BATCH_BYTES
 from towline.journal.recovery import state_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from towline.journal.disk import Disk
+    from towline.journal.disk import Disk, Lock, Room
+    from towline.journal.recovery import RecoveredJournal
 
 __all__ = [
     "PUBLISHED",
@@ -54,7 +54,6 @@ __all__ = [
 #: QoS 1, which has no second.
 PUBLISHED, RELEASED, SENT = 0, 1, 2
 
-_NO_LIMITS: Final = Limits()
 _SENDER = "sender"
 _DONE = "done"
 _OUTCOMES = "outcomes"
@@ -90,27 +89,27 @@ class Flight(NamedTuple):
     reason: int = 0
 
 
-class Outbox:
-    """A durable queue; `open` makes one.
+class Outbox(Journal):
+    """A durable queue; `open` makes one, and offsets, limits, ledger and session are the journal's.
 
     Attributes:
-        journal: What it lies in: offsets, limits, ledger and session are the journal's.
         done: Rows that need no more sending; only the sending thread changes it.
     """
 
-    def __init__(self, journal: Journal, clock: Callable[[], float] = time.time) -> None:
-        self.journal = journal
-        self._clock = clock
-        watermark = journal.consumers.get(_SENDER, journal.first)
-        self.done = _done(watermark, journal.notes)
+    def __init__(
+        self, directory: Path, schema: Any, room: Room, disk: Disk, lock: Lock, opened: RecoveredJournal
+    ) -> None:
+        super().__init__(directory, schema, room, disk, lock, opened)
+        watermark = self.consumers.get(_SENDER, self.first)
+        self.done = _done(watermark, self.notes)
         #: by outcome, rows that are done
-        self._outcomes: Mapping[str, int] = dict(journal.notes.get(_OUTCOMES, {}))
+        self._outcomes: Mapping[str, int] = dict(self.notes.get(_OUTCOMES, {}))
         #: packet ids that are free again and whose frame does not say so yet
         self._freed: set[int] = set()
         #: a last batch is looked up and replaced in one step
         self._entering = threading.Lock()
         #: guards all below; held for moments, never during a system call
-        self._lock = threading.Lock()
+        self._guard = threading.Lock()
         #: by writer, the rows of its batch that is not whole: on disk, and not to leave yet while those behind them may
         self._partial: dict[str, Sequence[Range]] = {}
         self._touched: dict[str, float] = {}
@@ -123,13 +122,8 @@ class Outbox:
         for writer, last in self.last_batches.items():
             self._hold(writer, last.ranges)
         self._look_at = 0.0
-        if _SENDER not in journal.consumers:
-            journal.commit(_SENDER, watermark)
-
-    @classmethod
-    def open(cls, directory: Path, *, schema: Any, limits: Limits = _NO_LIMITS, disk: Disk | None = None) -> Self:
-        """Open the outbox in a directory of its own, or make one; arguments and errors are those of `Journal.open`."""
-        return cls(Journal.open(directory, schema=schema, limits=limits, disk=disk))
+        if _SENDER not in self.consumers:
+            self.commit(_SENDER, watermark)
 
     # -- coming in; any thread --
 
@@ -139,24 +133,24 @@ class Outbox:
         Raises:
             JournalError: TL-J17, the job of its writer is over. TL-J22, another batch with this number is here.
         """
-        if job_of(batch.writer) and _OVER + job_of(batch.writer) in self.journal.notes:
+        if job_of(batch.writer) and _OVER + job_of(batch.writer) in self.notes:
             what = f"the job of {batch.writer} is over, this task comes too late"
-            raise JournalError("TL-J17", self.journal.where, what, "Nothing: the job has its result.")
+            raise JournalError("TL-J17", self.where, what, "Nothing: the job has its result.")
         stored = self._last_batch(batch.writer)
         if stored is None or stored.number < batch.number:
-            return Appended(0, self.journal.end, whole=False, already=False, newest=stored.number if stored else -1)
+            return Appended(0, self.end, whole=False, already=False, newest=stored.number if stored else -1)
         if stored.number == batch.number and stored.origin and batch.origin and stored.origin != batch.origin:
-            raise _another(self.journal.where, batch)
+            raise _another(self.where, batch)
         whole = stored.whole or stored.number > batch.number
         if not whole and stored.attempt != batch.attempt:
-            return Appended(0, self.journal.end, whole=False, already=False, newest=stored.number)
+            return Appended(0, self.end, whole=False, already=False, newest=stored.number)
         return Appended(stored.rows, stored.end, whole, already=True, newest=stored.number)
 
     def _last_batch(self, writer: str) -> LastBatch | None:
-        values = self.journal.notes.get(_BATCH + writer)
+        values = self.notes.get(_BATCH + writer)
         return None if values is None else LastBatch(*values)
 
-    def append(self, rows: Any, batch: Batch | None = None, *, start: int = 0, whole: bool = True) -> Appended:
+    def enter(self, rows: Any, batch: Batch | None = None, *, start: int = 0, whole: bool = True) -> Appended:
         """Make rows durable, exactly once if they belong to a batch [I10].
 
         A large batch may come in pieces, in order; what of a piece is here already is left out. Rows and note are in
@@ -178,7 +172,7 @@ class Outbox:
         """
         with self._entering:
             if batch is None:
-                return Appended(rows.num_rows, self.journal.append(rows), whole=True, already=False)
+                return Appended(rows.num_rows, self.append(rows), whole=True, already=False)
             self._look()
             here = self.stored(batch)
             if here.whole or (here.already and start + rows.num_rows <= here.rows and not whole):
@@ -190,15 +184,15 @@ class Outbox:
             fresh = rows.slice(here.rows - start)
             count = start + rows.num_rows
             if not count:
-                return Appended(0, self.journal.end, whole=True, already=False)  # an empty batch needs no note
-            return self._enter(fresh, batch, count, whole=whole)
+                return Appended(0, self.end, whole=True, already=False)  # an empty batch needs no note
+            return self._bring(fresh, batch, count, whole=whole)
 
-    def _enter(self, fresh: Any, batch: Batch, count: int, *, whole: bool) -> Appended:
+    def _bring(self, fresh: Any, batch: Batch, count: int, *, whole: bool) -> Appended:
         """Append rows and last batch; they can be seen as soon as they are there, so they are held back before."""
         writer, former = batch.writer, self._partial.get(batch.writer, ())
-        end = self.journal.end + fresh.num_rows
-        ranges = Ranges(0, [*former, (self.journal.end, end)]).ranges if former or not whole else ()
-        at = int(self._clock()) if job_of(writer) else 0
+        end = self.end + fresh.num_rows
+        ranges = Ranges(0, [*former, (self.end, end)]).ranges if former or not whole else ()
+        at = int(time.time()) if job_of(writer) else 0
         attempt, waiting = ("", ()) if whole else (batch.attempt, ranges)
         last = LastBatch(batch.number, count, whole, end, batch.origin, attempt, waiting, at)
         self._hold(writer, ranges)
@@ -216,7 +210,7 @@ class Outbox:
     def _store(self, fresh: Any, batch: Batch, last: LastBatch) -> None:
         for last_try in (False, True):
             try:
-                self.journal.append(fresh, notes={_BATCH + batch.writer: last})
+                self.append(fresh, notes={_BATCH + batch.writer: last})
             except JournalFull as error:
                 if not last_try:
                     self._give_up(writer for writer in self._idle(_IDLE_FULL_S) if writer != batch.writer)
@@ -226,7 +220,7 @@ class Outbox:
                     what = f"batch {batch.number} of {batch.writer} can't become whole: {error.what}"
                     raise JournalError(
                         "TL-J15",
-                        self.journal.where,
+                        self.where,
                         f"{what}, and nothing there can leave",
                         "Raise outboxMaxBytes (outbox.max_bytes of a bridge line), or bring less at a time: smaller "
                         "batches or more partitions. Nothing of this batch was sent; it is brought anew.",
@@ -236,11 +230,11 @@ class Outbox:
 
     def _stuck(self, fresh: Any) -> bool:
         """Whether the limit is in the way of these rows for ever: nothing that is here can leave."""
-        limit = self.journal.limits.max_bytes
-        if limit is None or self.journal.bytes_on_disk + fresh.nbytes + _FRAME_MORE <= limit:
+        limit = self.limits.max_bytes
+        if limit is None or self.bytes_on_disk + fresh.nbytes + _FRAME_MORE <= limit:
             return False
-        noted = self.journal.consumers.get(_SENDER) == self.done.watermark and not self._given_up
-        return noted and self.reached(self.journal.end)
+        noted = self.consumers.get(_SENDER) == self.done.watermark and not self._given_up
+        return noted and self.reached(self.end)
 
     def _give_up(self, writers: Iterable[str]) -> None:
         """Never send what is here of these writers' batches that are not whole; one frame says so."""
@@ -249,14 +243,14 @@ class Outbox:
         if not gone:
             return
         rows, dropped = self._dropped
-        kept = Ranges(0, [*((s, e) for s, e in dropped if e > self.journal.first), *gone]).ranges
+        kept = Ranges(0, [*((s, e) for s, e in dropped if e > self.first), *gone]).ranges
         notes: dict[str, Any] = {_DROPPED: [rows + sum(end - start for start, end in gone), kept]}
         for writer, parts in ranges.items():
             last = self._last_batch(writer)
             if parts and last is not None:
                 notes[_BATCH + writer] = LastBatch(last.number, 0, False, last.end, last.origin, at=last.at)
-        self.journal.append(self.journal.no_rows, notes=notes)
-        with self._lock:
+        self.append(self.no_rows, notes=notes)
+        with self._guard:
             self._given_up += gone
         for writer in ranges:
             self._hold(writer, ())
@@ -269,7 +263,7 @@ class Outbox:
             ranges: Of a batch that is not whole.
             back: The sending thread has to go back to this row.
         """
-        with self._lock:
+        with self._guard:
             if ranges:
                 self._partial[writer], self._touched[writer] = ranges, time.monotonic()
             else:
@@ -285,13 +279,13 @@ class Outbox:
     def _idle(self, seconds: float) -> list[str]:
         """Writers whose batch is not whole and has got nothing for so long."""
         now = time.monotonic()
-        with self._lock:
+        with self._guard:
             return [writer for writer in self._partial if now - self._touched[writer] >= seconds]
 
     def _missing(self, batch: Batch, here: int, start: int) -> JournalError:
         return JournalError(
             "TL-J16",
-            self.journal.where,
+            self.where,
             f"rows {here:,} to {start:,} of batch {batch.number} of {batch.writer} are missing: the task was started "
             "once more meanwhile, or paused for too long",
             "Let the task run again: it brings the batch from its first row.",
@@ -308,7 +302,7 @@ class Outbox:
             writers = [writer for writer in self.last_batches if job_of(writer) == job]
             self._give_up(writers)
             notes: dict[str, Any] = {_BATCH + writer: None for writer in writers}
-            self.journal.append(self.journal.no_rows, notes={**notes, _OVER + job: int(self._clock())})
+            self.append(self.no_rows, notes={**notes, _OVER + job: int(time.time())})
 
     def _look(self) -> None:
         """Give up what no writer asked for in a while; now and then."""
@@ -316,8 +310,8 @@ class Outbox:
             return
         self._look_at = time.monotonic() + _LOOK_S
         self._give_up(self._idle(_IDLE_S))
-        now, notes = int(self._clock()), dict[str, Any]()
-        for name, value in dict(self.journal.notes).items():
+        now, notes = int(time.time()), dict[str, Any]()
+        for name, value in dict(self.notes).items():
             if name.startswith(_OVER):
                 if value < now - _OVER_S:
                     notes[name] = None
@@ -326,19 +320,14 @@ class Outbox:
                 if last.at < now - _JOB_S and not last.ranges:
                     notes[name] = None
         if notes:
-            self.journal.append(self.journal.no_rows, notes=notes)
+            self.append(self.no_rows, notes=notes)
 
     # -- going out; the sending thread --
 
     @property
-    def end(self) -> int:
-        """The next offset; every row below it is durable."""
-        return self.journal.end
-
-    @property
     def waiting(self) -> int:
         """Rows that are not done, of whole batches."""
-        return self.journal.end - self.done.count() - self._skipped.count()
+        return self.end - self.done.count() - self._skipped.count()
 
     @property
     def incomplete(self) -> int:
@@ -352,21 +341,21 @@ class Outbox:
 
     @property
     def _dropped(self) -> tuple[int, Sequence[Range]]:
-        rows, ranges = self.journal.notes.get(_DROPPED, (0, ()))
+        rows, ranges = self.notes.get(_DROPPED, (0, ()))
         return rows, ranges
 
     def following(self, cursor: int) -> Range | None:
         """The next rows that may leave, from `cursor` on; from further back when a batch has become whole."""
-        with self._lock:
+        with self._guard:
             start = max(cursor if self._back is None else min(cursor, self._back), self.done.watermark)
             self._back = None
-        return next(iter(self._skipped.missing(start, self.journal.end)), None)
+        return next(iter(self._skipped.missing(start, self.end)), None)
 
     def settle(self) -> bool:
         """Note as done what was given up since the last time; return whether there was any."""
         if not self._given_up:
             return False
-        with self._lock:
+        with self._guard:
             for start, end in self._given_up:
                 self.done.add(start, end)
             self._given_up = []
@@ -377,25 +366,16 @@ class Outbox:
         """Whether every row below `upto` is done that may leave; from any thread."""
         if self.done.watermark >= upto:
             return True
-        with self._lock:
+        with self._guard:
             done = self.done.copy()
             done.unite(self._skipped)
         return done.watermark >= upto
 
     @property
-    def in_flight(self) -> Mapping[int, tuple[int, int]]:
-        """Packet id → number of the row, and phase + 256 × reason, as the disk has them, freed ones too."""
-        return self.journal.held
-
-    @property
     def flights(self) -> dict[int, Flight]:
         """Packet ids in use, as they are on disk, in the order of their rows."""
-        in_order = sorted(self.in_flight.items(), key=lambda entry: entry[1][0])
+        in_order = sorted(self.held.items(), key=lambda entry: entry[1][0])
         return {i: Flight(number, said & 255, said >> 8) for i, (number, said) in in_order if i not in self._freed}
-
-    def read(self, start: int, end: int, *, batch_rows: int = 1000, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
-        """Return the rows from `start` to `end`, as `Journal.read` does."""
-        return self.journal.read(start, end, batch_rows=batch_rows, batch_bytes=batch_bytes)
 
     def fly(self, flights: Mapping[int, Flight], *, durable: bool = True) -> None:
         """Make durable which row a packet id stands for, and its phase, before the packets leave.
@@ -410,12 +390,10 @@ class Outbox:
         """
         phases = {i: (flight.number, flight.phase | flight.reason << 8) for i, flight in flights.items()}
         if not durable and self._freed.isdisjoint(phases):
-            self.journal.append(self.journal.no_rows, held=phases, durable=False)
+            self.append(self.no_rows, held=phases, durable=False)
             return
         notes = self._finished() if self._freed else {}
-        self.journal.append(
-            self.journal.no_rows, held=phases, released=tuple(self._freed), notes=notes, durable=durable
-        )
+        self.append(self.no_rows, held=phases, released=tuple(self._freed), notes=notes, durable=durable)
         self._freed = set()
 
     def finish(self, numbers: Iterable[int], freed: Sequence[int] = (), *, outcomes: Sequence[str] = ()) -> None:
@@ -426,7 +404,7 @@ class Outbox:
             freed: Packet ids.
             outcomes: Counters of the ledger that grow by one, in the frame that says that they are done [I11].
         """
-        with self._lock:  # `reached` looks from other threads
+        with self._guard:  # `reached` looks from other threads
             for number in numbers:
                 self.done.add(number)
             for outcome in outcomes:
@@ -444,50 +422,29 @@ class Outbox:
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
         freed = tuple(self._freed)
-        written = self.journal.commit(_SENDER, self.done.watermark, released=freed, notes=self._finished())
+        written = self.commit(_SENDER, self.done.watermark, released=freed, notes=self._finished())
         if written:
             self._freed = set()
         if durable:
             if not written:
-                raise full(self.journal.where, "no room to note what is done")
-            self.journal.sync()
+                raise full(self.where, "no room to note what is done")
+            self.sync()
 
     def _finished(self) -> dict[str, Any]:
         return {_DONE: self.done.ranges, _OUTCOMES: self._outcomes}
 
-    def count(self, **increments: int) -> None:
-        """Add to counters of the ledger; their totals reach the disk with the next frame [I11]."""
-        self.journal.count(**increments)
-
     @property
     def ledger(self) -> Mapping[str, int]:
         """The counters' totals, with what is not on the disk yet."""
-        ledger = dict(self.journal.ledger)
+        ledger = dict(super().ledger)
         for outcome, count in self._outcomes.items():
             ledger[outcome] = ledger.get(outcome, 0) + count
         return ledger
 
     @property
-    def session(self) -> Mapping[str, object]:
-        """What `set_session` was given last, for an owner whose session has no other place."""
-        return self.journal.session
-
-    def set_session(self, session: Mapping[str, object]) -> None:
-        """Make the session durable; errors are those of `Journal.set_session`."""
-        self.journal.set_session(session)
-
-    def close(self) -> None:
-        """Write what is done and let the next one in; a second call does nothing.
-
-        Raises:
-            JournalFailed: TL-J04, the last write failed; the directory is unlocked all the same.
-        """
-        self.journal.close()
-
-    @property
     def last_batches(self) -> Mapping[str, LastBatch]:
         """The newest batch of each writer."""
-        return _last_batches(self.journal.notes)
+        return _last_batches(self.notes)
 
 
 def waiting_in(directory: Path) -> int:

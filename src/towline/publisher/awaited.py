@@ -239,20 +239,20 @@ class Awaited:
 
 def awaited_of(outbox: Outbox, patience_s: float, keys: ReceiptKeys) -> Awaited:
     """Go on where the outbox's notes say; what it had sent before receipts were asked for needs none."""
-    journal, done = outbox.journal, outbox.done
-    note = journal.notes.get(CONSUMER) or {"epoch": 1, "above": []}
-    if CONSUMER in journal.consumers:
-        settled = Ranges(journal.consumers[CONSUMER], note["above"])
+    done = outbox.done
+    note = outbox.notes.get(CONSUMER) or {"epoch": 1, "above": []}
+    if CONSUMER in outbox.consumers:
+        settled = Ranges(outbox.consumers[CONSUMER], note["above"])
     else:
         settled = Ranges(done.watermark, done.above())
     done.add(0, settled.watermark)  # what has its receipt need not be sent, also if the broker never said so
     awaited = Awaited(
-        journal.journal_id,
+        outbox.journal_id,
         note["epoch"],
         settled,
         done,
         patience_s,
-        opening_of=lambda number: journal.incarnation_of(number + 1),
+        opening_of=lambda number: outbox.incarnation_of(number + 1),
         keys=keys,
     )
     keep(outbox, awaited, None)
@@ -265,7 +265,7 @@ def keys_of(outbox: Outbox, file: str | Path | None) -> ReceiptKeys:
     Raises:
         ConfigError: TL-C84 there is no file, TL-C85 the file can't be used, TL-C86 its keys are other publishers'.
     """
-    publisher = outbox.journal.journal_id
+    publisher = outbox.journal_id
     if file is None:
         do = f"Give receipt_key_file, made with: towline key LINE_KEY_FILE {publisher}."
         raise ConfigError("TL-C84", f"publisher {publisher}", "receipts need a key", do)
@@ -282,4 +282,4 @@ def keep(outbox: Outbox, awaited: Awaited, oldest: int | None) -> None:
     upto = settled.watermark if oldest is None else min(oldest, settled.watermark)
     above = [[upto, settled.watermark]] if upto < settled.watermark else []
     note = {"epoch": awaited.epoch, "above": [*above, *settled.above()]}
-    outbox.journal.commit(CONSUMER, min(upto, outbox.end), notes={CONSUMER: note})
+    outbox.commit(CONSUMER, min(upto, outbox.end), notes={CONSUMER: note})

@@ -135,15 +135,14 @@ class Publisher:
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
         self._log = Log()
         try:
-            journal = self._outbox.journal
             keys = keys_of(self._outbox, receipt_key_file) if receipts else None
             self._awaited = awaited_of(self._outbox, receipt_patience_s, keys) if keys else None
             if keys is None:
-                journal.forget(CONSUMER)
-            newest = Filter(receipt_topic(receipt_prefix, journal.journal_id), 1, retain_handling=0)
+                self._outbox.forget(CONSUMER)
+            newest = Filter(receipt_topic(receipt_prefix, self.journal_id), 1, retain_handling=0)
             session = replace(
                 connection.session,
-                client_id=client_id or f"towline-{journal.journal_id}",
+                client_id=client_id or f"towline-{self.journal_id}",
                 filters=(newest,) if receipts else (),  # the newest receipt is retained
                 durable_ids=True,
             )
@@ -197,12 +196,12 @@ class Publisher:
     @property
     def journal_id(self) -> str:
         """Names this outbox for ever: 12 hex digits; a message is named by it and its number."""
-        return self._outbox.journal.journal_id
+        return self._outbox.journal_id
 
     @property
     def epoch(self) -> int:
         """Grows by one each time the directory is opened [I8]."""
-        return self._outbox.journal.epoch
+        return self._outbox.epoch
 
     def publish(
         self,
@@ -302,7 +301,7 @@ class Publisher:
             "broker": str(self._driver.endpoint),
             "last_error": str(error) if error else None,
             "closed": self._life.ended,
-            "measured": self._outbox.journal.measured(),
+            "measured": self._outbox.measured(),
             **({"held_back": str(full)} if full else {}),
         }
 
@@ -440,7 +439,7 @@ class Publisher:
                 self._log.warning("the outbox is an older copy of itself; messages may be doubled", code="TL-O07")
                 awaited.begin_again(receipt.epoch + 1)
                 keep(self._outbox, awaited, self._downlink.oldest)
-                self._outbox.journal.sync()
+                self._outbox.sync()
             numbers = range(before, awaited.settled.watermark)
             self._life.arrived(numbers)
         if numbers:
@@ -635,7 +634,7 @@ class Intake:
         while group:  # less of it, or nothing, after a wait for room
             rows = arrived(rows_of([message.fields for message in group]), Stamp.now())
             try:
-                end = self._outbox.append(rows).end
+                end = self._outbox.enter(rows).end
             except JournalFull as error:
                 if not self._hold_back(group, error):
                     return

@@ -136,7 +136,7 @@ def test_a_downlink_sends_what_it_holds_and_is_ended(tmp_path: Path, mosquitto: 
     now = datetime.now(UTC)
     rows = [{"topic": "c/d", "payload": b"%d" % n, "qos": 2, "arrived_at": now} for n in range(30)]
     outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
-    outbox.append(pa.RecordBatch.from_pylist(rows, schema=OUTBOX_SCHEMA), Batch("q/0", 0))
+    outbox.enter(pa.RecordBatch.from_pylist(rows, schema=OUTBOX_SCHEMA), Batch("q/0", 0))
     outbox.close()
     after = written(tmp_path, mosquitto, "127.0.0.1:1", UP.format("up", "t"))
     (left,) = left_lines(after)

@@ -164,7 +164,7 @@ def faults(state: Path, known: Known) -> list[str]:
         return [f"it does not start: {error}"]
     with closing(outbox):
         awaited = awaited_of(outbox, 30, KEYS)
-        first = outbox.journal.first
+        first = outbox.first
         payloads = [value for batch in outbox.read(first, outbox.end) for value in batch.column("payload").to_pylist()]
         numbers = {first + index: int(payload.split()[0]) for index, payload in enumerate(payloads)}
         kept = {number for row, number in numbers.items() if awaited.waits(row)}

@@ -155,8 +155,8 @@ def test_what_is_to_be_sent_and_what_was_refused_waits_too(tmp_path: Path) -> No
     read(HEAD + DOWN, tmp_path)
     place = tmp_path / "state" / "commands"
     outbox = Outbox.open(place / "outbox", schema=OUTBOX_SCHEMA, limits=LIMITS)
-    outbox.append(_rows(OUTBOX_SCHEMA, 10), Batch("q/0", 0))
-    outbox.append(_rows(OUTBOX_SCHEMA, 4), Batch("q/0", 1, attempt="1"), whole=False)
+    outbox.enter(_rows(OUTBOX_SCHEMA, 10), Batch("q/0", 0))
+    outbox.enter(_rows(OUTBOX_SCHEMA, 4), Batch("q/0", 1, attempt="1"), whole=False)
     outbox.finish([0, 1, 2, 5])
     outbox.flush()
     assert waiting_in(place / "outbox") == 6, "while it is open"

@@ -22,7 +22,7 @@ def place(tmp_path: Path) -> Path:
     directory = tmp_path / "commands"
     outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA)
     topics = ["a", "esc\x1b[2J\nnext", "b", "c"]
-    outbox.append(arrived(rows_of([{"topic": topic, "payload": b"12", "qos": 1} for topic in topics]), Stamp(10**15)))
+    outbox.enter(arrived(rows_of([{"topic": topic, "payload": b"12", "qos": 1} for topic in topics]), Stamp(10**15)))
     refused = RefusedMessages(directory / "refused", outbox)
     messages = [(next(iter(outbox.read(n, n + 1))), n, reason) for n, reason in ((1, CUT), (2, 0x87))]
     for numbers in refused.keep(messages):

@@ -67,7 +67,7 @@ def arrive(line: Line, *expiries: int | None, age_s: int = 0, qos: int = 1) -> N
         for number, expiry in enumerate(expiries, first)
     ]
     wall_us, boottime_us, boot = Stamp.now()
-    line.outbox.append(
+    line.outbox.enter(
         arrived(rows_of(messages), Stamp(wall_us - age_s * 1_000_000, boottime_us - age_s * 1_000_000, boot))
     )
 
@@ -91,7 +91,7 @@ def test_an_expiry_counts_from_the_arrival_and_what_is_left_of_it_leaves(tmp_pat
     assert [packet.message_expiry_interval for packet in line.sent] == [40, None, 1]
     assert line.downlink.status()["expired"] == 1
     line.downlink.flush()
-    line.outbox.journal.close()
+    line.outbox.close()
     clock.now += 10
     again = Line(tmp_path, 0)
     assert again.connect() == [0, 1, 3], "they may have come: with the packet id, and for a last second"
@@ -110,7 +110,7 @@ def test_setting_the_clock_makes_nothing_older_and_nothing_younger(tmp_path: Pat
     clock.now += 30
     assert line.connect() == [0, 2]
     assert [packet.message_expiry_interval for packet in line.sent] == [30, None]
-    line.outbox.journal.close()
+    line.outbox.close()
     clock.now += 20
     again = Line(tmp_path, 0, max_age_s=100)
     arrive(again, None, age_s=100)
@@ -136,7 +136,7 @@ def test_across_boots_the_wall_clock_counts(
     """One that is behind what it was makes nothing older; but as old as this process is all that it finds."""
     line = Line(tmp_path, 0)
     arrive(line, 60, 20, None)
-    line.outbox.journal.close()
+    line.outbox.close()
     clock.boot, clock.ahead_s = 2, off_s
     clock.now += up_s
     again = Line(tmp_path, 0)
@@ -287,7 +287,7 @@ def test_a_message_larger_than_any_that_was_taken_is_told_so(
     monkeypatch.setattr(suspects, "_QUIET_S", 0.0)
     line = Line(tmp_path, 0)
     for size in (*before, 60):
-        line.outbox.append(arrived(rows_of([{"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}]), Stamp(0)))
+        line.outbox.enter(arrived(rows_of([{"topic": "d", "payload": b"1".ljust(size, b"0"), "qos": 1}]), Stamp(0)))
     line.connect()
     line.handle(Received([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:-1]]))
     for _ in range(3):
@@ -313,7 +313,7 @@ def test_a_message_that_was_sent_a_second_time_goes_on_after_a_crash(tmp_path: P
     (sent,) = before.sent
     assert (sent.payload, sent.user_properties) == (b"0", [("n", "0")])
     before.downlink.flush()
-    before.outbox.journal.close()
+    before.outbox.close()
     after = line(0)
     assert after.connect() == [0]
     assert [(packet.packet_id, packet.duplicate) for packet in after.sent] == [(sent.packet_id, True)]
@@ -326,7 +326,7 @@ def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
     monkeypatch.setattr(module, "_CHUNK_BYTES", 1)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0, segment_bytes=4096))
     for _ in range(12):
-        outbox.append(arrived(rows_of([{"topic": "d", "payload": bytes(2000), "qos": 1}]), Stamp(0)))
+        outbox.enter(arrived(rows_of([{"topic": "d", "payload": bytes(2000), "qos": 1}]), Stamp(0)))
     messages = module.Upcoming(outbox, None)
     messages.repeat([(0, 12)], lambda number: number != 10)
     first = messages.following_repeat()
@@ -334,7 +334,7 @@ def test_rows_that_were_let_go_between_two_turns_are_not_sent_again(
     assert first.number == 0
     outbox.finish(tuple(range(7)))
     outbox.flush()
-    assert outbox.journal.first == 7
+    assert outbox.first == 7
     rest = iter(messages.following_repeat, None)
     assert [message.number for message in rest] == [7, 8, 9, 11]
     outbox.close()
@@ -350,7 +350,7 @@ def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, 
     before = line()
     for number in range(4):
         payload = b"%d" % number + b" " * 2000
-        before.outbox.append(arrived(rows_of([{"topic": "d", "payload": payload, "qos": qos}]), Stamp(0)))
+        before.outbox.enter(arrived(rows_of([{"topic": "d", "payload": payload, "qos": qos}]), Stamp(0)))
     before.connect()
     before.answer()
     before.downlink.send_again([(0, 1)], lambda _: True)
@@ -358,8 +358,8 @@ def test_of_a_row_that_is_gone_only_the_packet_id_is_given_back(tmp_path: Path, 
     before.downlink.flush()
     ((packet_id, flight),) = before.outbox.flights.items()
     assert (flight.number, [int(packet.payload) for packet in before.sent]) == (0, [0])
-    assert before.outbox.journal.first > 0
-    before.outbox.journal.close()
+    assert before.outbox.first > 0
+    before.outbox.close()
     after = line()
     assert after.connect() == []
     assert after.session.outbound.in_flight == ({packet_id: (0, Phase.RELEASED)} if pubrel else {})
@@ -383,7 +383,7 @@ def test_what_nobody_is_subscribed_to_is_counted_over_a_restart_too(tmp_path: Pa
         line.handle(Received([nobody, PubRecPacket(second)]))
     if killed:
         line.downlink.flush()  # of QoS 1, which is done
-        line.outbox.journal.close()
+        line.outbox.close()
         line = Line(tmp_path, 0, on_outcome=lambda *outcome: outcomes.append(outcome))
         line.connect()
     if qos == 2:

@@ -62,7 +62,7 @@ class Line:
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits, disk=disk)
         if messages:
             rows = rows_of([{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)])
-            self.outbox.append(arrived(rows, Stamp(0)))
+            self.outbox.enter(arrived(rows, Stamp(0)))
         config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
         self.session = Session(config)
         self.sent: list[PublishPacket] = []
@@ -221,16 +221,16 @@ def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -
     rows = arrived(rows_of([{"topic": "d", "payload": bytes(9_000), "qos": 1}]), Stamp(0))
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
     for start in range(8):
-        outbox.append(rows, Batch("q/0", 0, attempt="a"), start=start, whole=False)
+        outbox.enter(rows, Batch("q/0", 0, attempt="a"), start=start, whole=False)
     with pytest.raises(JournalFull):
-        outbox.append(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
+        outbox.enter(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
     outbox.close()
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
     session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
     downlink = Downlink(outbox, handle=lambda _: None, log=Log(), refused_dir=tmp_path / "refused")
     downlink.attach(session)
     downlink.turn()
-    outbox.append(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
+    outbox.enter(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
     assert outbox.waiting == 8
 
 
@@ -282,7 +282,7 @@ def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(t
     before = {int(packet.payload): packet.packet_id for packet in line.sent}
     assert list(before) == list(range(14))
     line.downlink.flush()
-    line.outbox.journal.close()
+    line.outbox.close()
 
     after = Line(tmp_path, 0)
     assert after.connect(window=10) == list(range(4, 14)), "in the original order, and nothing new before"
@@ -296,7 +296,7 @@ def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(t
 def test_after_a_crash_and_a_lost_session_qos_1_goes_out_anew(tmp_path: Path) -> None:
     line = Line(tmp_path, 5)
     line.connect()
-    line.outbox.journal.close()
+    line.outbox.close()
     after = Line(tmp_path, 0)
     assert after.connect(present=False) == [0, 1, 2, 3, 4]
     assert not any(packet.duplicate for packet in after.sent)
@@ -315,7 +315,7 @@ def test_a_packet_id_that_is_used_again_before_the_flush_is_the_new_message_s(tm
     line.session.outbound._last_id = 65534
     line.answer()
     assert [packet.packet_id for packet in line.sent] == [65535, 1]
-    line.outbox.journal.close()
+    line.outbox.close()
     after = Line(tmp_path, 0)
     assert {i: f.number for i, f in after.outbox.flights.items()} == {65535: 2, 1: 3}
     assert after.connect() == [2, 3]
@@ -343,14 +343,14 @@ def test_what_expired_stays_counted_whatever_frame_says_that_it_is_done(tmp_path
     line = Line(tmp_path, 0)
     expiring = [{"topic": "d", "payload": b"%d" % n, "qos": 1, "message_expiry_seconds": 0} for n in range(2)]
     lasting = [{"topic": "d", "payload": b"%d" % n, "qos": 1} for n in range(2, 5)]
-    line.outbox.append(arrived(rows_of(expiring + lasting), Stamp(0)))
+    line.outbox.enter(arrived(rows_of(expiring + lasting), Stamp(0)))
     line.connect(window=1)
     line.session.outbound._last_id = 0  # the next message takes the id that was freed last
     line.answer()
     assert line.outbox.done.watermark == 3
     if flushed:
         line.downlink.flush()
-    line.outbox.journal.close()
+    line.outbox.close()
 
     after = Line(tmp_path, 0)
     status = after.downlink.status()

@@ -54,7 +54,7 @@ def payloads(outbox: Outbox, start: int = 0) -> list[bytes]:
 
 def test_kept_shown_replayed(tmp_path: Path) -> None:
     outbox = outbox_at(tmp_path)
-    outbox.append(rows(b"0", b"1", b"2", b"3"))
+    outbox.enter(rows(b"0", b"1", b"2", b"3"))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     assert refused.page(0) == {"rows": [], "next": 0, "end": 0}
     refuse(outbox, refused, 1, 3)
@@ -78,7 +78,7 @@ def test_kept_shown_replayed(tmp_path: Path) -> None:
 def test_a_replay_that_a_crash_interrupted_enters_once(tmp_path: Path) -> None:
     """The messages are in the outbox, and the mark that they left this place is lost with the crash."""
     outbox = outbox_at(tmp_path)
-    outbox.append(rows(*(b"%d" % n for n in range(5))))
+    outbox.enter(rows(*(b"%d" % n for n in range(5))))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0, 1, 2)
     refused.close()
@@ -97,7 +97,7 @@ def test_a_replay_that_a_crash_interrupted_enters_once(tmp_path: Path) -> None:
 def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp_path: Path) -> None:
     """Kept, and not yet done in the outbox: the message is refused there once more, or the replay comes first."""
     outbox = outbox_at(tmp_path)
-    outbox.append(rows(b"0", b"1"))
+    outbox.enter(rows(b"0", b"1"))
     row = next(iter(outbox.read(0, 1)))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     assert list(refused.keep([(row, 0, 0x87)])) == [[0]]
@@ -111,7 +111,7 @@ def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp
     outbox.close()
     shutil.rmtree(tmp_path / "outbox")
     outbox = outbox_at(tmp_path)
-    outbox.append(rows(b"0", b"1"))
+    outbox.enter(rows(b"0", b"1"))
     first = RefusedMessages(tmp_path / "before", outbox)
     assert first.replay(99)["moved"] == 0
     assert outbox.end == 2
@@ -121,7 +121,7 @@ def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp
 def test_what_was_set_aside_before_a_crash_is_not_sent_once_more(tmp_path: Path) -> None:
     """The broker's rights were mended meanwhile: it would accept the message now, and once more with a replay."""
     outbox = outbox_at(tmp_path)
-    outbox.append(rows(b"0", b"1", b"2"))
+    outbox.enter(rows(b"0", b"1", b"2"))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0)
     outbox.flush()
@@ -143,14 +143,14 @@ def test_what_was_set_aside_before_a_crash_is_not_sent_once_more(tmp_path: Path)
 
 def test_messages_of_an_outbox_that_is_gone_are_replayed_into_the_new_one(tmp_path: Path) -> None:
     outbox = outbox_at(tmp_path)
-    outbox.append(rows(b"old 0", b"old 1"))
+    outbox.enter(rows(b"old 0", b"old 1"))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0, 1)
     refused.close()
     outbox.close()
     shutil.rmtree(tmp_path / "outbox")
     outbox = outbox_at(tmp_path)
-    outbox.append(rows(b"new 0", at=2))
+    outbox.enter(rows(b"new 0", at=2))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0)
     assert len(refused.page(0)["rows"]) == 3
@@ -161,11 +161,11 @@ def test_messages_of_an_outbox_that_is_gone_are_replayed_into_the_new_one(tmp_pa
 def test_a_full_outbox_stops_a_replay_and_nothing_is_lost(tmp_path: Path) -> None:
     limits = Limits(max_bytes=300_000, min_free_bytes=0, segment_bytes=64 << 10)
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
-    outbox.append(rows(bytes(150_000)))
+    outbox.enter(rows(bytes(150_000)))
     refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0)
     outbox.flush()
-    outbox.append(rows(bytes(250_000)))
+    outbox.enter(rows(bytes(250_000)))
     with pytest.raises(JournalFull):
         refused.replay(99)
     assert outbox.ledger["replayed"] == 0
@@ -189,8 +189,8 @@ def test_without_room_aside_everything_waits_and_nothing_is_done(tmp_path: Path)
     downlink.refused = RefusedMessages(tmp_path / "refused", outbox, _SMALL)
     downlink.attach(online())
     for _ in range(100):
-        outbox.append(rows(bytes(50_000), topic=""))  # MQTT has no way to say it
-    outbox.append(rows(b"fine"))
+        outbox.enter(rows(bytes(50_000), topic=""))  # MQTT has no way to say it
+    outbox.enter(rows(b"fine"))
     until(downlink, lambda: downlink.held_back is not None)
     kept = len(downlink.refused.page(0)["rows"])
     account = downlink.status()

@@ -23,7 +23,7 @@ from towline.timing import Stamp
 def an_outbox(directory: Path, messages: int = 0) -> Outbox:
     outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
     if messages:
-        outbox.append(arrived(rows_of([{"topic": "t", "payload": b"7", "qos": 1} for _ in range(messages)]), Stamp(0)))
+        outbox.enter(arrived(rows_of([{"topic": "t", "payload": b"7", "qos": 1} for _ in range(messages)]), Stamp(0)))
     return outbox
 
 
@@ -79,13 +79,13 @@ def test_whatever_a_crash_takes_both_counts_are_of_one_moment(steps: list[str]) 
             line = _step(line, step, directory)
             found = standing(line.outbox)
             assert found["delivered"] == sum(found[name] for name in ("acknowledged", "sent"))
-        line.outbox.journal.close()
+        line.outbox.close()
 
 
 def _step(line: Line, step: str, directory: Path) -> Line:
     online = line.session.state.name == "ONLINE"
     if step == "append":
-        line.outbox.append(arrived(rows_of([{"topic": "d0", "payload": b"7", "qos": 1}]), Stamp(0)))
+        line.outbox.enter(arrived(rows_of([{"topic": "d0", "payload": b"7", "qos": 1}]), Stamp(0)))
         line.downlink.turn()
     elif step == "connect" and not online:
         line.connect()
@@ -98,7 +98,7 @@ def _step(line: Line, step: str, directory: Path) -> Line:
     elif step == "flush":
         line.downlink.flush()
     elif step == "kill":  # what was not flushed is forgotten by both
-        line.outbox.journal.close()
+        line.outbox.close()
         line.downlink.refused.close()
         return Line(directory, 0)
     return line

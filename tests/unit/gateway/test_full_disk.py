@@ -40,7 +40,7 @@ def test_a_session_made_anew_while_rows_wait(tmp_path: Path, broker: Broker) -> 
         last += 1
         broker.say(pump, message(last))
     assert 0 < inbox.end <= last
-    outbox.append(arrived(rows_of([{"topic": "out", "payload": b"", "qos": 2}]), Stamp(0)))
+    outbox.enter(arrived(rows_of([{"topic": "out", "payload": b"", "qos": 2}]), Stamp(0)))
     disk.full = True
     turn(pump)  # what is to be sent can't be recorded
     assert not pump._driver.connected

@@ -29,8 +29,8 @@ def opened(directory: Path) -> Outbox:
 
 
 def bring(outbox: Outbox, number: int, writer: str = "q/0") -> KnownOffset:
-    outbox.append(rows_of([{"topic": "t", "payload": b"%d" % number}]), Batch(writer, number))
-    here = extent(outbox.journal)
+    outbox.enter(rows_of([{"topic": "t", "payload": b"%d" % number}]), Batch(writer, number))
+    here = extent(outbox)
     return KnownOffset(here.journal, here.tip, here.incarnation)
 
 

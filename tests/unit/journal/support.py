@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ import pyarrow as pa
 from towline.journal import Disk, Journal, Limits, Outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from towline.journal.frames import Bytes
@@ -85,8 +84,8 @@ class Shelf:
     def crash(self, journal: Journal) -> None:
         crash(journal)
 
-    def outbox(self, limits: Limits = ROOMY, clock: Callable[[], float] = time.time) -> Outbox:
-        return Outbox(self.open(limits), clock)
+    def outbox(self, limits: Limits = ROOMY) -> Outbox:
+        return Outbox.open(self.directory, schema=SCHEMA, limits=limits, disk=Unsynced())
 
 
 class Sending:

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,9 +21,8 @@ from towline.journal.ranges import Ranges
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
 
 
-def opened(directory: Path, limits: Limits = ROOMY, clock: Callable[[], float] | None = None) -> Outbox:
-    outbox = Outbox.open(directory, schema=SCHEMA, limits=limits, disk=Unsynced())
-    return outbox if clock is None else Outbox(outbox.journal, clock)
+def opened(directory: Path, limits: Limits = ROOMY) -> Outbox:
+    return Outbox.open(directory, schema=SCHEMA, limits=limits, disk=Unsynced())
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=20))
@@ -44,11 +42,11 @@ def test_everything_is_reached_once_all_is_done_but_what_is_held_back(pieces: li
         start = outbox.end
         if writer:
             batch = Batch(f"q/{writer}", 1, attempt="a")
-            outbox.append(rows(start, count), batch, start=brought[writer], whole=False)
+            outbox.enter(rows(start, count), batch, start=brought[writer], whole=False)
             held |= set(range(start, start + count))
             brought[writer] += count
         else:
-            outbox.append(rows(start, count))
+            outbox.enter(rows(start, count))
     free = [number for number in range(outbox.end) if number not in held]
     following = outbox.following(0)
     assert (following is None) == (not free)
@@ -93,7 +91,7 @@ def test_any_life_sends_one_attempt_of_each_batch(seed: int) -> None:
             start = max(0, brought - dice.randrange(3))
             first = base(writer, number, attempts[writer])
             end = max(brought, start + more)
-            outbox.append(rows(first + start, end - start), batch, start=start, whole=last)
+            outbox.enter(rows(first + start, end - start), batch, start=start, whole=last)
             at[writer] = (number + 1, 0) if last else (number, end)
             if last:
                 whole.append((writer, number, attempts[writer]))
@@ -103,7 +101,7 @@ def test_any_life_sends_one_attempt_of_each_batch(seed: int) -> None:
         elif what < 0.95:
             sending.turn()
         else:
-            crash(outbox.journal)
+            crash(outbox)
             left += sending.left
             outbox = opened(directory, SMALL)
             sending = Sending(outbox)

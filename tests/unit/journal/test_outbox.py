@@ -48,10 +48,10 @@ def test_ranges_are_a_set(added: list[tuple[int, int]], watermark: int) -> None:
 def test_after_a_failed_sync_nothing_more_is_promised(tmp_path: Path) -> None:
     disk = FaultyDisk()
     outbox = opened(tmp_path / "o", disk=disk)
-    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.enter(rows(0, 3), Batch("q/0", 0))
     disk.call, disk.at = "sync_data", disk.calls.count("sync_data") + 1
     with pytest.raises(JournalFailed):
-        outbox.append(rows(3, 3), Batch("q/0", 1))
+        outbox.enter(rows(3, 3), Batch("q/0", 1))
     with pytest.raises(JournalFailed):
         outbox.fly({1: Flight(0, PUBLISHED)})
     with pytest.raises(JournalFailed):
@@ -88,7 +88,7 @@ class Life(RuleBasedStateMachine):
     @rule(writer=st.sampled_from(["q/0", "q/1"]), count=st.integers(1, 30))
     def new_batch(self, writer: str, count: int) -> None:
         number = self.newest.get(writer, -1) + 1
-        stored = self.outbox.append(rows(self.end, count), Batch(writer, number))
+        stored = self.outbox.enter(rows(self.end, count), Batch(writer, number))
         assert (stored.rows, stored.already) == (count, False)
         self.newest[writer] = number
         self.batches[writer, number] = count
@@ -98,7 +98,7 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def repeated_batch(self, data: st.DataObject) -> None:
         writer, number = data.draw(st.sampled_from(list(self.batches)))
-        assert self.outbox.append(rows(0, self.batches[writer, number]), Batch(writer, number)).already
+        assert self.outbox.enter(rows(0, self.batches[writer, number]), Batch(writer, number)).already
 
     @rule(data=st.data(), count=st.integers(1, 5))
     def fly(self, data: st.DataObject, count: int) -> None:
@@ -135,7 +135,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        crash(self.outbox.journal)
+        crash(self.outbox)
         before = dict(self.flights)
         self._open()
         done = {n for n in range(self.end) if n in self.outbox.done}
@@ -159,7 +159,7 @@ class Life(RuleBasedStateMachine):
         assert {writer: last[0] for writer, last in outbox.last_batches.items()} == self.newest
         waiting = [n for n in range(self.end) if n not in self.done]
         if waiting:
-            assert outbox.journal.first <= waiting[0]
+            assert outbox.first <= waiting[0]
             assert numbers(outbox, waiting[0], self.end) == list(range(waiting[0], self.end))
 
     def teardown(self) -> None:
@@ -175,14 +175,14 @@ def test_a_full_disk_lets_no_packet_id_out(tmp_path: Path) -> None:
     """What `fly` could not write must not be believed after a crash; the next try goes on [I10]."""
     disk = FaultyDisk()
     outbox = opened(tmp_path / "o", disk=disk)
-    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.enter(rows(0, 3), Batch("q/0", 0))
     outbox.fly({1: Flight(0, PUBLISHED)})
     disk.call, disk.at, disk.number, disk.times = "write", disk.calls.count("write") + 1, errno.ENOSPC, 1
     with pytest.raises(JournalFull):
         outbox.fly({1: Flight(0, RELEASED), 2: Flight(1, PUBLISHED)})
     assert outbox.flights == {1: Flight(0, PUBLISHED)}
     outbox.fly({1: Flight(0, RELEASED)})
-    crash(outbox.journal)
+    crash(outbox)
     outbox = opened(tmp_path / "o")
     assert outbox.flights == {1: Flight(0, RELEASED)}
     outbox.close()
@@ -191,10 +191,10 @@ def test_a_full_disk_lets_no_packet_id_out(tmp_path: Path) -> None:
 def test_how_far_each_row_is_survives(tmp_path: Path) -> None:
     """As different phases: a row that was sent is not one whose packet id is released [I3]."""
     outbox = opened(tmp_path / "o")
-    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.enter(rows(0, 3), Batch("q/0", 0))
     flights = {1: Flight(0, PUBLISHED), 2: Flight(1, RELEASED), 3: Flight(2, SENT)}
     outbox.fly(flights)
-    crash(outbox.journal)
+    crash(outbox)
     outbox = opened(tmp_path / "o")
     assert outbox.flights == flights
     assert len({flight.phase for flight in outbox.flights.values()}) == 3
@@ -204,12 +204,12 @@ def test_how_far_each_row_is_survives(tmp_path: Path) -> None:
 def test_a_packet_id_that_is_used_again_says_in_its_frame_that_its_row_was_done(tmp_path: Path) -> None:
     """Else a crash would leave that row with no id and not done: it would be sent anew [I10]."""
     outbox = opened(tmp_path / "o")
-    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.enter(rows(0, 3), Batch("q/0", 0))
     outbox.fly({1: Flight(0, SENT), 2: Flight(1, SENT)}, durable=False)
     outbox.finish([0], [1], outcomes=["delivered"])
     assert outbox.flights == {2: Flight(1, SENT)}
     outbox.fly({1: Flight(2, SENT)}, durable=False)
-    crash(outbox.journal)
+    crash(outbox)
     outbox = opened(tmp_path / "o")
     assert outbox.flights == {2: Flight(1, SENT), 1: Flight(2, SENT)}
     assert outbox.done.watermark == 1
@@ -220,13 +220,13 @@ def test_a_packet_id_that_is_used_again_says_in_its_frame_that_its_row_was_done(
 def test_what_flies_with_qos_1_is_written_and_not_synced(tmp_path: Path) -> None:
     disk = FaultyDisk()
     outbox = opened(tmp_path / "o", disk=disk)
-    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.enter(rows(0, 3), Batch("q/0", 0))
     synced = disk.calls.count("sync_data")
     outbox.fly({1: Flight(0, SENT)}, durable=False)
     assert disk.calls.count("sync_data") == synced
     outbox.fly({2: Flight(1, PUBLISHED)})
     assert disk.calls.count("sync_data") > synced
-    crash(outbox.journal)
+    crash(outbox)
     outbox = opened(tmp_path / "o")
     assert outbox.flights == {1: Flight(0, SENT), 2: Flight(1, PUBLISHED)}
     outbox.close()
@@ -236,12 +236,12 @@ def test_how_rows_ended_is_known_together_with_that_they_did(tmp_path: Path) -> 
     """In one frame: after a crash both are known or none, and the ledger has each of them once [I11]."""
     outbox = opened(tmp_path / "o")
     outbox.count(received=3)
-    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.enter(rows(0, 3), Batch("q/0", 0))
     outbox.finish([0, 1], outcomes=["delivered", "delivered"])
     outbox.flush()
     outbox.finish([2], outcomes=["refused"])
     assert outbox.ledger == {"received": 3, "delivered": 2, "refused": 1}
-    crash(outbox.journal)
+    crash(outbox)
     outbox = opened(tmp_path / "o")
     assert (outbox.done.watermark, outbox.ledger) == (2, {"received": 3, "delivered": 2})
     outbox.finish([2], outcomes=["delivered"])
@@ -254,7 +254,7 @@ def test_how_rows_ended_is_known_together_with_that_they_did(tmp_path: Path) -> 
 def test_what_is_done_waits_for_the_disk_where_it_must_and_for_room(tmp_path: Path) -> None:
     disk = FaultyDisk()
     outbox = opened(tmp_path / "o", disk=disk)
-    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.enter(rows(0, 3), Batch("q/0", 0))
     outbox.fly({1: Flight(0, PUBLISHED)})
     outbox.finish([0], [1])
     synced = disk.calls.count("sync_data")
@@ -270,7 +270,7 @@ def test_what_is_done_waits_for_the_disk_where_it_must_and_for_room(tmp_path: Pa
         outbox.flush(durable=True)
     disk.call = ""
     outbox.flush()
-    crash(outbox.journal)
+    crash(outbox)
     outbox = opened(tmp_path / "o")
     assert (outbox.done.watermark, outbox.flights) == (2, {})
     outbox.close()
@@ -278,11 +278,11 @@ def test_what_is_done_waits_for_the_disk_where_it_must_and_for_room(tmp_path: Pa
 
 def test_an_empty_batch_leaves_no_word_of_it(tmp_path: Path) -> None:
     outbox = opened(tmp_path / "o")
-    written = outbox.journal.bytes_on_disk
-    appended = outbox.append(rows(0, 0), Batch("q/0", 4))
+    written = outbox.bytes_on_disk
+    appended = outbox.enter(rows(0, 0), Batch("q/0", 4))
     assert (appended.rows, appended.whole, appended.already) == (0, True, False)
-    assert (outbox.last_batches, outbox.journal.bytes_on_disk) == ({}, written)
-    outbox.append(rows(0, 2), Batch("q/0", 3))  # a smaller number is no repeat of it
+    assert (outbox.last_batches, outbox.bytes_on_disk) == ({}, written)
+    outbox.enter(rows(0, 2), Batch("q/0", 3))  # a smaller number is no repeat of it
     assert outbox.end == 2
     outbox.close()
 
@@ -292,13 +292,13 @@ def test_a_full_disk_is_not_a_batch_that_can_never_fit(tmp_path: Path) -> None:
     disk = FaultyDisk()
     outbox = opened(tmp_path / "o", disk=disk)
     batch = Batch("q/0", 0, attempt="a")
-    outbox.append(rows(0, 3), batch, whole=False)
+    outbox.enter(rows(0, 3), batch, whole=False)
     disk.call, disk.at, disk.number = "write", disk.calls.count("write") + 1, errno.ENOSPC
     with pytest.raises(JournalFull):
-        outbox.append(rows(3, 3), batch, start=3)
+        outbox.enter(rows(3, 3), batch, start=3)
     assert (outbox.incomplete, outbox.dropped) == (3, 0)
     disk.call = ""
-    assert outbox.append(rows(3, 3), batch, start=3).rows == 6
+    assert outbox.enter(rows(3, 3), batch, start=3).rows == 6
     assert outbox.following(0) == (0, 6)
     outbox.close()
 

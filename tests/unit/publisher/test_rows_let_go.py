@@ -48,10 +48,10 @@ class Life:
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=LIMITS)
         for number in range(rows):
             row = rows_of([{"topic": "d", "payload": b"%d" % number + bytes(1000), "qos": qos}])
-            self.outbox.append(arrived(row, Stamp(0)))
+            self.outbox.enter(arrived(row, Stamp(0)))
         self.awaited: Awaited | None = awaited_of(self.outbox, 1.0, KEYS) if receipts else None
         if not receipts:
-            self.outbox.journal.forget(CONSUMER)
+            self.outbox.forget(CONSUMER)
         self.sent: list[Any] = []
         self.downlink = Downlink(
             self.outbox,
@@ -106,7 +106,7 @@ class Life:
 
     def all_arrived(self) -> None:
         assert self.awaited is not None
-        receipt = ReceiptPayload(self.awaited.publisher, 1, ROWS, openings=((0, self.outbox.journal.incarnation),))
+        receipt = ReceiptPayload(self.awaited.publisher, 1, ROWS, openings=((0, self.outbox.incarnation),))
         self.awaited.take(receipt, self.outbox.end, 0.0)
         keep(self.outbox, self.awaited, self.downlink.oldest)
 
@@ -159,7 +159,7 @@ def test_what_waits_for_its_second_turn_may_be_let_go(tmp_path: Path, monkeypatc
     assert len(life.sent) == 2
     life.handle(Received([PubAckPacket(packet.packet_id) for packet in life.sent]))
     life.all_arrived()
-    assert life.outbox.journal.first > 2
+    assert life.outbox.first > 2
     life.sent.clear()
     life.downlink.turn()
     life.serve()
@@ -177,16 +177,16 @@ def test_rows_read_again_behind_a_batch_that_became_whole_may_be_gone(
     life = Life(tmp_path, receipts=False)
     row = arrived(rows_of([{"topic": "d", "payload": bytes(1000), "qos": 1}]), Stamp(0))
     for start in (0, 1):
-        life.outbox.append(row, Batch("q/0", 0, attempt="a"), start=start, whole=False)
+        life.outbox.enter(row, Batch("q/0", 0, attempt="a"), start=start, whole=False)
     for number in range(ROWS):
-        life.outbox.append(row, Batch("q/1", number))
+        life.outbox.enter(row, Batch("q/1", number))
     life.connect()
     life.serve()
     assert life.outbox.waiting == 0
-    life.outbox.append(row, Batch("q/0", 0, attempt="a"), start=2)
+    life.outbox.enter(row, Batch("q/0", 0, attempt="a"), start=2)
     life.downlink.turn()
     assert len(life.sent) == 2
     life.serve()
     assert life.outbox.waiting == 0
-    assert life.outbox.journal.first > 0
+    assert life.outbox.first > 0
     life.close()
