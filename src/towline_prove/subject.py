@@ -373,6 +373,6 @@ def journal_arrivals(settings: GatewaySettings) -> tuple[list[Arrival], str]:
     journal = Journal.open(settings.inbox, schema=ROW_SCHEMA)
     try:
         batches = journal.read(journal.first, journal.end)
-        return [arrival for batch in batches for arrival in arrivals_in(batch)], journal.recovery.note or ""
+        return [arrival for batch in batches for arrival in arrivals_in(batch)], journal.repair
     finally:
         journal.close()

@@ -172,7 +172,7 @@ class _Gateway:
         with contextlib.ExitStack() as failed:
             self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
             failed.callback(self._journal.close)
-            if note := self._journal.recovery.note:
+            if note := self._journal.repair:
                 self._log.warning("journal repaired", note=note)
             check_session(settings, self._journal.session)
             check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
@@ -183,7 +183,7 @@ class _Gateway:
                 limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
                 self._outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits)
                 failed.callback(self._outbox.close)
-                if note := self._outbox.recovery.note:
+                if note := self._outbox.repair:
                     self._log.warning("outbox repaired", note=note)
                 check_outbox(settings.name, self._outbox, settings.outbox.checkpoint, settings.outbox.number)
                 self._oldest = Oldest(self._outbox, "arrived_at")
@@ -250,7 +250,7 @@ class _Gateway:
             "guarantee": self._settings.guarantee.value,
             "journaled": journal.end,
             "waiting": journal.end - journal.committed,
-            "recovered": journal.recovery.note,
+            "recovered": journal.repair or None,
             "absent_s": self._absent_s,
             "up_s": time.monotonic() - self._started,
             "arrived": journal.end - self._began,

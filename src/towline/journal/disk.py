@@ -193,12 +193,7 @@ def prepare(directory: Path, disk: Disk) -> None:
             raise PermissionError(0, "no right to write here")
         os.listdir(directory)  # noqa: PTH208 a file in its place shows here
     except OSError as error:
-        raise JournalError(
-            "TL-J01",
-            str(directory),
-            f"can't keep a journal here ({error.strerror})",
-            "Give a directory on a local disk that this user may write to.",
-        ) from error
+        raise _unusable(directory, "can't keep a journal here", error) from error
 
 
 def _sync_above(directory: Path, disk: Disk) -> None:
@@ -326,11 +321,12 @@ class Room:
 
 _LOCK_FILE = "lock"
 _LOCK_BYTES = 63
+_NO_LOCK = "the journal's lock can't be taken here"
 #: A lock file can be removed between its opening and the lock on it; this often in a row is no coincidence.
 _TRIES = 100
-#: Lock files that are held here, and by which process: a fork inherits the table, and containers repeat the pids that
-#: stand in the files.
-_HELD: dict[tuple[int, int], int] = {}
+#: Lock files that are held here, by which process and descriptor: a fork inherits the table, and containers repeat the
+#: pids that stand in the files.
+_HELD: dict[tuple[int, int], tuple[int, int]] = {}
 
 
 class Lock:
@@ -348,44 +344,38 @@ class Lock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory.absolute() / _LOCK_FILE
-        self._name = os.fspath(self._path)
-        #: What is locked, once it is; None before.
-        self._file: tuple[int, int] | None = None
-        for _ in range(_TRIES):
-            try:
-                self._descriptor = files.open_lock(self._path)
-            except OSError as error:
-                raise _unusable(directory, error) from error
-            try:
-                self._take(directory)
-                self._file = _file(os.fstat(self._descriptor))
-                self.check()
-                _HELD[self._file] = os.getpid()
-            except JournalFailed:
-                self.release()  # the file has another name, or none, since it was opened: it locks nobody out
-            except BaseException:
-                self.release()
-                raise
-            else:
-                return
-        raise _unusable(directory, OSError(0, "the lock file is removed again and again"))
+        path = directory.absolute() / _LOCK_FILE
+        self._name = os.fspath(path)
+        try:
+            for _ in range(_TRIES):
+                self._descriptor = files.open_lock(path)
+                try:
+                    self._take(directory)
+                    self.check()
+                except JournalFailed:
+                    self.release()  # the file has another name, or none, since it was opened: it locks nobody out
+                except BaseException:
+                    self.release()
+                    raise
+                else:
+                    _HELD[self._file] = os.getpid(), self._descriptor
+                    return
+        except OSError as error:
+            raise _unusable(directory, _NO_LOCK, error) from error
+        raise _unusable(directory, _NO_LOCK, OSError(0, "the lock file is removed again and again"))
 
     def _take(self, directory: Path) -> None:
-        try:
-            if not files.locked(self._descriptor):
-                raise self._taken(directory)
-            os.fchmod(self._descriptor, 0o600)
-            text = f"{os.getpid()} {datetime.now().astimezone().isoformat()}"
-            os.pwrite(
-                self._descriptor, text.ljust(_LOCK_BYTES).encode() + b"\n", 0
-            )  # over the last holder's, all of it
-        except OSError as error:
-            raise _unusable(directory, error) from error
+        #: what is locked
+        self._file = _file(os.fstat(self._descriptor))
+        if not files.locked(self._descriptor):
+            raise self._taken(directory)
+        os.fchmod(self._descriptor, 0o600)
+        text = f"{os.getpid()} {datetime.now().astimezone().isoformat()}"
+        os.pwrite(self._descriptor, text.ljust(_LOCK_BYTES).encode() + b"\n", 0)  # over all of the last holder's
 
     def _taken(self, directory: Path) -> JournalLocked:
         """Say who holds the lock; this process may, by another object."""
-        if _HELD.get(_file(os.fstat(self._descriptor))) == os.getpid():
+        if _HELD.get(self._file, (0, 0))[0] == os.getpid():
             what = "this process has it open already, in another Publisher or gateway"
             advice = "Close that one first, or give each a directory of its own."
             return JournalLocked("TL-J03", str(directory), what, advice)
@@ -418,8 +408,8 @@ class Lock:
     def release(self) -> None:
         """Let another process have it; a second call does nothing."""
         if self._descriptor >= 0:
-            if self._file is not None:
-                _HELD.pop(self._file, None)
+            if _HELD.get(self._file) == (os.getpid(), self._descriptor):
+                del _HELD[self._file]
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -429,13 +419,9 @@ def _file(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-def _unusable(directory: Path, error: OSError) -> JournalError:
-    return JournalError(
-        "TL-J01",
-        str(directory),
-        f"the journal's lock can't be taken here ({error.strerror})",
-        "Give a directory on a local disk that this user may write to.",
-    )
+def _unusable(directory: Path, what: str, error: OSError) -> JournalError:
+    do = "Give a directory on a local disk that this user may write to."
+    return JournalError("TL-J01", str(directory), f"{what} ({error.strerror})", do)
 
 
 def _holder(text: str) -> str:
@@ -446,8 +432,4 @@ def _holder(text: str) -> str:
     except ValueError:
         return "another process"
     today = moment.date() == datetime.now().astimezone().date()
-    return (
-        f"the process with pid {int(pid)} (since {moment:%H:%M})"
-        if today
-        else f"the process with pid {int(pid)} (since {moment:%Y-%m-%d %H:%M})"
-    )
+    return f"the process with pid {int(pid)} (since {moment:{'%H:%M' if today else '%Y-%m-%d %H:%M'}})"

@@ -83,7 +83,7 @@ class Journal:
         journal_id: 12 hex digits made at creation; with an offset it names a row for ever.
         epoch: Grows by one with every opening [I8].
         incarnation: 8 hex digits of this opening's own: one that went on from a copy has others [I14].
-        recovery: What opening found.
+        repair: One line for a person when opening cut an unfinished write; else "".
         where: The directory it lies in, for people.
         end: The next offset; every row below it is durable.
         no_rows: A batch of this journal's schema without rows: for frames that bring only packet ids or notes.
@@ -99,7 +99,7 @@ class Journal:
             self._state.epoch,
             self._state.incarnation,
         )
-        self.recovery, self.where = opened.recovery, str(directory)
+        self.repair, self.where = opened.note, str(directory)
         self._directory, self._schema, self._room, self._disk, self._lock = directory, schema, room, disk, lock
         self.no_rows = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
         self._syncs, self._bytes_written = Histogram(), 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,24 +34,10 @@ if TYPE_CHECKING:
 
     from towline.journal.disk import Disk
 
-__all__ = ["RecoveredJournal", "Recovery", "recover", "session_in", "state_in"]
+__all__ = ["RecoveredJournal", "recover", "session_in", "state_in"]
 
 
-@dataclass(frozen=True)
-class Recovery:
-    """What was on disk when a journal was opened.
-
-    Attributes:
-        cut_bytes: Bytes of an unfinished write at the end that were cut.
-        note: One line for a person when something was cut.
-    """
-
-    cut_bytes: int
-    note: str | None
-
-
-@dataclass(frozen=True)
-class RecoveredJournal:
+class RecoveredJournal(NamedTuple):
     """A journal ready to go on in a new segment.
 
     Attributes:
@@ -60,14 +45,14 @@ class RecoveredJournal:
         segments: Sealed segments with rows and those between them, oldest first.
         sequence: Number for the next segment.
         previous_bytes: Size of the segment before it.
-        recovery: The account for a person.
+        note: One line for a person when an unfinished write at the end was cut; else "".
     """
 
     state: JournalState
     segments: list[Segment]
     sequence: int
     previous_bytes: int
-    recovery: Recovery
+    note: str = ""
 
 
 class _Head(NamedTuple):
@@ -89,7 +74,7 @@ def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
     heads = [_head(directory, name) for name in segment_names(directory)]
     if not heads:
         _remove_unfinished(directory, disk)
-        return RecoveredJournal(JournalState(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, None))
+        return RecoveredJournal(JournalState(secrets.token_hex(6), 0), [], 1, 0)
     chain = _chain(heads)
     last, snapshot = chain[-1]
     _check_schema(directory, snapshot, schema)
@@ -101,18 +86,17 @@ def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
     _remove_unfinished(directory, disk)
     for head in heads[: len(heads) - len(chain)]:  # removal was not durable yet
         disk.remove(head.segment.path)
-    recovery = Recovery(0, None)
-    if cut := last.size - good:
-        what = f"{last.path}: cut {cut:,} bytes of an unfinished write at byte {good:,}"
-        recovery = Recovery(cut, f"{what}; rows up to {state.end:,} are whole")
+    cut = last.size - good
+    what = f"{last.path}: cut {cut:,} bytes of an unfinished write at byte {good:,}"
+    note = f"{what}; rows up to {state.end:,} are whole" if cut else ""
     for segment, following in pairwise(segments):
         segment.end = following.first
     last.size, last.end = good, state.end
     sequence = last.name.sequence
     if state.end == last.first:  # without rows it is replaced: the next one takes its number, and its name
-        return RecoveredJournal(state, segments[:-1], sequence, snapshot.previous_bytes, recovery)
+        return RecoveredJournal(state, segments[:-1], sequence, snapshot.previous_bytes, note)
     _copy(last, disk)
-    return RecoveredJournal(state, segments, sequence + 1, good, recovery)
+    return RecoveredJournal(state, segments, sequence + 1, good, note)
 
 
 def session_in(directory: Path) -> Mapping[str, Any]:

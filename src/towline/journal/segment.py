@@ -24,7 +24,7 @@ from towline.journal.frames import HEADER_BYTES, Header, Kind, encode, header_at
 from towline.journal.state import Provenance, foreign
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from towline.journal.disk import Disk
@@ -70,34 +70,6 @@ class View:
             self._mapped.madvise(mmap.MADV_DONTNEED, first, start + size - first)
 
 
-class Index:
-    """Where some of the frames with rows begin, in order, at least `STRIDE` bytes apart.
-
-    One thread adds while others search: a position is there before its offset is.
-    """
-
-    def __init__(self) -> None:
-        self._offsets = array("Q")
-        self._positions = array("Q")
-
-    def add(self, offset: int, position: int) -> None:
-        """Note a frame, unless the last note is near enough."""
-        if not self._positions or position - self._positions[-1] >= STRIDE:
-            self._positions.append(position)
-            self._offsets.append(offset)
-
-    def before_offset(self, offset: int) -> int:
-        """Return the position of the last noted frame that begins at or before this offset, else of the first."""
-        return self._at(bisect_right(self._offsets, offset))
-
-    def before_position(self, position: int) -> int:
-        """Return the last noted position at or before this one, else the first."""
-        return self._at(bisect_right(self._positions, position))
-
-    def _at(self, after: int) -> int:
-        return self._positions[max(after - 1, 0)] if self._positions else 0
-
-
 class Segment:
     """A file of frames.
 
@@ -110,13 +82,14 @@ class Segment:
     """
 
     def __init__(
-        self, directory: Path, name: Name, *, size: int, end: int, origin: Provenance, index: Index | None = None
+        self, directory: Path, name: Name, *, size: int, end: int, origin: Provenance, index: array[int] | None = None
     ) -> None:
         self.path = name.path(directory)
         self.name = name
         self.size = size
         self.end = end
         self.origin = origin
+        #: Where some of the frames with rows begin, in order, at least `STRIDE` bytes apart.
         self._index = index
 
     @property
@@ -143,12 +116,12 @@ class Segment:
         except ValueError as error:
             raise damaged(self.path, f"is shorter than the {self.size:,} bytes that were durable") from error
 
-    def index(self, view: View) -> Index:
+    def index(self, view: View) -> array[int]:
         """Return the index; that of a segment from an earlier run is built at its first use."""
         if self._index is None:
-            index = Index()
-            for position, header in self.records(view, 0):
-                index.add(header.first, position)
+            index = array("Q")
+            for position, _ in self.records(view, 0):
+                _note(index, position)
             self._index = index
         return self._index
 
@@ -178,7 +151,12 @@ class Segment:
         Raises:
             JournalDamaged: TL-J05, the frames do not hold it.
         """
-        for position, header in self.records(view, self.index(view).before_offset(offset)):
+
+        def first_row(position: int) -> int:  # one beyond the view was noted after it was made
+            header = header_at(view.memory, position, len(view.memory))
+            return header.first if header else offset + 1
+
+        for position, header in self.records(view, _last(self.index(view), offset, first_row)):
             if header.end > offset >= header.first:
                 return position, header
         raise damaged(self.path, f"row {offset:,} is not where it should be")
@@ -186,11 +164,21 @@ class Segment:
     def find_byte(self, view: View, byte: int) -> tuple[int, Header] | None:
         """Return the last frame with rows that begins at or before this byte, or none."""
         frame = None
-        for position, header in self.records(view, self.index(view).before_position(byte)):
+        for position, header in self.records(view, _last(self.index(view), byte)):
             if position > byte:
                 break
             frame = position, header
         return frame
+
+
+def _note(index: array[int], position: int) -> None:
+    if not index or position - index[-1] >= STRIDE:
+        index.append(position)
+
+
+def _last(index: array[int], most: int, key: Callable[[int], int] = int) -> int:
+    """The last noted position with a key of at most this, else the first."""
+    return index[max(bisect_right(index, most, key=key) - 1, 0)] if index else 0
 
 
 _KINDS = frozenset(Kind)
@@ -229,7 +217,7 @@ class Active(Segment):
         state, name = snapshot.state, Name(snapshot.sequence, snapshot.state.end)
         frame = encode(Kind.SNAPSHOT, epoch=state.epoch, first=state.end, durable=0, payload=snapshot.encode())
         self._descriptor = new_file(disk, name.path(directory), frame.buffers)
-        self._rows = Index()
+        self._rows = array("Q")
         super().__init__(directory, name, size=frame.size, end=state.end, origin=state.origin, index=self._rows)
         self._disk, self._syncs = disk, syncs
         self.written = self.synced = frame.size
@@ -268,7 +256,7 @@ class Active(Segment):
 
     def grow(self, position: int, end: int) -> None:
         """Let readers see the frame with rows at `position`, durable now; `end` is the offset after its last row."""
-        self._rows.add(self.end, position)
+        _note(self._rows, position)
         self.size, self.end = self.synced, end
 
     def close(self) -> None:

@@ -26,14 +26,14 @@ from tests.unit.journal.support import (
     served,
 )
 from towline.errors import JournalDamaged, JournalError, JournalFull
-from towline.journal import Disk, Journal, Limits, Recovery
+from towline.journal import Disk, Journal, Limits
 from towline.version import version
 
 
 def test_reopening_without_rows_leaves_one_file(tmp_path: Path) -> None:
     for _ in range(5):
         with opened(tmp_path) as journal:
-            assert journal.recovery == Recovery(0, None)
+            assert journal.repair == ""
             assert (len(segments_of(journal)), journal.end) == (1, 0)
     assert len(segments(tmp_path)) == 1
 
@@ -289,7 +289,7 @@ def test_many_single_rows_need_little_memory(tmp_path: Path) -> None:
         for _ in range(40_000):
             journal.append(batch)
         grown = psutil.Process().memory_info().rss - before
-        entries = sum(len(segment._index._positions) for segment in segments_of(journal) if segment._index)
+        entries = sum(len(segment._index) for segment in segments_of(journal) if segment._index)
         assert entries * 16 * 250 < 60 << 20  # 250 times as many rows, in the aim of 60 MB
         assert grown < 8 << 20
         assert sum(batch.num_rows for batch in journal.read(25_000, 35_000)) == 10_000

@@ -26,7 +26,7 @@ def test_a_new_journal_is_empty(shelf: Shelf) -> None:
         assert journal.consumers == {}
         assert journal.session == {}
         assert journal.ledger == {}
-        assert journal.recovery.note is None
+        assert journal.repair == ""
         assert served(journal) == []
         assert journal.locate(0) == 0
 

@@ -136,7 +136,8 @@ def test_a_range_far_into_a_segment_of_an_earlier_run_is_found_from_near(tmp_pat
         index, view = segment.index(segment.view()), segment.view()
         for offset in range(0, 600, 50):
             position, header = segment.find(view, offset)
-            assert position - index.before_offset(offset) < STRIDE + header.size
+            assert header.first <= offset < header.end
+            assert position - max(noted for noted in index if noted <= position) < STRIDE + header.size
 
 
 def plant(journal: Journal, count: int, size: int) -> None:

@@ -78,13 +78,11 @@ def test_the_last_segment_cut_at_every_byte(memory_path: Path) -> None:
             with opened(copy) as journal:
                 assert told == journal.session
                 assert session_in(copy) == told  # and who has it open is in nobody's way
-                assert journal.recovery.cut_bytes == size - good
                 assert journal.end == whole[-1].end
                 if size > good:
-                    assert journal.recovery.note
-                    assert f"cut {size - good:,} bytes of an unfinished write at byte {good:,}" in journal.recovery.note
+                    assert f"cut {size - good:,} bytes of an unfinished write at byte {good:,}" in journal.repair
                 else:
-                    assert journal.recovery.note is None
+                    assert journal.repair == ""
                 if size - good in {0, 1, 48}:  # the same rows between two borders
                     journal.append(rows(journal.end, 2))
                     served(journal)
@@ -122,7 +120,7 @@ def test_a_tail_of_zeros_or_noise_is_cut(tmp_path: Path) -> None:
         (tmp_path / "torn" / last.name).write_bytes(content + tail)
         with opened(tmp_path / "torn") as journal:
             assert journal.end == 14
-            assert journal.recovery.cut_bytes == len(tail)
+            assert f": cut {len(tail):,} bytes" in journal.repair
             served(journal)
         shutil.rmtree(tmp_path / "torn")
 
@@ -153,7 +151,7 @@ def test_flipped_bits_of_the_last_segment(memory_path: Path) -> None:
             assert last.read_bytes() == flipped  # nothing was changed
             continue
         with opened(memory_path) as journal:
-            assert journal.recovery.cut_bytes == len(content) - frames[at][0]
+            assert f": cut {len(content) - frames[at][0]:,} bytes" in journal.repair
             assert journal.end == frames[at][1].first
             if position % 64 == 0:
                 served(journal)
