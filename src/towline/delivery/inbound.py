@@ -19,7 +19,7 @@ from towline.delivery.receipts.mark import Mark
 from towline.errors import JournalFull
 from towline.guarantee import AckAfter
 from towline.journal import Journal, largest_frame
-from towline.journal.reading import cut
+from towline.journal.segment import cut
 from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub

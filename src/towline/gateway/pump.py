@@ -27,9 +27,8 @@ import structlog
 
 from towline.delivery.inbound import COUNTERS, Uplink
 from towline.delivery.intake import plain_run
-from towline.delivery.outbound import Downlink
+from towline.delivery.outbound import Downlink, recall
 from towline.delivery.receipts.ledger import ReceiptSender
-from towline.delivery.record import recall
 from towline.errors import (
     BrokerError,
     ConfigError,

@@ -42,7 +42,7 @@ from towline.gateway.identity import KnownOffset, check_offset, extent
 from towline.gateway.sessions import ChangeState
 from towline.gateway.tickets import TicketKey
 from towline.journal import Batch, largest_frame
-from towline.journal.reading import RowSlice, combined
+from towline.journal.segment import RowSlice, combined
 from towline.logfile import own_log
 from towline.processes import ProcessMark
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES, ROW_SCHEMA

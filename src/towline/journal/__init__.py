@@ -5,6 +5,6 @@ from __future__ import annotations
 from towline.journal.disk import Disk, Limits
 from towline.journal.journal import Journal
 from towline.journal.outbox import Batch, Flight, Outbox
-from towline.journal.reading import largest_frame
+from towline.journal.segment import largest_frame
 
 __all__ = ["Batch", "Disk", "Flight", "Journal", "Limits", "Outbox", "largest_frame"]

@@ -4,8 +4,8 @@
     any thread      commit, forget                may wait for one sync of the writer
     any thread      read, locate, count, status   never wait for the disk to sync
 
-Frames go into the newest segment, full ones are sealed, committed ones are removed. Frames are in `frames`, what they
-mean in `state`, a segment's file in `segment`, opening in `recovery`, ranges in `reading`.
+Frames go into the newest segment, full ones are sealed, committed ones are removed. Frames and what they mean are in
+`frames`, files and ranges of rows in `segment`, opening in `recovery`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,28 @@ import pyarrow as pa
 
 from towline.errors import JournalError, JournalFailed, JournalFull, TowlineError
 from towline.journal.disk import Disk, Limits, Lock, Room, failing, prepare
-from towline.journal.frames import Kind, encode, frame_bytes
-from towline.journal.reading import (
+from towline.journal.frames import (
+    Changes,
+    Kind,
+    Snapshot,
+    apply_changes,
+    decode_json,
+    encode,
+    encode_json,
+    frame_bytes,
+    section_of,
+)
+from towline.journal.recovery import recover
+from towline.journal.segment import (
     BATCH_BYTES,
+    Active,
     bytes_between,
     combined,
     offset_after_bytes,
     origin_below,
     pieces,
+    removable,
 )
-from towline.journal.recovery import recover
-from towline.journal.segment import Active, removable
-from towline.journal.state import Changes, Snapshot, apply_changes, decode_json, encode_json, section_of
 from towline.timing import Histogram
 
 if TYPE_CHECKING:

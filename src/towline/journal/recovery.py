@@ -19,13 +19,16 @@ from towline.journal.frames import (
     HEADER_BYTES,
     MAGIC,
     VERSION,
+    JournalState,
+    Snapshot,
+    apply_frame,
+    foreign,
     intact_after,
     intact_at,
     payload_at,
     section_at,
 )
 from towline.journal.segment import Segment, View, damaged
-from towline.journal.state import JournalState, Snapshot, apply_frame, foreign
 from towline.version import version
 
 if TYPE_CHECKING:

@@ -24,11 +24,10 @@ from typing import Annotated, Any, Final, Literal, NoReturn, Self, Unpack
 
 from pydantic import AfterValidator, Field
 
-from towline.delivery.outbound import Downlink, Outcome
+from towline.delivery.outbound import Downlink, Outcome, recall
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.receipts.mark import MARK_BYTES
 from towline.delivery.receipts.payload import PREFIX, ReceiptPayload, receipt_topic
-from towline.delivery.record import recall
 from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, PublisherError, Unreachable
 from towline.files import check_owner
 from towline.journal import Limits, Outbox, largest_frame

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from towline.delivery.dispatch import Dispatch, Fate
+from towline.delivery.outbound import Dispatch, Fate
 from towline.journal.ranges import Ranges
 
 QUOTA, NOT_AUTHORIZED = 0x97, 0x87

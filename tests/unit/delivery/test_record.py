@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from towline.delivery.record import recall
+from towline.delivery.outbound import recall
 from towline.errors import ConfigError
 from towline.mqtt.events import SessionConfig, SessionRecord
 

@@ -16,7 +16,7 @@ from tests.unit.gateway.serving import Served, error_of, raw, rows, served
 from towline import errors
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.client import GatewayClient, Window
-from towline.journal.reading import BATCH_BYTES
+from towline.journal.segment import BATCH_BYTES
 from towline.schema import ROW_SCHEMA
 
 

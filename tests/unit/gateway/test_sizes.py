@@ -21,7 +21,7 @@ from towline.errors import JournalError
 from towline.gateway import service
 from towline.gateway.endpoint import END_OF_ROWS
 from towline.journal import Batch, Limits, Outbox
-from towline.journal.reading import RowSlice
+from towline.journal.segment import RowSlice
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Deliver, Messages
 from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA

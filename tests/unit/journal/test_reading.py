@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.journal.support import ROOMY, SCHEMA, Unsynced, opened, segments_of
 from towline.journal import Journal, Limits
-from towline.journal.reading import BATCH_BYTES, RowSlice, combined, cut, largest_frame
-from towline.journal.segment import STRIDE
+from towline.journal.segment import BATCH_BYTES, STRIDE, RowSlice, combined, cut, largest_frame
 
 if TYPE_CHECKING:
     from pathlib import Path

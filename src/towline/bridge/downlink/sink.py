@@ -36,7 +36,7 @@ from towline.bridge.messages import (
 )
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, one_line
-from towline.journal.reading import BATCH_BYTES, RowSlice, combined
+from towline.journal.segment import BATCH_BYTES, RowSlice, combined
 from towline.kafka.options import SinkSettings
 from towline.kafka.spool import Spool
 from towline.kafka.topicids import SourceTopics
