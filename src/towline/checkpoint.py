@@ -25,6 +25,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -134,12 +135,7 @@ class Checkpoint:
 
     def offsets(self, batch: int | None) -> list[Any]:
         """What the offset log says of each source in a batch, as JSON values; empty where that can't be read."""
-        values: list[Any] = []
-        for line in self._entry(batch)[2:]:
-            if line != "-":
-                with contextlib.suppress(ValueError):
-                    values.append(json.loads(line))
-        return values
+        return [value for value in self._entry(batch)[2:] if value is not None]
 
     def first_offsets(self) -> Any:
         """Where a query of Spark's Kafka source began, a JSON value; None where that can't be read."""
@@ -149,10 +145,8 @@ class Checkpoint:
             return json.loads(content.lstrip(b"\0").partition(b"\n")[2])
         return None
 
-    def _entry(self, batch: int | None) -> list[str]:
-        """The lines of an entry of the offset log: version, metadata, then one for each source; "" if unreadable."""
-        # Not `splitlines`: a JSON string may hold other separators of lines.
-        return (self._file(_OFFSETS, str(batch)) or b"").decode(errors="replace").split("\n")
+    def _entry(self, batch: int | None) -> list[Any]:
+        return _lines(self._file(_OFFSETS, str(batch)) or b"")
 
     def ends_at(self, offset: object, *, done: bool) -> bool:
         """Whether this checkpoint's newest batch ends at a source offset; False where that can't be read.
@@ -171,10 +165,9 @@ class Checkpoint:
         """
         if not self.ends_at(offset, done=False):
             return None
-        try:
-            return int(json.loads(self._entry(self.last_offsets_batch())[1])["batchWatermarkMs"])
-        except (ValueError, KeyError, IndexError, TypeError):
-            return None
+        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
+            return int(self._entry(self.last_offsets_batch())[1]["batchWatermarkMs"])
+        return None
 
     def newest_offsets(self) -> list[Any]:
         """What the newest batch that was planned says of each source, as JSON values; empty where there is none.
@@ -182,7 +175,7 @@ class Checkpoint:
         A newest entry that a power failure tore is a batch that never ran: the one before it counts.
         """
         for batch in reversed(self._batches(_OFFSETS)):
-            if _whole(self._path / _OFFSETS / str(batch)) and (offsets := self.offsets(batch)):
+            if not _is_torn(self._path / _OFFSETS / str(batch)) and (offsets := self.offsets(batch)):
                 return offsets
         return []
 
@@ -230,7 +223,10 @@ class Checkpoint:
             synced = _SYNCED.pop(path, {})
             if synced.get(_METADATA) != (metadata := _content(path / _METADATA)):
                 check_owner(path)
-                _sync_place(path)
+                _rewrite(path / _METADATA)
+                for directory in (path, *path.parents):  # Spark may have made any of them just now
+                    with contextlib.suppress(PermissionError):  # one that we can't even list is none that we made
+                        files.sync_directory(directory)
                 synced = {_METADATA: metadata}
             self._sync_log(_OFFSETS, synced)
             if self.last_commit_batch() != synced.get(_COMMITS):
@@ -245,7 +241,8 @@ class Checkpoint:
     @property
     def form(self) -> str:
         """First line of the newest entry of the offset log, its version as Spark writes it; "" where there is none."""
-        return next(iter(self._entry(self.last_offsets_batch())), "")
+        content = self._file(_OFFSETS, str(self.last_offsets_batch())) or b""
+        return content.partition(b"\n")[0].decode(errors="replace")
 
     @property
     def stateful(self) -> bool:
@@ -279,7 +276,7 @@ class Checkpoint:
         Raises:
             JournalDamaged: TL-J21, an entry is torn that was durable; nothing was changed.
         """
-        torn = self._torn(self._path)
+        torn = self._torn()
         for path in torn:
             for name in (path, _checksums(path)):
                 with contextlib.suppress(FileNotFoundError):
@@ -328,34 +325,30 @@ class Checkpoint:
         files.sync_directory(directory)
         synced[log] = batches[-1]
 
-    def _torn(self, path: Path) -> list[Path]:
+    def _torn(self) -> list[Path]:
         """The entries to remove, newest first."""
-        offsets, commits = self._batches(_OFFSETS), self._batches(_COMMITS)
-        if offsets and not _whole(path / _METADATA):
+        metadata = self._path / _METADATA
+        offsets, commits = (
+            [self._path / log / str(batch) for batch in reversed(self._batches(log))] for log in (_OFFSETS, _COMMITS)
+        )
+        if offsets and _is_torn(metadata):
             if commits:
-                raise _damaged(path / _METADATA, f"batch {commits[-1]} is done")
-            return [*(path / _OFFSETS / str(batch) for batch in offsets[::-1]), path / _METADATA]
-        torn = [*_tail(path / _COMMITS, commits)]
-        done = max((batch for batch in commits if path / _COMMITS / str(batch) not in torn), default=-1)
-        for entry in _tail(path / _OFFSETS, offsets):
-            if int(entry.name) <= done:
-                raise _damaged(entry, f"batch {done} is done")
+                raise _damaged(metadata, commits[0].name)
+            return [*offsets, metadata]
+        torn = [*takewhile(_is_torn, commits)]
+        done = commits[len(torn)].name if len(torn) < len(commits) else "-1"
+        for entry in takewhile(_is_torn, offsets):
+            if int(entry.name) <= int(done):
+                raise _damaged(entry, done)
             torn.append(entry)
         return torn
 
 
-def _tail(directory: Path, batches: list[int]) -> Iterator[Path]:
-    for batch in reversed(batches):
-        if _whole(directory / str(batch)):
-            return
-        yield directory / str(batch)
-
-
-def _damaged(path: Path, why: str) -> JournalDamaged:
+def _damaged(path: Path, done: str) -> JournalDamaged:
     return JournalDamaged(
         "TL-J21",
         str(path),
-        f"this part of the checkpoint no longer reads as Spark wrote it, though {why}",
+        f"this part of the checkpoint no longer reads as Spark wrote it, though batch {done} is done",
         "Restore the checkpoint together with the gateway's state directory, or start with a new checkpoint directory: "
         "what waits in the inbox is then carried again.",
     )
@@ -372,30 +365,27 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def _whole(path: Path) -> bool:
-    """Whether a file of the checkpoint is all there: as its checksums say, and in its form."""
+def _is_torn(path: Path) -> bool:
+    """Whether a file of the checkpoint is not all there: as its checksums say, or in its form."""
     try:
-        content = path.read_bytes()
-        sums = _content(_checksums(path))
-        return _in_form(path, content) and (not _checksums(path).exists() or sums == _summed(content, sums))
-    except OSError:
-        return False
+        content, sums = path.read_bytes(), _content(_checksums(path))
+        if _checksums(path).exists() and sums != _summed(content, sums):
+            return True
+        if path.name == _METADATA:
+            return not isinstance(json.loads(content), dict)
+    except (OSError, ValueError):
+        return True
+    return len(_lines(content)) < (3 if path.parent.name == _OFFSETS else 2)
 
 
-def _in_form(path: Path, content: bytes) -> bool:
-    """``v1`` and lines of JSON (or ``-``): the query's facts, in the offset log then one line a source."""
-    head, *lines = content.decode(errors="replace").split("\n")
-    if path.name == _METADATA:
-        return _is_json(head)
-    least = 2 if path.parent.name == _OFFSETS else 1
-    return bool(re.fullmatch(r"v\d+", head)) and len(lines) >= least and all(map(_is_json, lines))
-
-
-def _is_json(line: str) -> bool:
-    try:
-        return line == "-" or isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+def _lines(content: bytes) -> list[Any]:
+    """An entry of a log: version, the query's facts, in the offset log one value a source (None for ``-``); or []."""
+    # Not `splitlines`: a JSON string may hold other separators of lines.
+    version, *lines = content.decode(errors="replace").split("\n")
+    with contextlib.suppress(ValueError):
+        if re.fullmatch(r"v\d+", version):
+            return [version, *(None if line == "-" else json.loads(line) for line in lines)]
+    return []
 
 
 def _summed(content: bytes, sums: bytes) -> bytes:
@@ -403,14 +393,6 @@ def _summed(content: bytes, sums: bytes) -> bytes:
     size = int.from_bytes(sums[4:8], "big") or 512
     chunks = [content[at : at + size] for at in range(0, len(content), size)]
     return _CRC_HEAD + size.to_bytes(4, "big") + b"".join(zlib.crc32(chunk).to_bytes(4, "big") for chunk in chunks)
-
-
-def _sync_place(path: Path) -> None:
-    """Sync the metadata and every directory from the checkpoint up: Spark may have made any of them just now."""
-    _rewrite(path / _METADATA)
-    for directory in (path, *path.parents):
-        with contextlib.suppress(PermissionError):  # a directory that we can't even list is none that we made
-            files.sync_directory(directory)
 
 
 def _rewrite(path: Path) -> None:
