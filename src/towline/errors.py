@@ -131,11 +131,7 @@ class ConfigError(TowlineError):
 
 
 class ConfigErrors(ConfigError):
-    """Several settings that can't be, so that a person corrects all of them at once; its text has a line for each.
-
-    Args:
-        errors: At least one.
-    """
+    """Several settings that can't be, so that a person corrects all of them at once; its text has a line for each."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:
         self.errors = tuple(errors)

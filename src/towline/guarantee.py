@@ -52,7 +52,6 @@ class Policy:
         acks: When the broker may be answered; the first is taken where none is written, others are refused.
         serves_again: Whether the source serves the batch that a crash interrupted again; else it serves it empty, and
             its rows are counted as given up.
-        replay: The same in words.
         transactions: Whether records and marker are one transaction [I9].
         isolations: What ``isolation.level`` of the way back may be; the first is taken where none is written: what is
             aborted was never said, whatever may be lost.

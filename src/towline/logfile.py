@@ -87,7 +87,6 @@ class LogStream:
     """Standard error as a log that never ends the process: a full disk costs lines, not messages.
 
     Args:
-        stream: Where the lines go.
         most: Bytes the file may have, if it is one that is appended to; None leaves that to others.
     """
 

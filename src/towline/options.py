@@ -67,7 +67,6 @@ class Option:
         path: Where its value goes: the name of the setting, behind those of the tables it is in.
         kind: Type of the setting, with its bounds.
         read: Makes of a text what the setting takes.
-        hidden: As in `OptionText`.
     """
 
     name: str
@@ -154,7 +153,6 @@ class Format:
 
     Attributes:
         where: Begins every error.
-        options: All of them.
         hint: What to do about an unknown name that is like no other; ``{}`` stands for all names.
         refused: Names in lower case that get an error of their own: its code, where, what and do.
         ignored: Names in lower case that are somebody else's.

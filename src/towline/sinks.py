@@ -26,7 +26,6 @@ class Task:
     """Who writes.
 
     Attributes:
-        partition: Spark's partition id.
         attempt: 0 for the first attempt of a task.
         batch: Batch id of the stream; None in a batch query.
         query: Streaming query id; None in a batch query.

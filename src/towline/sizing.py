@@ -51,11 +51,8 @@ class Load:
 
     Attributes:
         rate: Messages a second, in the busiest minutes.
-        payload_bytes: Of a message.
-        topic_bytes: Of its topic.
         property_bytes: Of its user properties, names and values.
         outage_min: Minutes that Kafka or Spark may be away while nothing stops.
-        guarantee: It decides the QoS.
         sql: Messages need SQL: a ``where``, fields or a dedupe key. A load with several writers does in any case.
     """
 
@@ -73,10 +70,7 @@ class Need:
     """One line of the answer.
 
     Attributes:
-        what: Of which thing.
-        amount: How much of it.
         unit: Of the amount; "" for a count.
-        because: The arithmetic in words.
     """
 
     what: str

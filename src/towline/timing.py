@@ -164,10 +164,7 @@ class Backoff:
     """Pauses before the next try, doubling, with jitter, so that those who failed together return apart.
 
     Args:
-        first: The first pause.
-        most: The longest.
         jitter: Part by which a pause is shortened at random, 0 to 1.
-        rng: For tests.
     """
 
     def __init__(

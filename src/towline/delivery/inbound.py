@@ -50,13 +50,9 @@ class Uplink:
     """Stores one session's deliveries.
 
     Args:
-        inbox: Where messages go.
         name: The gateway's, as rows and log have it.
-        acks: What drives the acknowledgements [I1].
         max_packet_bytes: Largest packet that is taken in whole, as the log names it.
         least_qos: Messages with less are counted: a publisher's QoS may be lower than the subscription's.
-        handle: Gives the session an event.
-        on_rows: Called after rows became durable.
         note: Called when there is no room.
         ledger: Of the publishers that want receipts; None when nobody gets any.
 

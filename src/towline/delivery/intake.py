@@ -234,14 +234,7 @@ def plain_run(
 
 
 class _Cut:
-    """The fields of some packets, where they lie.
-
-    Args:
-        buffer: Received bytes.
-        position: Where the first packet begins.
-        fields: The lengths of each packet's fields.
-        properties: Whether packets have a property length.
-    """
+    """The fields of some packets, where they lie."""
 
     def __init__(self, buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool) -> None:
         count, data = FIELDS * len(fields), pa.py_buffer(buffer)

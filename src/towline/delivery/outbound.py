@@ -86,9 +86,7 @@ class Downlink:
 
     Args:
         outbox: What is to be sent; what is done of it is the caller's thread to note.
-        handle: Gives the session an event.
         log: Takes ``warning(event, **facts)``, as structlog's loggers do.
-        refused_dir: Directory for what the broker refused.
         max_age_s: Messages that came this many seconds ago are not sent any more; None for no such limit.
         on_outcome: Called with the number of each message that is done, what became of it, and the reason code of the
             broker that took it, before the disk knows.
@@ -236,9 +234,6 @@ class Downlink:
 
     def turn(self, *, unsent: int = 0) -> None:
         """Hand over what may go, and bring to the disk what is due.
-
-        Args:
-            unsent: Bytes the transport holds.
 
         Raises:
             JournalFailed: TL-J04, the outbox is dead [I6].
@@ -523,7 +518,6 @@ class Upcoming:
     done and goes once more (`repeat`) comes from a sequence of its own.
 
     Args:
-        outbox: What is to be sent.
         mark: Adds to each message; None for nothing.
     """
 

@@ -28,10 +28,7 @@ class Outgoing(NamedTuple):
     """A message on its way out of the outbox.
 
     Attributes:
-        number: Its offset in the outbox.
-        topic: Where it goes.
         size: Bytes of it in memory, about: payload, topic and properties.
-        arrived: When it came.
         expiry_us: Microseconds after that; None for never.
         content: The message, or the reason code of what MQTT has no way to say.
     """

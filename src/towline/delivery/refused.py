@@ -44,7 +44,6 @@ class RefusedMessages:
         directory: Of its journal; created with the first message.
         outbox: Where its messages come from and go back to; the calling thread is the one that sends. None only to
             look.
-        limits: How much disk it may take.
     """
 
     def __init__(self, directory: Path, outbox: Outbox | None = None, limits: Limits = _LIMITS) -> None:
@@ -113,9 +112,6 @@ class RefusedMessages:
         """Let some of the oldest messages enter the outbox again; each once, whatever ends this process meanwhile.
 
         A message that is not done in the outbox is left to it: it will be refused there again, or delivered.
-
-        Args:
-            upto: Offset here that ends the replay.
 
         Returns:
             ``moved`` messages, the ``next`` offset, and the ``end``.

@@ -245,13 +245,7 @@ class Limits:
 
 
 class Room:
-    """The room in one directory.
-
-    Args:
-        directory: Of a journal.
-        limits: Its limits.
-        disk: The file system.
-    """
+    """The room in one directory."""
 
     def __init__(self, directory: Path, limits: Limits, disk: Disk) -> None:
         self._directory = directory
@@ -334,9 +328,6 @@ class Lock:
 
     The lock is on a file, not on its name: somebody who removes or replaces the file, or the directory around it, lets
     a second owner in. So the holder looks again and again whether the name still means its file.
-
-    Args:
-        directory: The journal's directory; it must exist.
 
     Raises:
         JournalLocked: TL-J03, another process, or another journal object of this one, holds it.

@@ -273,12 +273,6 @@ class Snapshot:
 def apply_frame(where: str, state: JournalState, header: Header, section: bytes) -> None:
     """Change `state` as an intact frame says.
 
-    Args:
-        where: The file, for messages.
-        state: The state before the frame.
-        header: Its header.
-        section: Its section, may be empty.
-
     Raises:
         JournalError: TL-J09, the kind or a part of the section is unknown: a newer Towline wrote it.
         JournalDamaged: TL-J05, the frame does not continue the one before it.

@@ -79,8 +79,6 @@ class Flight(NamedTuple):
     """A row on its way under a packet id.
 
     Attributes:
-        number: The row.
-        phase: `PUBLISHED`, `RELEASED` or `SENT`.
         reason: What PUBREC said, below 0x80; 0 before it.
     """
 
@@ -256,13 +254,7 @@ class Outbox(Journal):
             self._hold(writer, ())
 
     def _hold(self, writer: str, ranges: Sequence[Range], *, back: int | None = None) -> None:
-        """Let these rows of a writer, and no others of it, not leave; called before they can be seen.
-
-        Args:
-            writer: Its name.
-            ranges: Of a batch that is not whole.
-            back: The sending thread has to go back to this row.
-        """
+        """Let these rows of a writer, and no others of it, not leave; called before they can be seen."""
         with self._guard:
             if ranges:
                 self._partial[writer], self._touched[writer] = ranges, time.monotonic()
@@ -527,7 +519,6 @@ class LastBatch(NamedTuple):
     """The newest batch of a writer, as the notes have it under ``batch:<writer>``.
 
     Attributes:
-        number: Of the batch.
         rows: So many of its rows are here.
         whole: No more are expected.
         end: The offset after the last of them.

@@ -46,8 +46,6 @@ class RecoveredJournal(NamedTuple):
     Attributes:
         state: The state after the last good frame; its epoch is that of the run before.
         segments: Sealed segments with rows and those between them, oldest first.
-        sequence: Number for the next segment.
-        previous_bytes: Size of the segment before it.
         note: One line for a person when an unfinished write at the end was cut; else "".
     """
 

@@ -84,8 +84,6 @@ class Segment:
     """A file of frames.
 
     Attributes:
-        path: Where it lies.
-        name: First offset and sequence.
         size: Bytes that readers may look at: all of them durable.
         end: The offset after its last durable row; what lies below it lies below `size`, too.
         origin: Which openings of the journal wrote its rows and the row below them.
@@ -207,12 +205,6 @@ def removable(sealed: Sequence[Segment], committed: int, retain: int) -> int:
 
 class Active(Segment):
     """The newest segment, which is written to; its file is made, durable with its name, with this object.
-
-    Args:
-        disk: The file system.
-        directory: Of the journal.
-        snapshot: Its first frame.
-        syncs: Takes how long each sync took.
 
     Raises:
         JournalFull: TL-J02, no room; nothing changed.

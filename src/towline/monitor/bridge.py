@@ -40,7 +40,6 @@ class BridgeMonitor:
     """What a bridge shows; before it has a state it is alive and not ready.
 
     Args:
-        name: Of the bridge.
         names: Names of the gateways of lines that have one of their own, by line.
         queue: As in `towline.monitor.gateway.of_gateway`.
     """

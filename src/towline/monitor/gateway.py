@@ -89,9 +89,6 @@ class GatewayFacts:
     """A gateway.
 
     Attributes:
-        bridge: Whose.
-        line: Whose.
-        name: Of the gateway.
         direction: ``up`` or ``down``.
         status: Its answer to the action ``status``; empty while it does not answer.
         rates: Messages and bytes a second that came lately; None before that is known.
@@ -133,13 +130,7 @@ class GatewayFacts:
 
 
 class GatewayMonitor:
-    """What a gateway shows.
-
-    Args:
-        facts: Whose it is, without a status.
-        state_dir: Where it is found.
-        queue: As in `of_gateway`.
-    """
+    """What a gateway shows."""
 
     def __init__(self, facts: GatewayFacts, state_dir: Path, queue: int | None = None) -> None:
         self._facts, self._state_dir, self._queue = facts, state_dir, queue

@@ -55,13 +55,7 @@ def _samples(publisher: Publisher, name: str) -> Iterator[Sample]:
 
 
 def of_status(status: Mapping[str, Any], name: str, journal: str) -> Iterator[Sample]:
-    """What a publisher's status says.
-
-    Args:
-        status: As `Publisher.status` returns it.
-        name: Of the publisher.
-        journal: Its journal's id.
-    """
+    """What a publisher's status says."""
     labels, measured = (name,), status["measured"]
     for metric, value in read(_SOURCES, {**measured, **(status["receipts"] or {}), **status}).items():
         yield Sample(metric, labels, value, journal)

@@ -190,10 +190,6 @@ _bridge = lru_cache(maxsize=1)(lambda file, _version: load(file))
 class BridgeLines:
     """The endpoints ``/lines`` of a bridge.
 
-    Args:
-        bridge: What its file says.
-        monitor: Has the bridge's state.
-
     Raises:
         ConfigError: TL-C98, the file of tokens can't be used.
     """

@@ -14,10 +14,6 @@ from towline.gateway.settings import GatewaySettings
 def bridge_endpoint(bridge: Bridge, option: str | None) -> Iterator[Callable[[BridgeState], None]]:
     """Serve the metrics and lines of a bridge meanwhile, where that is asked for; what is yielded takes its state.
 
-    Args:
-        bridge: What the file says.
-        option: ``--metrics``, before the file.
-
     Raises:
         ConfigError: TL-C145 for the option, TL-C146 if the address can't be had, TL-C98 if the tokens can't be used:
             nothing has been started then.

@@ -38,7 +38,6 @@ class Metric:
         name: As it is exported, ``_total`` included.
         kind: ``counter``, which only grows, and may begin at 0 after a restart; ``gauge``; or ``histogram``.
         labels: Names of its labels, in order.
-        text: What it says.
         kept: Of a counter: the journal knows it, so it goes on after a restart.
     """
 

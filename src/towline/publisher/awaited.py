@@ -43,17 +43,13 @@ class Awaited:
     """The messages of one outbox on their way to Kafka.
 
     Args:
-        publisher: The publisher's id.
-        epoch: Of its numbers.
         settled: What has its receipt or was given up; only this object adds to it.
         done: What the broker has, or will not have; the outbox adds to it.
         patience_s: Seconds without progress before the gateway is asked.
         nonce: Makes names for questions.
         opening_of: Number → the opening of the outbox's journal that gave it out.
-        keys: To sign marks with.
 
     Attributes:
-        asked: Questions so far.
         sent_again: Messages that were sent again because an answer did not name them.
         not_believed: Receipts that no gateway with our key has written.
     """

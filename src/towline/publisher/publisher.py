@@ -498,11 +498,8 @@ class Intake:
     another.
 
     Args:
-        life: Of the publisher.
-        outbox: Takes the messages.
         refuses: Refuse what finds the outbox full, instead of waiting.
         max_bytes: Of the outbox; None for no limit but the disk.
-        wake: Called when messages are durable.
 
     Attributes:
         full_since: Why nothing is stored; None while there is room.

@@ -207,11 +207,7 @@ class Lifecycle:
 
 
 class Completion(Generic[T]):
-    """Something that happens once, or fails once; like `concurrent.futures.Future`, lighter, and awaitable.
-
-    Args:
-        life: Of the publisher.
-    """
+    """Something that happens once, or fails once; like `concurrent.futures.Future`, lighter, and awaitable."""
 
     __slots__ = ("__weakref__", "_callbacks", "_done", "_failure", "_life", "_value")
 
@@ -295,7 +291,6 @@ class Receipt:
     """A published message.
 
     Attributes:
-        topic: Where it goes.
         on_disk: Done when it is durable; its result is the message's number in the outbox.
         at_broker: Done when the broker has it (QoS 0: when it was sent), with its reason code: 0, or 16 where nobody is
             subscribed to the topic and the broker says so (MQTT 5, QoS 1 and 2). Fails when the broker refused it for
@@ -326,12 +321,7 @@ class Receipt:
 
 @dataclass(slots=True, eq=False)
 class PendingMessage:
-    """What `publish` was given, on its way to the disk.
-
-    Attributes:
-        fields: The columns of its row.
-        receipt: What the caller holds.
-    """
+    """What `publish` was given, on its way to the disk."""
 
     fields: Mapping[str, Any]
     receipt: Receipt

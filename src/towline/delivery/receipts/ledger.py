@@ -94,10 +94,6 @@ class Ledger:
     """The publishers of one journal.
 
     Args:
-        notes: The journal's notes.
-        end: The journal's end.
-        gateway: Its name, as receipts give it.
-        most_publishers: More get no receipts.
         most_ranges: Ranges of numbers of one publisher with others missing between them, at most.
         keep_s: A publisher that is silent for so many seconds is forgotten, and so are its numbers.
         keys: Publishers have one of these, or one made of it.
@@ -414,13 +410,6 @@ class ReceiptSender:
     A receipt needs no place on disk: it says what the ledger knows, and is said again to everybody when the process is
     new or the broker has lost our session, and to one publisher whenever it asks. Only the watermark is made durable
     first, so that it never goes back.
-
-    Args:
-        prefix: Where receipts go.
-        ledger: What there is to say.
-        inbox: Keeps the watermarks.
-        handle: Gives the session an event.
-        log: Takes ``warning(event, **facts)``.
     """
 
     def __init__(self, prefix: str, ledger: Ledger, inbox: Journal, handle: Callable[[Event], None], log: Any) -> None:

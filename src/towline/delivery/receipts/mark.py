@@ -156,7 +156,6 @@ class Mark(NamedTuple):
     """What a publisher wrote on a message.
 
     Attributes:
-        publisher: Its id.
         epoch: Grows when numbers begin anew.
         number: Names the message for ever, with publisher, epoch and opening.
         low: Every number below has its receipt, or was given up.
@@ -215,10 +214,7 @@ class Content(NamedTuple):
     """What a mark is bound to [MQTT-3.3.2-4, -15, -16, -17, -18, -20]; QoS, RETAIN and expiry may change on the way.
 
     Attributes:
-        topic: Where it goes.
-        payload: As it is.
         content_type: None, or "", for none; so for all that follow.
-        payload_is_utf8: The payload is text.
         response_topic: Where an answer is expected.
         correlation_data: Goes into the answer.
         pairs: User properties but those of the mark, in order.

@@ -38,8 +38,6 @@ class ReceiptPayload:
     """What a gateway tells a publisher.
 
     Attributes:
-        publisher: Its id.
-        epoch: Of the numbers.
         watermark: Every number below is in Kafka, committed, or was given up by the publisher; only grows in an epoch.
         gateway: Who says it, for people.
         asked: Nonce of the question this answers; "" for none.
