@@ -19,7 +19,7 @@ copy.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -68,8 +68,6 @@ class _PublisherState:
     waiting: deque[tuple[int, Ranges]] = field(default_factory=deque)
     #: the questions to be answered
     questions: list[str] = field(default_factory=list)
-    #: the watermark last announced; -1 for none by this process
-    announced: int = -1
     #: the largest LOW heard by this process: everything below is in all three sets
     low: int = 0
     #: a note says at least this watermark
@@ -101,10 +99,8 @@ class Ledger:
 
     Attributes:
         keys: As given.
-        deferred: Messages dropped because there was no room for what they would leave open.
-        unknown: Marked messages that were stored without being remembered.
-        foreign: Messages under the number of another, stored without being remembered.
-        forged: Marked messages without the right code, stored as if they had no mark.
+        counts: Marked messages by what became of them, a `MarkVerdict`; ``forged`` are those without the right code,
+            stored as if they had no mark.
     """
 
     def __init__(
@@ -126,16 +122,11 @@ class Ledger:
         self.keys = keys
         self._largest = largest
         self._publishers: dict[str, _PublisherState] = {}
-        #: those with frames that wait for their commit
-        self._waiting: set[str] = set()
         #: those that a receipt is due for, in order
         self._due: dict[str, None] = {}
         #: rows below are in Kafka; None before the first word of it
         self._upto: int | None = None
-        self.deferred = 0
-        self.unknown = 0
-        self.foreign = 0
-        self.forged = 0
+        self.counts: Counter[str] = Counter()
         for name, note in notes.items():
             if name.startswith(_NOTE):
                 self._restore(name.removeprefix(_NOTE), note, end)
@@ -149,7 +140,6 @@ class Ledger:
         # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
         state.waiting.append((end, journaled.copy()))
         self._publishers[name] = state
-        self._waiting.add(name)
         self._due[name] = None
 
     def __len__(self) -> int:
@@ -176,46 +166,39 @@ class Ledger:
             return mark
         if self.keys.refresh() and is_genuine(mark, self.keys, packet, topic, self._largest):
             return mark
-        self.forged += 1
+        self.counts["forged"] += 1
         return None
 
     def take(self, mark: Mark, now: Stamp) -> MarkVerdict:
         """Judge a message and, if it is new, see it."""
-        state = self._state_of(mark, now)
+        state, verdict = self._state_of(mark, now), MarkVerdict.UNKNOWN
         if state is None or mark.number > state.seen.end + FARTHEST:
-            self.unknown += 1
-            if mark.publisher in self._publishers:  # a copy of an older epoch has to learn of the newer one
-                self._note_question(mark.publisher, self._publishers[mark.publisher], mark)
-            return MarkVerdict.UNKNOWN
-        state.heard = now
-        if mark.number in state.seen and state.openings.of(mark.number) not in (None, mark.opening):
-            verdict = self._refuse_foreign(mark, state)
+            state = self._publishers.get(mark.publisher)  # a copy of an older epoch has to learn of the newer one
         else:
-            self._raise_low(mark, state)
+            state.heard = now
             verdict = self._judge(mark, state)
-        if verdict is MarkVerdict.NEW:
+        self.counts[verdict.value] += 1
+        if state is not None and verdict is MarkVerdict.NEW:
             state.seen.add(mark.number)
-        else:
+        elif state is not None:
             self._note_question(mark.publisher, state, mark)
         return verdict
 
     def _judge(self, mark: Mark, state: _PublisherState) -> MarkVerdict:
         number = mark.number
+        if number in state.seen and state.openings.of(number) not in (None, mark.opening):
+            if state.foreign != mark.opening:
+                state.foreign, state.contradicted = mark.opening, True
+                self._due[mark.publisher] = None
+            return MarkVerdict.FOREIGN
+        self._raise_low(mark, state)
         if number in state.seen:
             return MarkVerdict.REPEAT
         room = state.seen.touches(number) or state.seen.pieces < self._most_ranges
         newest = number >= state.seen.end
-        if not room or not state.openings.put(number, mark.opening, newest=newest, low=state.low):
-            self.deferred += 1
-            return MarkVerdict.DEFERRED
-        return MarkVerdict.NEW
-
-    def _refuse_foreign(self, mark: Mark, state: _PublisherState) -> MarkVerdict:
-        self.foreign += 1
-        if state.foreign != mark.opening:
-            state.foreign, state.contradicted = mark.opening, True
-            self._due[mark.publisher] = None
-        return MarkVerdict.FOREIGN
+        if room and state.openings.put(number, mark.opening, newest=newest, low=state.low):
+            return MarkVerdict.NEW
+        return MarkVerdict.DEFERRED
 
     def _state_of(self, mark: Mark, now: Stamp) -> _PublisherState | None:
         state = self._publishers.get(mark.publisher)
@@ -226,21 +209,19 @@ class Ledger:
         if state is not None and not state.epoch < mark.epoch <= state.epoch + MOST_EPOCHS:
             return None
         low = mark.low
-        fresh = _PublisherState(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now)
-        fresh.announced = fresh.low = low  # the publisher knows
-        self._publishers[mark.publisher] = fresh
-        self._waiting.discard(mark.publisher)
+        state = _PublisherState(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now, low=low)
+        self._publishers[mark.publisher] = state
         self._due.pop(mark.publisher, None)
-        return fresh
+        return state
 
     def _raise_low(self, mark: Mark, state: _PublisherState) -> None:
         """What the publisher gave up counts as arrived: a hole that stays would hold its watermark back for ever."""
         if mark.low <= state.low:
             return
-        state.low = mark.low
+        state.low, before = mark.low, state.committed.watermark
         for numbers in (state.seen, state.journaled, state.committed):
             numbers.add(0, mark.low)
-        if state.committed.watermark > max(state.announced, mark.low):
+        if state.committed.watermark > max(before, mark.low):
             self._due[mark.publisher] = None
 
     def _note_question(self, name: str, state: _PublisherState, mark: Mark) -> None:
@@ -269,7 +250,6 @@ class Ledger:
             if len(state.waiting) >= _MOST_WAITING:
                 state.waiting.pop()
             state.waiting.append((end, state.journaled.copy()))
-        self._waiting.update(states)
 
     def start_again(self, marks: Iterable[Mark]) -> None:
         """The session was renewed: what is not in the journal, and not among `marks`, was never received."""
@@ -293,13 +273,10 @@ class Ledger:
         if upto == self._upto:
             return  # whatever was stored since then lies above it
         self._upto = upto
-        for name in list(self._waiting):
-            state = self._publishers[name]
+        for name, state in self._publishers.items():
             before = state.committed.watermark
             while state.waiting and state.waiting[0][0] <= upto:
                 state.committed.unite(state.waiting.popleft()[1])
-            if not state.waiting:
-                self._waiting.discard(name)
             if state.committed.watermark > before:
                 self._due[name] = None
 
@@ -341,12 +318,11 @@ class Ledger:
         state = self._publishers.get(receipt.publisher)
         if state is None or state.epoch != receipt.epoch:
             return
-        state.announced = max(state.announced, receipt.watermark)
         state.noted = max(state.noted, receipt.watermark)
         state.fresh = state.contradicted = False
         answered = receipt.asked.split()
         state.questions = [nonce for nonce in state.questions if nonce not in answered]
-        if not state.questions and state.committed.watermark <= state.announced:
+        if not state.questions and state.committed.watermark <= receipt.watermark:
             self._due.pop(receipt.publisher, None)
 
     def announce_again(self, names: Iterable[str] | None = None) -> None:
@@ -354,7 +330,6 @@ class Ledger:
         for name in self._publishers if names is None else names:
             if name in self._publishers:
                 state = self._publishers[name]
-                state.announced = -1
                 state.fresh = state.fresh or names is None
                 self._due[name] = None
 
@@ -365,7 +340,7 @@ class Ledger:
         silent = [
             name
             for name, state in self._publishers.items()
-            if state.heard.age_us(now) > self._keep_s * 1e6 and name not in self._waiting
+            if state.heard.age_us(now) > self._keep_s * 1e6 and not state.waiting
         ]
         for name in silent:
             del self._publishers[name]
@@ -377,10 +352,8 @@ class Ledger:
         for name, state in self._publishers.items():
             assert _within(state.committed, state.journaled), name
             assert _within(state.journaled, state.seen), name
-            assert bool(state.waiting) == (name in self._waiting), name
             assert [end for end, _ in state.waiting] == sorted(end for end, _ in state.waiting), name
             assert len(state.waiting) <= _MOST_WAITING, name
-        assert self._waiting <= self._publishers.keys()
         assert self._due.keys() <= self._publishers.keys()
         assert len(self._publishers) <= self._most_publishers
 
@@ -434,7 +407,7 @@ class ReceiptSender:
         Raises:
             JournalFailed: TL-J04 [I6].
         """
-        if self.ledger.forged and not self._warned:
+        if self.ledger.counts["forged"] and not self._warned:
             self._warned = True
             self._log.warning(_FORGED, code="TL-M35")
         if now >= self._expire_at:
@@ -516,12 +489,5 @@ class ReceiptSender:
 
     def status(self) -> dict[str, int]:
         """For `towline status`; from any thread, about."""
-        ledger = self.ledger
-        return {
-            "publishers": len(ledger),
-            "sent": self.sent,
-            "deferred": ledger.deferred,
-            "unknown": ledger.unknown,
-            "foreign": ledger.foreign,
-            "forged": ledger.forged,
-        }
+        counts = {name: self.ledger.counts[name] for name in ("deferred", "unknown", "foreign", "forged")}
+        return {"publishers": len(self.ledger), "sent": self.sent, **counts}

@@ -81,7 +81,7 @@ def test_limits_are_kept_and_counted() -> None:
     ]  # fmt: skip
     assert ledger.take(mark(6), NOW) is MarkVerdict.NEW  # there is room now
     assert ledger.take(Mark("q", 1, 0, 0), NOW) is MarkVerdict.UNKNOWN
-    assert (ledger.deferred, ledger.unknown) == (1, 1)
+    assert (ledger.counts["deferred"], ledger.counts["unknown"]) == (1, 1)
 
 
 def test_a_lower_limit_than_before_lets_nobody_new_in() -> None:
@@ -210,7 +210,7 @@ def test_the_same_number_of_another_opening_is_another_message() -> None:
     assert ledger.take(opened(4, "b"), NOW) is MarkVerdict.NEW
     (receipt,) = ledger.receipts(1)
     assert (receipt.journaled, receipt.openings) == (((0, 4),), ((0, "a"), (4, "b")))
-    assert ledger.foreign == 1
+    assert ledger.counts["foreign"] == 1
 
 
 def test_a_mark_is_believed_on_its_own_message_alone() -> None:
@@ -230,11 +230,11 @@ def test_a_mark_is_believed_on_its_own_message_alone() -> None:
     marks = [own._replace(publisher="q"), own._replace(epoch=2), own._replace(number=1)]
     packets += map(sent, [*marks, own._replace(nonce="ab"), own._replace(opening="a1")])
     assert ledger.screen(packets, [packet.topic for packet in packets], NOW) == (b"", [None] * len(packets))
-    assert (ledger.forged, len(ledger)) == (len(packets), 0)
+    assert (ledger.counts["forged"], len(ledger)) == (len(packets), 0)
     assert ledger.screen([sent(own)], ["t"], NOW) == (b"", [own])
     assert ledger.screen([sent(own)], ["t"], NOW) == (b"\1", [None])
     ledger.screen([sent(mark(1))], ["t"], NOW)
-    assert (ledger.forged, len(ledger)) == (len(packets) + 1, 1), "without a code"
+    assert (ledger.counts["forged"], len(ledger)) == (len(packets) + 1, 1), "without a code"
 
 
 def left_of(marked: Mark) -> Stub:
@@ -255,7 +255,7 @@ def test_a_mark_on_what_is_left_of_a_message_counts_if_its_publisher_says_that_i
         ledger.screen([left_of(own)], ["t"], NOW)
         assert len(ledger) == believed
         ledger.screen([left_of(own._replace(number=1))], ["t"], NOW)
-        assert ledger.forged == 2 - believed
+        assert ledger.counts["forged"] == 2 - believed
         whole = sent(own, content)
         assert ledger.screen([whole], ["t"], NOW).left_out == (b"\1" if believed else b"")
         assert not ledger.screen([sent(own, content._replace(payload=bytes(2999)))], ["t"], NOW).left_out
