@@ -5,11 +5,11 @@ The source, the sinks, the bridge, ``towline check`` and the page docs/guarantee
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 
 class Guarantee(StrEnum):
@@ -26,19 +26,6 @@ class AckAfter(StrEnum):
     RECEIVED = "received"
     JOURNAL = "journal"
     KAFKA = "kafka"
-
-
-class _Connected(Protocol):
-    """What a line's settings say of its brokers."""
-
-    @property
-    def guarantee(self) -> Guarantee: ...
-
-    @property
-    def brokers(self) -> Sized: ...
-
-    @property
-    def several_sessions(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,23 +196,21 @@ def promise_problem(guarantee: Guarantee, promise: Guarantee, qos: int | None = 
     return None
 
 
-def sharing_problem(settings: _Connected, publish_qos: int | None = None) -> tuple[str, str] | None:
-    """Why QoS 2 can't keep its promise with these brokers, and what to do; None where it can.
+def sharing_problem(guarantee: Guarantee, brokers: int, publish_qos: int | None = None) -> tuple[str, str]:
+    """Why QoS 2 can't keep its promise with brokers that share no sessions, and what to do.
 
     Exactly once is a matter between two sides that both remember the packet id [MQTT-4.3.3]: a broker that takes over
     from another without its sessions knows of none, so what was under way comes, or goes, a second time.
 
     Args:
-        settings: Of a line that promises exactly once, or publishes with QoS 2.
+        guarantee: Of a line that promises exactly once, or publishes with QoS 2.
+        brokers: How many are named; one may name others (`follow_redirects`).
         publish_qos: What it publishes with; None for a line that receives.
     """
-    if not settings.several_sessions:
-        return None
-    promise = f"guarantee {settings.guarantee}"
-    weaker = "take guarantee at_least_once"
-    if publish_qos == 2 and settings.guarantee is not Guarantee.EXACTLY_ONCE:
+    promise, weaker = f"guarantee {guarantee}", "take guarantee at_least_once"
+    if publish_qos == 2 and guarantee is not Guarantee.EXACTLY_ONCE:
         promise, weaker = "QoS 2", "publish with QoS 1"
-    several = f"{len(settings.brokers)} brokers" if len(settings.brokers) > 1 else "follow_redirects"
+    several = f"{brokers} brokers" if brokers > 1 else "follow_redirects"
     what = f"{promise} with {several} needs them to share sessions: one that takes over would double what is under way"
     do = f"Set brokers_share_sessions = true if they are one cluster that does, or give one address; or {weaker}."
     return what, do

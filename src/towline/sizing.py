@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Final
-
-import pydantic
-from annotated_types import Ge, Gt
+from typing import Final
 
 from towline.guarantee import Guarantee, policy
 
@@ -45,7 +42,7 @@ _BESIDE_BYTES: Final = (2 * 64 + 512) << 20
 _USED: Final = 0.5
 
 
-@pydantic.dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What is to be carried.
 
@@ -56,13 +53,18 @@ class Load:
         sql: Messages need SQL: a ``where``, fields or a dedupe key. A load with several writers does in any case.
     """
 
-    rate: Annotated[float, Gt(0)]
-    payload_bytes: Annotated[int, Ge(0)] = 150
-    topic_bytes: Annotated[int, Ge(1)] = 40
-    property_bytes: Annotated[int, Ge(0)] = 0
-    outage_min: Annotated[float, Ge(0)] = 60.0
+    rate: float
+    payload_bytes: int = 150
+    topic_bytes: int = 40
+    property_bytes: int = 0
+    outage_min: float = 60.0
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     sql: bool = False
+
+    @property
+    def message_bytes(self) -> int:
+        """Topic, payload and properties."""
+        return self.payload_bytes + self.topic_bytes + self.property_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Need:
 
 def needs(load: Load) -> list[Need]:
     """What a load needs, in the order in which one would set it up."""
-    rate, qos, size = load.rate, policy(load.guarantee).qos, _content_bytes(load)
+    rate, qos, size = load.rate, policy(load.guarantee).qos, load.message_bytes
     taken, delivered = _TAKEN_IN_US[qos], _DELIVERED_US[qos]
     mosquittos = max(1, math.ceil(rate * (taken + delivered) / 1e6 / _USED))
     drained, written = _DRAINED_PER_S[qos] * _USED, 1e6 / _WRITER_US * _USED
@@ -104,14 +106,9 @@ def needs(load: Load) -> list[Need]:
 
 def caution(load: Load) -> str:
     """What `needs` does not know about a load; "" for nothing."""
-    size = _content_bytes(load)
-    if size <= _SMALL_BYTES:
-        return ""
-    return f"The figures are of payloads of 150 B; with {size:,} B a message more than that has to be expected."
-
-
-def _content_bytes(load: Load) -> int:
-    return load.payload_bytes + load.topic_bytes + load.property_bytes
+    size = load.message_bytes
+    more = f"The figures are of payloads of 150 B; with {size:,} B a message more than that has to be expected."
+    return more if size > _SMALL_BYTES else ""
 
 
 def journal_bytes_s(rate: float, content_bytes_s: float) -> float:
@@ -132,8 +129,8 @@ def _of_one_gateway(load: Load, gateways: int) -> list[Need]:
     rate, qos = load.rate / gateways, policy(load.guarantee).qos
     chunks = _chunks(rate)
     cpu = (rate * _GATEWAY_US[qos] + chunks * _CHUNK_US[qos]) / 1e6
-    row = _content_bytes(load) + _ROW_BYTES
-    written = journal_bytes_s(rate, rate * _content_bytes(load))
+    row = load.message_bytes + _ROW_BYTES
+    written = journal_bytes_s(rate, rate * load.message_bytes)
     waiting = written * load.outage_min * 60
     return [
         Need("CPU of a gateway", cpu, "cores", f"{rate:,.0f} msg/s at {_GATEWAY_US[qos]:g} us, {chunks:,.0f} chunks/s"),

@@ -171,7 +171,8 @@ def check_sharing(settings: GatewaySettings, publish_qos: int | None = None) -> 
     Raises:
         ConfigError: TL-C90.
     """
-    if problem := sharing_problem(settings, publish_qos):
+    if settings.several_sessions:
+        problem = sharing_problem(settings.guarantee, len(settings.brokers), publish_qos)
         raise ConfigError("TL-C90", f'{WHERE} option "broker"', *map(in_options, problem))
 
 

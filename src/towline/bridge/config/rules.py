@@ -263,11 +263,15 @@ def gateway_problems(
 def _sharing(line: Line | DownLine) -> tuple[str, str] | None:
     """QoS 2 needs brokers that share sessions; what a key names may come twice, and what a route promises less."""
     if isinstance(line, DownLine):
-        return sharing_problem(line.gateway, publish_qos=2) if line.qos == 2 else None
-    keyed = line.dedupe or all(route.dedupe or route.promise for route in line.route)
-    if line.guarantee is not Guarantee.EXACTLY_ONCE or keyed or (line.gateways and not line.members):
+        safe, qos = line.qos != 2, line.qos
+    else:
+        keyed = line.dedupe or all(route.dedupe or route.promise for route in line.route)
+        alone = line.gateways and not line.members
+        safe = line.guarantee is not Guarantee.EXACTLY_ONCE or bool(keyed) or bool(alone)
+        qos = None
+    if safe or not line.gateway.several_sessions:
         return None
-    return sharing_problem(line.gateway)
+    return sharing_problem(line.guarantee, len(line.gateway.brokers), qos)
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
