@@ -149,20 +149,14 @@ class Checkpoint:
         return _lines(self._file(_OFFSETS, str(batch)) or b"")
 
     def ends_at(self, offset: object, *, done: bool) -> bool:
-        """Whether this checkpoint's newest batch ends at a source offset; False where that can't be read.
+        """Whether its newest batch, of the commit log if `done`, else of the offset log, ends at this source offset.
 
-        Args:
-            offset: As the source gave it to Spark, a JSON value.
-            done: The newest batch in the commit log, else the newest in the offset log.
+        False where that can't be read.
         """
         return offset in self.offsets(self.last_commit_batch() if done else self.last_offsets_batch())
 
     def watermark_ms(self, offset: object) -> int | None:
-        """The watermark of the newest batch, if that ends at a source offset, in ms since 1970; else None.
-
-        Args:
-            offset: As the source gave it to Spark, a JSON value.
-        """
+        """The watermark of the newest batch, if that ends at this source offset, in ms since 1970; else None."""
         if not self.ends_at(offset, done=False):
             return None
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
@@ -192,10 +186,7 @@ class Checkpoint:
     def keep_note(self, name: str, text: str, *, synced: bool = True) -> None:
         """Keep a file beside Spark's own; nothing where the checkpoint is not local.
 
-        Args:
-            name: Of the file.
-            text: What it says.
-            synced: File and name are durable when this returns; else a power failure may leave an empty file.
+        If not `synced`, a power failure may leave an empty file.
 
         Raises:
             JournalError: TL-J20, the disk did not take it.

@@ -160,10 +160,7 @@ def policy(guarantee: Guarantee | str) -> Policy:
 def qos_problem(guarantee: Guarantee, qos: int, *, keyed: bool = False) -> tuple[str, str] | None:
     """Why a subscription with this QoS does not fit the promise, and what to do; None where it does.
 
-    Args:
-        guarantee: The promise.
-        qos: Of the subscription.
-        keyed: Whether repeats are dropped by a key.
+    It may be weaker where the line drops repeats by a key (`keyed`).
     """
     table = POLICIES[guarantee]
     least = table.least_qos_keyed if keyed else table.qos
@@ -177,14 +174,9 @@ def qos_problem(guarantee: Guarantee, qos: int, *, keyed: bool = False) -> tuple
 
 
 def promise_problem(guarantee: Guarantee, promise: Guarantee, qos: int | None = None) -> tuple[str, str] | None:
-    """Why a route can't promise this by itself, and what to do; None where it can.
+    """Why a route of a line can't promise this by itself, and what to do; None where it can.
 
     Its sink writes transactions as those of the whole line, so a route can be weaker only in how it is subscribed.
-
-    Args:
-        guarantee: Of the line.
-        promise: Of the route.
-        qos: Of its subscription, where one is written.
     """
     said = f'promise = "{promise}"'
     if guarantee is not Guarantee.EXACTLY_ONCE:

@@ -47,12 +47,9 @@ def log_settings(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
 
 
 def trim(log: Path, most: int = MOST_BYTES, kept: int = KEPT) -> None:
-    """Copy a log that has grown too large and cut it; one that can't be copied, for want of room, stays as it is.
+    """Copy a log that has grown beyond `most` bytes and cut it; so many older ones are kept.
 
-    Args:
-        log: Opened for appending by whoever writes it.
-        most: Bytes it may have.
-        kept: Older ones that stay.
+    Whoever writes it appends to it. One that can't be copied, for want of room, stays as it is.
     """
     with contextlib.suppress(OSError):
         if log.stat().st_size <= most:

@@ -99,12 +99,9 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def options_of(model: type, *tables: str, leave_out: Container[str] = ()) -> Iterator[Option]:
-    """An option for each setting of a model, and of the models in it.
+    """An option for each setting of a pydantic model or a dataclass, in these tables, and of the models in it.
 
-    Args:
-        model: A pydantic model or a dataclass.
-        tables: Names of the tables that it is in.
-        leave_out: Settings that are no options, by their names with those of their tables, as ``journal.max_bytes``.
+    Settings that are no options are left out by their names with those of their tables, as ``journal.max_bytes``.
     """
     for name, kind in get_type_hints(model, include_extras=True).items():
         setting = ".".join((*tables, name))

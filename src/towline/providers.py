@@ -26,11 +26,7 @@ _NAME: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def check_provider(name: str, where: str) -> None:
-    """Check the form of a provider's name; nothing is imported.
-
-    Args:
-        name: As the user wrote it.
-        where: Whom an error is about, such as ``[kafka] token_provider``.
+    """Check the form of a provider's name; nothing is imported. `where` is whom an error is about.
 
     Raises:
         ConfigError: TL-C179, it is not ``module:function``.

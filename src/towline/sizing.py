@@ -114,9 +114,7 @@ def caution(load: Load) -> str:
 def journal_bytes_s(rate: float, content_bytes_s: float) -> float:
     """Bytes a second that a gateway's journal grows by while nothing is committed.
 
-    Args:
-        rate: Messages a second.
-        content_bytes_s: Bytes a second of their topics, payloads and properties.
+    Of so many messages a second, with so many bytes of topics, payloads and properties.
     """
     return content_bytes_s + rate * _ROW_BYTES + _chunks(rate) * _FRAME_BYTES
 

@@ -77,12 +77,9 @@ class Pace:
         self._looks: deque[tuple[float, int, int]] = deque()
 
     def look(self, at: float, messages: int, other: int) -> None:
-        """Note where the counters are; after a restart they begin anew.
+        """Note where the two counters are, of messages and their bytes for instance; after a restart they begin anew.
 
-        Args:
-            at: Seconds, of any clock that does not go back.
-            messages: Counted so far.
-            other: The other counter, of their bytes for instance.
+        The seconds are those of any clock that does not go back.
         """
         looks = self._looks
         if looks and (messages < looks[-1][1] or other < looks[-1][2]):
@@ -144,12 +141,9 @@ class Stamp(NamedTuple):
 
 
 def until(look: Callable[[], T], seconds: float, wait: Callable[[float], object] = time.sleep) -> T:
-    """What a look-up says once it is true; else at the end of the time, or when ``wait`` says that it is over.
+    """What a look-up says once it is true; else after so many seconds, or when ``wait`` says that it is over.
 
-    Args:
-        look: Looks.
-        seconds: Longest time.
-        wait: Called between two looks with a pause in seconds.
+    ``wait`` is called between two looks with a pause in seconds.
     """
     deadline = time.monotonic() + seconds
     while not (seen := look()) and time.monotonic() < deadline and not wait(0.1):
@@ -189,11 +183,7 @@ class Backoff:
 
 
 def local_time(seconds: float) -> str:
-    """``2026-11-24 20:30:00`` on this machine's clock; a record, a row or a note may hold times that no calendar has.
-
-    Args:
-        seconds: Since 1970 UTC.
-    """
+    """``2026-11-24 20:30:00`` on this machine's clock, of seconds since 1970; or that no calendar has that time."""
     try:
         return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError, TypeError):

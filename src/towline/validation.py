@@ -43,11 +43,7 @@ class SettingsModel(BaseModel):
 
 
 def requirement(error: Mapping[str, Any]) -> str:
-    """What a value has to be, from one of pydantic's findings: ``must be at least 5``; never the value itself [I12].
-
-    Args:
-        error: One of `pydantic.ValidationError.errors`.
-    """
+    """What a value has to be, from one of pydantic's `errors`: ``must be at least 5``; never the value itself [I12]."""
     kind, context = str(error["type"]), error.get("ctx", {})
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]

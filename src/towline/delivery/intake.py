@@ -68,15 +68,10 @@ def below(messages: Messages, least: int) -> int:
 def to_rows(
     messages: Messages, first: int, received_at_us: int, gateway: str, *, strip_marks: bool = False
 ) -> pa.RecordBatch:
-    """One row a message, in order.
+    """One row a message, in order, from offset `first` on; all arrived in one chunk, at the same time.
 
-    Args:
-        messages: In order.
-        first: Offset of the first row.
-        received_at_us: Microseconds since 1970 UTC; the same for all, which arrived in one chunk.
-        gateway: The gateway's name.
-        strip_marks: Leave out the marks of publishers that want receipts: they name a message on this hop alone, and
-            a copy that carries them further would be taken for a repeat.
+    With `strip_marks` without the marks of publishers that want receipts: they name a message on this hop alone, and
+    a copy that carries them further would be taken for a repeat.
     """
     headers = messages.headers
     count = len(headers)

@@ -215,9 +215,7 @@ class Downlink:
     def send_again(self, ranges: Sequence[tuple[int, int]], wanted: Callable[[int], bool]) -> None:
         """Send messages that are done once more, before newer ones; instead of what was asked for before.
 
-        Args:
-            ranges: Of numbers.
-            wanted: Asked when the turn of each has come: its row has to stay as long as it is on its way.
+        `wanted` is asked when the turn of each has come: its row has to stay as long as it is on its way.
         """
         self._upcoming.repeat(ranges, wanted)
 
@@ -689,13 +687,7 @@ class Dispatch:
         self.open_bytes += size
 
     def answered(self, number: int, reason: int, now: float) -> Fate:
-        """Take the broker's answer; DELIVERED, REFUSED or LATER.
-
-        Args:
-            number: The message.
-            reason: The answer's reason code.
-            now: Seconds on a clock that never goes back.
-        """
+        """Take the broker's answer at a time of `time.monotonic`; DELIVERED, REFUSED or LATER."""
         topic, size = self.open.pop(number)
         self.open_bytes -= size
         fate = Fate.DELIVERED if reason < _REFUSAL else _FATES.get(reason, Fate.REFUSED)
@@ -747,11 +739,7 @@ class Dispatch:
                     yield number
 
     def start_again(self, never_left: Iterable[int]) -> None:
-        """The connection is gone: what never left, and what waited, is met again in the outbox.
-
-        Args:
-            never_left: Handed over, and never sent; what was sent stays the session's.
-        """
+        """The connection is gone: what waited, and was handed over and never sent, is met again in the outbox."""
         for number in never_left:
             _, size = self.open.pop(number)
             self.open_bytes -= size
@@ -768,13 +756,7 @@ class Dispatch:
 
 
 def recall(stored: Mapping[str, Any], where: str, config: SessionConfig, abandoned: str = "") -> SessionRecord | None:
-    """The session record as it was made durable; None on a new journal, and for a session that is given up.
-
-    Args:
-        stored: As the journal has it.
-        where: The state directory, for messages.
-        config: Of the session to be.
-        abandoned: Client id whose session is given up, with all that waits in it.
+    """The session record as a journal has it; None on a new one, and for the session of `abandoned`, which is given up.
 
     Raises:
         ConfigError: TL-M23, the session is another client id's: nobody would fetch what the broker holds for it.

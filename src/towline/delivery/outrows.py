@@ -64,13 +64,10 @@ def outgoing(
     *,
     again: bool = False,
 ) -> Iterator[Outgoing]:
-    """Messages of the outbox, in order.
+    """Messages from rows of `OUTBOX_SCHEMA`, in order; `first` is the number of the first.
 
-    Args:
-        rows: Of `OUTBOX_SCHEMA`.
-        first: Number of the first.
-        mark: Number and content → user properties that are added to the message's own, in place of such as it has.
-        again: Sent before: without RETAIN, or an old value would take the place of a newer one.
+    `mark` makes of number and content user properties that are added to the message's own, in place of such as it has.
+    What is sent `again` has no RETAIN, or an old value would take the place of a newer one.
     """
     columns, unreadable = _values(rows)
     # A cast of the first would load pyarrow.compute.

@@ -55,10 +55,7 @@ class RefusedMessages:
         self._undone: dict[int, int] = {}
 
     def keep(self, messages: Iterable[tuple[pa.RecordBatch, int, int]]) -> Iterator[list[int]]:
-        """Keep messages, each once; yields the numbers of those that are durable here, group by group.
-
-        Args:
-            messages: Of each its row of the outbox, its number, and its reason.
+        """Keep messages (row of the outbox, number, reason), each once; yields the numbers that are durable in groups.
 
         Raises:
             JournalFull: TL-J02, no room for more.

@@ -259,12 +259,7 @@ class Room:
             self.segment_bytes = min(limits.segment_bytes, limits.max_bytes // _SHARE)
 
     def check(self, used: int, more: int, *, limited: bool = True) -> None:
-        """Refuse what does not fit.
-
-        Args:
-            used: Bytes of all segments.
-            more: Bytes to be written.
-            limited: The limit of the journal counts, and not only the disk's.
+        """Refuse `more` bytes that don't fit beside those used by all segments; if not `limited`, by the disk alone.
 
         Raises:
             JournalFull: TL-J02.
@@ -284,10 +279,7 @@ class Room:
             self._unasked = 0
 
     def left(self, used: int) -> int:
-        """Bytes that may still be written: by the journal's own limit or by the disk's, whichever is less.
-
-        Args:
-            used: Bytes of all segments.
+        """Bytes that may be written beside those used: by the journal's own limit or the disk's, whichever is less.
 
         Raises:
             OSError: The file system does not tell.

@@ -97,14 +97,8 @@ def encode(
 ) -> Encoded:
     """Return the frame as buffers; a large payload is not copied.
 
-    Args:
-        kind: What it holds.
-        epoch: The epoch of the journal that writes it [I8].
-        first: Offset of its first row, or of the next row when it has none.
-        durable: Bytes of the segment that are known to be durable now.
-        rows: How many rows the payload holds.
-        section: A small JSON object that becomes durable together with the rows.
-        payload: The rows, or of a snapshot the state.
+    `first` is the offset of its first row, or of the next row when it has none; `durable` how many bytes of the
+    segment are known to be durable now; `section` a small JSON object that becomes durable with the rows.
 
     Raises:
         JournalError: TL-J08, the batch is larger than a frame can be.

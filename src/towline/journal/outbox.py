@@ -372,9 +372,7 @@ class Outbox(Journal):
     def fly(self, flights: Mapping[int, Flight], *, durable: bool = True) -> None:
         """Make durable which row a packet id stands for, and its phase, before the packets leave.
 
-        Args:
-            flights: By packet id.
-            durable: False for QoS 1 alone: written, so that it outlives this process, and not synced.
+        If not `durable`, for QoS 1 alone, it is written, so that it outlives this process, and not synced.
 
         Raises:
             JournalFull: TL-J02, the disk took no more: none of the packets may leave, but those of QoS 1.
@@ -391,10 +389,7 @@ class Outbox(Journal):
     def finish(self, numbers: Iterable[int], freed: Sequence[int] = (), *, outcomes: Sequence[str] = ()) -> None:
         """Note in memory that rows are done, and which packet ids that frees; `flush` brings it to the disk.
 
-        Args:
-            numbers: Of the rows.
-            freed: Packet ids.
-            outcomes: Counters of the ledger that grow by one, in the frame that says that they are done [I11].
+        `outcomes` are counters of the ledger that grow by one, in the frame that says that they are done [I11].
         """
         with self._guard:  # `reached` looks from other threads
             for number in numbers:
@@ -406,8 +401,7 @@ class Outbox(Journal):
     def flush(self, *, durable: bool = False) -> None:
         """Write what is done; segments whose rows are all done are removed.
 
-        Args:
-            durable: Wait for the disk: before rows leave that must not leave twice (QoS 0).
+        If `durable`, wait for the disk: before rows leave that must not leave twice (QoS 0).
 
         Raises:
             JournalFull: TL-J02, with `durable` and a disk that took no more.

@@ -88,14 +88,7 @@ class BridgeMonitor:
 def of_bridge(
     state: BridgeState, gateways: Callable[[LineView], Iterable[GatewayFacts]], now: float, queue: int | None = None
 ) -> Iterator[Sample]:
-    """What is known of a bridge and its lines.
-
-    Args:
-        state: Of the bridge.
-        gateways: Those of a line, asked once.
-        now: Seconds since 1970.
-        queue: As in `towline.monitor.gateway.of_gateway`.
-    """
+    """What is known of a bridge and its lines, at a time since 1970; the gateways of a line are asked once."""
     labels = (state.name,)
     yield Sample("towline_spark_running", labels, int(state.spark == "running"))
     yield Sample("towline_spark_restarts_total", labels, state.spark_restarts)

@@ -117,12 +117,7 @@ class GatewayFacts:
         return self.status.get("state") == "online"
 
     def at_pace(self, pace: Pace, at: float) -> Self:
-        """The same with its present rates, once its counters are noted, if it answers.
-
-        Args:
-            pace: Of this gateway.
-            at: Seconds, of any clock that does not go back.
-        """
+        """The same with its present rates, once its counters are noted at a time of `time.monotonic`, if it answers."""
         measured = (self.status.get("measured") or {}).get("inbox" if self.direction == "up" else "outbox")
         if measured is not None:
             pace.look(at, int(self.status.get("received") or 0), int(measured["bytes_written"]))
@@ -181,12 +176,9 @@ class GatewayMonitor:
 
 
 def of_gateway(facts: GatewayFacts, now: float, queue: int | None = None) -> Iterator[Sample]:
-    """What a gateway says of itself.
+    """What a gateway says of itself, at a time since 1970.
 
-    Args:
-        facts: Of the gateway.
-        now: Seconds since 1970.
-        queue: Messages that the broker keeps for this client while it is away; None where that is not known.
+    `queue` is how many messages the broker keeps for this client while it is away; None where that is not known.
     """
     labels, status = facts.labels, facts.status
     yield Sample("towline_gateway_up", labels, int(facts.up))
@@ -241,11 +233,9 @@ def budget(room: float, rate: float) -> float:
 
 
 def gateway_alive(facts: GatewayFacts, *, silent_s: float) -> Iterator[Problem]:
-    """What a restart of a gateway may mend.
+    """What a restart of a gateway may mend, which answered last so many seconds ago.
 
-    Args:
-        facts: Of the gateway.
-        silent_s: Seconds since it answered last; 0 before the first answer: it may be recovering, or stand by.
+    0 before the first answer: it may be recovering, or stand by.
     """
     age = float(facts.status.get("turned_s") or 0)
     if age > LOOP_S:

@@ -220,9 +220,7 @@ class Sample(NamedTuple):
 def read(sources: Mapping[str, str], status: Mapping[str, Any]) -> dict[str, float]:
     """The values of metrics in a status, by name; none of what it leaves out.
 
-    Args:
-        sources: Metric → its key in the status, or several with + between for their sum.
-        status: What is asked.
+    Each metric names its key in the status, or several with + between for their sum.
     """
     cells = ((name, keys.split("+")) for name, keys in sources.items())
     return {name: sum(status[key] for key in keys) for name, keys in cells if None not in map(status.get, keys)}

@@ -138,12 +138,7 @@ class Awaited:
         return ReceiptPayload.decode(payload)
 
     def take(self, receipt: ReceiptPayload, end: int, now: float) -> list[tuple[int, int]]:
-        """Take a receipt; return the ranges of numbers to be sent again.
-
-        Args:
-            receipt: As it came.
-            end: The outbox's end.
-            now: Seconds on a clock that never goes back.
+        """Take a receipt at a time of `time.monotonic`, with the outbox's end; return the ranges to be sent again.
 
         Raises:
             Restored: The numbers given out since this copy was made are another message's; call `begin_again`.

@@ -724,13 +724,7 @@ def fields_of(
 
 
 def _left_on_disk(left: int, directory: Path, receipts: Mapping[str, int | bool] | None = None) -> str:
-    """What becomes of messages that a publisher leaves behind.
-
-    Args:
-        left: How many.
-        directory: Where they are.
-        receipts: The account of receipts, where nothing but these is missing.
-    """
+    """What becomes of messages left behind; `receipts` has their account, if only their receipts are missing."""
     if receipts is None:
         return f"{counted(left)} not at the broker: kept in {directory}, and the next start sends what is there"
     return f"{counted(left)} without a receipt: kept in {directory}, and the next start asks again{_why(receipts)}"

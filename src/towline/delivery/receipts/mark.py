@@ -201,11 +201,7 @@ class Mark(NamedTuple):
         return mark._replace(code=keys.code(self.publisher, *mark.said(content)))
 
     def tells_of_too_much(self, largest: int) -> bool:
-        """Whether the publisher says of the message that a gateway can't take it in whole.
-
-        Args:
-            largest: Bytes of a packet, for that gateway.
-        """
+        """Whether the publisher says that a gateway with packets of at most `largest` bytes can't take it in whole."""
         length, count = self.shape.split(".")[:2] if self.shape else ("0", "0")
         return int(length) + _MORE_BYTES > largest or int(count) + len(_KEYS) > MAX_PROPERTIES
 
@@ -280,13 +276,8 @@ def mark_of(properties: Sequence[tuple[str, str]]) -> Mark | None:
 def is_genuine(mark: Mark, keys: ReceiptKeys, packet: Any, topic: str, largest: int) -> bool:
     """Whether a publisher with one of the keys wrote this mark on this message.
 
-    Args:
-        mark: As it came.
-        keys: The line's.
-        packet: The PUBLISH, or what is left of one that was not taken in whole: without a payload. Then the publisher
-            has to say that it is so large, or somebody could let a message vanish by adding to it.
-        topic: Its topic, an alias resolved.
-        largest: Bytes of a packet that this gateway takes in whole.
+    Of a message that was not taken in whole there is no payload. Then the publisher has to say that it is too large for
+    `largest`, the bytes of a packet that this gateway takes, or somebody could let a message vanish by adding to it.
     """
     if packet.payload is None:
         too_much = mark.tells_of_too_much(largest)

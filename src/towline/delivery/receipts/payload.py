@@ -109,13 +109,9 @@ class Openings:
         return self._steps[at][1] if at >= 0 else None
 
     def put(self, number: int, name: str, *, newest: bool, low: int) -> bool:
-        """Note who gave out a number; False for no room.
+        """Note which opening gave out a number that was received now, perhaps the `newest`; False for no room.
 
-        Args:
-            number: Received now.
-            name: Its opening.
-            newest: No larger number was received.
-            low: All below have their receipt.
+        Of steps below `low`, whose numbers all have their receipt, only some are kept.
         """
         at = _step(self._steps, number)
         if at == len(self._steps) - 1 and at >= 0 and self._steps[at][1] == name:
@@ -143,12 +139,9 @@ def _step(steps: Sequence[tuple[int, str]], number: int) -> int:
 def same_messages(
     steps: Sequence[tuple[int, str]], ranges: Iterable[tuple[int, int]], opening_of: Callable[[int], str]
 ) -> bool:
-    """Whether the numbers that a gateway has are the messages that a publisher has under them.
+    """Whether the numbers that a gateway has, with its steps, are the messages that a publisher has under them.
 
-    Args:
-        steps: Of the gateway.
-        ranges: Numbers that the gateway has.
-        opening_of: Of the publisher: number → its opening; the numbers of an opening have no others between them.
+    `opening_of` is the publisher's: the numbers of an opening have no others between them.
     """
     for start, end in ranges:
         at = start
