@@ -23,6 +23,8 @@ _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})
 _HEAD: Final = re.compile(r" +(?:[!?✓✗] |\S.*? {2,})|\d[\d:-]+\d(?: [\d:]{8})? {2,}|")
 #: What parts the facts of a row.
 _GAP: Final = "   "
+#: Stands for a space at which no row ends.
+_HARD: Final = "\0"
 #: Columns of text that are still read with ease.
 _WIDEST: Final = 100
 
@@ -73,16 +75,10 @@ def wrapped(line: str, width: int) -> list[str]:
     head = _HEAD.match(line)[0]  # type: ignore[index]  # it matches nothing at least
     head = head if len(head) <= width // 2 else ""
     indent = " " * (len(head) or 2)
-    rows, gap = [head], ""
-    for fact in line[len(head) :].split(_GAP):
-        if len(rows[-1] + gap + fact) <= width:
-            rows[-1] += gap + fact
-        else:
-            rows += [indent] if gap else []
-            fill = TextWrapper(width, rows.pop(), indent, break_long_words=False, break_on_hyphens=False)
-            rows += fill.wrap(fact)
-        gap = _GAP
-    return [row.rstrip() for row in rows]
+    facts = line[len(head) :].split(_GAP)
+    whole = (fact.replace(" ", _HARD) if len(indent + fact) <= width else fact for fact in facts)
+    fill = TextWrapper(width, head, indent, break_long_words=False, break_on_hyphens=False)
+    return [row.replace(_HARD, " ").rstrip() for row in fill.wrap(_GAP.join(whole)) or [head]]
 
 
 def fitted(text: str, stream: IO[str]) -> str:

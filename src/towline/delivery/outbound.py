@@ -313,7 +313,7 @@ class Downlink:
         while self._dispatch.room and (following := self._upcoming.following()) is not None:
             if following.number in self._refusals:
                 continue
-            if self._dispatch.admit(following.number, following.topic) is Fate.GO:
+            if self._dispatch.admit(following.number, following.topic):
                 self._go(following, now, clock, messages)
         if messages:
             self._settle_before(messages)
@@ -591,11 +591,8 @@ _REFUSAL: Final = 0x80
 
 
 class Fate(Enum):
-    """What becomes of a message."""
+    """What an answer of the broker makes of a message."""
 
-    GO = "go"  # hand it to the session now
-    WAIT = "wait"  # behind another of its topic
-    ALREADY = "already"  # done, on its way, or waiting: nothing to do
     DELIVERED = "delivered"  # the broker has it
     REFUSED = "refused"  # the broker will not take it: keep it with its reason, go on with the others
     LATER = "later"  # the broker can't take it now
@@ -663,22 +660,20 @@ class Dispatch:
         """The smallest number that was handed over or waits; None when there is none."""
         return min((*self.open, *(topic.numbers[0] for topic in self._topics.values())), default=None)
 
-    def admit(self, number: int, topic: str) -> Fate:
-        """Decide about the next message of the outbox: GO, WAIT or ALREADY."""
+    def admit(self, number: int, topic: str) -> bool:
+        """Whether the next message of the outbox may go now; else it is done, on its way, or waits behind its topic."""
         if number in self.open or number in self._done:
-            return Fate.ALREADY
-        if topic not in self._topics:
-            return Fate.GO
-        return Fate.WAIT if self._wait(number, topic) else Fate.ALREADY
-
-    def _wait(self, number: int, topic: str) -> bool:
-        """Put a message in the row of its topic; whether it was not there."""
-        numbers = self._topics.setdefault(topic, _Waiting()).numbers
-        if number in numbers:
             return False
-        insort(numbers, number)
-        self.waiting += 1
-        return True
+        if topic in self._topics:
+            self._wait(number, topic)
+        return topic not in self._topics
+
+    def _wait(self, number: int, topic: str) -> None:
+        """Put a message in the row of its topic, once."""
+        numbers = self._topics.setdefault(topic, _Waiting()).numbers
+        if number not in numbers:
+            insort(numbers, number)
+            self.waiting += 1
 
     def hand_over(self, number: int, topic: str, size: int) -> None:
         """A message was given to the session."""

@@ -72,7 +72,7 @@ class Header(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of the whole frame on disk."""
-        return HEADER_BYTES + ((self.section + 7) & ~7) + ((self.payload + 7) & ~7)
+        return frame_bytes(self.section, self.payload)
 
     @property
     def end(self) -> int:

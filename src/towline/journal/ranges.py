@@ -110,8 +110,4 @@ class Ranges:
 
     def count(self) -> int:
         """How many numbers from 0 on are in the set."""
-        return self.watermark + self.count_above()
-
-    def count_above(self) -> int:
-        """How many numbers above the watermark are in the set."""
-        return sum(self._ends) - sum(self._starts)
+        return self.watermark + sum(self._ends) - sum(self._starts)

@@ -343,19 +343,28 @@ def combined(pieces: Iterable[RowSlice], batch_rows: int, batch_bytes: int = BAT
     A row larger than `batch_bytes` is a batch of its own. What is joined stays far below the 2 GiB that Arrow's 32-bit
     offsets of a binary column can tell.
     """
-    waiting = _Small()
+    chunks, small, held, held_bytes = list[Any](), list[Any](), 0, 0
     for rows, size in pieces:
         count = rows.num_rows
         large = 2 * count > batch_rows or 2 * size > batch_bytes
-        if waiting.rows and (large or waiting.rows + count > batch_rows or waiting.size + size > batch_bytes):
-            yield waiting.joined()
+        if held and (large or held + count > batch_rows or held_bytes + size > batch_bytes):
+            yield _joined(chunks + small)
+            chunks, small, held, held_bytes = [], [], 0, 0
         if large:
             yield from cut(rows, batch_rows, batch_bytes)
         else:
-            waiting.add(rows, size)
+            small.append(rows)
+            held, held_bytes = held + count, held_bytes + size
+            if len(small) == _CHUNK:
+                chunks.append(_joined(small))
+                small = []
         del rows  # the next one may be as large
-    if waiting.rows:
-        yield waiting.joined()
+    if held:
+        yield _joined(chunks + small)
+
+
+def _joined(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
 def cut(rows: Any, batch_rows: int, batch_bytes: int) -> list[Any]:
@@ -373,29 +382,6 @@ def cut(rows: Any, batch_rows: int, batch_bytes: int) -> list[Any]:
         parts.append(rows.slice(at, most))
         at += most
     return parts
-
-
-class _Small:
-    """Small batches on their way into a larger one."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.size = 0
-        self._fresh: list[Any] = []
-        self._joined: list[Any] = []
-
-    def add(self, rows: Any, size: int) -> None:
-        self.rows += rows.num_rows
-        self.size += size
-        self._fresh.append(rows)
-        if len(self._fresh) == _CHUNK:
-            self._joined.append(pa.concat_batches(self._fresh))
-            self._fresh = []
-
-    def joined(self) -> Any:
-        parts = self._joined + self._fresh
-        self.__init__()  # type: ignore[misc]
-        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
 def offset_after_bytes(segments: Sequence[Segment], start: int, end: int, max_bytes: int) -> int:

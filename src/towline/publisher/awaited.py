@@ -102,14 +102,8 @@ class Awaited:
 
     def owed(self, below: int) -> list[tuple[int, int]]:
         """Ranges of numbers that the broker took and that have no receipt."""
-        ranges = []
-        for start, end in self.settled.missing(self.settled.watermark, min(below, self._done.end)):
-            at = start
-            for hole, stop in [*self._done.missing(start, end), (end, end)]:
-                if at < hole:
-                    ranges.append((at, hole))
-                at = stop
-        return ranges
+        taken = ((start, min(end, below)) for start, end in self._done.ranges)
+        return [piece for start, end in taken for piece in self.settled.missing(start, end)]
 
     # -- what happens --
 
@@ -170,9 +164,7 @@ class Awaited:
         return same_messages(receipt.openings, ranges, self._opening_of)
 
     def _lost(self, receipt: ReceiptPayload, now: float) -> list[tuple[int, int]]:
-        there = Ranges(0)
-        for start, end in receipt.journaled:
-            there.add(start, end)
+        there = Ranges(0, receipt.journaled)
         lost = [piece for start, end in self.owed(self._horizon) for piece in there.missing(start, end)]
         if lost:
             self._pause = self._patience
@@ -188,11 +180,10 @@ class Awaited:
 
     def status(self, end: int) -> dict[str, int]:
         """The account of receipts; `end` is the outbox's."""
-        settled = self.settled.watermark + self.settled.count_above()
         return {
             "epoch": self.epoch,
             "watermark": self.settled.watermark,
-            "awaiting": end - settled,
+            "awaiting": end - self.settled.count(),
             "asked": self.asked,
             "sent_again": self.sent_again,
             "not_believed": self.not_believed,

@@ -336,8 +336,7 @@ class Publisher:
     def _unsent(self, *, end_to_end: bool = False) -> int:
         waiting = self._outbox.waiting
         if end_to_end and self._awaited is not None:
-            settled = self._awaited.settled
-            waiting = max(waiting, self._outbox.end - settled.watermark - settled.count_above())
+            waiting = max(waiting, self._outbox.end - self._awaited.settled.count())
         return len(self._intake) + waiting
 
     # -- the mqtt thread --

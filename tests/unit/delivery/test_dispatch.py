@@ -31,9 +31,10 @@ def test_what_was_put_off_holds_back_its_topic_alone() -> None:
     plan = dispatch()
     plan.hand_over(0, "a", 1)
     assert plan.answered(0, QUOTA, 0.0) is Fate.LATER
-    assert plan.admit(1, "a") is Fate.WAIT
-    assert plan.admit(1, "a") is Fate.ALREADY
-    assert plan.admit(2, "b") is Fate.GO
+    assert not plan.admit(1, "a")
+    assert not plan.admit(1, "a")
+    assert plan.waiting == 2, "it waits once"
+    assert plan.admit(2, "b")
     assert list(plan.ready(0.5, 10)) == []
     assert list(plan.ready(1.0, 10)) == [0]
     plan.hand_over(0, "a", 1)
@@ -72,15 +73,15 @@ def test_nothing_new_goes_before_what_waited_longer() -> None:
     plan = dispatch()
     plan.hand_over(0, "a", 1)
     plan.answered(0, QUOTA, 0.0)
-    assert [plan.admit(number, "a") for number in (1, 2, 3)] == [Fate.WAIT] * 3
+    assert [plan.admit(number, "a") for number in (1, 2, 3)] == [False] * 3
     assert list(plan.ready(1.0, 10)) == [0]
     plan.hand_over(0, "a", 1)
     plan.answered(0, 0, 1.0)
     assert list(plan.ready(1.0, 2)) == [1, 2]
-    assert plan.admit(4, "a") is Fate.WAIT
+    assert not plan.admit(4, "a")
     assert plan.due() == 0.0
     assert list(plan.ready(1.0, 2)) == [3, 4]
-    assert plan.admit(5, "a") is Fate.GO
+    assert plan.admit(5, "a")
 
 
 def test_older_numbers_that_come_late_go_once_each() -> None:
@@ -90,7 +91,7 @@ def test_older_numbers_that_come_late_go_once_each() -> None:
     plan.answered(5, QUOTA, 0.0)
     assert list(plan.ready(1.0, 10)) == [5]
     plan.hand_over(5, "a", 1)
-    assert [plan.admit(number, "a") for number in (1, 2)] == [Fate.WAIT] * 2  # their batch has become whole
+    assert [plan.admit(number, "a") for number in (1, 2)] == [False] * 2  # their batch has become whole
     plan.answered(6, QUOTA, 1.0)
     plan.validate()
     plan.answered(5, 0, 1.5)
@@ -112,7 +113,7 @@ def test_what_is_being_tried_again_is_not_handed_over_twice() -> None:
     plan.answered(5, QUOTA, 0.0)
     assert list(plan.ready(1.0, 10)) == [5]
     plan.hand_over(5, "a", 1)
-    assert [plan.admit(number, "a") for number in (1, 2)] == [Fate.WAIT] * 2
+    assert [plan.admit(number, "a") for number in (1, 2)] == [False] * 2
     for number in plan.ready(100.0, 10):
         plan.hand_over(number, "a", 1)
         plan.answered(number, 0, 100.0)
@@ -149,7 +150,7 @@ def test_while_all_is_handed_over_that_may_be_nothing_is_due() -> None:
     assert list(plan.ready(6.0, 10)) == [0]
     plan.hand_over(0, "a", 1)
     plan.answered(1, 0, 6.0)
-    assert plan.admit(3, "a") is Fate.WAIT
+    assert not plan.admit(3, "a")
     assert plan.due() is None, "the first is being tried again, and the next waits for its answer"
 
 
@@ -212,7 +213,7 @@ class Delivery(RuleBasedStateMachine):
         for number in self.plan.ready(self.now, 3):
             self._go(number)
         while self.plan.room and self.cursor < len(self.topics):
-            if self.plan.admit(self.cursor, self.topics[self.cursor]) is Fate.GO:
+            if self.plan.admit(self.cursor, self.topics[self.cursor]):
                 self._go(self.cursor)
             self.cursor += 1
 
