@@ -176,7 +176,6 @@ class _Gateway:
                 self._log.warning("journal repaired", note=note)
             check_session(settings, self._journal.session)
             check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
-            self._journal.tidy()
             self._outbox: Outbox | None = None
             self._oldest = Oldest(self._journal, "received_at")
             if settings.outbox is not None:

@@ -276,12 +276,7 @@ def apply_frame(where: str, state: JournalState, header: Header, section: bytes)
             where, f"has a frame of kind {header.kind}, flags {header.flags}, which this Towline doesn't know"
         )
     if header.first != state.end:
-        raise JournalDamaged(
-            "TL-J05",
-            where,
-            f"rows {state.end:,} to {header.first:,} are missing between two frames",
-            "Keep a copy of the directory, and restore the file from a backup or start with an empty directory.",
-        )
+        raise damaged(where, f"rows {state.end:,} to {header.first:,} are missing between two frames")
     if header.rows:
         state.end, state.newest = header.end, state.incarnation
     if section:
@@ -381,4 +376,15 @@ def foreign(where: str, what: str) -> JournalError:
     """Return the error for a file that this version can't read, though it may be in order."""
     return JournalError(
         "TL-J09", where, what, "Open it with the Towline that wrote it, or give another directory; nothing was changed."
+    )
+
+
+def damaged(where: object, what: str) -> JournalDamaged:
+    """Return the error for durable bytes that no longer read back, with what a person can do about it [I12]."""
+    return JournalDamaged(
+        "TL-J05",
+        str(where),
+        what,
+        "Nothing was changed. Check the disk, keep a copy of the directory, and restore this file from a backup; "
+        "without one, start with an empty directory: rows that were not committed before the damage are lost.",
     )

@@ -104,11 +104,8 @@ class Journal:
     ) -> None:
         #: what a snapshot would hold now; its dicts but `held` are replaced, never changed: readers need no lock
         self._state = opened.state
-        self.journal_id, self.epoch, self.incarnation = (
-            self._state.journal_id,
-            self._state.epoch,
-            self._state.incarnation,
-        )
+        state = self._state
+        self.journal_id, self.epoch, self.incarnation = state.journal_id, state.epoch, state.incarnation
         self.repair, self.where = opened.note, str(directory)
         self._directory, self._schema, self._room, self._disk, self._lock = directory, schema, room, disk, lock
         self.no_rows = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
@@ -278,10 +275,8 @@ class Journal:
         if not batch.schema.equals(self._schema):
             what = "a batch has another schema than this journal"
             raise JournalError("TL-J06", self.where, what, "This is a mistake in the program, not in the data.")
-        changes: dict[str, Any] = {}
-        if held or released or notes:
-            given = {"released": released, "held": held, "notes": notes}
-            changes = {name: value for name, value in given.items() if value}
+        given = {"released": released, "held": held, "notes": notes}
+        changes = {name: value for name, value in given.items() if value}
         rows: int = batch.num_rows
         if not rows:
             if changes:
@@ -358,11 +353,6 @@ class Journal:
         if upto <= before and not changes:
             return True
         return self._set_consumers({**self._state.consumers, consumer: max(upto, before)}, changes)
-
-    @_changes
-    def tidy(self) -> None:
-        """Remove what every consumer has committed, as far as it is not to be kept; opening removes nothing."""
-        self._remove_committed()
 
     @_changes
     def forget(self, consumer: str) -> None:
@@ -477,7 +467,11 @@ class Journal:
             counted = {name: self._state.ledger[name] for name in self._uncounted} if self._uncounted else {}
         said = {**changes, "ledger": counted} if counted else changes
         section = section_of(said) if said else b""
-        self._roll_if_full(frame_bytes(len(section), len(payload)))
+        used, limit = self._active.written, self._room.limits.segment_bytes
+        if used + frame_bytes(len(section), len(payload)) > self._room.segment_bytes and (
+            self._has_rows() or used > limit
+        ):
+            self._roll()
         if durable and self._active.synced < self._active.written:
             self._active.sync()  # watermarks before it: rows are only written behind what is durable
         position = self._active.written
@@ -505,16 +499,15 @@ class Journal:
     def _write_watermarks(self, changes: Changes) -> bool:
         """Write the watermarks, on a full disk into the room that was kept for it; return whether it worked."""
         said = {"consumers": self._state.consumers, "floor": self._state.floor, **changes}
-        for last_try in (False, True):
+        try:
+            self._write(said, durable=False)
+        except JournalFull:
+            self._room.use_reserve()
             try:
                 self._write(said, durable=False)
             except JournalFull:
-                if last_try:
-                    return False  # the watermark stays in memory; the next commit writes it
-                self._room.use_reserve()
-            else:
-                return True
-        return False
+                return False  # the watermark stays in memory; the next commit writes it
+        return True
 
     def _set_consumers(self, consumers: dict[str, int], changes: Changes = _NO_CHANGES) -> bool:
         """Replace the watermarks, in a frame of their own or in the one that lets segments go; whether it worked."""
@@ -544,11 +537,6 @@ class Journal:
     def _snapshot(self, previous_bytes: int) -> Snapshot:
         with self._counting:
             return Snapshot(self._state, self._schema, self._sequence, previous_bytes)
-
-    def _roll_if_full(self, more: int) -> None:
-        used = self._active.written
-        if used + more > self._room.segment_bytes and (self._has_rows() or used > self._room.limits.segment_bytes):
-            self._roll()
 
     def _has_rows(self) -> bool:
         return self._state.end > self._active.first

@@ -22,13 +22,14 @@ from towline.journal.frames import (
     JournalState,
     Snapshot,
     apply_frame,
+    damaged,
     foreign,
     intact_after,
     intact_at,
     payload_at,
     section_at,
 )
-from towline.journal.segment import Segment, View, damaged
+from towline.journal.segment import Segment, View
 from towline.version import version
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 A range is the same rows in the same order, for ever, until they are removed [I4].
 
-The index holds one entry for each `STRIDE` bytes, so that 10 M rows in frames of their own (15 GB) cost 4 MB of
+The index holds one entry for each `STRIDE` bytes, so that 10 M rows in frames of their own (15 GB) cost 2 MB of
 memory; the way from an entry to a row goes over the headers in the mapped file. Maps are not kept: what a reader no
 longer holds is unmapped, and a removed file stays readable for the one that still holds its map. What is written is
 durable when the file says so, and the file dead after a failed sync [I6].
@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from towline.errors import JournalDamaged, JournalError
+from towline.errors import JournalError
 from towline.journal.disk import NO_ROOM, Name, failed, failing, full, new_file, write_all
 from towline.journal.frames import (
     HEADER_BYTES,
     Header,
     Kind,
     Provenance,
+    damaged,
     encode,
     foreign,
     header_at,
@@ -44,17 +45,6 @@ if TYPE_CHECKING:
     from towline.timing import Histogram
 
 STRIDE = 1 << 16
-
-
-def damaged(path: Path, what: str) -> JournalDamaged:
-    """Return the error for durable bytes that no longer read back, with what a person can do about it [I12]."""
-    return JournalDamaged(
-        "TL-J05",
-        str(path),
-        what,
-        "Nothing was changed. Check the disk, keep a copy of the directory, and restore this file from a backup; "
-        "without one, start with an empty directory: rows that were not committed before the damage are lost.",
-    )
 
 
 class View:
