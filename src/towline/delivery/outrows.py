@@ -48,13 +48,8 @@ def arrived(rows: pa.RecordBatch, at: Stamp) -> pa.RecordBatch:
 
 
 def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """One message or more as rows of `MESSAGE_SCHEMA`; a missing key is null, an empty column is made as a whole."""
-    names, columns = MESSAGE_SCHEMA.names, []
-    rows = (map(message.get, names) for message in messages)
-    for field, values in zip(MESSAGE_SCHEMA, zip(*rows, strict=True), strict=True):
-        empty = values.count(None) == len(values)
-        columns.append(pa.nulls(len(values), field.type) if empty else pa.array(values, field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+    """Messages as rows of `MESSAGE_SCHEMA`; a missing key is null."""
+    return pa.RecordBatch.from_pylist(messages, schema=MESSAGE_SCHEMA)
 
 
 def outgoing(
