@@ -116,11 +116,15 @@ class GatewayFacts:
         """Its session with the broker is."""
         return self.status.get("state") == "online"
 
+    @property
+    def measured(self) -> Mapping[str, Any]:
+        """What it says of the journal whose rows wait, `towline.journal.Journal.measured`; empty where it does not."""
+        return (self.status.get("measured") or {}).get("inbox" if self.direction == "up" else "outbox") or {}
+
     def at_pace(self, pace: Pace, at: float) -> Self:
         """The same with its present rates, once its counters are noted at a time of `time.monotonic`, if it answers."""
-        measured = (self.status.get("measured") or {}).get("inbox" if self.direction == "up" else "outbox")
-        if measured is not None:
-            pace.look(at, int(self.status.get("received") or 0), int(measured["bytes_written"]))
+        if self.measured:
+            pace.look(at, int(self.status.get("received") or 0), int(self.measured["bytes_written"]))
         return replace(self, rates=pace.rates)
 
 
@@ -187,7 +191,12 @@ def of_gateway(facts: GatewayFacts, now: float, queue: int | None = None) -> Ite
     journal, up = str(status.get("journal")), facts.direction == "up"
     yield Sample("towline_broker_connected", labels, int(facts.online))
     yield Sample("towline_reconnects_total", labels, max(0, int(status.get("connects") or 0) - 1))
-    yield from _of_journals(labels, status)
+    if facts.measured:
+        yield Sample("towline_waiting_bytes", labels, int(facts.measured["bytes_waiting"]))
+    for name, told in (status.get("measured") or {}).items():
+        yield Sample("towline_journal_written_bytes_total", (*labels, name), int(told["bytes_written"]))
+        yield Sample("towline_journal_size_bytes", (*labels, name), int(told["bytes_on_disk"]))
+        yield Sample("towline_fdatasync_seconds", (*labels, name), Histogram.from_json(told["syncs"]))
     values = read(_BOTH, status) | (read(_UP, status) if up else read(_DOWN, status.get("outbox") or {}))
     used, limit = (values.get(f"towline_window_{name}") for name in ("in_flight", "limit"))
     if used is not None and limit:
@@ -202,23 +211,11 @@ def of_gateway(facts: GatewayFacts, now: float, queue: int | None = None) -> Ite
     yield from _budgets(facts, queue)
 
 
-def _of_journals(labels: tuple[str, ...], status: Mapping[str, Any]) -> Iterator[Sample]:
-    measured: Mapping[str, Mapping[str, Any]] = status.get("measured") or {}
-    waiting = measured.get("outbox", measured.get("inbox"))
-    if waiting is not None:
-        yield Sample("towline_waiting_bytes", labels, int(waiting["bytes_waiting"]))
-    for journal, told in measured.items():
-        yield Sample("towline_journal_written_bytes_total", (*labels, journal), int(told["bytes_written"]))
-        yield Sample("towline_journal_size_bytes", (*labels, journal), int(told["bytes_on_disk"]))
-        yield Sample("towline_fdatasync_seconds", (*labels, journal), Histogram.from_json(told["syncs"]))
-
-
 def _budgets(facts: GatewayFacts, queue: int | None) -> Iterator[Sample]:
     if facts.rates is None:
         return
     messages, size = facts.rates
-    journal = "inbox" if facts.direction == "up" else "outbox"
-    room = ((facts.status.get("measured") or {}).get(journal) or {}).get("room_left")
+    room = facts.measured.get("room_left")
     if room is not None and facts.status.get("ack_after") != AckAfter.KAFKA:  # else the window ends it
         yield Sample("towline_outage_budget_intake_seconds", facts.labels, budget(room, size))
     if queue is not None and facts.direction == "up":
