@@ -134,15 +134,18 @@ class Outbox(Journal):
         if job_of(batch.writer) and _OVER + job_of(batch.writer) in self.notes:
             what = f"the job of {batch.writer} is over, this task comes too late"
             raise JournalError("TL-J17", self.where, what, "Nothing: the job has its result.")
-        stored = self._last_batch(batch.writer)
-        if stored is None or stored.number < batch.number:
-            return Appended(0, self.end, whole=False, already=False, newest=stored.number if stored else -1)
-        if stored.number == batch.number and stored.origin and batch.origin and stored.origin != batch.origin:
-            raise _another(self.where, batch)
-        whole = stored.whole or stored.number > batch.number
-        if not whole and stored.attempt != batch.attempt:
-            return Appended(0, self.end, whole=False, already=False, newest=stored.number)
-        return Appended(stored.rows, stored.end, whole, already=True, newest=stored.number)
+        last = self._last_batch(batch.writer)
+        if last is None or last.number < batch.number:
+            return Appended(0, self.end, whole=False, already=False, newest=last.number if last else -1)
+        if last.number == batch.number and last.origin and batch.origin and last.origin != batch.origin:
+            what = f"batch {batch.number} of {batch.writer} is here already, and was made from something else"
+            do = "bring back the newest one, or start the query with a new checkpoint directory."
+            do = f"The query's checkpoint was restored from an older copy: {do}"
+            raise JournalError("TL-J22", self.where, what, do)
+        whole = last.whole or last.number > batch.number
+        if not whole and last.attempt != batch.attempt:
+            return Appended(0, self.end, whole=False, already=False, newest=last.number)
+        return Appended(last.rows, last.end, whole, already=True, newest=last.number)
 
     def _last_batch(self, writer: str) -> LastBatch | None:
         values = self.notes.get(_BATCH + writer)
@@ -176,7 +179,10 @@ class Outbox(Journal):
             if here.whole or (here.already and start + rows.num_rows <= here.rows and not whole):
                 return here
             if start > here.rows:
-                raise self._missing(batch, here.rows, start)
+                what = f"rows {here.rows:,} to {start:,} of batch {batch.number} of {batch.writer} are missing"
+                what = f"{what}: the task was started once more meanwhile, or paused for too long"
+                do = "Let the task run again: it brings the batch from its first row."
+                raise JournalError("TL-J16", self.where, what, do)
             if not here.rows:
                 self._give_up([batch.writer])  # of an attempt before this one
             fresh = rows.slice(here.rows - start)
@@ -273,15 +279,6 @@ class Outbox(Journal):
         now = time.monotonic()
         with self._guard:
             return [writer for writer in self._partial if now - self._touched[writer] >= seconds]
-
-    def _missing(self, batch: Batch, here: int, start: int) -> JournalError:
-        return JournalError(
-            "TL-J16",
-            self.where,
-            f"rows {here:,} to {start:,} of batch {batch.number} of {batch.writer} are missing: the task was started "
-            "once more meanwhile, or paused for too long",
-            "Let the task run again: it brings the batch from its first row.",
-        )
 
     def end_job(self, job: str) -> None:
         """Forget the batches of a job; what is here of them is sent if it is whole, and nothing more enters.
@@ -456,16 +453,6 @@ def _done(watermark: int, notes: Mapping[str, Any]) -> Ranges:
 def _last_batches(notes: Mapping[str, Any]) -> dict[str, LastBatch]:
     every = dict(notes).items()
     return {name.removeprefix(_BATCH): LastBatch(*value) for name, value in every if name.startswith(_BATCH)}
-
-
-def _another(where: str, batch: Batch) -> JournalError:
-    return JournalError(
-        "TL-J22",
-        where,
-        f"batch {batch.number} of {batch.writer} is here already, and was made from something else",
-        "The query's checkpoint was restored from an older copy: bring back the newest one, or start the query with a "
-        "new checkpoint directory.",
-    )
 
 
 #: Writers that belong to a job, which ends: ``job-<id>/<part>``. A query's id is a UUID and never begins so.
