@@ -108,17 +108,15 @@ class Outbox(Journal):
         self._entering = threading.Lock()
         #: guards all below; held for moments, never during a system call
         self._guard = threading.Lock()
-        #: by writer, the rows of its batch that is not whole: on disk, and not to leave yet while those behind them may
-        self._partial: dict[str, Sequence[Range]] = {}
-        self._touched: dict[str, float] = {}
-        #: never to leave, and not noted as done
-        self._given_up: list[Range] = []
-        #: all rows that must not leave: both; replaced, never changed
-        self._skipped = Ranges()
+        #: rows below may be sent, but for those that must not leave: of a batch that is not whole, or dropped and not
+        #: noted as done; replaced, never changed
+        self._visible, self._skipped = 0, Ranges()
         #: a batch became whole: the sending thread has to go back to its first row
         self._back: int | None = None
-        for writer, last in self.last_batches.items():
-            self._hold(writer, last.ranges)
+        #: by writer, when rows of its batch came last
+        self._touched: dict[str, float] = {}
+        self._opened_at = time.monotonic()
+        self._renew()
         self._look_at = 0.0
         if _SENDER not in self.consumers:
             self.commit(_SENDER, watermark)
@@ -173,7 +171,9 @@ class Outbox(Journal):
         """
         with self._entering:
             if batch is None:
-                return Appended(rows.num_rows, self.append(rows), whole=True, already=False)
+                end = self.append(rows)
+                self._renew()
+                return Appended(rows.num_rows, end, whole=True, already=False)
             self._look()
             here = self.stored(batch)
             if here.whole or (here.already and start + rows.num_rows <= here.rows and not whole):
@@ -192,23 +192,20 @@ class Outbox(Journal):
             return self._bring(fresh, batch, count, whole=whole)
 
     def _bring(self, fresh: Any, batch: Batch, count: int, *, whole: bool) -> Appended:
-        """Append rows and last batch; they can be seen as soon as they are there, so they are held back before."""
-        writer, former = batch.writer, self._partial.get(batch.writer, ())
-        end = self.end + fresh.num_rows
-        ranges = Ranges(0, [*former, (self.end, end)]).ranges if former or not whole else ()
+        """Append rows and last batch."""
+        writer, former = batch.writer, self._last_batch(batch.writer)
+        end, before = self.end + fresh.num_rows, former.ranges if former else ()
+        ranges = Ranges(0, [*before, (self.end, end)]).ranges if before or not whole else ()
         at = int(time.time()) if job_of(writer) else 0
         attempt, waiting = ("", ()) if whole else (batch.attempt, ranges)
-        last = LastBatch(batch.number, count, whole, end, batch.origin, attempt, waiting, at)
-        self._hold(writer, ranges)
         try:
-            self._store(fresh, batch, last)
+            self._store(fresh, batch, LastBatch(batch.number, count, whole, end, batch.origin, attempt, waiting, at))
         except JournalError as error:
-            self._hold(writer, former)
             if error.code == "TL-J15":
                 self._give_up([writer])
             raise
-        if whole and ranges:  # its rows leave, the oldest first
-            self._hold(writer, (), back=ranges[0][0])
+        self._touched[writer] = time.monotonic()
+        self._renew(back=ranges[0][0] if whole and ranges else None)  # its rows leave, the oldest first
         return Appended(count, end, whole, already=False, newest=batch.number)
 
     def _store(self, fresh: Any, batch: Batch, last: LastBatch) -> None:
@@ -237,48 +234,42 @@ class Outbox(Journal):
         limit = self.limits.max_bytes
         if limit is None or self.bytes_on_disk + fresh.nbytes + _FRAME_MORE <= limit:
             return False
-        noted = self.consumers.get(_SENDER) == self.done.watermark and not self._given_up
+        with self._guard:
+            noted = self.consumers.get(_SENDER) == self.done.watermark and not self._unsettled()
         return noted and self.reached(self.end)
 
     def _give_up(self, writers: Iterable[str]) -> None:
         """Never send what is here of these writers' batches that are not whole; one frame says so."""
-        ranges = {writer: self._partial.get(writer, ()) for writer in writers}
-        gone = [one for parts in ranges.values() for one in parts]
+        partial = {writer: last for writer in writers if (last := self._last_batch(writer)) and last.ranges}
+        gone = [piece for last in partial.values() for piece in last.ranges]
         if not gone:
             return
         rows, dropped = self._dropped
         kept = Ranges(0, [*((s, e) for s, e in dropped if e > self.first), *gone]).ranges
         notes: dict[str, Any] = {_DROPPED: [rows + sum(end - start for start, end in gone), kept]}
-        for writer, parts in ranges.items():
-            last = self._last_batch(writer)
-            if parts and last is not None:
-                notes[_BATCH + writer] = LastBatch(last.number, 0, False, last.end, last.origin, at=last.at)
+        for writer, last in partial.items():
+            notes[_BATCH + writer] = LastBatch(last.number, 0, False, last.end, last.origin, at=last.at)
         self.append(self.no_rows, notes=notes)
-        with self._guard:
-            self._given_up += gone
-        for writer in ranges:
-            self._hold(writer, ())
+        self._renew()
 
-    def _hold(self, writer: str, ranges: Sequence[Range], *, back: int | None = None) -> None:
-        """Let these rows of a writer, and no others of it, not leave; called before they can be seen."""
+    def _renew(self, *, back: int | None = None) -> None:
+        """Let the sending thread see what has entered, and what of it must not leave."""
         with self._guard:
-            if ranges:
-                self._partial[writer], self._touched[writer] = ranges, time.monotonic()
-            else:
-                self._partial.pop(writer, None)
+            end = self.end  # before the notes are read, which know of all rows below it
+            partial = (piece for last in self.last_batches.values() for piece in last.ranges)
+            self._visible, self._skipped = end, Ranges(0, (*partial, *self._unsettled()))
             if back is not None:
                 self._back = back if self._back is None else min(self._back, back)
-            self._renew_skipped()
 
-    def _renew_skipped(self) -> None:
-        every = (one for ranges in self._partial.values() for one in ranges)
-        self._skipped = Ranges(0, (*every, *self._given_up))
+    def _unsettled(self) -> list[Range]:
+        """Rows that were dropped and are not noted as done; the guard is held."""
+        return [piece for start, end in self._dropped[1] for piece in self.done.missing(start, end)]
 
     def _idle(self, seconds: float) -> list[str]:
         """Writers whose batch is not whole and has got nothing for so long."""
-        now = time.monotonic()
-        with self._guard:
-            return [writer for writer in self._partial if now - self._touched[writer] >= seconds]
+        limit = time.monotonic() - seconds
+        every = self.last_batches.items()
+        return [name for name, last in every if last.ranges and self._touched.get(name, self._opened_at) <= limit]
 
     def end_job(self, job: str) -> None:
         """Forget the batches of a job; what is here of them is sent if it is whole, and nothing more enters.
@@ -316,12 +307,12 @@ class Outbox(Journal):
     @property
     def waiting(self) -> int:
         """Rows that are not done, of whole batches."""
-        return self.end - self.done.count() - self._skipped.count()
+        return self._visible - self.done.count() - self._skipped.count()
 
     @property
     def incomplete(self) -> int:
         """Rows that are held back, because their batch is not whole."""
-        return sum(end - start for ranges in list(self._partial.values()) for start, end in ranges)
+        return sum(end - start for last in self.last_batches.values() for start, end in last.ranges)
 
     @property
     def dropped(self) -> int:
@@ -338,18 +329,19 @@ class Outbox(Journal):
         with self._guard:
             start = max(cursor if self._back is None else min(cursor, self._back), self.done.watermark)
             self._back = None
-        return next(iter(self._skipped.missing(start, self.end)), None)
+            return next(iter(self._skipped.missing(start, self._visible)), None)
 
     def settle(self) -> bool:
-        """Note as done what was given up since the last time; return whether there was any."""
-        if not self._given_up:
+        """Note as done what was dropped since the last time; return whether there was any."""
+        if not self._dropped[1]:
             return False
         with self._guard:
-            for start, end in self._given_up:
+            dropped = self._unsettled()
+            for start, end in dropped:
                 self.done.add(start, end)
-            self._given_up = []
-            self._renew_skipped()
-        return True
+        if dropped:
+            self._renew()
+        return bool(dropped)
 
     def reached(self, upto: int) -> bool:
         """Whether every row below `upto` is done that may leave; from any thread."""
