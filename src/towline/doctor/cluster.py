@@ -25,7 +25,7 @@ from towline.bridge.patterns import allowed
 from towline.doctor.case import PROBE, Case
 from towline.doctor.table import NotAsked, fact
 from towline.kafka import admin, faults
-from towline.kafka.clientconfig import QUIET, client_config
+from towline.kafka.clientconfig import QUIET, resolve
 from towline.kafka.options import SinkSettings
 
 #: Kafka's topic of transactions.
@@ -302,7 +302,7 @@ class Cluster:
         told = {"transactional.id": writer.probe_id, "transaction.timeout.ms": str(writer.timeout_ms)}
         quiet: dict[str, Any] = {"reconnect.backoff.ms": "0", "error_cb": lambda _error: None}
         try:
-            producer = Producer({**client_config(self._client), **told, **quiet}, logger=QUIET)
+            producer = Producer({**resolve(self._client), **told, **quiet}, logger=QUIET)
             producer.list_topics(
                 timeout=self.case.patience
             )  # else looking for the coordinator takes half a second more

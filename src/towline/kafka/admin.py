@@ -20,7 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from towline.errors import KafkaError
 from towline.kafka import faults
-from towline.kafka.clientconfig import QUIET, client_config
+from towline.kafka.clientconfig import QUIET, resolve
 from towline.kafka.faults import LastWord, Meaning
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class KafkaAdmin:
 
     def _connected(self) -> AdminClient:
         self._last.why = ""
-        options: dict[str, Any] = {**_PATIENCE, **client_config(self._client), "error_cb": self._last.note}
+        options: dict[str, Any] = {**_PATIENCE, **resolve(self._client), "error_cb": self._last.note}
         try:
             return AdminClient(options, logger=QUIET)
         except faults.FOREIGN as problem:

@@ -1,10 +1,13 @@
-"""What librdkafka is told: names it knows, values it takes, and secrets that are read only where they are used.
+"""What librdkafka is told: names it knows, Java's among them, and secrets that are read only where they are used.
 
 A client configuration is a mapping of librdkafka's property names to text. It may travel (into a Spark plan, a log, a
 status), so it never holds a secret [I12]: ``sasl.password.file`` names a file, ``${NAME}`` a variable of the
 environment, `PROVIDER` a function that gives tokens, and `resolve` replaces all in the process that opens the
-connection. A `PlainSecret`, which a user wrote
-in the words of Java's client into the options of a query, travels with them and is shown nowhere.
+connection. A `PlainSecret`, which a user wrote in the words of Java's client into the options of a query, travels with
+them and is shown nowhere.
+
+A program that wrote with ``format("kafka")`` changes the format's name and nothing else (ADR 39): the settings of
+Java's producer (Kafka 4.3) that its users write and librdkafka has not are `translated` (ADR 58).
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ SECRETS: Final = frozenset(
 #: Names a function that gives tokens for OAUTHBEARER, ``module:function``; it is no property of librdkafka's.
 PROVIDER: Final = "sasl.oauthbearer.token.provider"
 
-#: What Java's producer has and librdkafka has not; `towline.kafka.javanames` translates some of it for the sink.
+#: What Java's producer has and librdkafka has not; `translated` knows some of it.
 JAVAS: Final = re.compile(
     r"buffer\.memory|compression\.\w+\.level|config\.providers|interceptor\.classes|(key|value)\.serializer"
     r"|max\.(block\.ms|request\.size)|metrics?\.(reporters|num|recording|sample).*|partitioner\..+"
@@ -53,21 +56,7 @@ JAVAS: Final = re.compile(
 )
 
 #: Ours alone: callbacks of the binding, and a library path, which would run code somebody put into an option.
-RESERVED: Final = frozenset(
-    {
-        "dr_cb",
-        "error_cb",
-        "delivery.report.only.error",
-        "log_cb",
-        "logger",
-        "oauth_cb",
-        "on_delivery",
-        "partitioner_cb",
-        "plugin.library.paths",
-        "stats_cb",
-        "throttle_cb",
-    }
-)
+_OURS: Final = re.compile(r"\w+_cb|on_delivery|delivery\.report\.only\.error|logger|plugin\.library\.paths")
 
 #: Names to guess from when somebody mistypes one; librdkafka itself judges what exists.
 COMMON: Final = (
@@ -228,7 +217,7 @@ def _check_name(name: str, where: str, prefix: str) -> None:
     if JAVAS.fullmatch(name):
         what = f'option "{prefix}{name}" is a Java client\'s setting that Towline does not translate'
         raise ConfigError("TL-C43", where, what, f"Write librdkafka's name, see {_LISTED}; or leave it out.")
-    if name in RESERVED:
+    if _OURS.fullmatch(name):
         do = f"Name the function in {prefix}{PROVIDER}." if name == "oauth_cb" else "Leave it out."
         raise ConfigError("TL-C43", where, f'option "{prefix}{name}" can not be set, Towline uses it itself', do)
 
@@ -293,17 +282,7 @@ def _stand_in(name: str, value: str) -> str:
     return "-" if name in SECRETS or file_property(name) or REFERENCE.search(value) else value
 
 
-def client_config(client: Mapping[str, str]) -> dict[str, Any]:
-    """Check a client configuration and resolve its secrets; the result must never be shown.
-
-    Raises:
-        ConfigError, KafkaError: As `check_client` and `resolve` say.
-    """
-    check_client(client, "kafka", "")
-    return resolve(client, "kafka", "")
-
-
-def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> dict[str, Any]:
+def resolve(client: Mapping[str, str], where: str = "kafka") -> dict[str, Any]:
     """Replace ``${NAME}``, ``*.file`` and `PROVIDER` by what they stand for; the result must never be shown.
 
     Raises:
@@ -314,18 +293,24 @@ def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> di
     for name, value in client.items():
         if name == PROVIDER:
             resolved["oauth_cb"] = _tokens(value, where, client.get("sasl.oauthbearer.config", ""))
-            continue
-        if isinstance(value, PlainSecret):  # as it is: a dollar sign may be a part of it
+        elif isinstance(value, PlainSecret):  # as it is: a dollar sign may be a part of it
             resolved[name] = value.reveal()
-            continue
-        text = _from_environment(name, value, where, prefix)
-        secret = file_property(name)
-        if secret is None:
-            resolved[name] = text
         else:
-            key = f'the file of option "{prefix}{name}" on {socket.gethostname()}'
-            resolved[secret] = secret_of(key, text, _secret, "TL-C46", _MEND)
+            text = REFERENCE.sub(partial(_variable, name, where), value)
+            if (secret := file_property(name)) is not None:
+                key = f'the file of option "kafka.{name}" on {socket.gethostname()}'
+                text = secret_of(key, text, _secret, "TL-C46", _MEND)
+            resolved[secret or name] = text
     return resolved
+
+
+def _variable(name: str, where: str, reference: re.Match[str]) -> str:
+    value = os.environ.get(reference[1])
+    if value is None:
+        what = f'option "kafka.{name}" refers to the environment variable {reference[1]}, which is not set on '
+        do = "Set it for Spark's workers (on a cluster: spark.executorEnv), or use a file."
+        raise ConfigError("TL-C46", where, f"{what}{socket.gethostname()}", do)
+    return value
 
 
 #: Seconds that a provider of tokens has; other lines may wait as long.
@@ -361,22 +346,6 @@ def _token(given: Any) -> tuple[Any, ...]:
     return (token, float(end), *more)
 
 
-def _from_environment(name: str, value: str, where: str, prefix: str) -> str:
-    def lookup(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1])
-        if found is None:
-            raise ConfigError(
-                "TL-C46",
-                where,
-                f'option "{prefix}{name}" refers to the environment variable {match[1]}, which is not set on '
-                f"{socket.gethostname()}",
-                "Set it for Spark's workers (on a cluster: spark.executorEnv), or use a file.",
-            )
-        return found
-
-    return REFERENCE.sub(lookup, value)
-
-
 def _secret(content: bytes) -> str:
     if len(content) > SECRET_FILE_LIMIT:
         raise ValueError("it is larger than 64 KiB")
@@ -385,3 +354,119 @@ def _secret(content: bytes) -> str:
 
 #: A secret does not travel with a plan: each machine that connects has its own file.
 _MEND: Final = "Mend the file there; on a cluster each executor's machine needs it."
+
+
+# -- Java's words --
+
+#: Java's name -> librdkafka's. Without one there is nothing to tell: `deliveryTimeout` bounds every wait, the type of a
+#: trust store is checked, and a login becomes three settings.
+JAVA_NAMES: Final[Mapping[str, str | None]] = MappingProxyType(
+    {
+        "buffer.memory": "queue.buffering.max.kbytes",
+        "compression.gzip.level": "compression.level",
+        "compression.lz4.level": "compression.level",
+        "compression.zstd.level": "compression.level",
+        "delivery.timeout.ms": "message.timeout.ms",
+        "max.block.ms": None,
+        "max.request.size": "message.max.bytes",
+        "receive.buffer.bytes": "socket.receive.buffer.bytes",
+        "sasl.jaas.config": None,
+        "send.buffer.bytes": "socket.send.buffer.bytes",
+        "ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
+        "ssl.truststore.certificates": "ssl.ca.pem",
+        "ssl.truststore.location": "ssl.ca.location",
+        "ssl.truststore.type": None,
+    }
+)
+#: A login as Kafka's JaasConfig reads it, of one of the two modules whose mechanisms librdkafka has.
+_VALUE: Final = r"""(?: "(?:[^"\\\n]|\\["'\\])*" | '(?:[^'\\\n]|\\["'\\])*' | [\w.$-]+ )"""
+_LOGIN: Final = re.compile(
+    rf"[\w.$]*? (?P<module>Plain|Scram)LoginModule \s+ \w+ (?: \s+ (?: username \s*=\s* (?P<user>{_VALUE}) "
+    rf"| password \s*=\s* (?P<password>{_VALUE}) | [\w.-]+ \s*=\s* {_VALUE} ) )*+ \s* ;",
+    re.VERBOSE,
+)
+_MECHANISMS: Final = MappingProxyType({"Plain": ("PLAIN",), "Scram": ("SCRAM-SHA-256", "SCRAM-SHA-512")})
+
+
+def translated(settings: Mapping[str, str], where: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Translate what only Java's client has; everything else passes as it is.
+
+    Args:
+        settings: Names in lower case, without ``kafka.``.
+        where: Whom an error is about.
+
+    Returns:
+        What librdkafka is told, a secret in plain text as a `PlainSecret`; and, of what was translated, librdkafka's
+        name -> the name as the user wrote it.
+
+    Raises:
+        ConfigError: TL-C43 a setting that is said in both clients' words; TL-C45 a value that can't be translated.
+    """
+    client: dict[str, str] = {}
+    written: dict[str, str] = {}
+    for name, value in settings.items():
+        if name not in JAVA_NAMES:
+            client[name] = value
+            continue
+        try:
+            own = _translated(name, value.strip(), settings)
+        except ValueError as problem:
+            what, _, do = str(problem).partition("; ")
+            raise ConfigError("TL-C45", where, f'option "kafka.{name}" {what}', do) from None
+        if twice := next((target for target in own if target != name and target in settings), None):
+            what = f'options "kafka.{name}" and "kafka.{twice}" say the same thing'
+            raise ConfigError("TL-C43", where, what, "Give one of the two.")
+        client |= own
+        written |= dict.fromkeys(own, name)
+    return client, written
+
+
+def _translated(name: str, value: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Librdkafka's settings for one of Java's; a ValueError says what is wrong and, behind "; ", what to do."""
+    match name.split("."):
+        case ["sasl", *_]:
+            return _login(value, settings)
+        case ["compression", codec, _] if settings.get("compression.type", "").strip().lower() != codec:
+            return {}  # the level of a codec that is not used
+        case ["ssl", "truststore", "location" | "type"]:
+            kind = value if name.endswith("type") else settings.get("ssl.truststore.type", "JKS").strip()
+            if kind.upper() != "PEM":  # all that librdkafka reads; Java's default is JKS
+                raise ValueError(
+                    "is about a store that is not PEM; Write its certificates into a PEM file (keytool -list -rfc "
+                    "-keystore FILE) and give kafka.ssl.truststore.type=PEM with that file."
+                )
+        case ["buffer", _]:
+            if not re.fullmatch(r"[0-9]{1,18}", value):
+                raise ValueError("must be a whole number of bytes; Change the value.")
+            value = str(max(1, -(-int(value) // 1024)))
+        case ["delivery", *_]:
+            if not re.fullmatch(r"[0-9]{4,6}", value) or not 1000 <= int(value) <= 900_000:
+                raise ValueError(
+                    "must be 1000 to 900000 milliseconds; Change it: Kafka ends a transaction after 15 minutes at most."
+                )
+        case ["ssl", "endpoint", *_]:
+            value = value.lower() or "none"
+    target = JAVA_NAMES[name]
+    return {} if target is None else {target: value}
+
+
+def _login(value: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """``sasl.jaas.config`` of PLAIN and SCRAM; the text of its errors quotes nothing of it [I12]."""
+    login = _LOGIN.fullmatch(value)
+    if login is None or not login["user"] or not login["password"]:
+        raise ValueError(
+            'can not be read; Write CLASS required username="..." password="..."; with the PlainLoginModule or the '
+            "ScramLoginModule. For another mechanism give librdkafka's kafka.sasl.* settings."
+        )
+    mechanisms = _MECHANISMS[login["module"]]
+    mechanism = settings.get("sasl.mechanism", mechanisms[0] if len(mechanisms) == 1 else "").strip().upper()
+    if mechanism not in mechanisms:
+        raise ValueError(f"is for {mechanisms[0]}; Give kafka.sasl.mechanism={' or '.join(mechanisms)}.")
+    user, password = (_unquoted(login[name]) for name in ("user", "password"))
+    secret = password if REFERENCE.fullmatch(password) else PlainSecret(password)
+    chosen = {} if "sasl.mechanism" in settings else {"sasl.mechanism": mechanism}
+    return {"sasl.username": user, "sasl.password": secret, **chosen}
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text[0] in "\"'" else text

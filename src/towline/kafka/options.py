@@ -13,8 +13,7 @@ from annotated_types import Ge, Le
 
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee, policy
-from towline.kafka.clientconfig import check_client
-from towline.kafka.javanames import translated
+from towline.kafka.clientconfig import check_client, translated
 from towline.kafka.reserved import reserved
 from towline.options import SPARKS, Format, OptionText, options_of, size, without_properties
 
@@ -183,18 +182,27 @@ class SinkSettings:
         if "" in kafka:
             do = "Name a property of Kafka's client after the dot."
             raise ConfigError("TL-C01", FORMAT, 'unknown option "kafka."', do)
-        given = _FORMAT.read({**texts, **_delivery_timeout(kafka, texts)})
+        given = _FORMAT.read(texts)
         own = given.values(_OPTIONS)
         guarantee: Guarantee = own.setdefault("guarantee", Guarantee.EXACTLY_ONCE)
-        timeout_s: float = own.setdefault("timeout_s", policy(guarantee).kafka_timeout_s)
-        _check_promise(guarantee, kafka)
-        _check_belonging(guarantee, given)
+        _check_promise(guarantee, given, kafka)
         kafka, written = translated(kafka, FORMAT)
+        if (deadline := kafka.pop("message.timeout.ms", None)) is not None:  # Java's delivery.timeout.ms
+            if "deliveryTimeout" in given:
+                raise _contradiction('options "kafka.delivery.timeout.ms" and "deliveryTimeout" say the same thing')
+            own["timeout_s"] = int(deadline) / 1000
+        timeout_s: float = own.setdefault("timeout_s", policy(guarantee).kafka_timeout_s)
         client = {**TUNING, **policy(guarantee).kafka, **kafka, "message.timeout.ms": str(int(timeout_s * 1000))}
-        _check_queue(client, kafka)
+        most = client.get("message.max.bytes", "").strip()
+        if most.isdecimal() and _QUEUE not in kafka:  # one that a record fills would never take it, or one at a time
+            client[_QUEUE] = str(max(int(client[_QUEUE]), 2 * int(most) // 1024))
         if policy(guarantee).transactions:
-            client.setdefault("transaction.timeout.ms", client["message.timeout.ms"])
-            _check_clock(client)
+            clock = client.setdefault("transaction.timeout.ms", client["message.timeout.ms"]).strip()
+            if clock.isdecimal() and int(clock) < timeout_s * 1000:  # librdkafka would lower the other in silence
+                what = (
+                    f'option "kafka.transaction.timeout.ms" = {clock} is shorter than deliveryTimeout, {timeout_s:g} s'
+                )
+                raise _contradiction(what, "Lower deliveryTimeout, or raise kafka.transaction.timeout.ms.")
         check_client(client, FORMAT, written=written)
         own["sink_id"] = _sink_id(given)
         gather = policy(guarantee).transactions and "parallelism" not in given
@@ -214,17 +222,32 @@ def _reserves(prefix: str, marker_topic: str | None) -> Callable[[str], re.Match
     return re.compile(reserved([marker_topic] if marker_topic else [], prefix)).fullmatch
 
 
-def _check_belonging(guarantee: str, given: Given) -> None:
-    """Refuse options that mean nothing under this promise."""
-    for option in _OPTIONS:
-        if option.name not in given:
-            continue
+def _contradiction(what: str, do: str = "Give one of the two.") -> ConfigError:
+    return ConfigError("TL-C41", FORMAT, what, do)
+
+
+def _check_promise(guarantee: Guarantee, given: Given, kafka: Mapping[str, str]) -> None:
+    """Refuse options that mean nothing under this guarantee, and settings of the client that contradict it."""
+    for option in (one for one in _OPTIONS if one.name in given):
         if option.path[0] in _EXACTLY_ONCE and guarantee != Guarantee.EXACTLY_ONCE:
             what = f'option "{option.name}" belongs to guarantee exactly_once, this one is {guarantee}'
-            raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose exactly_once.")
+            raise _contradiction(what, "Leave it out, or choose exactly_once.")
         if option.path[0] in _NO_LOSS and guarantee == Guarantee.AT_MOST_ONCE:
             what = f'option "{option.name}" contradicts guarantee {guarantee}, which gives records up'
-            raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose another guarantee.")
+            raise _contradiction(what, "Leave it out, or choose another guarantee.")
+    accepts = policy(guarantee).kafka_accepts
+    for name, value in kafka.items():
+        setting, word = ALIASES.get(name, name), value.strip().lower()
+        what, do = f"= {value} contradicts guarantee {guarantee}", "Leave it out."
+        if setting == "transactional.id":
+            what = "can not be set, the guarantee decides about transactions"
+        elif setting == "message.timeout.ms":
+            what, do = "is set by deliveryTimeout", "Use deliveryTimeout, in seconds."
+        elif word not in accepts.get(setting, {word}):
+            do = f"It needs {' or '.join(sorted(accepts[setting]))}: leave the option out."
+        elif not (setting == "retries" and word == "0" and guarantee != Guarantee.AT_MOST_ONCE):
+            continue
+        raise _contradiction(f'option "kafka.{name}" {what}', do)
 
 
 def _sink_id(given: Given) -> str | None:
@@ -235,70 +258,6 @@ def _sink_id(given: Given) -> str | None:
         do = 'Add option("sinkId", NAME): the same at each start of the query, and of no other query.'
         raise ConfigError("TL-C200", FORMAT, 'option "batchId" needs the option "sinkId"', do)
     return f"{name}.{given.value('topic')}" if "topic" in given else name
-
-
-def _delivery_timeout(kafka: dict[str, str], texts: Mapping[str, str]) -> dict[str, str]:
-    """``kafka.delivery.timeout.ms``, Java's name for what bounds a delivery, taken out and as ``deliveryTimeout``."""
-    name = "delivery.timeout.ms"
-    if name not in kafka:
-        return {}
-    if "deliverytimeout" in texts:
-        what = f'options "kafka.{name}" and "deliveryTimeout" say the same thing'
-        raise ConfigError("TL-C41", FORMAT, what, "Give one of the two.")
-    text = kafka.pop(name).strip()
-    if not text.isascii() or not text.isdecimal() or not 1000 <= int(text[:9]) <= 900_000:
-        what = f'option "kafka.{name}" must be 1000 to 900000 milliseconds, not "{text}"'
-        raise ConfigError("TL-C21", FORMAT, what, "Change it: Kafka ends a transaction after 15 minutes at most.")
-    return {"deliverytimeout": str(int(text) / 1000)}
-
-
-def _check_queue(client: dict[str, str], kafka: Mapping[str, str]) -> None:
-    """A queue that one record fills would never take it, or take one record at a time."""
-    most = client.get("message.max.bytes", "").strip()
-    if most.isdecimal() and _QUEUE not in kafka:
-        client[_QUEUE] = str(max(int(client[_QUEUE]), 2 * int(most) // 1024))
-
-
-def _check_clock(client: Mapping[str, str]) -> None:
-    """A record must not outlive its transaction; librdkafka would lower its time-out in silence."""
-    clock = client["transaction.timeout.ms"].strip()
-    if clock.isdecimal() and int(clock) < int(client["message.timeout.ms"]):
-        raise ConfigError(
-            "TL-C41",
-            FORMAT,
-            f'option "kafka.transaction.timeout.ms" = {clock} is shorter than deliveryTimeout, '
-            f"{int(client['message.timeout.ms']) / 1000:g} s",
-            "Lower deliveryTimeout, or raise kafka.transaction.timeout.ms.",
-        )
-
-
-def _check_promise(guarantee: str, kafka: Mapping[str, str]) -> None:
-    accepts = policy(guarantee).kafka_accepts
-    for name, value in kafka.items():
-        setting = ALIASES.get(name, name)
-        if setting == "transactional.id":
-            raise ConfigError(
-                "TL-C41",
-                FORMAT,
-                f'option "kafka.{name}" can not be set, the guarantee decides about transactions',
-                "Leave it out.",
-            )
-        if setting == "message.timeout.ms":
-            raise ConfigError(
-                "TL-C41", FORMAT, f'option "kafka.{name}" is set by deliveryTimeout', "Use deliveryTimeout, in seconds."
-            )
-        if setting in accepts and value.strip().lower() not in accepts[setting]:
-            allowed = " or ".join(sorted(accepts[setting]))
-            raise ConfigError(
-                "TL-C41",
-                FORMAT,
-                f'option "kafka.{name}" = {value} contradicts guarantee {guarantee}',
-                f"It needs {allowed}: leave the option out.",
-            )
-        if setting == "retries" and guarantee != "at_most_once" and value.strip() == "0":
-            raise ConfigError(
-                "TL-C41", FORMAT, f'option "kafka.{name}" = 0 contradicts guarantee {guarantee}', "Leave it out."
-            )
 
 
 #: Settings that mean nothing without transactions, and those that mean nothing where records are given up.

@@ -25,7 +25,7 @@ from towline.bridge.lines.identity import Identity, former_topics
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import KafkaAdmin, watermarks
-from towline.kafka.clientconfig import QUIET, client_config
+from towline.kafka.clientconfig import QUIET, resolve
 from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header
 from towline.kafka.markerstore import READER
 from towline.kafka.topicids import remade
@@ -266,7 +266,7 @@ class DeadLetterTopic:
     def _consumer(self, isolation: str = "read_committed") -> Any:
         """Reads from the leader: a mark that is not read yet would have its dead letters replayed again."""
         settings: dict[str, Any] = {
-            **client_config(self.client),
+            **resolve(self.client),
             **READER,
             "fetch.wait.max.ms": 500,  # a transaction of another may be waited for, for a minute
             "group.id": f"towline.dlq.{self.topic}",  # the client demands one; nothing is ever committed to it
