@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import KafkaError
 from towline.kafka import faults, producers
+from towline.kafka.faults import KEPT, Meaning
+from towline.kafka.producers import Indefinite
 from towline.kafka.screening import Lessons, RecordCheck, has_learned, require_topics
 from towline.sinks import Task
 
@@ -95,18 +97,16 @@ class AtLeastOnce(Delivery):
             screen.look(first)
             fitting = screen.fitting() if lessons.unclear is None else {"batch.num.messages": "1"}
             settings = replace(self.settings, client={**self.settings.client, "message.timeout.ms": "0", **fitting})
-            client = producers.borrow(settings)
             try:
-                return self._write(client, screen, chain(first, rows), lessons)
-            except BaseException as problem:
-                # Also for KeyboardInterrupt and a stopped query: left-over records must not meet the next batch.
-                producers.discard(settings)
-                if not isinstance(problem, KafkaError) or not client.refusals:
-                    raise
-                lessons.take([*client.refusals.values()], problem)
+                with producers.borrowed(settings) as client:
+                    return self._write(client, screen, chain(first, rows), lessons)
+            except Indefinite as problem:
+                if not problem.refusals:
+                    raise problem.told from None
+                lessons.take(problem.refusals, problem.told)
                 whole = True
                 if not copies.complete():
-                    raise
+                    raise problem.told from None
 
     def _write(
         self, client: producers.KafkaProducer, screen: RecordCheck, batches: Iterable[Any], lessons: Lessons
@@ -128,14 +128,24 @@ class AtLeastOnce(Delivery):
         except producers.QueueStuck:
             left = client.pending
         except faults.FOREIGN as problem:
-            raise faults.gave_up(self.settings.servers, problem) from None
+            raise Indefinite(faults.gave_up(self.settings.servers, problem), client.refusals.values()) from None
         if lost := left + client.failures:
-            seconds, why = self.settings.timeout_s, client.last.why
-            raise faults.undelivered(self.settings.servers, lost, rows, seconds, client.failed, why)
+            raise Indefinite(self._undelivered(client, lost, rows), client.refusals.values())
         if lessons.unclear is not None:  # each alone was taken
             lessons.conclude(())
         dead = screen.dead_letters
         return Delivered(rows - dead, size, dead_lettered=dead, seconds=time.perf_counter() - begun)
+
+    def _undelivered(self, client: producers.KafkaProducer, lost: int, rows: int) -> KafkaError:
+        """TL-K02: Kafka did not confirm records in time; TL-K03: it refused them."""
+        failed, why = client.failed, client.last.why
+        if failed is None or faults.means(failed.error, Meaning.TIMEOUT):
+            within = f"within {self.settings.timeout_s:g} s{why and f': {why}'}"
+            what = f"Kafka did not take {lost:,} of {rows:,} records {within}"
+            return KafkaError("TL-K02", self.settings.servers, what, f"Is it up and reachable? {KEPT}")
+        why = f'the first for topic "{failed.topic}": {faults.reason(failed.error)}'
+        what = f"Kafka refused {lost:,} of {rows:,} records, {why}"
+        return KafkaError("TL-K03", self.settings.servers, what, faults.advice(faults.name_of(failed.error)))
 
 
 class _Copies:
@@ -175,12 +185,8 @@ class AtMostOnce(Delivery):
         """Write what can be written now; the rest is counted as lost."""
         if task.attempt > 0:
             return _count(batches, f"attempt {task.attempt + 1} of a task writes nothing")
-        client = producers.borrow(self.settings)
-        try:
+        with producers.borrowed(self.settings) as client:
             return self._deliver(client, batches)
-        except BaseException:
-            producers.discard(self.settings)
-            raise
 
     def _deliver(self, client: producers.KafkaProducer, batches: Iterable[Any]) -> Delivered:
         rows = size = sent = 0
@@ -201,10 +207,8 @@ class AtMostOnce(Delivery):
             why = problem.what if isinstance(problem, KafkaError) else faults.reason(problem)
         rest = _count(remaining)
         reached = max(0, sent - client.pending - client.failures)
-        lost = rows + rest.lost - reached
-        if lost:
-            producers.discard(self.settings)
-            failed = client.failed
+        if lost := rows + rest.lost - reached:
+            client.healthy, failed = False, client.failed
             why = why or ("Kafka did not take them in time" if failed is None else faults.reason(failed.error))
         dead = min(screen.dead_letters, reached)
         return Delivered(reached - dead, size + rest.bytes, lost, why, dead)

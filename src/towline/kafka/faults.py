@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import confluent_kafka
 
@@ -68,25 +68,14 @@ _ADVICE: Final = MappingProxyType(
 )
 
 
-class FailedRecord(NamedTuple):
-    """What a delivery report says of a record that Kafka did not take.
-
-    Attributes:
-        topic: The record's.
-        error: librdkafka's.
-    """
-
-    topic: str
-    error: Any
-
-
+#: What becomes of the rows of a batch that fails.
 KEPT: Final = (
     "Its batch is not committed; the rows stay where Spark read them and are written again when the query restarts."
 )
 
 
-def _advice(name: str) -> str:
-    """What to do about a code, and what becomes of the rows meanwhile."""
+def advice(name: str) -> str:
+    """What to do about a code of librdkafka's, and what becomes of the rows meanwhile."""
     return f"{_ADVICE.get(name, '')} {KEPT}".strip()
 
 
@@ -111,26 +100,6 @@ def name_of(error: Any) -> str:
     """The client's name of an error, such as ``_MSG_TIMED_OUT``; empty for what is no Kafka error."""
     error = _clients(error)
     return str(error.name()) if isinstance(error, confluent_kafka.KafkaError) else ""
-
-
-def undelivered(
-    servers: str, lost: int, rows: int, seconds: float, failed: FailedRecord | None, why: str = ""
-) -> KafkaError:
-    """Records Kafka did not confirm: TL-K02 within the time, TL-K03 because it refused them.
-
-    Args:
-        servers: The bootstrap servers.
-        lost: Records without confirmation.
-        rows: Records of this task.
-        seconds: The delivery timeout.
-        failed: The one that tells most, if one failed.
-        why: The last word of its connections; "" for none.
-    """
-    if failed is None or means(failed.error, Meaning.TIMEOUT):
-        what = f"Kafka did not take {lost:,} of {rows:,} records within {seconds:g} s{why and f': {why}'}"
-        return KafkaError("TL-K02", servers, what, f"Is it up and reachable? {KEPT}")
-    what = f'Kafka refused {lost:,} of {rows:,} records, the first for topic "{failed.topic}": {reason(failed.error)}'
-    return KafkaError("TL-K03", servers, what, _advice(name_of(failed.error)))
 
 
 _AUTHENTICATION: Final = "authentication failed:"
@@ -185,21 +154,15 @@ def unreachable(servers: str, seconds: float, why: str, *, rows: bool = False) -
 def missing(servers: str, topics: Iterable[str]) -> KafkaError:
     """TL-K04: topics that are not in the cluster's list, which is never extended by a typo."""
     names = sorted(topics)
-    what = f"topic {_quoted(names)} does not exist, or this user may not see it"
+    shown = ", ".join(f'"{name}"' for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    what = f"topic {shown} does not exist, or this user may not see it"
     # A message may have chosen the name, and a person may copy the command.
     do = f"Create it: kafka-topics.sh --bootstrap-server {servers} --create --topic {shlex.quote(names[0])}"
     return KafkaError("TL-K04", servers, what, f"{do} --partitions N --replication-factor N.")
 
 
 def unfit(servers: str, topic: str | None, why: str, detail: str) -> KafkaError:
-    """A record that can't be sent: TL-K04 its topic is missing, TL-K05 too large, TL-K06 the rest.
-
-    Args:
-        servers: The bootstrap servers.
-        topic: Its topic.
-        why: A `deadletters.Reason`, or "".
-        detail: The same in a line.
-    """
+    """A record that can't be sent, by a `deadletters.Reason`: TL-K04 its topic is missing, TL-K05 too large, TL-K06."""
     if why == "topic_missing" and topic is not None:
         return missing(servers, [topic])
     large = why == "too_large"
@@ -234,68 +197,3 @@ def verdict(problem: BaseException) -> TransactionVerdict:
     if error.txn_requires_abort():
         return TransactionVerdict.ABORT
     return TransactionVerdict.AGAIN if error.retriable() else TransactionVerdict.DISCARD
-
-
-def fenced(servers: str, transactional_id: str) -> KafkaError:
-    """TL-K19: this producer may not go on; nothing of it is visible."""
-    what = f"another producer took over the transactional id {transactional_id}, or this one slept past its transaction"
-    do = (
-        "A newer attempt has the word, or a second query writes as this sink: nothing was written twice. If this comes "
-        "again and again, a batch takes longer than kafka.transaction.timeout.ms: take less, or raise deliveryTimeout."
-    )
-    return KafkaError("TL-K19", servers, what, f"{do} {KEPT}")
-
-
-def aborted(servers: str, doing: str, problem: BaseException, failed: FailedRecord | None = None) -> KafkaError:
-    """TL-K20: a transaction came to nothing, and was aborted or will be.
-
-    Args:
-        servers: The bootstrap servers.
-        doing: What was being done, such as "to commit".
-        problem: What was raised.
-        failed: The record that tells most, if one failed: a bad one ruins its transaction.
-    """
-    name, why = name_of(problem), reason(problem)
-    # What the abort itself drops tells nothing.
-    if failed is not None and not name_of(failed.error).startswith("_PURGE"):
-        name, why = name_of(failed.error), f'{reason(failed.error)} (topic "{failed.topic}")'
-    return KafkaError("TL-K20", servers, f"the transaction failed {doing}: {why}", _advice(name))
-
-
-def too_slow(servers: str, done: int, size: int, seconds: float, allowed_s: float) -> KafkaError:
-    """TL-K28: Kafka took records, but too few a second for the time that a transaction has.
-
-    Args:
-        servers: The bootstrap servers.
-        done: Bytes that it took.
-        size: Bytes of the records that it was given.
-        seconds: In how many seconds.
-        allowed_s: What the transaction may take, in seconds.
-    """
-    rate = f"{done / max(seconds, 0.1):,.0f} bytes/s"
-    what = (
-        f"Kafka is too slow: {done:,} of {size:,} bytes in {seconds:.0f} s, {rate}; the transaction has {allowed_s:g} s"
-    )
-    do = (
-        "Raise the quota or the bandwidth; or the time that a transaction may take: transaction.max.timeout.ms of the "
-        "brokers, and kafka.transaction.timeout.ms where you set it. Batches that are planned from now on are smaller."
-    )
-    return KafkaError("TL-K28", servers, what, f"{do} {KEPT}")
-
-
-def too_many_kinds(servers: str, most: int, topic: str, code: str) -> KafkaError:
-    """TL-K29: Kafka refuses records of one batch for more reasons than can be learned."""
-    what = f'Kafka refuses records of more than {most} kinds, the last for topic "{topic}": {code}'
-    return KafkaError("TL-K29", servers, what, _advice(code))
-
-
-def undecided(servers: str, seconds: float, why: str) -> KafkaError:
-    """TL-K21: Kafka did not say whether a transaction is committed; the next attempt reads it from the marker."""
-    what = f"Kafka did not say within {seconds:g} s whether the transaction is committed: {why}"
-    do = "The next attempt reads that from the marker, and neither loses nor doubles it. Is Kafka up and reachable?"
-    return KafkaError("TL-K21", servers, what, do)
-
-
-def _quoted(names: list[str]) -> str:
-    shown = ", ".join(f'"{name}"' for name in names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -261,7 +261,7 @@ class MarkerStore:
         Raises:
             KafkaError: TL-K01, TL-K20, TL-K21; what ``revise`` raises, and then nothing is written.
         """
-        producer = producers.take(self._settings, self._settings.transactional_id(self.sink_id, partition), {})
+        producer = producers.take(self._settings, self._settings.transactional_id(self.sink_id, partition))
         try:
             marker = revise()
             producer.begin()

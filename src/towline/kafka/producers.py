@@ -18,7 +18,7 @@ import os
 import time
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from confluent_kafka import KafkaException, Producer
 
@@ -27,7 +27,7 @@ from towline.kafka import faults
 from towline.kafka.admin import LONGEST_MS, KafkaAdmin
 from towline.kafka.clientconfig import QUIET, largest_message, resolve
 from towline.kafka.columns import Rows
-from towline.kafka.faults import FailedRecord, LastWord, Meaning, TransactionVerdict
+from towline.kafka.faults import KEPT, LastWord, Meaning, TransactionVerdict
 from towline.kafka.options import FORMAT
 from towline.kafka.screening import Refusal, refusal_of
 from towline.threads import later
@@ -65,8 +65,15 @@ _MESSAGE: Final = "message.timeout.ms"
 OWN: Final[Mapping[str, Any]] = MappingProxyType({"delivery.report.only.error": True})
 
 
+class FailedRecord(NamedTuple):
+    """The topic of a record that Kafka did not take, and librdkafka's error."""
+
+    topic: str
+    error: Any
+
+
 class KafkaProducer:
-    """A producer, its delivery reports and the topics it has seen. Not thread-safe: a Spark task is one thread.
+    """A producer and its delivery reports. Not thread-safe: a Spark task is one thread.
 
     Args:
         settings: The sink's settings.
@@ -80,13 +87,9 @@ class KafkaProducer:
         self._settings = settings
         #: Why the last connection failed, for when a call only says that it did.
         self.last = LastWord()
-        #: Failed records of this task, and the first that was refused, else the last one that ran out of time.
-        self.failures = 0
-        self.failed: FailedRecord | None = None
-        #: Of these, those that Kafka refused for what they are: the smallest of each kind.
-        self.refusals: dict[Any, Refusal] = {}
         #: When nothing is waited for any more.
         self.ends = float("inf")
+        self.reset()
         config: dict[str, Any] = {
             **resolve(settings.client, FORMAT),
             **more,
@@ -98,6 +101,17 @@ class KafkaProducer:
             self._producer = Producer(config, logger=QUIET)
         except faults.FOREIGN as problem:
             raise faults.unusable(FORMAT, problem) from None
+
+    def reset(self) -> None:
+        """Forget the reports of an earlier task."""
+        #: Failed records of this task, and the first that was refused, else the last one that ran out of time.
+        self.failures = 0
+        self.failed: FailedRecord | None = None
+        #: Of these, those that Kafka refused for what they are: the smallest of each kind.
+        self.refusals: dict[Any, Refusal] = {}
+        #: Whether another task may have it.
+        self.healthy = True
+        self.last.why = ""
 
     def _report(self, error: Any, message: Any, size: int | None = None) -> None:
         if error is None:
@@ -118,24 +132,6 @@ class KafkaProducer:
     def pending(self) -> int:
         """Records neither confirmed nor failed."""
         return len(self._producer)
-
-    def list_topics(self) -> None:
-        """Ask for the cluster's topics, which opens a connection.
-
-        Raises:
-            KafkaError: TL-K01 without an answer in time.
-        """
-        began = time.monotonic()
-        try:
-            self._producer.list_topics(timeout=self._settings.timeout_s)
-        except faults.FOREIGN as problem:
-            raise self._unanswered(problem, began) from None
-
-    def _unanswered(self, problem: BaseException, began: float) -> Exception:
-        with contextlib.suppress(*faults.FOREIGN):
-            self._producer.poll(0)  # serves error_cb, which a blocking look-up does not
-        why = self.last.why or faults.reason(problem)
-        return faults.unreachable(self._settings.servers, time.monotonic() - began, why, rows=True)
 
     def send(self, rows: Rows) -> None:
         """Hand rows to librdkafka, in order; waits while its queue is full.
@@ -162,13 +158,11 @@ class KafkaProducer:
         while time.monotonic() < deadline and not self.failures:
             self._producer.poll(_ROOM_WAIT_S)
             try:
-                self._producer.produce(*record)
+                return self._producer.produce(*record)
             except BufferError:
                 continue
             except faults.FOREIGN as problem:
                 raise self._refused(record, problem) from None
-            else:
-                return
         raise QueueStuck
 
     def _refused(self, record: Record, problem: BaseException) -> Exception:
@@ -200,11 +194,6 @@ class KafkaProducer:
             until = min(now + seconds if left < before else until, self.ends)
         return left
 
-    def reset(self) -> None:
-        """Forget the reports of an earlier task."""
-        self.failures, self.failed, self.refusals = 0, None, {}
-        self.last.why = ""
-
     def close(self) -> None:
         """Drop what is queued and let go of the connection; waits at most a moment."""
         with contextlib.suppress(*faults.FOREIGN):  # it is being thrown away because it failed
@@ -235,24 +224,24 @@ class QueueStuck(Exception):
 _clients: Final[dict[tuple[int, str, frozenset[tuple[str, str]]], KafkaProducer]] = {}
 
 
-def _key(settings: SinkSettings) -> tuple[int, str, frozenset[tuple[str, str]]]:
-    return os.getpid(), settings.guarantee, frozenset(settings.client.items())
+@contextlib.contextmanager
+def borrowed(settings: SinkSettings) -> Iterator[KafkaProducer]:
+    """This process's client for a configuration, made when it is first asked for.
 
-
-def borrow(settings: SinkSettings) -> KafkaProducer:
-    """This process's client for a configuration, made at the first call; `discard` it when it erred."""
-    key = _key(settings)
-    client = _clients.get(key)
-    if client is None:
-        client = _clients[key] = KafkaProducer(settings)
+    It is thrown away where the block ends in an error, a KeyboardInterrupt and a stopped query too, or finds that it is
+    not `healthy`: left-over records must not meet the next batch.
+    """
+    key = (os.getpid(), settings.guarantee, frozenset(settings.client.items()))
+    client = _clients.pop(key, None) or KafkaProducer(settings)
     client.reset()
-    return client
-
-
-def discard(settings: SinkSettings) -> None:
-    """Throw away this process's client for a configuration; the next `borrow` makes a new one."""
-    client = _clients.pop(_key(settings), None)
-    if client is not None:
+    try:
+        yield client
+    except BaseException:
+        client.close()
+        raise
+    if client.healthy:
+        _clients[key] = client
+    else:
         client.close()
 
 
@@ -298,7 +287,7 @@ def longest_ms(settings: SinkSettings) -> int:
 
 
 class Indefinite(Exception):
-    """The attempt failed in a way that a new producer may mend; `told` says it to people.
+    """The attempt failed in a way that a new producer may mend.
 
     Args:
         told: The error for people.
@@ -312,13 +301,7 @@ class Indefinite(Exception):
 
 
 class Transactional(KafkaProducer):
-    """A producer with a transactional id.
-
-    Args:
-        settings: The sink's settings.
-        transactional_id: Whom it fences.
-        more: Further settings of librdkafka.
-    """
+    """A producer with a transactional id, which says whom it fences."""
 
     def __init__(self, settings: SinkSettings, transactional_id: str, more: Mapping[str, str]) -> None:
         super().__init__(settings, {**more, "transactional.id": transactional_id})
@@ -339,15 +322,19 @@ class Transactional(KafkaProducer):
         Raises:
             KafkaError: TL-K01 no answer, TL-K20 Kafka refuses.
         """
-        # Opens the connection that then asks for the coordinator: without it, librdkafka waits 500 ms (measured).
-        began = time.monotonic()
-        self.list_topics()
+        began, connected = time.monotonic(), False
         try:
+            # Opens the connection that then asks for the coordinator: without it, librdkafka waits 500 ms (measured).
+            self._producer.list_topics(timeout=self._settings.timeout_s)
+            connected = True
             self._call(self._producer.init_transactions)
         except faults.FOREIGN as problem:
-            if faults.verdict(problem) is TransactionVerdict.AGAIN:
-                raise self._unanswered(problem, began) from None
-            raise faults.aborted(self._settings.servers, "to begin", problem) from None
+            if connected and faults.verdict(problem) is not TransactionVerdict.AGAIN:
+                raise self._aborted("to begin", problem) from None
+            with contextlib.suppress(*faults.FOREIGN):
+                self._producer.poll(0)  # serves error_cb, which a blocking look-up does not
+            why = self.last.why or faults.reason(problem)
+            raise faults.unreachable(self._settings.servers, time.monotonic() - began, why, rows=True) from None
 
     def begin(self) -> None:
         """Open a transaction; Kafka's clock starts with the first record."""
@@ -403,66 +390,76 @@ class Transactional(KafkaProducer):
             raise self._judged("to commit", problem) from None
         self._open = False
 
-    def _call(self, call: Callable[[float], Any]) -> None:
+    def _call(self, call: Callable[[float], None]) -> None:
         """The same call again while the error is retriable and there is time."""
         deadline = time.monotonic() + self._settings.timeout_s
         while True:
             left = deadline - time.monotonic()
             try:
-                call(max(0.1, min(left, _CALL_S)))
+                return call(max(0.1, min(left, _CALL_S)))
             except faults.FOREIGN as problem:
                 if left <= 0 or faults.verdict(problem) is not TransactionVerdict.AGAIN:
                     raise
                 self._producer.poll(_PAUSE_S)
-            else:
-                return
 
     def _judged(self, doing: str, problem: BaseException) -> Exception:
         """What to raise for an error; aborts where that is possible."""
         servers = self._settings.servers
-        problem = self._cause(problem)
+        if faults.means(problem, Meaning.UNNAMED):  # a transactional call says which error there was
+            try:
+                self._producer.begin_transaction()
+            except faults.FOREIGN as cause:
+                problem = cause
         verdict = faults.verdict(problem)
-        if verdict is TransactionVerdict.FENCED:
-            self._open = False
-            return faults.fenced(servers, self.transactional_id)
         if isinstance(problem, QueueStuck) or verdict is TransactionVerdict.ABORT:
             slow = self._too_slow()
             self.abort()
             # Even a refused record is worth another attempt: the limits it was compared with may have been old.
-            told = faults.aborted(servers, doing, problem, self._denied(problem) or self.failed)
-            return slow or Indefinite(told, self.refusals.values())
+            return slow or Indefinite(self._aborted(doing, problem), self.refusals.values())
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
+        if verdict is TransactionVerdict.FENCED:
+            what = f"another producer took over the transactional id {self.transactional_id}, or this one slept past"
+            do = (
+                "A newer attempt has the word, or a second query writes as this sink: nothing was written twice. If "
+                "this comes again and again, a batch takes longer than kafka.transaction.timeout.ms: take less, or "
+                "raise deliveryTimeout."
+            )
+            return KafkaError("TL-K19", servers, f"{what} its transaction", f"{do} {KEPT}")
         if verdict is TransactionVerdict.AGAIN:
-            why = self.last.why or faults.reason(problem)
-            return Indefinite(faults.undecided(servers, self._settings.timeout_s, why))
+            why, seconds = self.last.why or faults.reason(problem), self._settings.timeout_s
+            what = f"Kafka did not say within {seconds:g} s whether the transaction is committed: {why}"
+            do = "The next attempt reads that from the marker, and neither loses nor doubles it."
+            return Indefinite(KafkaError("TL-K21", servers, what, f"{do} Is Kafka up and reachable?"))
         return Indefinite(faults.gave_up(servers, problem))
 
+    def _aborted(self, doing: str, problem: BaseException) -> KafkaError:
+        """TL-K20, by the record that tells most, if one failed: a bad one ruins its transaction."""
+        name, why, failed = faults.name_of(problem), faults.reason(problem), self.failed
+        if name == "TOPIC_AUTHORIZATION_FAILED":  # Kafka does not say of which topic
+            with contextlib.suppress(KafkaError):
+                denied = KafkaAdmin(self._settings.client, _ABORT_S).denied(self._written)
+                failed = next((FailedRecord(topic, problem) for topic in denied), failed)
+        # What the abort itself drops tells nothing.
+        if failed is not None and not faults.name_of(failed.error).startswith("_PURGE"):
+            name, why = faults.name_of(failed.error), f'{faults.reason(failed.error)} (topic "{failed.topic}")'
+        what = f"the transaction failed {doing}: {why}"
+        return KafkaError("TL-K20", self._settings.servers, what, faults.advice(name))
+
     def _too_slow(self) -> Indefinite | None:
-        """What to raise where Kafka took records to the end of the transaction's time, and not all."""
+        """TL-K28 where Kafka took records to the end of the transaction's time, and not all."""
         now = time.monotonic()
         seconds, left = now - self._begun, self.pending + self.failures
         if now < self.ends or left >= self._records:
             return None
         done = self._bytes * (self._records - left) // self._records
-        told = faults.too_slow(self._settings.servers, done, self._bytes, seconds, self._allowed_s)
-        return Indefinite(told, rate=done / seconds)
-
-    def _denied(self, problem: BaseException) -> FailedRecord | None:
-        """A topic of the transaction that this user may not write to, where Kafka has refused one without its name."""
-        if faults.name_of(problem) == "TOPIC_AUTHORIZATION_FAILED":
-            with contextlib.suppress(KafkaError):
-                for name in KafkaAdmin(self._settings.client, _ABORT_S).denied(self._written):
-                    return FailedRecord(name, problem)
-        return None
-
-    def _cause(self, problem: BaseException) -> BaseException:
-        """`produce` says only that there was an error; a transactional call says which."""
-        if faults.means(problem, Meaning.UNNAMED):
-            try:
-                self._producer.begin_transaction()
-            except faults.FOREIGN as known:
-                return known
-        return problem
+        what = f"Kafka is too slow: {done:,} of {self._bytes:,} bytes in {seconds:.0f} s, {done / seconds:,.0f} bytes/s"
+        do = (
+            "Raise the quota or the bandwidth; or the time that a transaction may take: transaction.max.timeout.ms of "
+            "the brokers, and kafka.transaction.timeout.ms where you set it. Batches that are planned from now on are "
+            f"smaller. {KEPT}"
+        )
+        what = f"{what}; the transaction has {self._allowed_s:g} s"
+        return Indefinite(KafkaError("TL-K28", self._settings.servers, what, do), rate=done / seconds)
 
     def abort(self) -> None:
         """Abort an open transaction, so that readers need not wait for its time-out; never raises."""
@@ -477,7 +474,9 @@ class Transactional(KafkaProducer):
         super().close()
 
 
-def take(settings: SinkSettings, transactional_id: str, more: Mapping[str, str]) -> Transactional:
+def take(
+    settings: SinkSettings, transactional_id: str, more: Mapping[str, str] = MappingProxyType({})
+) -> Transactional:
     """A new producer, started.
 
     Raises:
@@ -505,25 +504,19 @@ class Starting:
     """
 
     def __init__(self, settings: SinkSettings, transactional_id: str) -> None:
-        self._settings = settings
-        self._id = transactional_id
+        self._new = partial(take, settings, transactional_id)
         #: None once it was taken.
-        self._started: Future[Transactional] | None = later(lambda: take(settings, transactional_id, {}), "producer")
+        self._started: Future[Transactional] | None = later(self._new, "producer")
 
     def take(self, more: Mapping[str, str]) -> Transactional:
-        """The producer, if it has these settings and was not taken before; else a new one.
-
-        Raises:
-            KafkaError: TL-K01, TL-K20.
-            ConfigError: Secrets or TLS files.
-        """
+        """The producer, if it has these settings and was not taken before; else a new one; raises as `take`."""
         started, self._started = self._started, None
         if started is not None:
             producer = started.result()
             if producer.more == dict(more):
                 return producer
             producer.close()
-        return take(self._settings, self._id, more)
+        return self._new(more)
 
     def __enter__(self) -> Self:
         return self

@@ -480,7 +480,8 @@ class Lessons:
             return False
         self._count += 1
         if self._count > _KINDS:
-            raise faults.too_many_kinds(self._settings.servers, _KINDS, topic, code)
+            what = f'Kafka refuses records of more than {_KINDS} kinds, the last for topic "{topic}": {code}'
+            raise KafkaError("TL-K29", self._settings.servers, what, faults.advice(code))
         _lessons[self._settings.servers, topic] = time.monotonic(), now
         return True
 

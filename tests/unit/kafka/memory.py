@@ -142,6 +142,8 @@ class MemoryKafka:
         #: Why a broker refuses a record, if it does.
         self.refuses: Callable[[Written], ClientError | None] = lambda _: None
         self.killed = False
+        #: Topics that this user may not write to.
+        self.denied: set[str] = set()
         #: The ids of its brokers.
         self.brokers = [1]
 
@@ -405,7 +407,8 @@ class MemoryAdmin:
     def _described(self, name: str) -> Any:
         if name not in self.kafka.topics:
             raise raised("UNKNOWN_TOPIC_OR_PART", "Broker: Unknown topic or partition")
-        return SimpleNamespace(topic_id=Uuid(1, sum(name.encode())))
+        rights = None if name not in self.kafka.denied else [SimpleNamespace(name="READ")]
+        return SimpleNamespace(topic_id=Uuid(1, sum(name.encode())), authorized_operations=rights)
 
     def create_topics(self, new: list[Any], operation_timeout: float, request_timeout: float) -> dict[str, Future[Any]]:
         return {one.topic: self._answer("create_topics", partial(self._create, one)) for one in new}

@@ -89,7 +89,11 @@ def test_a_producer_whose_task_was_stopped_is_not_used_again(memory: MemoryKafka
 
 @pytest.mark.parametrize(
     ("error", "code", "told"),
-    [(DENIED, "TL-K03", "refused 2 of 3 records"), (LATE, "TL-K02", "did not take 2 of 3 records within 60 s")],
+    [
+        (DENIED, "TL-K03", r'refused 2 of 3 records, the first for topic "t": .*Give this user the right to write'),
+        (kafka.UNKNOWN.args[0], "TL-K03", 'refused 2 of 3 records, the first for topic "t": '),
+        (LATE, "TL-K02", r"did not take 2 of 3 records within 60 s\. .*are written again"),
+    ],
 )
 def test_a_failed_record_fails_the_task_and_ends_it_early(
     memory: MemoryKafka, error: ClientError, code: str, told: str
@@ -105,9 +109,18 @@ def test_a_failed_record_fails_the_task_and_ends_it_early(
 
 def test_a_silence_fails_the_task_after_the_delivery_timeout(memory: MemoryKafka) -> None:
     memory.silent = True
-    with pytest.raises(KafkaError, match=r"did not take 3 of 3 records within 7 s.*TL-K02"):
+    with pytest.raises(KafkaError, match=r"did not take 3 of 3 records within 7 s\. .*TL-K02"):
         sink("at_least_once", deliveryTimeout="7").deliver(Task(0), numbers(1, 2, 3))
     assert 7 <= memory.now - 1000 < 20
+
+    def refused() -> Iterator[Any]:
+        yield kafka.values(*[b"x"] * 1500)
+        refusal = ClientError(ClientError._TRANSPORT, "k:9092/bootstrap: Connect failed: Connection refused")
+        memory.producers[-1].config["error_cb"](refusal)
+
+    told = r"did not take 1,500 of 1,500 records within 1\.5 s: k:9092: Connect failed: Connection refused.*TL-K02"
+    with pytest.raises(KafkaError, match=told):
+        sink("at_least_once", deliveryTimeout="1.5").deliver(Task(0), refused())
 
 
 def test_what_kafka_takes_slowly_is_waited_for_as_long_as_it_takes_anything(memory: MemoryKafka) -> None:

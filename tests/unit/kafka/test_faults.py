@@ -15,8 +15,6 @@ def fault(code: int, text: str = "") -> Any:
     return ClientError(code, text or None)
 
 
-TIMED_OUT = fault(ClientError._MSG_TIMED_OUT)
-TOO_LARGE = fault(ClientError.MSG_SIZE_TOO_LARGE)
 CONNECT = fault(ClientError._TRANSPORT, "k1:9092/bootstrap: Connect to k1 failed: Connection refused (after 0ms in x)")
 LOGIN = fault(ClientError._AUTHENTICATION, "k1:9092/bootstrap: SASL PLAIN failed (after 3ms in x)")
 DOWN = fault(ClientError._ALL_BROKERS_DOWN, "1/1 brokers are down")
@@ -37,18 +35,6 @@ def test_a_system_error_is_told_by_its_cause() -> None:
     assert faults.reason(SystemError("alone")) == "alone"
 
 
-def test_silence_is_told_with_counts_and_seconds() -> None:
-    error = faults.undelivered("k1:9092", 400, 4000, 60, faults.FailedRecord("t", TIMED_OUT))
-    assert str(error).startswith("k1:9092: Kafka did not take 400 of 4,000 records within 60 s. ")
-    assert "written again" in error.do
-    assert error.code == "TL-K02"
-    told = faults.undelivered("k", 1, 1, 1.5, None, "k:9092: Connection refused")
-    assert (told.code, told.what) == (
-        "TL-K02",
-        "Kafka did not take 1 of 1 records within 1.5 s: k:9092: Connection refused",
-    )
-
-
 @pytest.mark.parametrize(("waited", "told"), [(0.01, ""), (5.2, " for 5 s"), (60.02, " for 60 s")])
 def test_a_silence_is_told_as_long_as_it_was(waited: float, told: str) -> None:
     """It said "within 60 s", the limit, after a cut of 5 s."""
@@ -57,14 +43,6 @@ def test_a_silence_is_told_as_long_as_it_was(waited: float, told: str) -> None:
         faults.unreachable("k:1", waited, "refused"),
     ):
         assert error.what == f"Kafka did not answer{told}: refused"
-
-
-def test_a_refusal_is_told_with_its_topic_and_remedy() -> None:
-    error = faults.undelivered("k1:9092", 2, 10, 60, faults.FailedRecord("big", TOO_LARGE))
-    assert error.code == "TL-K03"
-    assert "Kafka refused 2 of 10 records" in error.what
-    assert 'topic "big"' in error.what
-    assert "max.message.bytes" in error.do
 
 
 @pytest.mark.parametrize(
@@ -107,17 +85,3 @@ def test_the_clearest_explanation_of_a_silence_wins(events: list[Any], explanati
     for event in events:
         last.note(event)
     assert last.why == explanation
-
-
-#: What librdkafka 2.16.0 raised at commit when Kafka 4.3.1 refused one topic of three: it says of none which one.
-REFUSED = "Failed to add partition(s) to transaction on broker TxnCoordinator/1: Broker: Topic authorization failed"
-#: What the abort then reports of every record, of healthy topics too.
-PURGED = fault(ClientError._PURGE_QUEUE, "Local: Purged in queue")
-
-
-def test_a_refused_transaction_names_the_topics_that_are_denied_and_no_healthy_one() -> None:
-    problem = KafkaException(fault(ClientError.TOPIC_AUTHORIZATION_FAILED, REFUSED))
-    assert "healthy" not in str(faults.aborted("k", "to commit", problem, faults.FailedRecord("healthy", PURGED)))
-    error = faults.aborted("k", "to commit", problem, faults.FailedRecord("denied", problem))
-    assert error.what.endswith('Broker: Topic authorization failed (topic "denied")')
-    assert "Give this user the right to write" in error.do

@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import KafkaError as ClientError
 
 from tests.unit.kafka import memory as kafka
-from tests.unit.kafka.memory import MemoryKafka
+from tests.unit.kafka.memory import MemoryKafka, MemoryProducer
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
 from towline.kafka.columns import Record, Rows
-from towline.kafka.producers import KafkaProducer, QueueStuck, borrow, discard
+from towline.kafka.producers import KafkaProducer, QueueStuck, borrowed, take
 
 FULL = BufferError("Local: Queue full")
 
@@ -88,14 +88,20 @@ def test_all_failures_are_counted_and_the_first_is_kept(memory: MemoryKafka) -> 
     assert producer.failed is None
 
 
-def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(memory: MemoryKafka) -> None:
-    producer = KafkaProducer(kafka.settings(deliveryTimeout="7"))
+def test_a_list_that_does_not_come_is_told_as_the_connection_had_it(
+    memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory.fail("list_topics", kafka.TRANSPORT, kafka.TRANSPORT)
     with pytest.raises(KafkaError, match=r"did not answer for 7 s: failed to get metadata.*TL-K01"):
-        producer.list_topics()
-    memory.producers[0].config["error_cb"](ClientError(ClientError._TRANSPORT, "k1:9092: Connection refused"))
+        take(kafka.settings(deliveryTimeout="7"), "towline.s.0")
+
+    def heard(client: MemoryProducer, _timeout: float) -> int:
+        client.config["error_cb"](ClientError(ClientError._TRANSPORT, "k1:9092: Connection refused"))
+        return 0
+
+    monkeypatch.setattr(MemoryProducer, "poll", heard)
     with pytest.raises(KafkaError, match="did not answer for 7 s: k1:9092: Connection refused"):
-        producer.list_topics()
+        take(kafka.settings(deliveryTimeout="7"), "towline.s.0")
 
 
 @pytest.mark.usefixtures("memory")
@@ -123,18 +129,25 @@ def test_a_process_has_one_for_each_configuration_until_it_erred(
     memory: MemoryKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of, other = kafka.settings(guarantee="at_least_once"), kafka.settings(guarantee="at_least_once", kafka__acks="-1")
-    first = borrow(of)
-    first.failures = 2
-    assert borrow(of) is first
-    assert first.failures == 0, "reports of an earlier task are forgotten"
-    assert borrow(other) is not first
-    discard(of)
+    with borrowed(of) as first:
+        first.failures = 2
+    with borrowed(of) as again:
+        assert again is first
+        assert first.failures == 0, "reports of an earlier task are forgotten"
+        with borrowed(of) as beside, borrowed(other) as else_:
+            assert len({id(one) for one in (first, beside, else_)}) == 3, "nobody shares one"
+        first.healthy = False
     assert memory.calls[-2:] == ["purge", "flush"]
-    discard(of)  # by somebody else already
-    again = borrow(of)
-    assert again is not first
+    with borrowed(of) as kept:
+        assert kept is beside
     monkeypatch.setattr(os, "getpid", lambda: -1)  # a fork has its parent's sockets
-    assert borrow(of) is not again
+    with borrowed(of) as forked:
+        assert forked is not kept
+    memory.calls.clear()
+    with pytest.raises(KeyboardInterrupt), borrowed(of):
+        raise KeyboardInterrupt
+    assert memory.calls == ["purge", "flush"]
+    assert forked not in producers._clients.values()
 
 
 def looking(seen: list[bool]) -> Iterator[Record]:
