@@ -12,6 +12,7 @@ Java's producer (Kafka 4.3) that its users write and librdkafka has not are `tra
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ import socket
 import time
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
@@ -28,7 +29,7 @@ from towline.providers import check_provider, credential, secret_of
 from towline.threads import later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 #: Properties whose value is a secret: plain text is refused, since it would stand in Spark's plans.
 SECRETS: Final = frozenset(
@@ -311,6 +312,35 @@ def _variable(name: str, where: str, reference: re.Match[str]) -> str:
         do = "Set it for Spark's workers (on a cluster: spark.executorEnv), or use a file."
         raise ConfigError("TL-C46", where, f"{what}{socket.gethostname()}", do)
     return value
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closable)
+
+
+@contextlib.contextmanager
+def lent(
+    clients: dict[tuple[int, Any], C], key: object, make: Callable[[], C], healthy: Callable[[C], bool] = lambda _: True
+) -> Iterator[C]:
+    """A client that belongs to the process, made when there is none to lend.
+
+    One that is not healthy at the end, or whose block ends in an error, a KeyboardInterrupt and a stopped query too, is
+    closed: what it has left must not meet the next task. The process id keeps a forked child off its parent's sockets.
+    """
+    place, keep = (os.getpid(), key), False
+    client = clients.pop(place) if place in clients else make()
+    try:
+        yield client
+        keep = healthy(client)
+    finally:
+        if keep:
+            clients[place] = client
+        else:
+            with contextlib.suppress(KafkaException, SystemError, RuntimeError):  # it failed already
+                client.close()
 
 
 #: Seconds that a provider of tokens has; other lines may wait as long.

@@ -321,8 +321,6 @@ def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin =
 
 #: Note in a checkpoint: the id of the topic of its markers.
 _MARKERS: Final = "towline.markers"
-#: Checkpoints whose first batch was looked at; once in a process's life is enough.
-_checked: Final[set[tuple[str, str]]] = set()
 
 
 def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
@@ -344,9 +342,8 @@ def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
         return BatchOrigin()
     sink_id = settings.sink_id or checkpoint.query
     first = newest == 0 and checkpoint.last_commit_batch() is None
-    if first and sink_id and (location, sink_id) not in _checked:
+    if first and sink_id:
         _check_first_batch(settings, MarkerStore(settings, sink_id), checkpoint)
-        _checked.add((location, sink_id))
     hashes = {batch: checkpoint.offsets_hash(batch) for batch in (newest - 1, newest)}
     return BatchOrigin(newest=newest, hashes={batch: text for batch, text in hashes.items() if text is not None})
 

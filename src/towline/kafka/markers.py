@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from towline.sinks import Task
@@ -42,12 +42,7 @@ class TaskRefusal(NamedTuple):
 
 
 class MarkerTotals(NamedTuple):
-    """What the markers of a sink say of all its batches.
-
-    Attributes:
-        rows: Of all of them, dead letters included.
-        dead_lettered: Dead letters among them.
-    """
+    """What the markers of a sink say of all its batches: rows, dead letters included, and dead letters among them."""
 
     rows: int
     dead_lettered: int
@@ -67,21 +62,19 @@ class MarkerStep(NamedTuple):
     @classmethod
     def over(cls, steps: Sequence[MarkerStep | None]) -> MarkerStep | None:
         """Of all partitions of a batch; None where one has no markers."""
-        known = [step for step in steps if step is not None]
-        if not known or len(known) < len(steps):
-            return None
-        befores = [step.before for step in known if step.before is not None]
-        before = _summed(befores) if len(befores) == len(known) else None
-        return cls(before, _summed([step.after for step in known]))
+        after = _sum([step and step.after for step in steps])
+        return after and cls(_sum([step and step.before for step in steps]), after)
 
 
-def _summed(totals: Sequence[MarkerTotals]) -> MarkerTotals:
-    return MarkerTotals(sum(one.rows for one in totals), sum(one.dead_lettered for one in totals))
+def _sum(totals: Sequence[MarkerTotals | None]) -> MarkerTotals | None:
+    """None where one of them is not known, or there are none."""
+    known = [one for one in totals if one is not None]
+    return MarkerTotals(*map(sum, zip(*known, strict=True))) if known and len(known) == len(totals) else None
 
 
 @dataclass(frozen=True)
 class Marker:
-    """What one partition of a sink wrote last.
+    """What one partition of a sink wrote last; its fields are those of the JSON in the marker topic.
 
     Attributes:
         batch: The batch; `BEFORE_FIRST` if none.
@@ -115,21 +108,7 @@ class Marker:
 
     def to_json(self) -> bytes:
         """The value of the marker's record."""
-        text: dict[str, Any] = {
-            "v": VERSION,
-            "batch": self.batch,
-            "parallelism": self.parallelism,
-            "rows": self.rows,
-            "crc": None if self.crc is None else f"{self.crc:016x}",
-            "writerId": self.writer,
-            "offsetsHash": self.offsets,
-            "deadLettered": self.dead_lettered,
-            "totalRows": self.total_rows,
-            "totalDeadLettered": self.total_dead_lettered,
-        }
-        if self.refused is not None:
-            text["refused"] = self.refused._asdict()
-        return json.dumps(text, separators=(",", ":")).encode()
+        return json.dumps({"v": VERSION, **vars(self)}, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, value: bytes) -> Marker:
@@ -139,26 +118,17 @@ class Marker:
             ValueError: It is none, or of a newer version; says why.
         """
         try:
-            text = json.loads(value)
-            if text["v"] != VERSION:
-                raise ValueError(f"it has version {text['v']}, this Towline knows {VERSION}")
-            refused = text.get("refused")
-            return cls(
-                batch=int(text["batch"]),
-                parallelism=int(text["parallelism"]),
-                rows=int(text["rows"]),
-                crc=None if text["crc"] is None else int(text["crc"], 16),
-                writer=str(text["writerId"]),
-                offsets=text["offsetsHash"],
-                dead_lettered=int(text["deadLettered"]),
-                total_rows=int(text["totalRows"]),
-                total_dead_lettered=int(text["totalDeadLettered"]),
-                refused=None
-                if refused is None
-                else TaskRefusal(int(refused["batch"]), refused["run"], refused["partition"]),
-            )
-        except (KeyError, TypeError) as problem:
+            values = json.loads(value)
+            if (version := values.pop("v")) != VERSION:
+                raise ValueError(f"it has version {version}, this Towline knows {VERSION}")
+            refused = values.pop("refused")
+            marker = cls(**values, refused=None if refused is None else TaskRefusal(*refused))
+        except (AttributeError, KeyError, TypeError) as problem:
             raise ValueError(f"it is no marker: {problem!r}") from None
+        numbers = (marker.batch, marker.parallelism, marker.rows, marker.dead_lettered, *marker.totals, marker.crc or 0)
+        if not all(type(number) is int for number in numbers):
+            raise ValueError(f"it is no marker: {values}")
+        return marker
 
     def following(self, marker: Marker | None) -> Marker:
         """``self`` with the totals that follow from the marker before it; None for the first."""

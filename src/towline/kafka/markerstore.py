@@ -8,8 +8,6 @@ as a follower's that lags, would show the marker before the last one, and the la
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 import uuid
 from functools import partial
@@ -19,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from towline.errors import KafkaError
-from towline.kafka import faults, producers
+from towline.kafka import faults, producers, screening
 from towline.kafka.admin import KafkaAdmin, comes, watermarks
-from towline.kafka.clientconfig import QUIET, resolve
+from towline.kafka.clientconfig import QUIET, lent, resolve
 from towline.kafka.markers import BEFORE_FIRST, Marker
 from towline.kafka.options import FORMAT
 from towline.kafka.producers import Indefinite
@@ -54,18 +52,13 @@ _CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20)}
 
 
 class MarkerStore:
-    """Reads a sink's markers; they are written by `Transactional.mark`.
-
-    Args:
-        settings: The sink's settings.
-        sink_id: The sink.
-    """
+    """Reads a sink's markers; they are written by `Transactional.mark`."""
 
     def __init__(self, settings: SinkSettings, sink_id: str) -> None:
         self._settings = settings
         self.sink_id = sink_id
         self.topic = settings.markers_of(sink_id)
-        self._cluster = KafkaAdmin(settings.client, settings.timeout_s)
+        self.cluster = KafkaAdmin(settings.client, settings.timeout_s)
 
     def key(self, partition: int) -> str:
         """Key of a partition's marker."""
@@ -121,43 +114,34 @@ class MarkerStore:
         return f"sink {self.sink_id} on {self._settings.servers}"
 
     def ensure(self) -> None:
-        """See that the topic is there and keeps its records; create it if that is wanted. Asks once per process.
+        """See that the topic is there and keeps its records; create it if that is wanted.
 
         Raises:
             KafkaError: TL-K22 missing, not compacted or too few partitions; TL-K09 it can't be created; TL-K01.
         """
-        place = (os.getpid(), self._settings.servers, self.topic, self._settings.parallelism)
-        if place in _seen:
-            return
-        facts = self._facts()
+        facts, wanted = self._facts(), self._settings.parallelism
         if facts is None and self._settings.create_marker_topic:
-            wanted = {self.topic: self._settings.parallelism}
-            self._cluster.create(wanted, config=_CONFIG)
+            self.cluster.create({self.topic: wanted}, config=_CONFIG)
             # In a cluster the next broker that is asked may not know it yet.
             facts = comes(self._facts, self._settings.timeout_s, pause_s=0.1)
-        self._check(facts)
-        _seen.add(place)
-
-    def _facts(self) -> TopicFacts | None:
-        return self._cluster.facts([self.topic]).get(self.topic)
-
-    def _check(self, facts: TopicFacts | None) -> None:
-        wanted = self._settings.parallelism
-        create = f"kafka-topics.sh --bootstrap-server {self._settings.servers}"
+        command = f"kafka-topics.sh --bootstrap-server {self._settings.servers}"
         if facts is None:
             what = f'the marker topic "{self.topic}" does not exist, or this user may not see it'
-            more = f"--partitions {wanted} --config cleanup.policy=compact"
-            raise self._unusable(what, f"Create it: {create} --create --topic {self.topic} {more}")
+            do = f"Create it: {command} --create --topic {self.topic} --partitions {wanted}"
+            raise self._unusable(what, f"{do} --config cleanup.policy=compact")
         if facts.policy and facts.policy.strip() != "compact":
             what = f'the marker topic "{self.topic}" has cleanup.policy={facts.policy}, which forgets markers'
             raise self._unusable(what, "Set it to compact.")
         if facts.partitions < wanted:
-            what = (
-                f'the marker topic "{self.topic}" has {facts.partitions} partitions, parallelism {wanted} needs as many'
-            )
-            raise self._unusable(what, f"{create} --alter --topic {self.topic} --partitions {wanted}")
+            what = f'the marker topic "{self.topic}" has {facts.partitions} partitions'
+            do = f"{command} --alter --topic {self.topic} --partitions {wanted}"
+            raise self._unusable(f"{what}, parallelism {wanted} needs as many", do)
+
+    def _facts(self) -> TopicFacts | None:
+        return screening.facts_of(self._settings, [self.topic]).get(self.topic)
 
     def _unusable(self, what: str, do: str) -> KafkaError:
+        screening.forget(self._settings)  # a person mends it now
         return KafkaError("TL-K22", self._settings.servers, what, do)
 
     def read(self, partition: int) -> Marker | None:
@@ -169,24 +153,29 @@ class MarkerStore:
         """
         place = TopicPartition(self.topic, partition)
         began = time.monotonic()
-        consumer = _consumer(self._settings)
         try:
-            value = self._last(consumer, place)
-            consumer.unassign()  # else it would go on fetching between batches
+            # One of the process: a new connection for every batch would cost 10 ms.
+            with lent(_consumers, frozenset(self._settings.client.items()), self._consumer) as consumer:
+                value = self._last(consumer, place)
+                consumer.unassign()  # else it would go on fetching between batches
         except faults.FOREIGN as problem:
-            _drop(self._settings)
             waited, why = time.monotonic() - began, faults.reason(problem)
             raise faults.unreachable(self._settings.servers, waited, why, rows=True) from None
-        except KafkaError:
-            _drop(self._settings)  # the next attempt asks anew who leads
-            raise
         try:
             return None if value is None else Marker.from_json(value)
         except ValueError as problem:
             what = f'the marker "{self.key(partition)}" in "{self.topic}" can not be understood: {problem}'
-            raise self._unusable(
-                what, "Let nothing else write to that topic; a newer Towline reads newer markers."
-            ) from None
+            do = "Let nothing else write to that topic; a newer Towline reads newer markers."
+            raise self._unusable(what, do) from None
+
+    def _consumer(self) -> Any:
+        """A reader of markers; it joins no group and commits nothing."""
+        group, ignored = f"towline-{uuid.uuid4()}", lambda _error: None
+        config = {**resolve(self._settings.client, FORMAT), **READER, "group.id": group, "error_cb": ignored}
+        try:
+            return Consumer(config, logger=QUIET)
+        except faults.FOREIGN as problem:
+            raise faults.unusable(FORMAT, problem) from None
 
     def _last(self, consumer: Any, place: TopicPartition) -> bytes | None:
         """Value of the last record with our key, looking ever further back from the last stable offset."""
@@ -248,8 +237,7 @@ class MarkerStore:
         Raises:
             KafkaError: As `read`.
         """
-        facts = self._facts()
-        return {} if facts is None else {partition: self.read(partition) for partition in range(facts.partitions)}
+        return {partition: self.read(partition) for partition in range(self.cluster.info().topics.get(self.topic, 0))}
 
     def rewrite(self, partition: int, revise: Callable[[], Marker | None]) -> Marker | None:
         """Write a marker in a transaction of its own; older producers of the partition are fenced before.
@@ -301,41 +289,11 @@ def set_markers(settings: SinkSettings, sink_id: str, batch: int | None) -> dict
         return None if batch is None else Marker(batch, settings.parallelism).following(before)
 
     markers = {p: store.rewrite(p, partial(revised, p)) for p in range(settings.parallelism)}
-    KafkaAdmin(settings.client, settings.timeout_s).settled(store.topic)  # who looks next sees what was set
+    store.cluster.settled(store.topic)  # who looks next sees what was set
     return markers
 
 
-#: Marker topics this process has looked at.
-_seen: Final[set[tuple[int, str, str, int]]] = set()
 #: Servers, topic and partition -> the highest end this process has seen: Kafka takes back nothing that it committed.
 _ends: Final[dict[tuple[str, str, int], int]] = {}
-#: Process id and configuration -> consumer: a new connection for every batch would cost 10 ms.
-_consumers: Final[dict[tuple[int, frozenset[tuple[str, str]]], Any]] = {}
-
-
-def _key(settings: SinkSettings) -> tuple[int, frozenset[tuple[str, str]]]:
-    return os.getpid(), frozenset(settings.client.items())
-
-
-def _consumer(settings: SinkSettings) -> Any:
-    """This process's reader of markers; it joins no group and commits nothing."""
-    kept = _consumers.get(_key(settings))
-    if kept is None:
-        config: dict[str, Any] = {
-            **resolve(settings.client, FORMAT),
-            **READER,
-            "group.id": f"towline-{uuid.uuid4()}",
-            "error_cb": lambda _error: None,
-        }
-        try:
-            kept = _consumers[_key(settings)] = Consumer(config, logger=QUIET)
-        except faults.FOREIGN as problem:
-            raise faults.unusable(FORMAT, problem) from None
-    return kept
-
-
-def _drop(settings: SinkSettings) -> None:
-    kept = _consumers.pop(_key(settings), None)
-    if kept is not None:
-        with contextlib.suppress(*faults.FOREIGN, RuntimeError):  # it failed already
-            kept.close()
+#: Process id and client configuration -> consumer.
+_consumers: Final[dict[tuple[int, Any], Any]] = {}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
 from functools import partial
 from types import MappingProxyType
@@ -25,7 +24,7 @@ from confluent_kafka import KafkaException, Producer
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import LONGEST_MS, KafkaAdmin
-from towline.kafka.clientconfig import QUIET, largest_message, resolve
+from towline.kafka.clientconfig import QUIET, largest_message, lent, resolve
 from towline.kafka.columns import Rows
 from towline.kafka.faults import KEPT, LastWord, Meaning, TransactionVerdict
 from towline.kafka.options import FORMAT
@@ -220,29 +219,17 @@ class QueueStuck(Exception):
         return "Kafka takes records too slowly, or not at all"
 
 
-#: Process id and unresolved configuration -> client. The process id keeps a forked child off its parent's sockets.
-_clients: Final[dict[tuple[int, str, frozenset[tuple[str, str]]], KafkaProducer]] = {}
+#: Process id, guarantee and unresolved configuration -> client.
+_clients: Final[dict[tuple[int, Any], KafkaProducer]] = {}
 
 
 @contextlib.contextmanager
 def borrowed(settings: SinkSettings) -> Iterator[KafkaProducer]:
-    """This process's client for a configuration, made when it is first asked for.
-
-    It is thrown away where the block ends in an error, a KeyboardInterrupt and a stopped query too, or finds that it is
-    not `healthy`: left-over records must not meet the next batch.
-    """
-    key = (os.getpid(), settings.guarantee, frozenset(settings.client.items()))
-    client = _clients.pop(key, None) or KafkaProducer(settings)
-    client.reset()
-    try:
+    """This process's client for a configuration."""
+    key = settings.guarantee, frozenset(settings.client.items())
+    with lent(_clients, key, lambda: KafkaProducer(settings), lambda client: client.healthy) as client:
+        client.reset()
         yield client
-    except BaseException:
-        client.close()
-        raise
-    if client.healthy:
-        _clients[key] = client
-    else:
-        client.close()
 
 
 # -- with a transactional id --

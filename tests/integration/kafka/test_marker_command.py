@@ -28,7 +28,7 @@ def test_show_and_reset(kafka: Kafka, topic: NewTopic, capsys: pytest.CaptureFix
     sink.deliver(Task(0, batch=0, query=QUERY), counted(0, 10))
     code, out = run(capsys, "show", *place, "--json")
     marker = json.loads(out)["markers"]["0"]
-    assert (code, marker["batch"], marker["rows"], marker["writerId"]) == (0, 0, 10, QUERY)
+    assert (code, marker["batch"], marker["rows"], marker["writer"]) == (0, 0, 10, QUERY)
 
     code, out = run(capsys, "reset", *place, "--to-batch", "7")
     assert code == 1

@@ -443,9 +443,8 @@ class MemoryAdmin:
 
 #: What a process remembers of Kafka.
 _CACHES: tuple[Any, ...] = (
-    *(exactly_once._checked, producers._clients, screening._facts, screening._lessons),
-    producers._longest,
-    *(markerstore._consumers, markerstore._ends, markerstore._seen),
+    *(producers._clients, producers._longest, screening._facts, screening._lessons),
+    *(markerstore._consumers, markerstore._ends),
 )
 
 

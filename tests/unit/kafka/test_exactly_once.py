@@ -122,7 +122,7 @@ def test_the_limits_of_topics_are_asked_for_anew_after_a_refusal(memory: MemoryK
     assert memory.calls.count("describe_configs") == before
     memory.fail("commit_transaction", kafka.INCONSISTENT)
     write(sink(), 2, 3)
-    assert memory.calls.count("describe_configs") == before + 1
+    assert memory.calls.count("describe_configs") == before + 2, "of the topic, and of that of the markers"
 
 
 def test_the_limits_of_topics_are_believed_for_a_while_and_that_one_is_missing_never(memory: MemoryKafka) -> None:
