@@ -101,9 +101,9 @@ class AtLeastOnce(Delivery):
                 with producers.borrowed(settings) as client:
                     return self._write(client, screen, chain(first, rows), lessons)
             except Indefinite as problem:
-                if not problem.refusals:
+                if problem.refusal is None:
                     raise problem.told from None
-                lessons.take(problem.refusals, problem.told)
+                lessons.take(problem.refusal, problem.told)
                 whole = True
                 if not copies.complete():
                     raise problem.told from None
@@ -128,11 +128,11 @@ class AtLeastOnce(Delivery):
         except producers.QueueStuck:
             left = client.pending
         except faults.FOREIGN as problem:
-            raise Indefinite(faults.gave_up(self.settings.servers, problem), client.refusals.values()) from None
+            raise Indefinite(faults.gave_up(self.settings.servers, problem), client.refusal) from None
         if lost := left + client.failures:
-            raise Indefinite(self._undelivered(client, lost, rows), client.refusals.values())
+            raise Indefinite(self._undelivered(client, lost, rows), client.refusal)
         if lessons.unclear is not None:  # each alone was taken
-            lessons.conclude(())
+            lessons.conclude()
         dead = screen.dead_letters
         return Delivered(rows - dead, size, dead_lettered=dead, seconds=time.perf_counter() - begun)
 

@@ -140,8 +140,8 @@ class ExactlyOnce(Delivery):
             try:
                 return self._attempt(work, rate, lessons)
             except Indefinite as problem:
-                if problem.refusals:
-                    lessons.take(problem.refusals, problem.told)
+                if problem.refusal is not None:
+                    lessons.take(problem.refusal, problem.told)
                     continue
                 former, tries_left = rate, tries_left - (problem.rate is None)
                 if problem.rate is not None:  # a quota lets a burst pass first, so it may be less
@@ -184,7 +184,7 @@ class ExactlyOnce(Delivery):
             return ((*one[:3], 0, *one[4:]) for one in rows if (one[2] is not None) is keyed)
 
         ordered = chain(records(keyed=False), records(keyed=True))
-        if lessons.unclear.large:
+        if lessons.large:
             sized = {screen.size(one): one for one in ordered}
             ordered = chain(sized[size] for size in sorted(sized))
         producer = work.starting.take({**screen.fitting(), "batch.num.messages": "1"})
@@ -194,7 +194,7 @@ class ExactlyOnce(Delivery):
             with suppress(Indefinite, *faults.FOREIGN):  # from the first refusal on
                 producer.write(Rows(0, 0, frozenset({topic}), alone))
                 producer.flush(self.settings.timeout_s, to_failure=True)
-            lessons.conclude(producer.refusals.values())
+            lessons.conclude(producer.refusal)
         finally:
             producer.close()
 

@@ -28,11 +28,11 @@ from towline.kafka.clientconfig import QUIET, largest_message, lent, resolve
 from towline.kafka.columns import Rows
 from towline.kafka.faults import KEPT, LastWord, Meaning, TransactionVerdict
 from towline.kafka.options import FORMAT
-from towline.kafka.screening import Refusal, refusal_of
+from towline.kafka.screening import Refusal
 from towline.threads import later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
 
     from towline.kafka.columns import Record
@@ -106,8 +106,8 @@ class KafkaProducer:
         #: Failed records of this task, and the first that was refused, else the last one that ran out of time.
         self.failures = 0
         self.failed: FailedRecord | None = None
-        #: Of these, those that Kafka refused for what they are: the smallest of each kind.
-        self.refusals: dict[Any, Refusal] = {}
+        #: What Kafka refused of them for what it is.
+        self.refusal: Refusal | None = None
         #: Whether another task may have it.
         self.healthy = True
         self.last.why = ""
@@ -116,9 +116,11 @@ class KafkaProducer:
         if error is None:
             return
         self.failures += 1
-        if refusal := refusal_of(error, message, size):
-            former = self.refusals.setdefault(refusal.kind, refusal)
-            self.refusals[refusal.kind] = min(former, refusal, key=lambda one: one.size or 0)
+        if faults.means(error, Meaning.RECORD, Meaning.SIZE):
+            code = faults.name_of(error)
+            self.refusal = self.refusal or Refusal(message.topic(), code)
+            if size is not None:
+                self.refusal = self.refusal.alone(code, message, size)
         more = self.failed is None or faults.means(self.failed.error, Meaning.TIMEOUT)
         if more and faults.name_of(error) != "_INVALID_DIFFERENT_RECORD":
             self.failed = FailedRecord(message.topic(), error)
@@ -278,13 +280,13 @@ class Indefinite(Exception):
 
     Args:
         told: The error for people.
-        refusals: Records that Kafka refused in it.
+        refusal: What Kafka refused in it for what it is.
         rate: Bytes a second that Kafka took in it, if it was too slow; else None.
     """
 
-    def __init__(self, told: KafkaError, refusals: Iterable[Refusal] = (), rate: float | None = None) -> None:
+    def __init__(self, told: KafkaError, refusal: Refusal | None = None, rate: float | None = None) -> None:
         super().__init__(told)
-        self.told, self.refusals, self.rate = told, list(refusals), rate
+        self.told, self.refusal, self.rate = told, refusal, rate
 
 
 class Transactional(KafkaProducer):
@@ -402,7 +404,7 @@ class Transactional(KafkaProducer):
             slow = self._too_slow()
             self.abort()
             # Even a refused record is worth another attempt: the limits it was compared with may have been old.
-            return slow or Indefinite(self._aborted(doing, problem), self.refusals.values())
+            return slow or Indefinite(self._aborted(doing, problem), self.refusal)
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is TransactionVerdict.FENCED:
             what = f"another producer took over the transactional id {self.transactional_id}, or this one slept past"

@@ -26,7 +26,7 @@ from towline.kafka.deadletters import FRAME, DeadLetter, Reason, from_record, re
 from towline.kafka.faults import Meaning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from towline.kafka.columns import Columns, Record, Rows
     from towline.kafka.options import SinkSettings
@@ -300,8 +300,9 @@ def _outside(column: Any, low: int, high: int) -> bool:
     return ends["min"] is not None and not low <= ends["min"] <= ends["max"] <= high
 
 
-#: (Servers, topic) -> when it was asked about, and the answer; of this process.
+#: (Servers, topic) -> until when it is believed what the topic takes: as Kafka describes it, and as its refusals told.
 _facts: Final[dict[tuple[str, str], tuple[float, TopicFacts]]] = {}
+_lessons: Final[dict[tuple[str, str], tuple[float, TopicFacts]]] = {}
 
 
 def facts_of(settings: SinkSettings, names: Iterable[str]) -> dict[str, TopicFacts]:
@@ -310,16 +311,20 @@ def facts_of(settings: SinkSettings, names: Iterable[str]) -> dict[str, TopicFac
     Raises:
         KafkaError: TL-K01.
     """
-    now, servers = time.monotonic(), settings.servers
+    now, places = time.monotonic(), {name: (settings.servers, name) for name in names}
     # An old answer about a topic that is gone now would let its records pass.
-    for key in [key for key, (asked, _) in _facts.items() if now - asked > _FRESH_S]:
-        del _facts[key]
-    named = [*names]
-    if unknown := [name for name in named if (servers, name) not in _facts]:
+    for table in (_facts, _lessons):
+        for place in [place for place, (until, _) in table.items() if until < now]:
+            del table[place]
+    if unknown := [name for name, place in places.items() if place not in _facts]:
         found = KafkaAdmin(settings.client, settings.timeout_s).facts(unknown)
-        _facts.update({(servers, name): (now, facts) for name, facts in found.items()})
-    known = {name: _facts[servers, name][1] for name in named if (servers, name) in _facts}
-    return {name: facts.narrowed(_learned(settings, name)) for name, facts in known.items()}
+        _facts.update({places[name]: (now + _FRESH_S, facts) for name, facts in found.items()})
+    known = {name: _facts[place][1] for name, place in places.items() if place in _facts}
+    return {name: facts.narrowed(_learned(places[name])) for name, facts in known.items()}
+
+
+def _learned(place: tuple[str, str]) -> TopicFacts:
+    return _lessons[place][1] if place in _lessons else ANY
 
 
 def require_topics(settings: SinkSettings, names: Iterable[str]) -> None:
@@ -336,8 +341,8 @@ def require_topics(settings: SinkSettings, names: Iterable[str]) -> None:
 
 def forget(settings: SinkSettings) -> None:
     """Ask anew next time: Kafka refused something that looked right."""
-    for key in [key for key in _facts if key[0] == settings.servers]:
-        del _facts[key]
+    for place in [place for place in _facts if place[0] == settings.servers]:
+        del _facts[place]
 
 
 #: Most kinds of fault that one task learns; with more, something else is the matter.
@@ -346,53 +351,38 @@ _KINDS: Final = 16
 _BELIEVED_S: Final = 3600.0
 #: Bytes of a batch that nearly every topic takes, where one that is allowed to be larger was refused.
 _SMALL: Final = 16 << 10
-#: (Servers, topic) -> when Kafka refused a record last, and what that tells; of this process.
-_lessons: Final[dict[tuple[str, str], tuple[float, TopicFacts]]] = {}
-
-
-def _learned(settings: SinkSettings, topic: str) -> TopicFacts:
-    at, facts = _lessons.get((settings.servers, topic), (0.0, ANY))
-    return facts if time.monotonic() - at <= _BELIEVED_S else ANY
 
 
 def has_learned(settings: SinkSettings) -> bool:
     """Whether this process knows of records that its Kafka refuses."""
-    return any(_learned(settings, topic) is not ANY for servers, topic in _lessons if servers == settings.servers)
+    return any(servers == settings.servers for servers, _ in _lessons)
 
 
 class Refusal(NamedTuple):
-    """A delivery report that blames its record.
+    """What Kafka refused for what it is.
 
     Attributes:
-        topic: The record's topic.
+        topic: The topic of the first record.
         code: Kafka's code by librdkafka's name.
-        size: Bytes of a record that was a request of its own; None for one among others, which may not be to blame.
-        keyed: Whether it has a key.
-        moment: Its time in ms since 1970; below 1 for none.
+        lesson: What the topic takes, by those records that were a request each: one among others may not be to blame.
     """
 
     topic: str
     code: str
-    size: int | None
-    keyed: bool
-    moment: int
+    lesson: TopicFacts = ANY
 
-    @property
-    def large(self) -> bool:
-        """Whether it is for its size, or that of the others."""
-        return faults.means(self.code, Meaning.SIZE)
-
-    @property
-    def kind(self) -> tuple[str, str, bool]:
-        """What it has in common with others, of which one is enough."""
-        return self.topic, self.code, self.keyed
-
-
-def refusal_of(error: Any, message: Any, size: int | None) -> Refusal | None:
-    """What a report tells; its message has no headers (confluent-kafka 2.16). None for an error of another kind."""
-    if not faults.means(error, Meaning.RECORD, Meaning.SIZE):
-        return None
-    return Refusal(message.topic(), faults.name_of(error), size, message.key() is not None, message.timestamp()[1])
+    def alone(self, code: str, message: Any, size: int) -> Refusal:
+        """With what a report on a record tells that was a request of its own and has so many bytes."""
+        lesson, ahead = ANY, message.timestamp()[1] - int(time.time() * 1000)
+        if faults.means(code, Meaning.SIZE):
+            lesson = replace(ANY, max_bytes=size - 1)
+        elif code != "INVALID_TIMESTAMP":  # nothing new if it has a key, and the reason is the broker's own
+            lesson = ANY if message.key() is not None else replace(ANY, policy="compact")
+        elif ahead > 0:  # clocks go on until it is looked at again
+            lesson = replace(ANY, after_ms=max(0, ahead - _CLOCKS_MS))
+        else:
+            lesson = replace(ANY, before_ms=-ahead)
+        return self._replace(lesson=self.lesson.narrowed(lesson))
 
 
 class Lessons:
@@ -410,22 +400,27 @@ class Lessons:
         #: a request. librdkafka blames all records of a request alike, but for some of INVALID_RECORD (KIP-467).
         self.unclear: Refusal | None = None
 
-    def take(self, refusals: Sequence[Refusal], told: KafkaError) -> None:
+    @property
+    def large(self) -> bool:
+        """Whether something was refused for its size, or that of the others."""
+        return self.unclear is not None and faults.means(self.unclear.code, Meaning.SIZE)
+
+    def take(self, refusal: Refusal, told: KafkaError) -> None:
         """Learn from what was refused in an attempt: which records it were, or that this has to be found out.
 
         Args:
-            refusals: At least one.
+            refusal: What it was.
             told: What to say if nothing new can be learned.
 
         Raises:
             KafkaError: ``told``; TL-K29, there are too many kinds.
         """
         if self.unclear is not None:
-            self.conclude(refusals)
+            self.conclude(refusal)
         else:
-            self._told = told
-            if not (refusals[0].large and self._changed(refusals[0].topic)):
-                self.unclear = refusals[0]
+            self._told, self.unclear = told, refusal
+            if self.large and self._changed(refusal.topic):
+                self.unclear = None
 
     def alone(
         self, records: Iterable[Record], size: Callable[[Record], int], client: KafkaProducer
@@ -435,62 +430,34 @@ class Lessons:
         for record in records:
             yield client.reported(record, size(record)) if record[0] == self.unclear.topic else record
 
-    def conclude(self, refusals: Iterable[Refusal]) -> None:
-        """Learn what was unclear, after requests of one record.
-
-        Args:
-            refusals: What came of them.
-
-        Raises:
-            KafkaError: As `take`.
-        """
+    def conclude(self, refusal: Refusal | None = None) -> None:
+        """Learn what was unclear, after requests of one record, and what was refused of them; raises as `take`."""
         assert self.unclear is not None, "there was a refusal"
-        unclear, self.unclear = self.unclear, None
-        alone = [refusal for refusal in refusals if refusal.topic == unclear.topic and refusal.size is not None]
-        facts = [_lesson(refusal) for refusal in alone if not refusal.large]
-        sizes = [refusal.size for refusal in alone if refusal.size is not None and refusal.large]
-        if sizes or (not alone and unclear.large):
-            facts.append(self._room(unclear.topic, min(sizes, default=None)))
-        if not [limits for limits in facts if self._learn(unclear.topic, limits, unclear.code)]:
-            raise self._told
-
-    def _room(self, topic: str, least: int | None) -> TopicFacts:
-        """What a topic takes that refused a record of so many bytes; None, that refused requests of several only."""
-        batch = _learned(self._settings, topic).batch_bytes
-        if batch is not None:
-            batch = max(1, batch // 4)
-        elif least is None or least <= int(self._settings.client[_BATCH_SIZE]):
-            batch = _SMALL
-        if least is not None and topic == self._settings.dead_letter_topic:
-            least //= 2  # letters are cut to what it takes, so each would be as large as it may
-        return replace(ANY, max_bytes=None if least is None else least - 1, batch_bytes=batch)
-
-    def _changed(self, topic: str) -> bool:
-        """Whether a limit that was compared with is another one by now."""
-        former = _facts.pop((self._settings.servers, topic), None)
-        now = facts_of(self._settings, [topic]).get(topic)
-        before = former and former[1].narrowed(_learned(self._settings, topic))
-        return before is not None and now is not None and before.max_bytes != now.max_bytes
-
-    def _learn(self, topic: str, facts: TopicFacts, code: str) -> bool:
-        """Whether that was new."""
-        former = _learned(self._settings, topic)
-        now = former.narrowed(facts)
+        topic, code, _ = self.unclear
+        place, lesson = (self._settings.servers, topic), ANY if refusal is None else refusal.lesson
+        former, size = _learned(place), lesson.max_bytes
+        if size is not None or (self.large and lesson == ANY):
+            batch = former.batch_bytes
+            if batch is not None:
+                batch = max(1, batch // 4)
+            elif size is None or size < int(self._settings.client[_BATCH_SIZE]):
+                batch = _SMALL
+            if size is not None and topic == self._settings.dead_letter_topic:
+                size //= 2  # letters are cut to what it takes, so each would be as large as it may
+            lesson = replace(lesson, max_bytes=size, batch_bytes=batch)
+        self.unclear, now = None, former.narrowed(lesson)
         if now == former:
-            return False
+            raise self._told
         self._count += 1
         if self._count > _KINDS:
             what = f'Kafka refuses records of more than {_KINDS} kinds, the last for topic "{topic}": {code}'
             raise KafkaError("TL-K29", self._settings.servers, what, faults.advice(code))
-        _lessons[self._settings.servers, topic] = time.monotonic(), now
-        return True
+        _lessons[place] = time.monotonic() + _BELIEVED_S, now
 
-
-def _lesson(refusal: Refusal) -> TopicFacts:
-    """What a topic takes that refused a record for another reason than its size; nothing new if that is its own."""
-    if refusal.code == "INVALID_TIMESTAMP":
-        ahead = refusal.moment - int(time.time() * 1000)  # clocks go on until it is looked at again
-        if ahead > 0:
-            return replace(ANY, after_ms=max(0, ahead - _CLOCKS_MS))
-        return replace(ANY, before_ms=-ahead)
-    return ANY if refusal.keyed else replace(ANY, policy="compact")
+    def _changed(self, topic: str) -> bool:
+        """Whether a limit that was compared with is another one by now."""
+        place = (self._settings.servers, topic)
+        former, now = _facts.pop(place, None), facts_of(self._settings, [topic]).get(topic)
+        if former is None or now is None:
+            return False
+        return former[1].narrowed(_learned(place)).max_bytes != now.max_bytes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.kafka.memory import settings as kafka_settings
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import screening
-from towline.kafka.admin import TopicFacts
+from towline.kafka.admin import ANY, TopicFacts
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record, to_record
 from towline.kafka.exactly_once import delivery_for
@@ -103,14 +105,30 @@ def test_a_segment_holds_a_whole_batch() -> None:
 def test_a_time_that_was_refused_is_known(moment: int, bad: int) -> None:
     told = KafkaError("TL-K20", "k", "it was refused", "Correct it.")
     lessons = Lessons(kafka_settings())
-    lessons.take([Refusal("u", "INVALID_TIMESTAMP", None, True, moment)], told)
+    refusal = Refusal("u", "INVALID_TIMESTAMP")
+    lessons.take(refusal, told)
     assert lessons.unclear is not None
-    lessons.take([Refusal("u", "INVALID_TIMESTAMP", 90, True, moment)], told)
+    message = SimpleNamespace(timestamp=lambda: (1, moment), key=lambda: b"k")
+    lessons.take(refusal.alone("INVALID_TIMESTAMP", message, 90), told)
     limits = RecordLimits({"u": TopicFacts(1).narrowed(screening._lessons["k:9092", "u"][1])}, 20_000, None, NOW)
     assert fault_of(record("u", moment=NOW), limits) is None
     fault = fault_of(record("u", moment=bad), limits)
     assert fault is not None
     assert fault.reason is Reason.TIMESTAMP
+
+
+def test_a_request_that_is_too_large_though_none_of_its_records_is_makes_requests_smaller() -> None:
+    told = KafkaError("TL-K20", "k", "it was refused", "Correct it.")
+    lessons = Lessons(kafka_settings())
+    screening._lessons.clear()
+    for size in (16 << 10, 4 << 10, 1 << 10):
+        lessons.take(Refusal("v", "RECORD_LIST_TOO_LARGE"), told)
+        lessons.conclude()
+        assert screening._lessons["k:9092", "v"][1] == replace(ANY, batch_bytes=size)
+    lessons.take(Refusal("v", "INVALID_RECORD"), told)
+    with pytest.raises(KafkaError, match="it was refused"):
+        lessons.conclude()
+    screening._lessons.clear()
 
 
 @pytest.fixture(autouse=True)
