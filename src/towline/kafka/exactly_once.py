@@ -31,8 +31,6 @@ from towline.kafka.markers import (
     ANYONE,
     BEFORE_FIRST,
     Marker,
-    MarkerStep,
-    MarkerTotals,
     Situation,
     TaskRefusal,
     situation,
@@ -75,13 +73,7 @@ class BatchOrigin:
 
 
 class ExactlyOnce(Delivery):
-    """One transaction for each batch and partition, with its marker.
-
-    Args:
-        settings: The sink's settings.
-        columns: The columns bound to the query's schema.
-        origin: What the driver knows.
-    """
+    """One transaction for each batch and partition, with its marker; `origin` is what the driver knows of the batch."""
 
     def __init__(self, settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> None:
         super().__init__(settings, columns)
@@ -96,16 +88,42 @@ class ExactlyOnce(Delivery):
                 TL-K28 Kafka is too slow; TL-K29 it refuses records of too many kinds.
             ConfigError: A secret can't be read here.
         """
-        self._check(task)
+        newest = self.origin.newest
+        if task.batch is not None and newest is not None and newest != task.batch:
+            what = f"Spark runs batch {task.batch}, but the newest batch in the checkpoint's offset log is {newest}"
+            do = "Two queries on one checkpoint? Asynchronous progress tracking can't be exactly once: switch it off."
+            raise KafkaError("TL-K24", FORMAT, what, do)
+        store = MarkerStore(self.settings, self.settings.sink_id or task.query or self.origin.job or FORMAT)
         if task.partition >= self.settings.parallelism and task.batch is not None:
-            raise self._refuse(task)
-        store = self._store(task)
+            raise self._refuse(task, store)
         # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
         name = f"{store.sink_id}.{self.origin.job}" if task.batch is None else store.sink_id
         starting = producers.Starting(self.settings, self.settings.transactional_id(name, task.partition))
         with starting, Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
             spool.fill(batches)
-            return self._persist(_Work(task, spool, store, starting))
+            return _Batch(self, task, store, spool, starting).persist()
+
+    def situation(self, marker: Marker | None, task: Task) -> Situation:
+        """What the last marker of a task's partition says."""
+        return situation(marker, task, self.settings.parallelism, self.origin.hashes)
+
+    def _refuse(self, task: Task, store: MarkerStore) -> KafkaError:
+        """A task too many: leave word, so that what partition 0 writes of this batch is never taken for all of it."""
+        first, batch = replace(task, partition=0), task.batch or 0
+        store.ensure()
+
+        def revised() -> Marker:
+            before = store.read(0)
+            marker = before or Marker(BEFORE_FIRST, self.settings.parallelism, writer=task.query or ANYONE)
+            marker = replace(marker, refused=TaskRefusal(batch, task.run, task.partition))
+            found = self.situation(before, first)
+            if found not in {Situation.WRITE, Situation.DONE}:  # then the marker already stops every task
+                raise store.mismatch(found, marker, first)
+            return marker
+
+        marker = store.rewrite(0, revised)
+        found = Situation.TORN if marker and marker.batch == batch else Situation.REFUSED
+        return store.mismatch(found, marker, first)
 
     def fence(self, query: str | None) -> None:
         """End open transactions of this sink's tasks, dead or alive; never raises, and gives up soon.
@@ -123,195 +141,143 @@ class ExactlyOnce(Delivery):
             except TowlineError:
                 return  # Kafka is away: the time-out of the transaction ends it
 
-    def _check(self, task: Task) -> None:
-        newest = self.origin.newest
-        if task.batch is not None and newest is not None and newest != task.batch:
-            what = f"Spark runs batch {task.batch}, but the newest batch in the checkpoint's offset log is {newest}"
-            do = "Two queries on one checkpoint? Asynchronous progress tracking can't be exactly once: switch it off."
-            raise KafkaError("TL-K24", FORMAT, what, do)
 
-    def _store(self, task: Task) -> MarkerStore:
-        return MarkerStore(self.settings, self.settings.sink_id or task.query or self.origin.job or FORMAT)
+class _Batch:
+    """The rows of one task on their way into Kafka: attempt after attempt, each with a producer of its own."""
 
-    def _persist(self, work: _Work) -> Delivered:
-        """Attempt after attempt, each with a new producer, while errors are of the kind that passes."""
-        lessons, rate, tries_left = Lessons(self.settings), self.origin.rate, _TRIES
+    def __init__(
+        self, sink: ExactlyOnce, task: Task, store: MarkerStore, spool: Spool, starting: producers.Starting
+    ) -> None:
+        self._sink, self._settings = sink, sink.settings
+        self._task, self._store, self._spool, self._starting = task, store, spool, starting
+        self._lessons = Lessons(self._settings)
+        #: Bytes that Kafka took in a second; None where nobody has seen it.
+        self._rate = sink.origin.rate
+
+    def persist(self) -> Delivered:
+        """Write, as long as errors are of the kind that passes."""
+        tries_left = _TRIES
         while True:
             try:
-                return self._attempt(work, rate, lessons)
+                return self._attempt()
             except Indefinite as problem:
                 if problem.refusal is not None:
-                    lessons.take(problem.refusal, problem.told)
+                    self._lessons.take(problem.refusal, problem.told)
                     continue
-                former, tries_left = rate, tries_left - (problem.rate is None)
+                before, former, tries_left = self._longer(), self._rate, tries_left - (problem.rate is None)
                 if problem.rate is not None:  # a quota lets a burst pass first, so it may be less
-                    rate = min(problem.rate, rate or problem.rate) / 2
-                if not tries_left or (rate != former and self._longer(work, rate) == self._longer(work, former)):
+                    self._rate = min(problem.rate, former or problem.rate) / 2
+                if not tries_left or (self._rate != former and self._longer() == before):
                     raise problem.told from None
-                screening.forget(self.settings)
+                screening.forget(self._settings)
 
-    def _attempt(self, work: _Work, rate: float | None, lessons: Lessons) -> Delivered:
-        settings = self.settings if rate is None else self.settings.in_requests_of(rate)
-        if lessons.unclear is not None:
-            self._probe(work, self._looked(work, settings), lessons)
-        screen = self._looked(work, settings)
-        if work.task.batch is not None:
-            work.store.ensure()
-        requests = dict(settings.client.items() - self.settings.client.items())
-        producer = self._take(work, {**requests, **screen.fitting()}, self._longer(work, rate))
+    def _attempt(self) -> Delivered:
+        if self._lessons.unclear is not None:
+            self._probe(self._looked())
+        screen, task = self._looked(), self._task
+        if task.batch is not None:
+            self._store.ensure()
+        producer = self._producer(screen)
         try:
-            return self._transact(work, producer, screen)
+            if task.batch is None:  # a batch query: nothing can be skipped
+                return self._write(producer, screen, None)
+            marker = self._store.read(task.partition)
+            found = self._sink.situation(marker, task)
+            return self._write(producer, screen, marker) if found is Situation.WRITE else self._skip(found, marker)
         except BaseException:
             # Also for KeyboardInterrupt and a stopped query: an open transaction would hold back every reader.
             producer.close()
             raise
 
-    def _looked(self, work: _Work, settings: SinkSettings) -> RecordCheck:
-        screen = RecordCheck(settings, self.columns, work.store.sink_id)
-        screen.look(work.spool)
+    def _paced(self) -> SinkSettings:
+        return self._settings if self._rate is None else self._settings.in_requests_of(self._rate)
+
+    def _looked(self) -> RecordCheck:
+        screen = RecordCheck(self._paced(), self._sink.columns, self._store.sink_id)
+        screen.look(self._spool)
         return screen
 
-    def _probe(self, work: _Work, screen: RecordCheck, lessons: Lessons) -> None:
+    def _longer(self) -> dict[str, str]:
+        settings = self._settings
+        return producers.clock(settings, self._spool.size, self._rate, lambda: producers.longest_ms(settings))
+
+    def _producer(self, screen: RecordCheck) -> Transactional:
+        requests = dict(self._paced().client.items() - self._settings.client.items())
+        longer = self._longer()
+        while True:
+            try:
+                return self._starting.take({**requests, **screen.fitting(), **longer})
+            except KafkaError as problem:
+                if not longer or problem.code != "TL-K20":
+                    raise
+                longer = producers.halved(self._settings, longer)  # the cluster allows no longer one
+
+    def _probe(self, screen: RecordCheck) -> None:
         """Send the unclear topic one record a request, up to the first that it refuses; nothing is committed.
 
         In one partition, so that they go in order: of too large ones the smallest comes first, else those without key.
         """
-        assert lessons.unclear is not None, "there was a refusal"
-        topic = lessons.unclear.topic
+        assert self._lessons.unclear is not None, "there was a refusal"
+        topic = self._lessons.unclear.topic
 
         def records(*, keyed: bool) -> Iterator[Record]:
-            rows = (one for batch in work.spool for one in screen.rows(batch).records if one[0] == topic)
+            rows = (one for batch in self._spool for one in screen.rows(batch).records if one[0] == topic)
             return ((*one[:3], 0, *one[4:]) for one in rows if (one[2] is not None) is keyed)
 
         ordered = chain(records(keyed=False), records(keyed=True))
-        if lessons.large:
+        if self._lessons.large:
             sized = {screen.size(one): one for one in ordered}
             ordered = chain(sized[size] for size in sorted(sized))
-        producer = work.starting.take({**screen.fitting(), "batch.num.messages": "1"})
+        producer = self._starting.take({**screen.fitting(), "batch.num.messages": "1"})
         try:
             producer.begin()
-            alone = lessons.alone(ordered, screen.size, producer)
+            alone = self._lessons.alone(ordered, screen.size, producer)
             with suppress(Indefinite, *faults.FOREIGN):  # from the first refusal on
                 producer.write(Rows(0, 0, frozenset({topic}), alone))
-                producer.flush(self.settings.timeout_s, to_failure=True)
-            lessons.conclude(producer.refusal)
+                producer.flush(self._settings.timeout_s, to_failure=True)
+            self._lessons.conclude(producer.refusal)
         finally:
             producer.close()
 
-    def _longer(self, work: _Work, rate: float | None) -> dict[str, str]:
-        return producers.clock(self.settings, work.spool.size, rate, lambda: producers.longest_ms(self.settings))
-
-    def _take(self, work: _Work, fitting: Mapping[str, str], longer: Mapping[str, str]) -> Transactional:
-        while True:
-            try:
-                return work.starting.take({**fitting, **longer})
-            except KafkaError as problem:
-                if not longer or problem.code != "TL-K20":
-                    raise
-                longer = producers.halved(self.settings, longer)  # the cluster allows no longer one
-
-    def _transact(self, work: _Work, producer: Transactional, screen: RecordCheck) -> Delivered:
-        if work.task.batch is None:  # a batch query: nothing can be skipped
-            return self._write(work, producer, screen, None)
-        before = work.store.read(work.task.partition)
-        found = self._situation(before, work.task)
-        if found is Situation.WRITE:
-            return self._write(work, producer, screen, before)
-        if found is Situation.DONE and before is not None:
-            return self._skip(work, before)
-        raise work.store.mismatch(found, before, work.task)
-
-    def _situation(self, marker: Marker | None, task: Task) -> Situation:
-        return situation(marker, task, self.settings.parallelism, self.origin.hashes)
-
-    def _skip(self, work: _Work, marker: Marker) -> Delivered:
-        """The batch is in Kafka: say what was written then."""
+    def _skip(self, found: Situation, marker: Marker | None) -> Delivered:
+        """The batch is in Kafka: say what was written then; TL-K10 to TL-K18 where it can't be told."""
+        if found is not Situation.DONE or marker is None:
+            raise self._store.mismatch(found, marker, self._task)
         # `situation` has found the two hashes equal if both are there.
-        same_offsets = marker.offsets is not None and marker.batch in self.origin.hashes
-        by_hand = marker.writer == ANYONE  # it stands for rows that nobody counted
-        compared = self.settings.verifies(same_offsets=same_offsets) and not by_hand
-        spool, crc = work.spool, marker.crc  # no checksum where its writer had no use for one
-        differs = compared and (spool.rows != marker.rows or (crc is not None and crc != spool.crc()))
-        if differs:
-            raise work.store.changed(marker, spool.rows, work.task)
-        dead_before = marker.total_dead_lettered - marker.dead_lettered
-        found = None if by_hand else MarkerTotals(marker.total_rows - marker.rows, dead_before)
-        return Delivered(
-            marker.rows - marker.dead_lettered,
-            0,
-            dead_lettered=marker.dead_lettered,
-            skipped=True,
-            by_hand=by_hand,
-            marks=MarkerStep(found, marker.totals),
-        )
+        same_offsets = marker.offsets is not None and marker.batch in self._sink.origin.hashes
+        by_hand, spool = marker.writer == ANYONE, self._spool  # a person's stands for rows that nobody counted
+        if self._settings.verifies(same_offsets=same_offsets) and not by_hand:
+            crc = marker.crc  # none where its writer had no use for one
+            if spool.rows != marker.rows or (crc is not None and crc != spool.crc()):
+                raise self._store.changed(marker, spool.rows, self._task)
+        done, dead, marks = marker.rows - marker.dead_lettered, marker.dead_lettered, marker.step(known=not by_hand)
+        return Delivered(done, 0, dead_lettered=dead, skipped=True, by_hand=by_hand, marks=marks)
 
-    def _write(self, work: _Work, producer: Transactional, screen: RecordCheck, before: Marker | None) -> Delivered:
+    def _write(self, producer: Transactional, screen: RecordCheck, before: Marker | None) -> Delivered:
         rows = size = 0
-        task, marks = work.task, None
+        task, hashes, marks = self._task, self._sink.origin.hashes, None
         # The checksum is for a replay to be compared with; it is taken before the transaction is open.
-        compared = task.batch is not None and self.settings.verifies(same_offsets=task.batch in self.origin.hashes)
-        crc = work.spool.crc() if compared else None
+        compared = task.batch is not None and self._settings.verifies(same_offsets=task.batch in hashes)
+        crc = self._spool.crc() if compared else None
         begun = time.perf_counter()
         producer.begin()
-        for batch in work.spool:
+        for batch in self._spool:
             converted = screen.rows(batch)
             producer.write(converted)
             rows, size = rows + converted.size, size + converted.bytes
         dead = screen.dead_letters
         if task.batch is not None:
-            offsets, parallelism = self.origin.hashes.get(task.batch), self.settings.parallelism
-            marker = Marker(task.batch, parallelism, rows, crc, task.query or ANYONE, offsets, dead).following(before)
-            producer.mark(work.store.topic, task.partition, work.store.key(task.partition), marker)
-            found = before.totals if before is not None and before.writer != ANYONE else None
-            marks = MarkerStep(found, marker.totals)
+            parallelism, writer, offsets = self._settings.parallelism, task.query or ANYONE, hashes.get(task.batch)
+            marker = Marker(task.batch, parallelism, rows, crc, writer, offsets, dead).following(before)
+            producer.mark(self._store.topic, task.partition, self._store.key(task.partition), marker)
+            marks = marker.step(known=before is not None and before.writer != ANYONE)
         producer.commit()
         took = time.perf_counter() - begun
         return Delivered(rows - dead, size, dead_lettered=dead, seconds=took, marks=marks)
 
-    def _refuse(self, task: Task) -> KafkaError:
-        """A task too many: leave word, so that what partition 0 writes of this batch is never taken for all of it."""
-        first, store, batch = replace(task, partition=0), self._store(task), task.batch or 0
-        store.ensure()
-
-        def revised() -> Marker:
-            before = store.read(0)
-            marker = before or Marker(BEFORE_FIRST, self.settings.parallelism, writer=task.query or ANYONE)
-            marker = replace(marker, refused=TaskRefusal(batch, task.run, task.partition))
-            found = self._situation(before, first)
-            if found not in {Situation.WRITE, Situation.DONE}:  # then the marker already stops every task
-                raise store.mismatch(found, marker, first)
-            return marker
-
-        marker = store.rewrite(0, revised)
-        found = Situation.TORN if marker and marker.batch == batch else Situation.REFUSED
-        return store.mismatch(found, marker, first)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What one task has to get into Kafka.
-
-    Attributes:
-        task: Who.
-        spool: The rows.
-        store: Where its markers are.
-        starting: Its producer.
-    """
-
-    task: Task
-    spool: Spool
-    store: MarkerStore
-    starting: producers.Starting
-
 
 def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> Delivery:
-    """The strategy of the sink's guarantee.
-
-    Args:
-        settings: The sink's settings.
-        columns: The columns bound to the query's schema.
-        origin: What the driver knows; only exactly_once asks.
-    """
+    """The strategy of the sink's guarantee, with the columns bound to the query's schema."""
     if settings.guarantee == "exactly_once":
         return ExactlyOnce(settings, columns, origin)
     return (AtLeastOnce if settings.guarantee == "at_least_once" else AtMostOnce)(settings, columns)
@@ -324,11 +290,7 @@ _MARKERS: Final = "towline.markers"
 
 
 def batch_origin(settings: SinkSettings, location: str) -> BatchOrigin:
-    """Sync the checkpoint, and learn which batch is about to run.
-
-    Args:
-        settings: The sink's settings.
-        location: The query's checkpoint.
+    """Sync the query's checkpoint, and learn which batch is about to run.
 
     Raises:
         JournalError: TL-J20, the checkpoint can't be made durable.

@@ -106,6 +106,12 @@ class Marker:
         """Of this batch and all before it."""
         return MarkerTotals(self.total_rows, self.total_dead_lettered)
 
+    def step(self, *, known: bool) -> MarkerStep:
+        """What its batch found and left; `known` says whether the one before it was of a batch, and not of a person."""
+        rows, dead = self.totals
+        before = MarkerTotals(rows - self.rows, dead - self.dead_lettered) if known else None
+        return MarkerStep(before, self.totals)
+
     def to_json(self) -> bytes:
         """The value of the marker's record."""
         return json.dumps({"v": VERSION, **vars(self)}, separators=(",", ":")).encode()
