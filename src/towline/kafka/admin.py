@@ -160,25 +160,22 @@ class KafkaAdmin:
         request: Callable[[AdminClient], Mapping[Any, Any]],
         refusal: Callable[[BaseException], bool] = lambda _: True,
     ) -> dict[Any, Any]:
-        """The answers to a request for several things.
+        """The answers to a request that gives a future for each of several things.
 
         Args:
-            request: Gives a future for each of them.
+            request: What is asked.
             refusal: Whether an error is Kafka's answer, which then stands for it; any other one is silence.
         """
 
-        def answers(admin: AdminClient) -> dict[Any, Any]:
-            outcomes: dict[Any, Any] = {}
-            for thing, future in request(admin).items():
-                try:
-                    outcomes[thing] = answer(future, self._timeout)
-                except confluent_kafka.KafkaException as problem:
-                    if not refusal(problem):
-                        raise
-                    outcomes[thing] = problem
-            return outcomes
+        def outcome(future: Any) -> Any:
+            try:
+                return answer(future, self._timeout)
+            except confluent_kafka.KafkaException as problem:
+                if not refusal(problem):
+                    raise
+                return problem
 
-        return self.ask(answers)
+        return self.ask(lambda admin: {thing: outcome(future) for thing, future in request(admin).items()})
 
     def _connected(self) -> AdminClient:
         self._last.why = ""
@@ -256,14 +253,14 @@ class KafkaAdmin:
         }
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """The ids of topics (KIP-516), by name.
+        """The ids of topics (KIP-516) as Kafka's tools show them, by name.
 
         Returns:
-            "" for one that is unknown, because the broker gives none or this user may not ask; one that is not there is
-            left out.
+            "" for one that is unknown, because the broker gives none (before Kafka 2.8) or this user may not ask; one
+            that is not there is left out.
         """
-        topics = self.described(names).items()
-        return {name: "" if topic is None else id_text(topic.topic_id) for name, topic in topics}
+        topics, none = self.described(names).items(), str(Uuid(0, 0))
+        return {name: "" if topic is None else str(topic.topic_id).replace(none, "") for name, topic in topics}
 
     def denied(self, names: Iterable[str]) -> list[str]:
         """Those of some topics that this user may not write to, as far as Kafka says it."""
@@ -277,7 +274,7 @@ class KafkaAdmin:
     def create(
         self, topics: Mapping[str, int], *, replication: int = -1, config: Mapping[str, str] | None = None
     ) -> list[str]:
-        """Create topics that do not exist yet, and wait until the list has them; existing ones stay as they are.
+        """Create topics that do not exist yet, by name and partitions, and wait until the list has them.
 
         Args:
             topics: Name -> partitions.
@@ -293,20 +290,19 @@ class KafkaAdmin:
         new = [NewTopic(name, count, replication, config=dict(config or {})) for name, count in topics.items()]
         if not new:
             return []
-        limit, made = self._timeout, []
+        patience: Any = {"operation_timeout": self._timeout, "request_timeout": self._timeout}
         self.info()  # says why there is no answer
         outcomes = self.ask_each(
-            lambda admin: admin.create_topics(new, operation_timeout=limit, request_timeout=limit),
+            lambda admin: admin.create_topics(new, **patience),
             lambda problem: not faults.means(problem, Meaning.PASSING),
         )
-        for name, outcome in outcomes.items():
-            if not isinstance(outcome, confluent_kafka.KafkaException):
-                made.append(name)
-            elif faults.name_of(outcome) != "TOPIC_ALREADY_EXISTS":
-                what = f'topic "{name}" can not be created: {faults.reason(outcome)}'
+        refused = {name: one for name, one in outcomes.items() if isinstance(one, confluent_kafka.KafkaException)}
+        for name, problem in refused.items():
+            if faults.name_of(problem) != "TOPIC_ALREADY_EXISTS":
+                what = f'topic "{name}" can not be created: {faults.reason(problem)}'
                 raise KafkaError("TL-K09", self._servers, what, "Create it by hand, or give this user the right to.")
-        # The controller answers before the brokers know of them.
-        comes(lambda: set(made) <= set(self.info().topics), limit)
+        made = outcomes.keys() - refused.keys()
+        comes(lambda: made <= set(self.info().topics), self._timeout)  # the controller answers before the brokers know
         return sorted(made)
 
     def settled(self, topic: str) -> bool:
@@ -318,11 +314,7 @@ class KafkaAdmin:
             False when a transaction was still open at the end of the time; a topic that does not exist is settled.
         """
         start = {topic: {str(number): 0 for number in range(self.info().topics.get(topic, 0))}}
-
-        def decided() -> bool:
-            return self.ask(lambda admin: not _answered(lambda: self._behind(admin, start), self._timeout)[1])
-
-        return comes(decided, self._timeout)
+        return self.ask(lambda admin: comes(lambda: not self._behind(admin, start)[1], self._timeout))
 
     def backlog(self, taken: Mapping[str, Mapping[str, int]], timeout: float | None = None) -> tuple[int, int]:
         """Offsets from a reader of committed records to the high watermarks, and those of them that it can't get yet.
@@ -343,29 +335,21 @@ class KafkaAdmin:
         self, admin: AdminClient, taken: Mapping[str, Mapping[str, int]], timeout: float | None = None
     ) -> tuple[int, int]:
         offsets = {(topic, int(part)): offset for topic, parts in taken.items() for part, offset in parts.items()}
-        places, limit = [TopicPartition(*place) for place in offsets], timeout or self._timeout
-        stable = _ends(admin, places, IsolationLevel.READ_COMMITTED, limit)
-        high = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, limit)
+        latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        limit = timeout or self._timeout
+        stable = _offsets(admin, offsets, latest, limit, IsolationLevel.READ_COMMITTED)
+        high = _offsets(admin, offsets, latest, limit)
         if any(offset > high[place] for place, offset in offsets.items()):
             beyond = confluent_kafka.KafkaError(confluent_kafka.KafkaError.OFFSET_OUT_OF_RANGE)
             raise confluent_kafka.KafkaException(beyond)
         behind = sum(high[place] - offset for place, offset in offsets.items())
         return behind, sum(max(0, high[place] - max(offset, stable[place])) for place, offset in offsets.items())
 
-    def first_offsets(self, topic: str, partitions: list[int]) -> dict[int, int]:
+    def first_offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """The first offset that Kafka still has of each of some partitions of a topic."""
-        places, first = [TopicPartition(topic, number) for number in partitions], OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-
-        def look(admin: AdminClient) -> dict[tuple[str, int], int]:
-            return _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, self._timeout, first)
-
-        ends = self.ask(lambda admin: _answered(lambda: look(admin), self._timeout))
-        return {partition: offset for (_, partition), offset in ends.items()}
-
-
-def id_text(topic_id: Uuid) -> str:
-    """A topic id as Kafka's tools show it; "" for none, which is how a broker before Kafka 2.8 answers."""
-    return str(topic_id).replace(str(Uuid(0, 0)), "")
+        places, first = [(topic, number) for number in partitions], OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        found = self.ask(lambda admin: comes(lambda: [_offsets(admin, places, first, self._timeout)], self._timeout))
+        return {partition: offset for (_, partition), offset in found[0].items()}
 
 
 def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[int, int]:
@@ -390,16 +374,25 @@ def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[in
                 consumer.list_topics(place.topic, timeout=each)
             raise
 
-    first, end = _answered(ask, seconds)
+    first, end = comes(ask, seconds)
     return int(first), int(end)
 
 
 def comes(look: Callable[[], T], seconds: float, pause_s: float = _LOOK_S) -> T:
-    """What a look-up says once it is true, or at the end of the time; looks again after a pause, in seconds."""
+    """What a look-up says once it is true, or at the end of the time.
+
+    It looks again after a pause, in seconds, while a topic is being made or changes its leader too: a broker tells of a
+    topic before it leads it, and whoever asks for its offsets then is told NOT_LEADER_OR_FOLLOWER.
+    """
     deadline = time.monotonic() + seconds
-    while not (seen := look()) and time.monotonic() <= deadline:
+    while True:
+        try:
+            if (seen := look()) or time.monotonic() > deadline:
+                return seen
+        except faults.FOREIGN as problem:
+            if not faults.means(problem, Meaning.PASSING) or time.monotonic() > deadline:
+                raise
         time.sleep(pause_s)
-    return seen
 
 
 def answer(future: Any, timeout: float) -> Any:
@@ -419,29 +412,13 @@ def answer(future: Any, timeout: float) -> Any:
         raise confluent_kafka.KafkaException(late) from None
 
 
-def _answered(ask: Callable[[], T], seconds: float) -> T:
-    """The answer to a look-up, asked again while a topic is being made or changes its leader.
-
-    A broker tells of a topic before it leads it: who asks for its offsets right after its creation is told
-    NOT_LEADER_OR_FOLLOWER.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return ask()
-        except faults.FOREIGN as problem:
-            if not faults.means(problem, Meaning.PASSING) or time.monotonic() > deadline:
-                raise
-        time.sleep(_LOOK_S)
-
-
-def _ends(
+def _offsets(
     admin: AdminClient,
-    places: list[TopicPartition],
-    isolation: IsolationLevel,
+    places: Iterable[tuple[str, int]],
+    which: OffsetSpec,
     timeout: float,
-    which: OffsetSpec | None = None,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[tuple[str, int], int]:
-    wanted: Any = dict.fromkeys(places, which or OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    wanted: Any = {TopicPartition(*place): which for place in places}
     answers = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout) if wanted else {}
     return {(place.topic, place.partition): answer(future, timeout).offset for place, future in answers.items()}

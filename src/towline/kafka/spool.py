@@ -58,9 +58,8 @@ class Spool:
         self._writer: Any = None
         #: Rows taken.
         self.rows = 0
-        #: Bytes in memory and on the disk; in_memory <= memory + one batch, on_disk <= disk.
-        self.in_memory = 0
-        self.on_disk = 0
+        #: Bytes in memory and on the disk; in_memory <= memory, on_disk <= disk.
+        self.in_memory = self.on_disk = 0
 
     @property
     def size(self) -> int:
@@ -85,7 +84,19 @@ class Spool:
         """
         for batch in batches:
             self.rows += batch.num_rows
-            self._add(batch)
+            if self._file is None and self.in_memory + batch.nbytes <= self._memory:
+                self._kept.append(batch)
+                self.in_memory += batch.nbytes
+                continue
+            self.on_disk += batch.nbytes
+            if self._disk is not None and self.on_disk > self._disk:
+                why = f"a batch needs more than {self._disk:,} bytes there"
+                raise full(why, "Raise spoolDiskBytes, or leave it out")
+            try:
+                self._write(batch)
+            except OSError as problem:
+                why = problem.strerror or str(problem)
+                raise full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -97,20 +108,6 @@ class Spool:
         It costs 0.3 us a row and is taken when it is asked for: most batches are never compared.
         """
         return sum(map(checksum, self)) % _MODULUS
-
-    def _add(self, batch: Any) -> None:
-        if self._file is None and self.in_memory + batch.nbytes <= self._memory:
-            self._kept.append(batch)
-            self.in_memory += batch.nbytes
-            return
-        if self._disk is not None and self.on_disk + batch.nbytes > self._disk:
-            raise full(f"a batch needs more than {self._disk:,} bytes there", "Raise spoolDiskBytes, or leave it out")
-        try:
-            self._write(batch)
-        except OSError as problem:
-            why = problem.strerror or str(problem)
-            raise full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
-        self.on_disk += batch.nbytes
 
     def _write(self, batch: Any) -> None:
         if self._file is None:
@@ -127,16 +124,7 @@ class Spool:
 
 
 def full(why: str, do: str) -> KafkaError:
-    """TL-K23: the rows of a batch find no room on the disk.
-
-    Args:
-        why: What is in the way.
-        do: What makes room.
-    """
-    return KafkaError(
-        "TL-K23",
-        FORMAT,
-        f"the rows of a batch do not fit into the spool on {tempfile.gettempdir()}: {why}",
-        f"{do}: a batch that is planned does not shrink. Later ones do, with maxBytesPerTrigger "
-        "(max_bytes_per_trigger in a bridge file) or maxOffsetsPerTrigger.",
-    )
+    """TL-K23: the rows of a batch find no room on the disk; `do` says what makes room."""
+    what = f"the rows of a batch do not fit into the spool on {tempfile.gettempdir()}: {why}"
+    later = "Later ones do, with maxBytesPerTrigger (max_bytes_per_trigger in a bridge file) or maxOffsetsPerTrigger."
+    return KafkaError("TL-K23", FORMAT, what, f"{do}: a batch that is planned does not shrink. {later}")

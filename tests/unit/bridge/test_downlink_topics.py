@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Uuid
@@ -20,7 +21,7 @@ from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
-from towline.kafka.admin import KafkaAdmin, id_text
+from towline.kafka.admin import KafkaAdmin
 from towline.kafka.topicids import keep_ids, remade
 
 PATTERN = GOOD.replace('from = "commands"', "from = { pattern = '^t\\.' }")
@@ -179,9 +180,13 @@ def test_an_unknown_id_is_no_other_one(kept: dict[str, str], now: dict[str, str]
     assert remade(kept, now) == sorted(name for name in both if kept[name] != now[name])
 
 
-def test_a_broker_without_ids_answers_with_zeros_and_a_note_that_is_torn_has_none(tmp_path: Path) -> None:
+def test_a_broker_without_ids_answers_with_zeros_and_a_note_that_is_torn_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kafka before 2.8 has no topic ids, and librdkafka shows 0 for that."""
-    assert (id_text(Uuid(0, 0)), id_text(Uuid(0, 1))) == ("", "AAAAAAAAAAAAAAAAAAAAAQ")
+    described = {name: SimpleNamespace(topic_id=Uuid(0, number)) for number, name in enumerate(["old", "new"])}
+    monkeypatch.setattr(KafkaAdmin, "described", lambda *_: described)
+    assert KafkaAdmin("k:9092").ids(["old", "new"]) == {"old": "", "new": "AAAAAAAAAAAAAAAAAAAAAQ"}
     logs = Checkpoint(str(tmp_path))
     keep_ids(logs, {"t": "A"})
     (tmp_path / "towline.topics").write_text("{")
