@@ -22,8 +22,8 @@ Values of our headers are UTF-8 text, so Spark SQL can write them too. Pure: no 
 
 from __future__ import annotations
 
+import io
 import re
-import struct
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +42,7 @@ _DETAIL_LIMIT: Final = 500
 #: varint for each length. And what a header needs beside name and value.
 FRAME, A_HEADER = 100, 10
 _NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
+_PLACE: Final = re.compile(r"(?P<name>[^ ]+) (?P<index>[0-9]{1,9})/(?P<count>[0-9]{1,9})")
 #: Longest name kept; Kafka's own limit is 249 (org.apache.kafka.common.internals.Topic), a wrong one may be longer.
 _NAME_LIMIT: Final = 1000
 
@@ -181,19 +182,19 @@ class Collector:
         ours = _known(found)
         if (chunk := ours.get(_CHUNK)) is None:
             return from_record(key, value, found)
-        name, _, place = chunk.partition(" ")
-        index, _, count = place.partition("/")
-        if not (name and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        place = _PLACE.fullmatch(chunk)
+        if place is None or not 1 <= int(place["index"]) <= int(place["count"]):
             raise ValueError(f'no dead letter: header "{_CHUNK}" is "{chunk}"')
-        if int(index) == 1:
+        name, index, count = place["name"], int(place["index"]), int(place["count"])
+        if index == 1:
             self.waiting[name] = []  # written again from the start: only the last attempt is whole
         pieces = self.waiting.setdefault(name, [])
         pieces.append(value or b"")
-        if int(index) != len(pieces):
+        if index != len(pieces):
             del self.waiting[name]
             self.left_out += len(pieces) - 1
             raise ValueError(f"chunk {index} of dead letter {name} does not follow chunk {len(pieces) - 1}")
-        if len(pieces) < int(count):
+        if index < count:
             return None
         del self.waiting[name]
         return _letter(ours, *unpack(b"".join(pieces)))
@@ -221,26 +222,16 @@ def _letter(ours: dict[str, str], key: bytes | None, value: bytes | None, header
     reason = ours.get(_REASON)
     if reason is None or reason not in set(Reason):
         raise ValueError(f'no dead letter: header "{_REASON}" is missing or unknown')
-    return DeadLetter(
-        Reason(reason),
-        ours.get(PREFIX + "topic"),
-        key,
-        value,
-        headers,
-        _number(ours, PREFIX + "partition"),
-        _number(ours, PREFIX + "timestamp"),
-        ours.get(PREFIX + "detail", ""),
-        ours.get(PREFIX + "source", ""),
-    )
+    topic, detail, source = (ours.get(PREFIX + name) for name in ("topic", "detail", "source"))
+    partition, timestamp = (_number(ours, PREFIX + name) for name in ("partition", "timestamp"))
+    return DeadLetter(Reason(reason), topic, key, value, headers, partition, timestamp, detail or "", source or "")
 
 
 def _number(ours: dict[str, str], name: str) -> int | None:
     text = ours.get(name)
-    if text is None:
-        return None
-    if not _NUMBER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
+    if text is not None and (not _NUMBER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63):
         raise ValueError(f'no dead letter: header "{name}" is no number of 64 bits')
-    return int(text)
+    return None if text is None else int(text)
 
 
 def record_bytes(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
@@ -249,17 +240,21 @@ def record_bytes(key: bytes | None, value: bytes | None, headers: Iterable[Heade
     return total + sum(len(name.encode()) + len(content or b"") + A_HEADER for name, content in headers)
 
 
-_LENGTH: Final = struct.Struct(">i")
-#: Stands for null, which is not the empty string.
-_NULL: Final = -1
+#: Bytes of the length before each field of a blob, a big-endian signed integer; and what stands for null, which is not
+#: the empty string.
+_LENGTH, _NULL = 4, -1
 
 
 def pack(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> bytes:
     """Key, value and headers as one blob: each a big-endian int32 length (-1: null) and its bytes."""
-    fields = [key, value]
+    parts = [key, value]
     for name, content in headers:
-        fields += [name.encode(), content]
-    return b"".join(_LENGTH.pack(_NULL if part is None else len(part)) + (part or b"") for part in fields)
+        parts += [name.encode(), content]
+    lengths = (_NULL if part is None else len(part) for part in parts)
+    return b"".join(
+        length.to_bytes(_LENGTH, "big", signed=True) + (part or b"")
+        for length, part in zip(lengths, parts, strict=True)
+    )
 
 
 def unpack(blob: bytes) -> tuple[bytes | None, bytes | None, tuple[Header, ...]]:
@@ -268,18 +263,14 @@ def unpack(blob: bytes) -> tuple[bytes | None, bytes | None, tuple[Header, ...]]
     Raises:
         ValueError: The blob is cut or was not packed here.
     """
-    fields: list[bytes | None] = []
-    at = 0
-    while at < len(blob):
-        if at + _LENGTH.size > len(blob):
+    stream, parts = io.BytesIO(blob), list[bytes | None]()
+    while head := stream.read(_LENGTH):
+        length = int.from_bytes(head, "big", signed=True)
+        part = stream.read(max(length, 0))
+        if len(head) < _LENGTH or length < _NULL or len(part) < length:
             raise ValueError("the blob of a dead letter is cut")
-        (length,) = _LENGTH.unpack_from(blob, at)
-        at += _LENGTH.size
-        if length < _NULL or at + max(length, 0) > len(blob):
-            raise ValueError("the blob of a dead letter is cut")
-        fields.append(None if length == _NULL else blob[at : at + length])
-        at += max(length, 0)
-    if len(fields) < 2 or len(fields) % 2:
+        parts.append(None if length == _NULL else part)
+    if len(parts) < 2 or len(parts) % 2:
         raise ValueError("the blob of a dead letter is cut")
-    names = [(name or b"").decode() for name in fields[2::2]]
-    return fields[0], fields[1], tuple(zip(names, fields[3::2], strict=True))
+    names = [(name or b"").decode() for name in parts[2::2]]
+    return parts[0], parts[1], tuple(zip(names, parts[3::2], strict=True))
