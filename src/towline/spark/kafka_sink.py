@@ -33,8 +33,7 @@ from towline.errors import ConfigError, JournalError, KafkaError, one_line
 from towline.guarantee import policy
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import Delivered, require_named_topics
-from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for
+from towline.kafka.delivery import BatchOrigin, Delivered, ExactlyOnce, batch_origin, delivery_for, require_named_topics
 from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.pace import WritePace

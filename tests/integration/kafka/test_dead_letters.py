@@ -16,7 +16,7 @@ from tests.integration.kafka.writing import QUERY, exactly_once
 from towline.errors import KafkaError
 from towline.kafka.columns import Columns
 from towline.kafka.deadletters import Collector, DeadLetter, Reason
-from towline.kafka.exactly_once import delivery_for
+from towline.kafka.delivery import delivery_for
 from towline.kafka.options import SinkSettings
 from towline.sinks import Task
 from towline_prove.devstack import Kafka

@@ -15,8 +15,7 @@ from tests.integration.kafka.reading import committed_count, numbers, records
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
 from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.delivery import Delivered, Delivery
-from towline.kafka.exactly_once import delivery_for
+from towline.kafka.delivery import Delivered, Delivery, delivery_for
 from towline.kafka.options import SinkSettings
 from towline.sinks import Task
 from towline_prove.devstack import Kafka

@@ -24,8 +24,7 @@ from tests.integration.kafka.writing import QUERY, account, committed, counted, 
 from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import Delivered
-from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, delivery_for
+from towline.kafka.delivery import BatchOrigin, Delivered, ExactlyOnce, delivery_for
 from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import Indefinite, Transactional, take

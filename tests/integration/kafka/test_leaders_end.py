@@ -15,7 +15,7 @@ from towline.bridge.deadletters import dlq
 from towline.errors import KafkaError
 from towline.kafka import markerstore
 from towline.kafka.admin import KafkaAdmin
-from towline.kafka.exactly_once import ExactlyOnce
+from towline.kafka.delivery import ExactlyOnce
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.sinks import Task

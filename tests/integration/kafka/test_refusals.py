@@ -19,8 +19,7 @@ from towline.kafka import screening
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Reason
-from towline.kafka.delivery import Delivered
-from towline.kafka.exactly_once import delivery_for
+from towline.kafka.delivery import Delivered, delivery_for
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import Transactional
 from towline.sinks import Task

@@ -25,7 +25,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.columns import ACCEPTED as KAFKA_COLUMNS
 from towline.kafka.columns import Columns
-from towline.kafka.exactly_once import BatchOrigin
+from towline.kafka.delivery import BatchOrigin
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
 from towline.spark.sink import ACCEPTED as MQTT_COLUMNS
 from towline.spark.sink import SinkColumns

@@ -15,8 +15,7 @@ from tests.integration.kafka.reading import records
 from tests.integration.kafka.writing import QUERY
 from towline.errors import KafkaError
 from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.delivery import Delivery
-from towline.kafka.exactly_once import BatchOrigin, delivery_for
+from towline.kafka.delivery import BatchOrigin, Delivery, delivery_for
 from towline.kafka.options import SinkSettings
 from towline.sinks import Task
 from towline_prove.devstack import Kafka

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
+from towline.kafka.delivery import BatchOrigin, ExactlyOnce
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
 

@@ -18,7 +18,7 @@ from tests.unit.bridge.uplink_model import STEPS, Message, ModelLine
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import SINK_NOTE
 from towline.guarantee import Guarantee
-from towline.kafka.exactly_once import BatchOrigin
+from towline.kafka.delivery import BatchOrigin
 from towline.kafka.markers import Marker
 from towline.spark import kafka_sink
 

@@ -20,7 +20,7 @@ from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, Uui
 from confluent_kafka import KafkaError as ClientError
 from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined]
 
-from towline.kafka import admin, delivery, exactly_once, markerstore, producers, screening
+from towline.kafka import admin, delivery, markerstore, producers, screening
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.options import SinkSettings
 
@@ -453,7 +453,7 @@ def kafka_in_memory() -> Iterator[MemoryKafka]:
     """Such a Kafka behind all modules of the sink, which know nothing of any other."""
     kafka = MemoryKafka()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (admin, delivery, exactly_once, markerstore, producers, screening):
+        for module in (admin, delivery, markerstore, producers, screening):
             patch.setattr(module, "time", kafka)
         patch.setattr(producers, "Producer", kafka.producer)
         patch.setattr(markerstore, "Consumer", kafka.consumer)

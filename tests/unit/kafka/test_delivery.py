@@ -14,8 +14,7 @@ from tests.unit.kafka import memory as kafka
 from tests.unit.kafka.memory import MemoryKafka, numbers
 from towline.errors import KafkaError
 from towline.kafka import producers
-from towline.kafka.delivery import Delivered, Delivery, require_named_topics
-from towline.kafka.exactly_once import delivery_for
+from towline.kafka.delivery import Delivered, Delivery, delivery_for, require_named_topics
 from towline.kafka.screening import require_topics
 from towline.sinks import Task
 

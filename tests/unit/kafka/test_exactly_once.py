@@ -18,8 +18,15 @@ from tests.unit.kafka.memory import Failure, Killed, MemoryKafka, kafka_in_memor
 from towline.errors import KafkaError
 from towline.guarantee import Guarantee
 from towline.kafka import screening
-from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered
-from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce, batch_origin, delivery_for
+from towline.kafka.delivery import (
+    AtLeastOnce,
+    AtMostOnce,
+    BatchOrigin,
+    Delivered,
+    ExactlyOnce,
+    batch_origin,
+    delivery_for,
+)
 from towline.kafka.markers import BEFORE_FIRST, Marker, MarkerStep, MarkerTotals, TaskRefusal
 from towline.kafka.markerstore import MarkerStore, set_markers
 from towline.sinks import Task

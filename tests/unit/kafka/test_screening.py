@@ -19,7 +19,7 @@ from towline.kafka import screening
 from towline.kafka.admin import ANY, TopicFacts
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record, to_record
-from towline.kafka.exactly_once import delivery_for
+from towline.kafka.delivery import delivery_for
 from towline.kafka.options import SinkSettings
 from towline.kafka.screening import Lessons, RecordCheck, RecordLimits, Refusal, fault_of
 from towline.sinks import Task

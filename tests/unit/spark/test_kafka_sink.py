@@ -12,8 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
-from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered
-from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
+from towline.kafka.delivery import AtLeastOnce, AtMostOnce, BatchOrigin, Delivered, ExactlyOnce
 from towline.kafka.markers import MarkerStep, MarkerTotals
 from towline.kafka.pace import WritePace
 from towline.spark import kafka_sink
