@@ -31,6 +31,7 @@ def sink(kafka: Kafka, topic: NewTopic) -> Iterator[ExactlyOnce]:
     KafkaAdmin(kafka.bootstrap).settled(made.settings.markers_of(name))
     yield made
     markerstore._ends.clear()
+    markerstore._consumers.clear()
 
 
 class Behind:
@@ -54,8 +55,9 @@ class Behind:
 
 
 def behind(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    real = markerstore._consumer
-    monkeypatch.setattr(markerstore, "_consumer", lambda settings: Behind(real(settings), more))
+    real = MarkerStore._consumer
+    markerstore._consumers.clear()
+    monkeypatch.setattr(MarkerStore, "_consumer", lambda store: Behind(real(store), more))
 
 
 def test_the_marker_is_read_when_the_partition_has_reached_the_leaders_end(

@@ -18,9 +18,9 @@ from tests.integration.kafka.test_sink import failure
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
-from towline.kafka import exactly_once as strategy
 from towline.kafka import markerstore, topicids
 from towline.kafka.admin import KafkaAdmin
+from towline.kafka.delivery import batch_origin
 from towline.kafka.topicids import SourceTopics, kept_ids
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
@@ -80,17 +80,14 @@ def test_a_marker_topic_made_anew_is_not_one_that_never_had_a_marker(
     """Batch 0 is in Kafka and not in Spark's commit log; without its marker it would be written a second time."""
     name = topic()
     settings = exactly_once(kafka.bootstrap, topic=name, sinkId=name).settings
-    monkeypatch.setattr(strategy, "_checked", set())  # as in the process that comes after a kill
     plan(tmp_path, 0, {"t": 3})
-    strategy.batch_origin(settings, str(tmp_path))
+    batch_origin(settings, str(tmp_path))
     exactly_once(kafka.bootstrap, topic=name, sinkId=name).deliver(Task(0, batch=0, query=QUERY), counted(0, 10))
-    monkeypatch.setattr(strategy, "_checked", set())
-    strategy.batch_origin(settings, str(tmp_path))
+    batch_origin(settings, str(tmp_path))
     make_anew(kafka, settings.markers_of(name), {"cleanup.policy": "compact"})
-    monkeypatch.setattr(strategy, "_checked", set())
     monkeypatch.setattr(markerstore, "_ends", {})  # the same process says TL-K27
     with pytest.raises(KafkaError, match=r"was deleted or lost it.*--to-batch -1.*TL-K10"):
-        strategy.batch_origin(settings, str(tmp_path))
+        batch_origin(settings, str(tmp_path))
 
 
 @pytest.mark.long
