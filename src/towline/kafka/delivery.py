@@ -103,12 +103,7 @@ class Delivered:
 
 
 class Delivery(ABC):
-    """How the rows of one task reach Kafka; picklable, made on the driver.
-
-    Args:
-        settings: The sink's settings.
-        columns: The columns bound to the query's schema.
-    """
+    """How the rows of one task reach Kafka, in columns bound to the query's schema; picklable, made on the driver."""
 
     def __init__(self, settings: SinkSettings, columns: Columns) -> None:
         self.settings = settings
@@ -324,11 +319,7 @@ class ExactlyOnce(Delivery):
         return store.mismatch(found, marker, first)
 
     def fence(self, query: str | None) -> None:
-        """End open transactions of this sink's tasks, dead or alive; never raises, and gives up soon.
-
-        Args:
-            query: The query's id; None if unknown.
-        """
+        """End open transactions of this sink's tasks, dead or alive; never raises, and gives up soon."""
         sink_id = self.settings.sink_id or query
         if sink_id is None:
             return

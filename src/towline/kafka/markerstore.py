@@ -243,7 +243,7 @@ class MarkerStore:
         """Write a marker in a transaction of its own; older producers of the partition are fenced before.
 
         Args:
-            partition: The partition.
+            partition: Of the sink.
             revise: Makes the marker, None to remove it; called when all that older producers wrote is decided [I9].
 
         Raises:

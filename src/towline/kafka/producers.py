@@ -72,11 +72,7 @@ class FailedRecord(NamedTuple):
 
 
 class KafkaProducer:
-    """A producer and its delivery reports. Not thread-safe: a Spark task is one thread.
-
-    Args:
-        settings: The sink's settings.
-        more: Further settings of librdkafka.
+    """A producer, with more settings of librdkafka than the sink's, and its delivery reports. Not thread-safe.
 
     Raises:
         ConfigError: A secret can't be read, or TLS material is unusable (TL-C45, TL-C46).
@@ -241,9 +237,10 @@ def clock(settings: SinkSettings, size: int, rate: float | None, longest: Callab
     """Longer time-outs for a transaction that would take more than half of its usual time; none for others.
 
     A batch that is planned does not shrink: one that takes longer than its transaction may would be aborted for ever.
+    A ``transaction.timeout.ms`` of the user's is the longest.
 
     Args:
-        settings: The sink's settings; a ``transaction.timeout.ms`` of the user's is the longest.
+        settings: The sink's settings.
         size: Bytes of its records.
         rate: Bytes that Kafka took in a second; None where nobody has seen it.
         longest: Asks for the longest transaction that the cluster allows, in ms.
@@ -486,10 +483,6 @@ class Starting:
 
     To start fences older producers and opens no transaction, so it may come as early as one likes. It takes as long as
     Spark takes to hand over the rows of a small batch.
-
-    Args:
-        settings: The sink's settings.
-        transactional_id: Whom it fences.
     """
 
     def __init__(self, settings: SinkSettings, transactional_id: str) -> None:

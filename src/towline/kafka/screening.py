@@ -48,12 +48,7 @@ _SPARE: Final = 1.1
 
 
 class Fault(NamedTuple):
-    """Why a record can't be written.
-
-    Attributes:
-        reason: In one word.
-        detail: In one line.
-    """
+    """Why a record can't be written, in one word and in one line."""
 
     reason: Reason
     detail: str
@@ -82,22 +77,14 @@ class RecordLimits(NamedTuple):
 
 
 def fault_of(record: Record, limits: RecordLimits) -> Fault | None:
-    """Why Kafka would refuse a record; None if it should not.
+    """Why Kafka would refuse a record, the arguments of ``produce``; None if it should not."""
+    facts = limits.topics.get(record[0])
+    return _no_topic(record[0], limits) if facts is None else next(_faults(record, facts, limits), None)
 
-    Args:
-        record: Arguments of ``produce``.
-        limits: What to compare it with.
-    """
-    topic = record[0]
+
+def _no_topic(topic: str | None, limits: RecordLimits) -> Fault:
     if topic is None:
         return Fault(Reason.TOPIC_ABSENT, "the record has no topic")
-    facts = limits.topics.get(topic)
-    if facts is None:
-        return _no_topic(topic, limits)
-    return next(_faults(record, facts, limits), None)
-
-
-def _no_topic(topic: str, limits: RecordLimits) -> Fault:
     if limits.reserves(topic):
         return RESERVED
     if not _LEGAL.fullmatch(topic) or topic in (".", ".."):
@@ -138,13 +125,7 @@ def _bytes(record: Record) -> int:
 
 
 class RecordCheck:
-    """Looks at the batches of one task before they are sent.
-
-    Args:
-        settings: The sink's settings.
-        columns: The columns that are written.
-        source: Who is named in dead letters.
-    """
+    """Looks at the batches of one task before they are sent; `source` is who is named in dead letters."""
 
     def __init__(self, settings: SinkSettings, columns: Columns, source: str) -> None:
         self._settings = settings
@@ -165,14 +146,19 @@ class RecordCheck:
     def look(self, batches: Iterable[Any]) -> None:
         """Ask Kafka about the topics of these batches; without a dead-letter topic every record is checked now.
 
-        Args:
-            batches: To be read twice.
-
         Raises:
             KafkaError: TL-K01 no answer; TL-K04, TL-K05 or TL-K06 for what can't be written; TL-K71, TL-K72 for a
                 dead-letter topic that does not keep every dead letter.
         """
-        self._limits = self._known({name for batch in batches for name in self._topics(batch)})
+        settings, client = self._settings, self._settings.client
+        named = {name for batch in batches for name in self._topics(batch) if not settings.reserves(name)}
+        required = {name for name in (settings.topic, settings.dead_letter_topic) if name}
+        topics = facts_of(settings, named | required)
+        if absent := required.difference(topics):
+            raise faults.missing(settings.servers, absent)
+        codec = client.get("compression.type", client.get("compression.codec", "none"))
+        of_codec, now_ms = None if codec == "none" else codec, int(time.time() * 1000)
+        self._limits = RecordLimits(topics, largest_message(client), of_codec, now_ms, settings.reserves)
         self._check_place()
         if self._settings.dead_letter_topic is None:
             for batch in batches:
@@ -201,17 +187,6 @@ class RecordCheck:
         """Bytes of a record as its topic's limit counts them."""
         size = _bytes(record)
         return min(size, _compressed(record, size, self._limits.codec))
-
-    def _known(self, named: set[str]) -> RecordLimits:
-        required = {name for name in (self._settings.topic, self._settings.dead_letter_topic) if name}
-        reserves = self._settings.reserves
-        topics = facts_of(self._settings, {name for name in named if not reserves(name)} | required)
-        if absent := required.difference(topics):
-            raise faults.missing(self._settings.servers, absent)
-        client = self._settings.client
-        codec = client.get("compression.type", client.get("compression.codec", "none"))
-        most = largest_message(client)
-        return RecordLimits(topics, most, None if codec == "none" else codec, int(time.time() * 1000), reserves)
 
     def _check_place(self) -> None:
         """Letters have the keys of their records, or none, and headers that must fit beside a part of them."""
@@ -386,11 +361,7 @@ class Refusal(NamedTuple):
 
 
 class Lessons:
-    """What a task learns from the records that Kafka refuses; from then on it is known in this process.
-
-    Args:
-        settings: The sink's settings.
-    """
+    """What a task learns from the records that Kafka refuses; from then on it is known in this process."""
 
     def __init__(self, settings: SinkSettings) -> None:
         self._settings = settings
@@ -408,12 +379,8 @@ class Lessons:
     def take(self, refusal: Refusal, told: KafkaError) -> None:
         """Learn from what was refused in an attempt: which records it were, or that this has to be found out.
 
-        Args:
-            refusal: What it was.
-            told: What to say if nothing new can be learned.
-
         Raises:
-            KafkaError: ``told``; TL-K29, there are too many kinds.
+            KafkaError: ``told``, if nothing new can be learned; TL-K29, there are too many kinds.
         """
         if self.unclear is not None:
             self.conclude(refusal)
