@@ -20,11 +20,12 @@ import socket
 import time
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaException, Producer
 
 from towline.errors import ConfigError, KafkaError, did_you_mean
+from towline.kafka import faults
 from towline.providers import check_provider, credential, secret_of
 from towline.threads import later
 
@@ -121,23 +122,16 @@ class PlainSecret(str):
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A password in a URL, as ``https://user:password@host``.
 _LOGIN_IN_URL: Final = re.compile(r"://[^/?#@\s]*:[^/?#@\s]+@")
-_NO_SUCH = "No such configuration property"
 _LISTED: Final = "https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"
 #: A secret file is a line, or a PEM key: 64 KiB is more than any of them.
 SECRET_FILE_LIMIT = 64 << 10
 
 
-def _quiet_logger() -> logging.Logger:
-    """Where librdkafka logs: kept off stderr, seen by whoever adds a handler to ``towline.librdkafka``."""
-    logger = logging.getLogger("towline.librdkafka")
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
-    logger.propagate = False
-    return logger
-
-
-#: Pass as ``logger`` to every client: ``log_level=0`` alone still prints fatal lines (reference: librdkafka 2.16).
-QUIET: Final = _quiet_logger()
+#: Pass as ``logger`` to every client: ``log_level=0`` alone still prints fatal lines (reference: librdkafka 2.16). What
+#: is logged is kept off stderr, and seen by whoever adds a handler.
+QUIET: Final = logging.getLogger("towline.librdkafka")
+QUIET.addHandler(logging.NullHandler())
+QUIET.propagate = False
 
 
 def file_property(name: str) -> str | None:
@@ -199,88 +193,78 @@ def check_client(
             TL-C45 a value that librdkafka does not take, TL-C42 no or impossible ``bootstrap.servers``, TL-C179 and
             TL-C180 a provider of tokens that is none, or none where one is needed.
     """
-    for name, value in client.items():
-        _check_name(name, where, prefix)
-        plain = not REFERENCE.fullmatch(value) if name in SECRETS else _LOGIN_IN_URL.search(REFERENCE.sub("", value))
-        if plain and not isinstance(value, PlainSecret):
-            raise ConfigError(
-                "TL-C44",
-                where,
-                f'option "{prefix}{name}" holds a secret in plain text, which Spark would show in its plans',
-                f"Name a file that holds it in {prefix}{name}.file, or write ${{NAME}} for an environment variable.",
-            )
-    _check_servers(client.get("bootstrap.servers", ""), where, prefix)
-    _check_tokens(client, where, prefix)
-    _probe(client, where, prefix, written)
-
-
-def _check_name(name: str, where: str, prefix: str) -> None:
-    if JAVAS.fullmatch(name):
-        what = f'option "{prefix}{name}" is a Java client\'s setting that Towline does not translate'
-        raise ConfigError("TL-C43", where, what, f"Write librdkafka's name, see {_LISTED}; or leave it out.")
-    if _OURS.fullmatch(name):
-        do = f"Name the function in {prefix}{PROVIDER}." if name == "oauth_cb" else "Leave it out."
-        raise ConfigError("TL-C43", where, f'option "{prefix}{name}" can not be set, Towline uses it itself', do)
-
-
-def _check_tokens(client: Mapping[str, str], where: str, prefix: str) -> None:
-    """See that OAUTHBEARER has one source of tokens: librdkafka starts without, and waits for one for ever."""
-    said = {name: value.strip().lower() for name, value in client.items()}
+    for code, what, do in _mistakes(client, prefix, written):
+        raise ConfigError(code, where, what, do)
     if PROVIDER in client:
         check_provider(client[PROVIDER], where)
-    others = said.get("sasl.oauthbearer.method") == "oidc", said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE
-    if (PROVIDER in client) + sum(others) == 1 if _mechanism(said) == "OAUTHBEARER" else PROVIDER not in client:
-        return
-    what = "OAUTHBEARER needs exactly one source of tokens, and no other mechanism has one"
-    provider = f"{prefix}{PROVIDER} = module:function, [kafka] token_provider in a bridge file"
-    do = f"Give {prefix}sasl.oauthbearer.method=oidc and its endpoint, or (AWS MSK IAM, Azure) {provider}."
-    raise ConfigError("TL-C180", where, f'"{prefix}sasl.mechanism": {what}', do)
 
 
-def _check_servers(servers: str, where: str, prefix: str) -> None:
-    option = f'option "{prefix}bootstrap.servers"'
+def _mistakes(client: Mapping[str, str], prefix: str, written: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """The code of each mistake, what is wrong and what to do."""
+    for name, value in client.items():
+        option = f'option "{prefix}{name}"'
+        if JAVAS.fullmatch(name):
+            what = f"{option} is a Java client's setting that Towline does not translate"
+            yield "TL-C43", what, f"Write librdkafka's name, see {_LISTED}; or leave it out."
+        if _OURS.fullmatch(name):
+            do = f"Name the function in {prefix}{PROVIDER}." if name == "oauth_cb" else "Leave it out."
+            yield "TL-C43", f"{option} can not be set, Towline uses it itself", do
+        plain = not REFERENCE.fullmatch(value) if name in SECRETS else _LOGIN_IN_URL.search(REFERENCE.sub("", value))
+        if plain and not isinstance(value, PlainSecret):
+            do = f"Name a file that holds it in {prefix}{name}.file, or write ${{NAME}} for an environment variable."
+            yield "TL-C44", f"{option} holds a secret in plain text, which Spark would show in its plans", do
+    servers, option = client.get("bootstrap.servers", ""), f'option "{prefix}bootstrap.servers"'
     for server in map(str.strip, servers.split(",")):
         host, _, port = server.rpartition("://")[2].rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
             what = f'"{server}" in {option} is not HOST:PORT' if servers.strip() else f"{option} is missing"
-            raise ConfigError("TL-C42", where, what, "Name one or more HOST:PORT, with commas between.")
+            yield "TL-C42", what, "Name one or more HOST:PORT, with commas between."
+    if _without_tokens(client):
+        provider = f"{prefix}{PROVIDER} = module:function, [kafka] token_provider in a bridge file"
+        what = "OAUTHBEARER needs exactly one source of tokens, and no other mechanism has one"
+        do = f"Give {prefix}sasl.oauthbearer.method=oidc and its endpoint, or (AWS MSK IAM, Azure) {provider}."
+        yield "TL-C180", f'"{prefix}sasl.mechanism": {what}', do
+    yield from _judged(client, prefix, written)
 
 
-def _probe(client: Mapping[str, str], where: str, prefix: str, written: Mapping[str, str]) -> None:
-    """Let librdkafka judge names and values: a producer without servers opens no connection and costs 1 ms."""
-    offered = {
-        file_property(name) or name: _stand_in(name, value) for name, value in client.items() if _can_probe(name)
-    }
+def _without_tokens(client: Mapping[str, str]) -> bool:
+    """Whether OAUTHBEARER has not one source of tokens: librdkafka starts without, and waits for one for ever."""
+    said = {name: value.strip().lower() for name, value in client.items()}
+    others = said.get("sasl.oauthbearer.method") == "oidc", said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE
+    return (PROVIDER in client) + sum(others) != 1 if _mechanism(said) == "OAUTHBEARER" else PROVIDER in client
+
+
+def _judged(client: Mapping[str, str], prefix: str, written: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Let librdkafka judge names and values: a producer without servers opens no connection and costs 1 ms.
+
+    Files and keys may exist on executors only, so TLS material is first loaded where it is used.
+    """
+    offered = {}
+    for name, value in client.items():
+        secret = file_property(name) or (name if name in SECRETS else None)
+        of_tls = name.startswith("ssl.") or (name.endswith(".pem") and not secret)
+        if not of_tls and name not in {"bootstrap.servers", PROVIDER}:
+            offered[secret or name] = "-" if secret or REFERENCE.search(value) else value
     what = _complaint(offered)
     if not what:
         return
     # Alone, the culprit makes the same complaint, and is named as the user wrote it.
     culprit = next((name for name, value in offered.items() if _complaint({name: value}) == what), "")
-    if what.startswith(_NO_SUCH):
+    if what.startswith("no such configuration property"):
         hint = did_you_mean(culprit, COMMON, f"See {_LISTED}.")
-        raise ConfigError("TL-C01", where, f'unknown option "{prefix}{culprit}"', hint.replace('n "', f'n "{prefix}'))
-    name = written.get(culprit, culprit)
-    subject = f'option "{prefix}{name}" = {offered[culprit]}' if culprit else "these options together"
-    raise ConfigError("TL-C45", where, f"Kafka's client does not take {subject}: {what}", "Change the value.")
+        yield "TL-C01", f'unknown option "{prefix}{culprit}"', hint.replace('n "', f'n "{prefix}')
+    else:
+        option = f'option "{prefix}{written.get(culprit, culprit)}" = {offered.get(culprit)}'
+        subject = option if culprit else "these options together"
+        yield "TL-C45", f"Kafka's client does not take {subject}: {what}", "Change the value."
 
 
 def _complaint(offered: Mapping[str, str]) -> str:
     try:
         Producer(dict(offered), logger=QUIET)
     except KafkaException as problem:
-        text: str = problem.args[0].str()
-        return " ".join(text.split()).rstrip(".").removeprefix("Failed to create producer: ")
+        return faults.reason(problem)
     return ""
-
-
-def _can_probe(name: str) -> bool:
-    # Files and keys may exist on executors only, so TLS material is first loaded where it is used.
-    ours = name in {"bootstrap.servers", PROVIDER}
-    return not ours and not name.startswith("ssl.") and (name in SECRETS or not name.endswith(".pem"))
-
-
-def _stand_in(name: str, value: str) -> str:
-    return "-" if name in SECRETS or file_property(name) or REFERENCE.search(value) else value
 
 
 def resolve(client: Mapping[str, str], where: str = "kafka") -> dict[str, Any]:
@@ -314,17 +298,10 @@ def _variable(name: str, where: str, reference: re.Match[str]) -> str:
     return value
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=_Closable)
-
-
 @contextlib.contextmanager
 def lent(
-    clients: dict[tuple[int, Any], C], key: object, make: Callable[[], C], healthy: Callable[[C], bool] = lambda _: True
-) -> Iterator[C]:
+    clients: dict[Any, Any], key: object, make: Callable[[], Any], healthy: Callable[[Any], bool] = lambda _: True
+) -> Iterator[Any]:
     """A client that belongs to the process, made when there is none to lend.
 
     One that is not healthy at the end, or whose block ends in an error, a KeyboardInterrupt and a stopped query too, is

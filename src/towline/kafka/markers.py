@@ -143,12 +143,9 @@ class Marker:
 
 
 class Mismatch(NamedTuple):
-    """Why nothing is written. ``{b}`` is the batch, ``{m}`` the marker's, ``{p}`` the partition.
+    """Why nothing is written: the error's code, what happened, and two ways out, to start anew and to go on.
 
-    Attributes:
-        code: Of the error.
-        what: What happened; ``{n}`` and ``{k}`` are the parallelism now and then.
-        do: Two ways out: one that starts anew, one that goes on.
+    ``{m}`` is the marker, ``{t}`` the task, ``{n}`` the parallelism now, ``{to}`` the batch before the task's.
     """
 
     code: str
@@ -172,52 +169,52 @@ class Situation(Enum):
     DONE = "done"
     MISSING = Mismatch(
         "TL-K10",
-        "batch {b} has no marker of the batch before it (partition {p}): the topic {topic} was deleted "
-        "or lost it, or this checkpoint wrote to another sink until now",
-        f"If batch {{b}} is not in Kafka, {_RESET_ALL} goes on and writes it; if it is, the same with "
-        "--to-batch {b} leaves it out.",
+        "batch {t.batch} has no marker of the batch before it (partition {t.partition}): the topic {topic} was "
+        "deleted or lost it, or this checkpoint wrote to another sink until now",
+        f"If batch {{t.batch}} is not in Kafka, {_RESET_ALL} goes on and writes it; if it is, the same with "
+        "--to-batch {t.batch} leaves it out.",
     )
     BEHIND = Mismatch(
         "TL-K11",
-        "the marker of partition {p} says batch {m}, Spark runs batch {b}: markers were lost, or batches {after} "
-        "to {before} were written by another sink, or left out in foreachBatch",
-        f"If batch {{b}} is not in Kafka, {_RESET} goes on and writes it; else start with a new "
+        "the marker of partition {t.partition} says batch {m.batch}, Spark runs batch {t.batch}: markers were lost, or "
+        "batches {after} to {to} were written by another sink, or left out in foreachBatch",
+        f"If batch {{t.batch}} is not in Kafka, {_RESET} goes on and writes it; else start with a new "
         f"checkpoint and {_ANEW}.",
     )
     AHEAD = Mismatch(
         "TL-K12",
-        "the marker of partition {p} says batch {m}, Spark runs batch {b} only: an older checkpoint was "
-        "restored, and skipping would lose new rows under old numbers",
-        f"Restore the newest checkpoint; or {_RESET} writes batches {{b}} to {{m}} again, doubling their rows.",
+        "the marker of partition {t.partition} says batch {m.batch}, Spark runs batch {t.batch} only: an older "
+        "checkpoint was restored, and skipping would lose new rows under old numbers",
+        f"Restore the newest checkpoint; or {_RESET} writes batches {{t.batch}} to {{m.batch}} again, doubling them.",
     )
     FOREIGN = Mismatch(
         "TL-K13",
-        "the marker of partition {p} belongs to query {writer}, this is query {me}: the checkpoint was "
-        "deleted, or two queries write as this sink",
+        "the marker of partition {t.partition} belongs to query {m.writer}, this is query {t.query}: the checkpoint "
+        "was deleted, or two queries write as this sink",
         f"Take {_ANEW}; or {_RESET} hands this sink over to this query, and its next batch is "
         "written whatever the other query wrote.",
     )
     RESCALED = Mismatch(
         "TL-K14",
-        "batch {m} was written with parallelism {k}, now it is {n}: partitions no longer match",
-        "Set parallelism back to {k}; or, when batch {m} is complete in Spark's commit log, "
-        "`towline kafka marker reset {command} --to-batch {m} --parallelism {n} --yes`.",
+        "batch {m.batch} was written with parallelism {m.parallelism}, now it is {n}: partitions no longer match",
+        "Set parallelism back to {m.parallelism}; or, when batch {m.batch} is complete in Spark's commit log, "
+        "`towline kafka marker reset {command} --to-batch {m.batch} --parallelism {n} --yes`.",
     )
     OTHER_OFFSETS = Mismatch(
         "TL-K15",
-        "batch {m} was written with other source offsets than the checkpoint has for it now: an "
+        "batch {m.batch} was written with other source offsets than the checkpoint has for it now: an "
         "older checkpoint was restored, and ran on",
         f"Restore the newest checkpoint; or {_RESET} goes on from this one, and rows between the two may be doubled.",
     )
     REFUSED = Mismatch(
         "TL-K17",
-        "batch {b} has more than {n} partitions (partition {rp} came), and parallelism is {n}",
+        "batch {t.batch} has more than {n} partitions (partition {m.refused.partition} came), and parallelism is {n}",
         "Leave parallelism out; or put .coalesce(1) before writeStream, or .repartition(N, key) with parallelism=N.",
     )
     TORN = Mismatch(
         "TL-K18",
-        "batch {b} is half written: partition {p} is in Kafka ({rows} rows), partition {rp} and others "
-        "were refused because parallelism was {k}",
+        "batch {t.batch} is half written: partition {t.partition} is in Kafka ({m.rows:,} rows), partition "
+        "{m.refused.partition} and others were refused because parallelism was {m.parallelism}",
         f"Start with a new checkpoint, {_ANEW} and a new topic; or "
         f"{_RESET} writes the whole batch, doubling those rows.",
     )

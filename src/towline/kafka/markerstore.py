@@ -77,24 +77,9 @@ class MarkerStore:
 
     def mismatch(self, found: Situation, marker: Marker | None, task: Task) -> KafkaError:
         """The error of a situation in which nothing is written: TL-K10 to TL-K18."""
-        batch = task.batch or 0
-        marker = marker or Marker(BEFORE_FIRST, 1, writer="unknown")
-        words = {
-            "b": batch,
-            "m": marker.batch,
-            "p": task.partition,
-            "n": self._settings.parallelism,
-            "k": marker.parallelism,
-            "rows": f"{marker.rows:,}",
-            "rp": "?" if marker.refused is None else marker.refused.partition,
-            "writer": marker.writer,
-            "me": task.query,
-            "after": marker.batch + 1,
-            "before": batch - 1,
-            "to": batch - 1,
-            "topic": self.topic,
-            "command": self.command,
-        }
+        marker, to = marker or Marker(BEFORE_FIRST, 1, writer="unknown"), (task.batch or 0) - 1
+        place: dict[str, Any] = {"topic": self.topic, "command": self.command, "n": self._settings.parallelism}
+        words = {**place, "m": marker, "t": task, "after": marker.batch + 1, "to": to}
         code, what, do = found.value
         return KafkaError(code, self._where, what.format(**words), do.format(**words))
 
