@@ -40,9 +40,8 @@ from towline.bridge.patterns import (
     kafka_name_problem,
     payload_path,
 )
-from towline.kafka.deadletters import Reason
+from towline.kafka.deadletters import INTERNAL, Reason, reserved
 from towline.kafka.properties import USER_PREFIX
-from towline.kafka.reserved import INTERNAL, reserved
 from towline.schema import OPTIONAL, ROW_SCHEMA
 
 #: Columns of a row beside those of the message: the number of its route, and what Spark has made of the route's SQL:

@@ -62,7 +62,7 @@ class Reason(StrEnum):
     TOPIC_ILLEGAL = "topic_illegal"
     #: Outside the list of topics the configuration allows.
     TOPIC_NOT_ALLOWED = "topic_not_allowed"
-    #: A name that no message may choose (`towline.kafka.reserved`).
+    #: A name that no message may choose (`reserved`).
     TOPIC_RESERVED = "topic_reserved"
     #: No topic at all.
     TOPIC_ABSENT = "topic_absent"
@@ -84,6 +84,27 @@ class Reason(StrEnum):
     TOO_MANY_PROPERTIES = "too_many_properties"
     #: MQTT can't carry the record (topic, size, properties): the way down.
     UNDELIVERABLE = "undeliverable"
+
+
+#: What names of topics begin with that are internal, by Kafka's custom.
+INTERNAL: Final = "__"
+#: How the name of a marker topic ends; it begins with the sink's prefix and a dot.
+MARKERS: Final = ".markers"
+
+
+def reserved(names: Iterable[str] = (), prefix: str = "towline") -> str:
+    """A regular expression, for Python's ``fullmatch`` and for Java, of topics that no message may choose.
+
+    A row's column ``topic``, or a bridge's template, often holds text of a device. It must not reach a marker topic,
+    where a record would be taken for a sink's memory, nor what is internal to Kafka (``__consumer_offsets``), nor, in a
+    bridge, a dead-letter topic, whose records are carried on later.
+
+    Args:
+        names: Further names, such as those of dead-letter topics.
+        prefix: What the marker topics of all sinks begin with (``transactionalIdPrefix``).
+    """
+    markers = f"{re.escape(prefix)}[.].*{re.escape(MARKERS)}"
+    return "|".join([f"{INTERNAL}.*", markers, *map(re.escape, sorted(set(names)))])
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError, TowlineError
 from towline.kafka import faults, producers, screening
-from towline.kafka.admin import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin, keep_ids, kept_ids, remade
 from towline.kafka.columns import Rows
 from towline.kafka.faults import KEPT, Meaning
 from towline.kafka.markers import ANYONE, BEFORE_FIRST, Marker, Situation, TaskRefusal, situation
@@ -38,7 +38,6 @@ from towline.kafka.options import FORMAT
 from towline.kafka.producers import Indefinite, Transactional
 from towline.kafka.screening import Lessons, RecordCheck, has_learned, require_topics
 from towline.kafka.spool import Spool
-from towline.kafka.topicids import keep_ids, kept_ids, remade
 from towline.sinks import Task
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee, policy
 from towline.kafka.clientconfig import check_client, translated
-from towline.kafka.reserved import reserved
+from towline.kafka.deadletters import reserved
 from towline.options import SPARKS, Format, OptionText, options_of, size, without_properties
 
 if TYPE_CHECKING:

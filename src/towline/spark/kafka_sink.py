@@ -31,6 +31,7 @@ from pyspark.sql.datasource import DataSource
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, JournalError, KafkaError, one_line
 from towline.guarantee import policy
+from towline.kafka.admin import SourceTopics
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import BatchOrigin, Delivered, ExactlyOnce, batch_origin, delivery_for, require_named_topics
@@ -38,7 +39,6 @@ from towline.kafka.markers import MarkerStep
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.pace import WritePace
 from towline.kafka.spool import full
-from towline.kafka.topicids import SourceTopics
 from towline.sinks import Task, check_append, column_types, lower_case
 from towline.spark.session import check_pyspark
 from towline.spark.tally import BatchResult, SinkNote, pace_of

@@ -18,10 +18,9 @@ from tests.integration.kafka.test_sink import failure
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
-from towline.kafka import markerstore, topicids
-from towline.kafka.admin import KafkaAdmin
+from towline.kafka import admin, markerstore
+from towline.kafka.admin import KafkaAdmin, SourceTopics, kept_ids
 from towline.kafka.delivery import batch_origin
-from towline.kafka.topicids import SourceTopics, kept_ids
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
 
@@ -67,7 +66,7 @@ def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: N
 def test_nothing_is_read_while_kafka_does_not_say_which_topic_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topicids, "KafkaAdmin", partial(KafkaAdmin, timeout=0.5))
+    monkeypatch.setattr(admin, "KafkaAdmin", partial(KafkaAdmin, timeout=0.5))
     plan(tmp_path, 0, {"t": 3})
     with pytest.raises(KafkaError, match="TL-K01"):
         SourceTopics({"bootstrap.servers": "127.0.0.1:1"}, str(tmp_path), 'line "x"', "").look()

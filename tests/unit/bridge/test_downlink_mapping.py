@@ -15,7 +15,7 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import begin_again
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError
-from towline.kafka.topicids import keep_ids
+from towline.kafka.admin import keep_ids
 
 # -- beginning again --
 

@@ -21,8 +21,7 @@ from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
-from towline.kafka.admin import KafkaAdmin
-from towline.kafka.topicids import keep_ids, remade
+from towline.kafka.admin import KafkaAdmin, keep_ids, remade
 
 PATTERN = GOOD.replace('from = "commands"', "from = { pattern = '^t\\.' }")
 GO_ON = PATTERN + 'on_data_loss = "go_on"\n'

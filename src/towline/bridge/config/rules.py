@@ -28,7 +28,7 @@ from towline.bridge.patterns import Pattern, Template, allowed, column_of, kafka
 from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ShareWay
 from towline.guarantee import Guarantee, conf_problem, policy, promise_problem, qos_problem, sharing_problem
-from towline.kafka.reserved import reserved
+from towline.kafka.deadletters import reserved
 from towline.mqtt.filters import common
 from towline.mqtt.rules import filter_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA

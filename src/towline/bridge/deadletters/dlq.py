@@ -24,11 +24,10 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from towline.bridge.lines.identity import Identity, former_topics
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
-from towline.kafka.admin import KafkaAdmin, watermarks
+from towline.kafka.admin import KafkaAdmin, remade, watermarks
 from towline.kafka.clientconfig import QUIET, resolve
 from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header
 from towline.kafka.markerstore import READER
-from towline.kafka.topicids import remade
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge

@@ -34,11 +34,10 @@ from towline.errors import KafkaError
 from towline.kafka.admin import KafkaAdmin
 from towline.kafka.clientconfig import largest_message
 from towline.kafka.columns import Rows
-from towline.kafka.deadletters import DeadLetter, Reason
+from towline.kafka.deadletters import DeadLetter, Reason, reserved
 from towline.kafka.options import SinkSettings
 from towline.kafka.producers import Indefinite, take
 from towline.kafka.properties import TRACE_CONTEXT, user_property
-from towline.kafka.reserved import reserved
 from towline.kafka.screening import RecordLimits, fault_of
 from towline.schema import ROW_SCHEMA
 

@@ -41,9 +41,8 @@ from towline.bridge.routes import REJECT, WHERE
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.gateway.access import Access
-from towline.kafka.admin import KafkaAdmin
+from towline.kafka.admin import KafkaAdmin, keep_ids, kept_ids, made_anew, remade
 from towline.kafka.options import SinkSettings
-from towline.kafka.topicids import keep_ids, kept_ids, made_anew, remade
 
 if TYPE_CHECKING:
     from pathlib import Path

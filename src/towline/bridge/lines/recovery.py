@@ -27,7 +27,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
 from towline.gateway.identity import MISMATCHES, is_other
 from towline.guarantee import Guarantee, policy
-from towline.kafka.topicids import kept_ids
+from towline.kafka.admin import kept_ids
 from towline.spark.offsets import places_at
 
 if TYPE_CHECKING:
