@@ -86,14 +86,12 @@ class TopicFacts:
     @classmethod
     def of(cls, partitions: int, config: Mapping[str, str | None]) -> TopicFacts:
         """From what ``describe_configs`` says; empty if nothing."""
-        own_time = config.get("message.timestamp.type") == "LogAppendTime"
-        return cls(
-            partitions,
-            least(_limit(config.get("max.message.bytes")), _limit(config.get("segment.bytes"))),
-            None if own_time else _limit(config.get("message.timestamp.after.max.ms")),
-            None if own_time else _limit(config.get("message.timestamp.before.max.ms")),
-            config.get("cleanup.policy") or "",
-        )
+        limits = {name: int(text) for name, text in config.items() if text and text.isdecimal()}
+        after, before = (limits.get(f"message.timestamp.{side}.max.ms") for side in ("after", "before"))
+        if config.get("message.timestamp.type") == "LogAppendTime":
+            after = before = None
+        size = least(limits.get("max.message.bytes"), limits.get("segment.bytes"))
+        return cls(partitions, size, after, before, config.get("cleanup.policy") or "")
 
     def narrowed(self, other: TopicFacts) -> TopicFacts:
         """What is taken by this and by another."""
@@ -114,10 +112,6 @@ ANY: Final = TopicFacts(1 << 31)
 def least(*limits: int | None) -> int | None:
     """The lowest limit of those that there are."""
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _limit(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
 
 
 class KafkaAdmin:

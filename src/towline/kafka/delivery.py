@@ -23,6 +23,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -293,7 +294,7 @@ class ExactlyOnce(Delivery):
         starting = producers.Starting(self.settings, self.settings.transactional_id(name, task.partition))
         with starting, Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
             spool.fill(batches)
-            return _Batch(self, task, store, spool, starting).persist()
+            return _Batch(self, task, store, spool, starting, Lessons(self.settings), self.origin.rate).persist()
 
     def situation(self, marker: Marker | None, task: Task) -> Situation:
         """What the last marker of a task's partition says."""
@@ -330,17 +331,23 @@ class ExactlyOnce(Delivery):
                 return  # Kafka is away: the time-out of the transaction ends it
 
 
+@dataclass
 class _Batch:
-    """The rows of one task on their way into Kafka: attempt after attempt, each with a producer of its own."""
+    """The rows of one task on their way into Kafka: attempt after attempt, each with a producer of its own.
 
-    def __init__(
-        self, sink: ExactlyOnce, task: Task, store: MarkerStore, spool: Spool, starting: producers.Starting
-    ) -> None:
-        self._sink, self._settings = sink, sink.settings
-        self._task, self._store, self._spool, self._starting = task, store, spool, starting
-        self._lessons = Lessons(self._settings)
-        #: Bytes that Kafka took in a second; None where nobody has seen it.
-        self._rate = sink.origin.rate
+    Attributes:
+        sink, task, store, spool, starting: Who writes, for whom; where its marker is, its rows and its first producer.
+        lessons: What Kafka's refusals told.
+        rate: Bytes that Kafka took in a second; None where nobody has seen it.
+    """
+
+    sink: ExactlyOnce
+    task: Task
+    store: MarkerStore
+    spool: Spool
+    starting: producers.Starting
+    lessons: Lessons
+    rate: float | None
 
     def persist(self) -> Delivered:
         """Write, as long as errors are of the kind that passes."""
@@ -350,27 +357,27 @@ class _Batch:
                 return self._attempt()
             except Indefinite as problem:
                 if problem.refusal is not None:
-                    self._lessons.take(problem.refusal, problem.told)
+                    self.lessons.take(problem.refusal, problem.told)
                     continue
-                before, former, tries_left = self._longer(), self._rate, tries_left - (problem.rate is None)
+                before, former, tries_left = self._longer(), self.rate, tries_left - (problem.rate is None)
                 if problem.rate is not None:  # a quota lets a burst pass first, so it may be less
-                    self._rate = min(problem.rate, former or problem.rate) / 2
-                if not tries_left or (self._rate != former and self._longer() == before):
+                    self.rate = min(problem.rate, former or problem.rate) / 2
+                if not tries_left or (self.rate != former and self._longer() == before):
                     raise problem.told from None
-                screening.forget(self._settings)
+                screening.forget(self.sink.settings)
 
     def _attempt(self) -> Delivered:
-        if self._lessons.unclear is not None:
+        if self.lessons.unclear is not None:
             self._probe(self._looked())
-        screen, task = self._looked(), self._task
+        screen, task = self._looked(), self.task
         if task.batch is not None:
-            self._store.ensure()
+            self.store.ensure()
         producer = self._producer(screen)
         try:
             if task.batch is None:  # a batch query: nothing can be skipped
                 return self._write(producer, screen, None)
-            marker = self._store.read(task.partition)
-            found = self._sink.situation(marker, task)
+            marker = self.store.read(task.partition)
+            found = self.sink.situation(marker, task)
             return self._write(producer, screen, marker) if found is Situation.WRITE else self._skip(found, marker)
         except BaseException:
             # Also for KeyboardInterrupt and a stopped query: an open transaction would hold back every reader.
@@ -378,86 +385,88 @@ class _Batch:
             raise
 
     def _paced(self) -> SinkSettings:
-        return self._settings if self._rate is None else self._settings.in_requests_of(self._rate)
+        return self.sink.settings if self.rate is None else self.sink.settings.in_requests_of(self.rate)
 
     def _looked(self) -> RecordCheck:
-        screen = RecordCheck(self._paced(), self._sink.columns, self._store.sink_id)
-        screen.look(self._spool)
+        screen = RecordCheck(self._paced(), self.sink.columns, self.store.sink_id)
+        screen.look(self.spool)
         return screen
 
-    def _longer(self) -> dict[str, str]:
-        settings = self._settings
-        return producers.clock(settings, self._spool.size, self._rate, lambda: producers.longest_ms(settings))
+    def _longer(self, most: int | None = None) -> dict[str, str]:
+        settings = self.sink.settings
+        longest = partial(producers.longest_ms, settings) if most is None else lambda: most
+        return producers.clock(settings, self.spool.size, self.rate, longest)
 
     def _producer(self, screen: RecordCheck) -> Transactional:
-        requests = dict(self._paced().client.items() - self._settings.client.items())
-        longer = self._longer()
+        requests = dict(self._paced().client.items() - self.sink.settings.client.items())
+        most: int | None = None
         while True:
+            longer = self._longer(most)
             try:
-                return self._starting.take({**requests, **screen.fitting(), **longer})
+                return self.starting.take({**requests, **screen.fitting(), **longer})
             except KafkaError as problem:
                 if not longer or problem.code != "TL-K20":
                     raise
-                longer = producers.halved(self._settings, longer)  # the cluster allows no longer one
+                most = int(longer[producers.MESSAGE_TIMEOUT]) // 2  # the cluster allows no longer one
 
     def _probe(self, screen: RecordCheck) -> None:
         """Send the unclear topic one record a request, up to the first that it refuses; nothing is committed.
 
         In one partition, so that they go in order: of too large ones the smallest comes first, else those without key.
         """
-        assert self._lessons.unclear is not None, "there was a refusal"
-        topic = self._lessons.unclear.topic
+        assert self.lessons.unclear is not None, "there was a refusal"
+        topic = self.lessons.unclear.topic
 
         def records(*, keyed: bool) -> Iterator[Record]:
-            rows = (one for batch in self._spool for one in screen.rows(batch).records if one[0] == topic)
+            rows = (one for batch in self.spool for one in screen.rows(batch).records if one[0] == topic)
             return ((*one[:3], 0, *one[4:]) for one in rows if (one[2] is not None) is keyed)
 
         ordered = chain(records(keyed=False), records(keyed=True))
-        if self._lessons.large:
+        if self.lessons.large:
             sized = {screen.size(one): one for one in ordered}
             ordered = chain(sized[size] for size in sorted(sized))
-        producer = self._starting.take({**screen.fitting(), "batch.num.messages": "1"})
+        producer = self.starting.take({**screen.fitting(), "batch.num.messages": "1"})
         try:
             producer.begin()
-            alone = self._lessons.alone(ordered, screen.size, producer)
+            alone = self.lessons.alone(ordered, screen.size, producer)
             with suppress(Indefinite, *faults.FOREIGN):  # from the first refusal on
                 producer.write(Rows(0, 0, frozenset({topic}), alone))
-                producer.flush(self._settings.timeout_s, to_failure=True)
-            self._lessons.conclude(producer.refusal)
+                producer.flush(self.sink.settings.timeout_s, to_failure=True)
+            self.lessons.conclude(producer.refusal)
         finally:
             producer.close()
 
     def _skip(self, found: Situation, marker: Marker | None) -> Delivered:
         """The batch is in Kafka: say what was written then; TL-K10 to TL-K18 where it can't be told."""
         if found is not Situation.DONE or marker is None:
-            raise self._store.mismatch(found, marker, self._task)
+            raise self.store.mismatch(found, marker, self.task)
         # `situation` has found the two hashes equal if both are there.
-        same_offsets = marker.offsets is not None and marker.batch in self._sink.origin.hashes
-        by_hand, spool = marker.writer == ANYONE, self._spool  # a person's stands for rows that nobody counted
-        if self._settings.verifies(same_offsets=same_offsets) and not by_hand:
+        same_offsets = marker.offsets is not None and marker.batch in self.sink.origin.hashes
+        by_hand, spool = marker.writer == ANYONE, self.spool  # a person's stands for rows that nobody counted
+        if self.sink.settings.verifies(same_offsets=same_offsets) and not by_hand:
             crc = marker.crc  # none where its writer had no use for one
             if spool.rows != marker.rows or (crc is not None and crc != spool.crc()):
-                raise self._store.changed(marker, spool.rows, self._task)
+                raise self.store.changed(marker, spool.rows, self.task)
         done, dead, marks = marker.rows - marker.dead_lettered, marker.dead_lettered, marker.step(known=not by_hand)
         return Delivered(done, 0, dead_lettered=dead, skipped=True, by_hand=by_hand, marks=marks)
 
     def _write(self, producer: Transactional, screen: RecordCheck, before: Marker | None) -> Delivered:
         rows = size = 0
-        task, hashes, marks = self._task, self._sink.origin.hashes, None
+        task, hashes, marks = self.task, self.sink.origin.hashes, None
         # The checksum is for a replay to be compared with; it is taken before the transaction is open.
-        compared = task.batch is not None and self._settings.verifies(same_offsets=task.batch in hashes)
-        crc = self._spool.crc() if compared else None
+        compared = task.batch is not None and self.sink.settings.verifies(same_offsets=task.batch in hashes)
+        crc = self.spool.crc() if compared else None
         begun = time.perf_counter()
         producer.begin()
-        for batch in self._spool:
+        for batch in self.spool:
             converted = screen.rows(batch)
             producer.write(converted)
             rows, size = rows + converted.size, size + converted.bytes
         dead = screen.dead_letters
         if task.batch is not None:
-            parallelism, writer, offsets = self._settings.parallelism, task.query or ANYONE, hashes.get(task.batch)
+            parallelism, writer, offsets = self.sink.settings.parallelism, task.query or ANYONE, hashes.get(task.batch)
             marker = Marker(task.batch, parallelism, rows, crc, writer, offsets, dead).following(before)
-            producer.mark(self._store.topic, task.partition, self._store.key(task.partition), marker)
+            producer.mark(self.store.topic, task.partition, self.store.key(task.partition), marker)
             marks = marker.step(known=before is not None and before.writer != ANYONE)
         producer.commit()
         took = time.perf_counter() - begun

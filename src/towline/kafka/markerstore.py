@@ -251,7 +251,7 @@ def set_markers(settings: SinkSettings, sink_id: str, batch: int | None) -> dict
     """Set the marker of every partition of a sink by hand; a query that still runs is fenced, and stops.
 
     Args:
-        settings: The sink's settings; ``parallelism`` says how many partitions it has from now on.
+        settings: Their ``parallelism`` says how many partitions the sink has from now on.
         sink_id: The sink.
         batch: The batch that is to count as written; -1 for "none yet"; None to remove the markers.
 

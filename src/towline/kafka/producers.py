@@ -59,7 +59,7 @@ _TRUSTED: Final = 4 << 20
 #: A transaction has so many times as long as its records take by the rate last seen, beside its usual time.
 _SPARE: Final = 1.5
 _CLOCK: Final = "transaction.timeout.ms"
-_MESSAGE: Final = "message.timeout.ms"
+MESSAGE_TIMEOUT: Final = "message.timeout.ms"
 #: What every producer is told beside the sink's settings.
 OWN: Final[Mapping[str, Any]] = MappingProxyType({"delivery.report.only.error": True})
 
@@ -160,7 +160,7 @@ class KafkaProducer:
                 continue
             except faults.FOREIGN as problem:
                 raise self._refused(record, problem) from None
-        raise QueueStuck
+        raise QueueStuck("Kafka takes records too slowly, or not at all")
 
     def _refused(self, record: Record, problem: BaseException) -> Exception:
         """A record the client refuses is a KafkaError; a client that can do nothing any more speaks for itself."""
@@ -213,9 +213,6 @@ def _without_collector() -> Iterator[None]:
 class QueueStuck(Exception):
     """The queue stayed full for longer than the delivery timeout, or records failed meanwhile."""
 
-    def __str__(self) -> str:
-        return "Kafka takes records too slowly, or not at all"
-
 
 #: Process id, guarantee and unresolved configuration -> client.
 _clients: Final[dict[tuple[int, Any], KafkaProducer]] = {}
@@ -245,19 +242,12 @@ def clock(settings: SinkSettings, size: int, rate: float | None, longest: Callab
         rate: Bytes that Kafka took in a second; None where nobody has seen it.
         longest: Asks for the longest transaction that the cluster allows, in ms.
     """
-    usual = int(settings.client[_MESSAGE])
+    usual, own = int(settings.client[MESSAGE_TIMEOUT]), int(settings.client[_CLOCK])
     takes = 1000 * size / (rate or _TRUSTED)
     if takes <= usual / 2:
         return {}
-    own = int(settings.client[_CLOCK])
-    needed = min(own if own > usual else longest(), int(usual + _SPARE * takes))
-    return {_CLOCK: str(max(own, needed)), _MESSAGE: str(needed)} if needed > usual else {}
-
-
-def halved(settings: SinkSettings, longer: Mapping[str, str]) -> dict[str, str]:
-    """Half of what `clock` has said, where the cluster did not allow that; none if that is no more than usual."""
-    needed = int(longer[_MESSAGE]) // 2
-    return {_CLOCK: str(needed), _MESSAGE: str(needed)} if needed > int(settings.client[_CLOCK]) else {}
+    needed = min(int(usual + _SPARE * takes), longest(), *([own] if own > usual else []))
+    return {_CLOCK: str(max(own, needed)), MESSAGE_TIMEOUT: str(needed)} if needed > usual else {}
 
 
 #: Bootstrap servers -> the longest transaction that they allow, in ms; of this process.

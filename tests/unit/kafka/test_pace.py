@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from towline.kafka.options import SinkSettings
 from towline.kafka.pace import FIRST, GROWTH, LATENCY_S, LEAST, BatchLimit, WritePace, batch_bytes
-from towline.kafka.producers import clock, halved
+from towline.kafka.producers import clock
 
 BUDGET_S = 15.0
 FULL = 64 << 20
@@ -117,14 +117,6 @@ def test_a_transaction_is_lengthened_only_where_it_must_be() -> None:
     assert allowed_s(40_000, 6_000_000, 200_000) == 200.0
     assert allowed_s(40_000, 6_000_000, 60_000) is None
     assert allowed_s(40_000, 6_000_000, transaction__timeout__ms="120000") == 120.0, "what the user said is the most"
-
-
-def test_where_the_cluster_allows_less_half_of_it_is_tried() -> None:
-    longer = clock(settings(), 1 << 30, None, lambda: 900_000)
-    tried = []
-    while longer := halved(settings(), longer):
-        tried.append(longer["transaction.timeout.ms"])
-    assert tried == ["222000", "111000"]
 
 
 def test_a_slow_kafka_is_sent_smaller_requests() -> None:
