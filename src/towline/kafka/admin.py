@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import NewTopic
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import KafkaError
 from towline.kafka import faults
-from towline.kafka.clientconfig import QUIET, resolve
+from towline.kafka.clientconfig import connect
 from towline.kafka.faults import LastWord, Meaning
 
 if TYPE_CHECKING:
@@ -176,11 +176,7 @@ class KafkaAdmin:
 
     def _connected(self) -> AdminClient:
         self._last.why = ""
-        options: dict[str, Any] = {**_PATIENCE, **resolve(self._client), "error_cb": self._last.note}
-        try:
-            return AdminClient(options, logger=QUIET)
-        except faults.FOREIGN as problem:
-            raise faults.unusable("kafka", problem) from None
+        return connect(AdminClient, {**_PATIENCE, **self._client}, {"error_cb": self._last.note})
 
     def answers(self) -> None:
         """Ask whether it is there, by the brokers' addresses that all clients are told to come to."""

@@ -20,7 +20,7 @@ import socket
 import time
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
@@ -31,6 +31,8 @@ from towline.threads import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+T = TypeVar("T")
 
 #: Properties whose value is a secret: plain text is refused, since it would stand in Spark's plans.
 SECRETS: Final = frozenset(
@@ -296,6 +298,19 @@ def _variable(name: str, where: str, reference: re.Match[str]) -> str:
         do = "Set it for Spark's workers (on a cluster: spark.executorEnv), or use a file."
         raise ConfigError("TL-C46", where, f"{what}{socket.gethostname()}", do)
     return value
+
+
+def connect(kind: Callable[..., T], client: Mapping[str, str], more: Mapping[str, Any], where: str = "kafka") -> T:
+    """A client of librdkafka's: its class, its configuration, unresolved, and what it is told beside that.
+
+    Raises:
+        ConfigError, KafkaError: As `resolve`; TL-C45, it can't be made of this here, mostly for TLS files.
+    """
+    try:
+        return kind({**resolve(client, where), **more}, logger=QUIET)
+    except faults.FOREIGN as problem:
+        what = f"Kafka's client can not be set up: {faults.reason(problem)}"
+        raise ConfigError("TL-C45", where, what, "Correct the options.") from None
 
 
 @contextlib.contextmanager

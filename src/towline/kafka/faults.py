@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import confluent_kafka
 
-from towline.errors import ConfigError, KafkaError
+from towline.errors import KafkaError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -130,11 +130,6 @@ SILENCE: Final = frozenset({"TL-K01", "TL-K02"})
 def gave_up(servers: str, problem: BaseException) -> KafkaError:
     """TL-K07: a fatal error of the client."""
     return KafkaError("TL-K07", servers, f"Kafka's client gave up: {reason(problem)}", KEPT)
-
-
-def unusable(where: str, problem: BaseException) -> ConfigError:
-    """TL-C45: a client can't be made of this configuration here, mostly for TLS files."""
-    return ConfigError("TL-C45", where, f"Kafka's client can not be set up: {reason(problem)}", "Correct the options.")
 
 
 def unreachable(servers: str, seconds: float, why: str, *, rows: bool = False) -> KafkaError:

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from towline.errors import KafkaError
 from towline.kafka import faults, producers, screening
 from towline.kafka.admin import KafkaAdmin, comes, watermarks
-from towline.kafka.clientconfig import QUIET, lent, resolve
+from towline.kafka.clientconfig import connect, lent
 from towline.kafka.markers import BEFORE_FIRST, Marker
 from towline.kafka.options import FORMAT
 from towline.kafka.producers import Indefinite
@@ -155,12 +155,8 @@ class MarkerStore:
 
     def _consumer(self) -> Any:
         """A reader of markers; it joins no group and commits nothing."""
-        group, ignored = f"towline-{uuid.uuid4()}", lambda _error: None
-        config = {**resolve(self._settings.client, FORMAT), **READER, "group.id": group, "error_cb": ignored}
-        try:
-            return Consumer(config, logger=QUIET)
-        except faults.FOREIGN as problem:
-            raise faults.unusable(FORMAT, problem) from None
+        own = {**READER, "group.id": f"towline-{uuid.uuid4()}", "error_cb": lambda _error: None}
+        return connect(Consumer, self._settings.client, own, FORMAT)
 
     def _last(self, consumer: Any, place: TopicPartition) -> bytes | None:
         """Value of the last record with our key, looking ever further back from the last stable offset."""

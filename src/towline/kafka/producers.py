@@ -24,7 +24,7 @@ from confluent_kafka import KafkaException, Producer
 from towline.errors import KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import LONGEST_MS, KafkaAdmin
-from towline.kafka.clientconfig import QUIET, largest_message, lent, resolve
+from towline.kafka.clientconfig import connect, largest_message, lent
 from towline.kafka.columns import Rows
 from towline.kafka.faults import KEPT, LastWord, Meaning, TransactionVerdict
 from towline.kafka.options import FORMAT
@@ -85,17 +85,8 @@ class KafkaProducer:
         #: When nothing is waited for any more.
         self.ends = float("inf")
         self.reset()
-        config: dict[str, Any] = {
-            **resolve(settings.client, FORMAT),
-            **more,
-            **OWN,
-            "on_delivery": self._report,
-            "error_cb": self.last.note,
-        }
-        try:
-            self._producer = Producer(config, logger=QUIET)
-        except faults.FOREIGN as problem:
-            raise faults.unusable(FORMAT, problem) from None
+        own = {**more, **OWN, "on_delivery": self._report, "error_cb": self.last.note}
+        self._producer = connect(Producer, settings.client, own, FORMAT)
 
     def reset(self) -> None:
         """Forget the reports of an earlier task."""

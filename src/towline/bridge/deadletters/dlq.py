@@ -25,7 +25,7 @@ from towline.bridge.lines.identity import Identity, former_topics
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import KafkaAdmin, remade, watermarks
-from towline.kafka.clientconfig import QUIET, resolve
+from towline.kafka.clientconfig import connect
 from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header
 from towline.kafka.markerstore import READER
 
@@ -264,14 +264,13 @@ class DeadLetterTopic:
 
     def _consumer(self, isolation: str = "read_committed") -> Any:
         """Reads from the leader: a mark that is not read yet would have its dead letters replayed again."""
-        settings: dict[str, Any] = {
-            **resolve(self.client),
+        own: dict[str, Any] = {
             **READER,
             "fetch.wait.max.ms": 500,  # a transaction of another may be waited for, for a minute
             "group.id": f"towline.dlq.{self.topic}",  # the client demands one; nothing is ever committed to it
             "isolation.level": isolation,  # ListOffsets has it too: the end is the last stable offset, or the very end
         }
-        return Consumer(settings, logger=QUIET)
+        return connect(Consumer, self.client, own)
 
 
 def _mark_of(record: _Record) -> bytes | None:
