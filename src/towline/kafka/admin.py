@@ -48,7 +48,7 @@ class ClusterInfo:
     """What a cluster says about itself.
 
     Attributes:
-        cluster_id: Kafka's id of the cluster; None from very old brokers.
+        cluster_id: None from very old brokers.
         brokers: ``host:port`` of each broker, by id.
         topics: Partitions of each topic this user may see; internal ones (``__...``) included.
     """
@@ -120,15 +120,13 @@ class KafkaAdmin:
     A name of a topic is looked up in the cluster's whole list, or described, so nothing is created.
 
     Args:
-        client: Bootstrap servers, or a whole client configuration: librdkafka's names without a prefix; secrets as
-            ``sasl.password.file`` or ``${NAME}`` (`towline.kafka.clientconfig`), as the sink takes them after
-            ``kafka.``.
+        client: Bootstrap servers, or a whole client configuration, unresolved (`towline.kafka.clientconfig`).
         timeout: Seconds to wait at most for each answer.
 
     Raises:
-        KafkaError: By every question: TL-K01: no server answered; says which and why (refused, unknown host,
+        KafkaError: By every question: TL-K01, no server answered; says which and why (refused, unknown host,
             authentication).
-        ConfigError: By every question: the configuration is impossible.
+        ConfigError: By every question: as `connect`.
     """
 
     def __init__(self, client: str | Mapping[str, str], timeout: float = 10.0) -> None:
@@ -350,7 +348,7 @@ def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[in
 
     Args:
         consumer: A ``confluent_kafka.Consumer``.
-        place: Topic and partition.
+        place: The partition.
         seconds: How long to wait for the answer, and to ask again while the partition has no leader, or another.
 
     Raises:
@@ -464,38 +462,28 @@ def made_anew(
     return KafkaError("TL-B06", where, f"{what}; nothing is read from there", do)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceTopics:
-    """The topics that a query reads with Spark's Kafka source, looked at around each of its batches, on the driver.
+def check_source_topics(client: Mapping[str, str], location: str, where: str, do: str) -> None:
+    """Compare the topics that a query reads with Spark's Kafka source, and note the ids of those new in its batch.
 
-    Attributes:
+    Call it when a writer is made, which Spark does on the driver before the tasks of a batch and again for its commit.
+    Only topics with records in the newest batch are asked about: one that stands still is not read from a wrong offset.
+
+    Args:
         client: A client configuration, unresolved.
         location: The query's checkpoint.
         where: Whose query it is, for messages.
         do: The ways out of TL-B06.
+
+    Raises:
+        KafkaError: TL-B06, a topic was made anew; TL-K01, no answer.
+        JournalError: TL-J20, the ids can't be noted.
     """
-
-    client: Mapping[str, str]
-    location: str
-    where: str
-    do: str
-
-    def look(self) -> None:
-        """Compare the topics of the newest batch, and note the ids of those that are new in it.
-
-        Call it when a writer is made, which Spark does before the tasks of a batch and again for its commit. Only
-        topics with records in the batch are asked about: one that stands still is not read from a wrong offset.
-
-        Raises:
-            KafkaError: TL-B06, a topic was made anew; TL-K01, no answer.
-            JournalError: TL-J20, the ids can't be noted.
-        """
-        logs = Checkpoint(self.location)
-        batch, kept = logs.last_offsets_batch(), kept_ids(logs)
-        begun = kafka_offsets_in(logs.offsets(batch - 1) if batch else [logs.first_offsets()])
-        ends = kafka_offsets_in(logs.offsets(batch))
-        cluster = _clusters.setdefault((os.getpid(), frozenset(self.client.items())), KafkaAdmin(self.client))
-        now = cluster.ids(name for name in ends if name not in kept or begun.get(name) != ends[name])
-        if remade(kept, now):
-            raise made_anew(self.where, self.do, begun, kept, now)
-        keep_ids(logs, {name: kept.get(name) or now.get(name, "") for name in ends})
+    logs = Checkpoint(location)
+    batch, kept = logs.last_offsets_batch(), kept_ids(logs)
+    begun = kafka_offsets_in(logs.offsets(batch - 1) if batch else [logs.first_offsets()])
+    ends = kafka_offsets_in(logs.offsets(batch))
+    cluster = _clusters.setdefault((os.getpid(), frozenset(client.items())), KafkaAdmin(client))
+    now = cluster.ids(name for name in ends if name not in kept or begun.get(name) != ends[name])
+    if remade(kept, now):
+        raise made_anew(where, do, begun, kept, now)
+    keep_ids(logs, {name: kept.get(name) or now.get(name, "") for name in ends})

@@ -77,12 +77,7 @@ class Columns:
 
     @classmethod
     def bind(cls, schema: Mapping[str, str], topic: str | None, *, include_headers: bool) -> Columns:
-        """Check a schema against the contract of the sink.
-
-        Args:
-            schema: As `column_types` has it.
-            topic: The option ``topic``.
-            include_headers: The option ``includeHeaders``.
+        """Check a schema, as `column_types` has it, against the contract of the sink and its options.
 
         Raises:
             ConfigError: TL-C48 for a column that is missing, unknown or of another type.
@@ -96,11 +91,7 @@ class Columns:
         return None
 
     def rows(self, batch: Any, *, any_topic: bool = False) -> Rows:
-        """Convert one ``pyarrow.RecordBatch``.
-
-        Args:
-            batch: The rows.
-            any_topic: Whether a row may be without a topic; the topic of its record is then None.
+        """Convert one ``pyarrow.RecordBatch``; with `any_topic` a row may be without a topic, which is then None.
 
         Raises:
             KafkaError: TL-K06 for a row without topic or a header without key.
@@ -112,13 +103,7 @@ class Columns:
         return Rows(batch.num_rows, _size(values) + _size(keys), names, zip(*columns, strict=False))
 
     def originals(self, batch: Any, at: int, headers: Sequence[Header]) -> list[Header]:  # noqa: ARG002 - see refusals
-        """The headers of a row's dead letter: the record's own.
-
-        Args:
-            batch: As for `rows`.
-            at: Which row.
-            headers: Of its record.
-        """
+        """The headers of the dead letter of the row that is `at` a place in a batch: those of its record."""
         return [*headers]
 
     def _extras(self, batch: Any) -> list[Iterator[Any]]:

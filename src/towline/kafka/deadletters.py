@@ -112,14 +112,11 @@ class DeadLetter:
     """One record that could not be written, and why.
 
     Attributes:
-        reason: Why.
         topic: Where it was to go; None if unknown.
-        key: Its key.
-        value: Its value.
         headers: Its own headers, order and repetition kept.
         partition: The partition asked for; None if the partitioner was to choose.
         timestamp: Its own time in ms since 1970; None if it had none.
-        detail: Kafka's or our words for it, one line.
+        detail: Kafka's or our words for the reason, one line.
         source: Who gave up on it: a sink id, the name of a line.
     """
 

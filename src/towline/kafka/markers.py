@@ -33,7 +33,7 @@ class TaskRefusal(NamedTuple):
     Attributes:
         batch: The batch.
         run: Spark's run id of the query; None if unknown.
-        partition: The task's partition.
+        partition: Of the task.
     """
 
     batch: int
@@ -221,15 +221,10 @@ class Situation(Enum):
 
 
 def situation(marker: Marker | None, task: Task, parallelism: int, hashes: Mapping[int, str]) -> Situation:
-    """Compare the last marker of a partition with what is to be written.
+    """Compare the last marker of a partition with what a task of a stream is to write.
 
-    The order matters: who wrote it comes before what it says, and numbers before details.
-
-    Args:
-        marker: The partition's.
-        task: Of a stream, who writes.
-        parallelism: Partitions of the sink.
-        hashes: SHA-256 of the checkpoint's ``offsets/<batch>`` by batch, as far as known.
+    The order matters: who wrote it comes before what it says, and numbers before details. The hashes are those of the
+    checkpoint's ``offsets/<batch>`` by batch, as far as known.
     """
     batch = task.batch or 0
     if marker is None:

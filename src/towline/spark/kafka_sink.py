@@ -31,7 +31,7 @@ from pyspark.sql.datasource import DataSource
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, JournalError, KafkaError, one_line
 from towline.guarantee import policy
-from towline.kafka.admin import SourceTopics
+from towline.kafka.admin import check_source_topics
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import BatchOrigin, Delivered, ExactlyOnce, batch_origin, delivery_for, require_named_topics
@@ -181,7 +181,7 @@ class KafkaTransactional(DataSource):
             raise ConfigError("TL-C23", f"{FORMAT} verifySourceTopics", what, do)
         try:
             if self._settings.source_topics:
-                SourceTopics(self._settings.client, location, FORMAT, _ANEW).look()
+                check_source_topics(self._settings.client, location, FORMAT, _ANEW)
             origin = batch_origin(self._settings, location) if looks else BatchOrigin()
         except KafkaError as problem:
             return FailingWriter(problem)

@@ -19,7 +19,7 @@ from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka import admin, markerstore
-from towline.kafka.admin import KafkaAdmin, SourceTopics, kept_ids
+from towline.kafka.admin import KafkaAdmin, check_source_topics, kept_ids
 from towline.kafka.delivery import batch_origin
 from towline.sinks import Task
 from towline_prove.devstack import Kafka
@@ -43,23 +43,24 @@ def plan(checkpoint: Path, batch: int, end: dict[str, int]) -> None:
 def test_each_batch_is_held_against_the_ids_of_its_topics(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
     """A topic without records in the batch is not asked about, and not read either."""
     client, one, two = {"bootstrap.servers": kafka.bootstrap}, topic("one"), topic("two")
-    topics, logs = SourceTopics(client, str(tmp_path), 'line "x"', "Begin again."), Checkpoint(str(tmp_path))
+    look = partial(check_source_topics, client, str(tmp_path), 'line "x"', "Begin again.")
+    logs = Checkpoint(str(tmp_path))
     plan(tmp_path, 0, {one: 3, two: 0})
-    topics.look()
+    look()
     ids = kept_ids(logs)
     assert ids == KafkaAdmin(client).ids([one, two, "nowhere"])
     make_anew(kafka, two)
     plan(tmp_path, 1, {one: 5, two: 0})
-    topics.look()
+    look()
     make_anew(kafka, one)
     with pytest.raises(KafkaError) as caught:
-        topics.look()
+        look()
     assert caught.value.code == "TL-B06"
     assert f'"{one}" (its id was {ids[one]}, and is ' in caught.value.what
     assert "offset 3 of partition 0; nothing is read from there" in caught.value.what
     assert kept_ids(logs) == ids, "what was noted stays"
     plan(tmp_path, 2, {two: 0})
-    topics.look()
+    look()
     assert set(kept_ids(logs)) == {two}, "one that is gone and comes again begins anew"
 
 
@@ -69,7 +70,7 @@ def test_nothing_is_read_while_kafka_does_not_say_which_topic_it_is(
     monkeypatch.setattr(admin, "KafkaAdmin", partial(KafkaAdmin, timeout=0.5))
     plan(tmp_path, 0, {"t": 3})
     with pytest.raises(KafkaError, match="TL-K01"):
-        SourceTopics({"bootstrap.servers": "127.0.0.1:1"}, str(tmp_path), 'line "x"', "").look()
+        check_source_topics({"bootstrap.servers": "127.0.0.1:1"}, str(tmp_path), 'line "x"', "")
     assert kept_ids(Checkpoint(str(tmp_path))) == {}
 
 

@@ -37,7 +37,7 @@ from towline.bridge.messages import (
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, one_line
 from towline.journal.segment import BATCH_BYTES, RowSlice, combined
-from towline.kafka.admin import SourceTopics
+from towline.kafka.admin import check_source_topics
 from towline.kafka.options import SinkSettings
 from towline.kafka.spool import Spool
 from towline.schema import MESSAGE_SCHEMA
@@ -102,7 +102,7 @@ class DownlinkSink(DataSource):
         letters = _part(self.options, DEAD_LETTERS)
         client, location = SinkSettings.parse(letters).client, letters.get(_CHECKPOINT, "")
         try:
-            SourceTopics(client, location, self.options[LINE_NAME], self.options[WAYS_OUT]).look()
+            check_source_topics(client, location, self.options[LINE_NAME], self.options[WAYS_OUT])
         except KafkaError as problem:
             return FailingWriter(problem)
         mqtt = stream_writer(_part(self.options, MQTT), from_arrow_schema(pa.schema(map(MESSAGE_SCHEMA.field, _SENT))))
