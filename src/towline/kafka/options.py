@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,8 +17,6 @@ from towline.kafka.deadletters import reserved
 from towline.options import SPARKS, Format, OptionText, options_of, size, without_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from towline.options import Given
 
 __all__ = ["FORMAT", "SinkSettings"]
@@ -167,7 +164,8 @@ class SinkSettings:
 
     def reserves(self, topic: str) -> bool:
         """Whether a row must not name this topic."""
-        return _reserves(self.prefix, self.marker_topic)(topic) is not None
+        own = [] if self.marker_topic is None else [self.marker_topic]
+        return re.fullmatch(reserved(own, self.prefix), topic) is not None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkSettings:
@@ -207,19 +205,11 @@ class SinkSettings:
         own["sink_id"] = _sink_id(given)
         gather = policy(guarantee).transactions and "parallelism" not in given
         settings = cls(servers=client["bootstrap.servers"], client=client, gather=gather, **own)
-        settings._check_reserved()
-        return settings
-
-    def _check_reserved(self) -> None:
-        for option, name in (("topic", self.topic), ("deadLetterTopic", self.dead_letter_topic)):
-            if name is not None and self.reserves(name):
+        for option, name in (("topic", settings.topic), ("deadLetterTopic", settings.dead_letter_topic)):
+            if name is not None and settings.reserves(name):
                 what = f'option "{option}" names "{name}", which is reserved for markers or internal to Kafka'
                 raise ConfigError("TL-C95", FORMAT, what, "Choose another topic.")
-
-
-@functools.cache
-def _reserves(prefix: str, marker_topic: str | None) -> Callable[[str], re.Match[str] | None]:
-    return re.compile(reserved([marker_topic] if marker_topic else [], prefix)).fullmatch
+        return settings
 
 
 def _contradiction(what: str, do: str = "Give one of the two.") -> ConfigError:

@@ -129,8 +129,10 @@ class KafkaProducer:
             QueueStuck: The queue stays full.
             KafkaException, SystemError: A fatal error; the client is unusable.
         """
-        produce = self._producer.produce
-        with _without_collector():
+        produce, collects = self._producer.produce, gc.isenabled()
+        # Tuples and lists of records have no cycles, and looking for them costs as much as half of `produce`.
+        gc.disable()
+        try:
             for record in rows.records:
                 try:
                     produce(*record)
@@ -138,6 +140,9 @@ class KafkaProducer:
                     self._retry(record)
                 except faults.FOREIGN as problem:
                     raise self._refused(record, problem) from None
+        finally:
+            if collects:
+                gc.enable()
         self._producer.poll(0)
 
     def _retry(self, record: Record) -> None:
@@ -187,18 +192,6 @@ class KafkaProducer:
         with contextlib.suppress(*faults.FOREIGN):  # it is being thrown away because it failed
             self._producer.purge(in_queue=True, in_flight=True, blocking=False)
             self._producer.flush(0.1)
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Don't look for cycles: tuples and lists of records have none, and looking costs as much as half of `produce`."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class QueueStuck(Exception):
