@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -164,8 +165,11 @@ class SinkSettings:
 
     def reserves(self, topic: str) -> bool:
         """Whether a row must not name this topic."""
-        own = [] if self.marker_topic is None else [self.marker_topic]
-        return re.fullmatch(reserved(own, self.prefix), topic) is not None
+        return self._reserved.fullmatch(topic) is not None
+
+    @functools.cached_property
+    def _reserved(self) -> re.Pattern[str]:
+        return re.compile(reserved(filter(None, [self.marker_topic]), self.prefix))
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkSettings:

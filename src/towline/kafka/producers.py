@@ -299,10 +299,8 @@ class Transactional(KafkaProducer):
     def begin(self) -> None:
         """Open a transaction; Kafka's clock starts with the first record."""
         self.reset()
-        try:
+        with self._doing("to begin"):
             self._producer.begin_transaction()
-        except faults.FOREIGN as problem:
-            raise self._judged("to begin", problem) from None
         self._open, self._written = True, set()
         self._records, self._bytes, self._begun = 0, 0, time.monotonic()
         self.ends = self._begun + self._allowed_s - min(_MARGIN_S, _MARGIN * self._allowed_s)
@@ -315,20 +313,17 @@ class Transactional(KafkaProducer):
             Indefinite: A new producer may do better.
         """
         self._records, self._bytes = self._records + rows.size, self._bytes + rows.bytes
-        self._send("to send", rows)
+        self._written |= rows.topics
+        with self._doing("to send"):
+            self.send(rows)
 
     def mark(self, topic: str, partition: int, key: str, marker: Marker | None) -> None:
         """Write a marker in the same transaction; None removes it. Raises as `write`."""
         value = None if marker is None else marker.to_json()
         record = (topic, value, key.encode(), partition)
-        self._send("to write its marker", Rows(1, len(value or b""), frozenset({topic}), iter([record])))
-
-    def _send(self, doing: str, rows: Rows) -> None:
-        self._written |= rows.topics
-        try:
-            self.send(rows)
-        except (QueueStuck, *faults.FOREIGN) as problem:
-            raise self._judged(doing, problem) from None
+        self._written.add(topic)
+        with self._doing("to write its marker"):
+            self.send(Rows(1, len(value or b""), frozenset({topic}), iter([record])))
 
     def commit(self) -> None:
         """Commit; when this returns it is decided, and a moment later records and marker are visible together.
@@ -340,15 +335,20 @@ class Transactional(KafkaProducer):
             KafkaError: TL-K19 fenced.
             Indefinite: Aborted (TL-K20, TL-K28), or not known whether it is committed (TL-K21).
         """
-        try:
+        with self._doing("to commit"):
             # Once it was asked to commit, librdkafka can't be asked to abort.
             if self.flush(self._allowed_s, to_failure=True) and (slow := self._too_slow()):
                 self.abort()
                 raise slow
             self._call(self._producer.commit_transaction)
-        except faults.FOREIGN as problem:
-            raise self._judged("to commit", problem) from None
         self._open = False
+
+    @contextlib.contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (QueueStuck, *faults.FOREIGN) as problem:
+            raise self._judged(what, problem) from None
 
     def _call(self, call: Callable[[float], None]) -> None:
         """The same call again while the error is retriable and there is time."""

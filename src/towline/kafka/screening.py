@@ -247,16 +247,9 @@ class RecordCheck:
         """The dead letter of a record, in as many parts as the topic asks for."""
         topic, value, key, partition = record[:4]
         moment, headers = (record[6], record[7]) if len(record) > 4 else (0, None)
+        originals, asked = self._columns.originals(batch, at, headers or ()), None if partition == -1 else partition
         dead_letter = DeadLetter(
-            fault.reason,
-            topic,
-            key,
-            value,
-            tuple(self._columns.originals(batch, at, headers or ())),
-            None if partition == -1 else partition,
-            moment or None,
-            fault.detail,
-            self._source,
+            fault.reason, topic, key, value, tuple(originals), asked, moment or None, fault.detail, self._source
         )
         name = self._settings.dead_letter_topic
         if topic == name:
