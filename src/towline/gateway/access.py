@@ -1,21 +1,31 @@
-"""How a client comes in to a gateway on another machine: which files hold its token and whom it trusts.
+"""What lets a call in to a gateway on a network: its token, or a ticket in place of it.
 
-Plain strings, so that it travels to Spark's workers without a secret in it [I12]: the driver reads the token, a worker
-shows a ticket (`towline.gateway.tickets`). Import-light, as everything that workers load.
+A client holds names of files, so that they travel to Spark's workers without a secret [I12]: the driver reads the
+token, a worker shows a ticket. Import-light, as everything that workers load.
+
+A ticket is ``BODY.CODE``: BODY is JSON in base64url, CODE the HMAC-SHA256 of BODY as it stands there, with a key that
+only the gateway has. It says its version, its kind, what it opens, and until when; it opens nothing else.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import json
+import re
+import secrets
 import socket
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline import files
-from towline.errors import GatewayError
+from towline.errors import ConfigError, GatewayError, JournalError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 #: Begins the location of a gateway that is reached over a network.
 REMOTE: Final = "grpc+tls://"
@@ -24,6 +34,19 @@ REMOTE: Final = "grpc+tls://"
 REFUSALS: Final = frozenset({"TL-G40", "TL-G44", "TL-G46"})
 #: Characters of a token: as many hex digits hold 64 bits, which nobody guesses at a gateway's pace.
 SHORTEST_TOKEN: Final = 16
+_READABLE_BY_OTHERS: Final = 0o007
+
+#: In the state directory: 64 hex digits. A new file makes every ticket worthless.
+KEY_FILE: Final = "ticket.key"
+#: A batch, its retries and a restart of the gateway between them fit in.
+DEFAULT_VALID_S: Final = 3600.0
+LONGEST_VALID_S: Final = 7 * 86400.0
+_VERSION: Final = 1
+_KEY_BYTES: Final = 32
+#: Keeps the codes apart from whatever else a key may ever sign.
+_PURPOSE: Final = b"towline ticket\0"
+#: Longer ones are none: names have at most 256 characters.
+_LONGEST: Final = 4096
 
 
 def is_remote(location: str) -> bool:
@@ -110,3 +133,150 @@ def _content(option: str, path: str) -> bytes:
 
 def _unusable(option: str, what: str, do: str) -> GatewayError:
     return GatewayError("TL-G46", f"{option} on {socket.gethostname()}", what, do)
+
+
+class TokenFile:
+    """The tokens of a file, as they are now: it is read again when it has changed.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: TL-C98, it can't be used; later, while it can't, it lets nobody in.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: tuple[tuple[int, ...], tuple[bytes, ...]] = ((), ())
+        self._read()
+
+    def allows(self, token: str) -> bool:
+        """Whether it is one of them; takes as long for a wrong one as for a right one."""
+        try:
+            known = self._read()
+        except ConfigError:
+            return False
+        shown = _digest(token)
+        return sum(hmac.compare_digest(shown, one) for one in known) > 0  # each is compared
+
+    def _read(self) -> tuple[bytes, ...]:
+        try:
+            version = files.version(self._path)
+            if not version or version != self._known[0]:
+                if self._path.stat().st_mode & _READABLE_BY_OTHERS:
+                    raise self._unusable("every user of this machine may read or write it", "chmod 600 it.")
+                self._known = (version, tuple(map(_digest, tokens(self._path.read_bytes()))))
+        except OSError as error:
+            raise self._unusable(f"it can't be read ({files.why(error)})", "Check its name and rights.") from error
+        except ValueError as error:
+            raise self._unusable(str(error), "Make one with: openssl rand -hex 32") from None
+        return self._known[1]
+
+    def _unusable(self, what: str, do: str) -> ConfigError:
+        return ConfigError("TL-C98", str(self._path), f"no file of tokens: {what}", do)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a ticket says, once it was found genuine.
+
+    Attributes:
+        kind: ``read`` for the rows of a range, ``write`` for the batches of a writer.
+        expires: Seconds since 1970 by the clock of the gateway, the first second at which it is worth nothing.
+        journal: Id of the journal, of a reader's ticket.
+        start: Offset of the first row; reading may begin later, as after a broken connection.
+        end: Offset after the last row.
+        incarnation: What ``end`` came with [I14].
+        writer: A writer's ticket: the query or job; its writers are ``<writer>/<part>``.
+    """
+
+    kind: str
+    expires: int
+    journal: str = ""
+    start: int = 0
+    end: int = 0
+    incarnation: str = ""
+    writer: str = ""
+
+
+class TicketKey:
+    """Signs and checks the tickets of one gateway.
+
+    Args:
+        where: The gateway, as errors name it.
+        key: 32 random bytes.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(self, where: str, key: bytes, clock: Callable[[], float] = time.time) -> None:
+        self._where = where
+        self._key = key
+        self._clock = clock
+
+    @classmethod
+    def of(cls, where: str, state_dir: Path) -> Self:
+        """The key of a state directory, made at the first call: tickets outlive a restart of the gateway.
+
+        Raises:
+            JournalError: TL-J01, the directory does not take or give the file.
+        """
+        path = state_dir / KEY_FILE
+        try:
+            if not path.exists():
+                files.replace_durably(path, secrets.token_hex(_KEY_BYTES))
+            text = path.read_bytes().strip()
+        except OSError as error:
+            what = f"the key of the tickets can't be kept ({files.why(error)})"
+            raise JournalError("TL-J01", str(path), what, "Look at the directory's rights and room.") from error
+        if not re.fullmatch(rb"[0-9a-f]{%d}" % (2 * _KEY_BYTES), text):
+            what, do = "this is no key of tickets", "Remove the file; the gateway makes another, and old tickets end."
+            raise JournalError("TL-J01", str(path), what, do)
+        return cls(where, bytes.fromhex(text.decode()))
+
+    def sign(self, valid_s: float, **claims: Any) -> str:
+        """Make a ticket.
+
+        Args:
+            valid_s: Seconds until it is worth nothing; at most a week.
+            claims: Fields of `Ticket` but ``expires``.
+        """
+        ticket = Ticket(expires=int(self._clock() + min(valid_s, LONGEST_VALID_S)) + 1, **claims)
+        content = json.dumps({"v": _VERSION, **asdict(ticket)}, separators=(",", ":"))
+        body = base64.urlsafe_b64encode(content.encode()).decode()
+        return f"{body}.{self._code(body)}"
+
+    def opened(self, text: str) -> Ticket:
+        """What a ticket says.
+
+        Raises:
+            GatewayError: TL-G41 for one that this gateway did not sign, TL-G42 for one that has expired.
+        """
+        ticket = self._genuine(text)
+        if ticket is None:
+            what = "the ticket is none that this gateway has signed"
+            do = "Run the batch again: the driver asks for a new one. Is the location that of another gateway?"
+            raise GatewayError("TL-G41", self._where, what, do)
+        if self._clock() >= ticket.expires:
+            what = f"the ticket expired {int(self._clock() - ticket.expires) + 1:,} s ago"
+            do = "Start the query again, it gets a new one; where tasks wait longer, raise gatewayTicketValidity."
+            raise GatewayError("TL-G42", self._where, what, do)
+        return ticket
+
+    def _genuine(self, text: str) -> Ticket | None:
+        body, _, code = text.partition(".")
+        if len(text) > _LONGEST or not hmac.compare_digest(_digest(code), _digest(self._code(body))):
+            return None
+        fields: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body))  # ours: the code says so
+        return Ticket(**fields) if fields.pop("v") == _VERSION else None
+
+    def _code(self, body: str) -> str:
+        return hmac.new(self._key, _PURPOSE + _bytes(body), "sha256").hexdigest()
+
+
+def _digest(secret: str) -> bytes:
+    """As long for every text, so that comparing tells nothing of its length."""
+    return hashlib.sha256(_bytes(secret)).digest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from towline.errors import Fenced, GatewayError, GatewayUnreachable
-from towline.gateway.access import Access, is_remote
+from towline.gateway.access import DEFAULT_VALID_S, Access, is_remote
 from towline.gateway.endpoint import END_OF_ROWS, error_from
 from towline.gateway.identity import Extent, StoredBatch
-from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.processes import ProcessMark
 from towline.threads import guarded_thread, later
 

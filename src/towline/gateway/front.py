@@ -7,8 +7,8 @@ intake's [I7]. It knows tokens and tickets, has the gateway's unix socket for al
 may end at any time, and the gateway starts it again.
 
 Settings come as a line of JSON on standard input, whose end ends it; what it has to say goes to standard output, a line
-of JSON each. A server keeps the certificate that it was given: for one that was renewed on disk another process takes
-this one's place, and calls that run end here.
+of JSON each. A server keeps the certificate that it was given: for one that was renewed on disk another server takes
+the port, and calls that run end at the one before.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from pyarrow import flight
 
 from towline.errors import ConfigError, GatewayError, TowlineError
 from towline.files import why
-from towline.gateway.access import REMOTE
+from towline.gateway.access import REMOTE, Ticket, TicketKey, TokenFile
 from towline.gateway.endpoint import error_fields
-from towline.gateway.listen import ListenSettings, ServerCertificate, TokenFile
+from towline.gateway.listen import ListenSettings, ServerCertificate
 from towline.gateway.process import configure_logging, give_memory_back
 from towline.gateway.service import errors_on_the_wire, fields_of, refusal, unforeseen
-from towline.gateway.tickets import Ticket, TicketKey
 from towline.logfile import LogStream
 from towline.threads import guarded_thread
 
@@ -54,7 +53,7 @@ _ADMITTED: Final = "admitted"
 _LEAST_BYTES: Final = 2 << 30
 #: Longer than the longest wait that a client may ask for.
 _CALL_S: Final = 90.0
-#: How long a port may still be that of a process before this one, in seconds.
+#: How long a port may still be that of the server before, in seconds.
 _PORT_S: Final = 3.0
 #: How often it is looked how much memory there is, in seconds: a fast network brings 100 MB meanwhile.
 _GLANCE_S: Final = 0.1
@@ -106,7 +105,7 @@ class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see a
     """
 
     def __init__(self, where: str, allowed: TokenFile, key: TicketKey) -> None:
-        self._where = where
+        self.where = where
         self._allowed = allowed
         self._key = key
         self._lock = threading.Lock()
@@ -136,7 +135,7 @@ class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see a
         if kind != "Bearer" or not self._allowed.allows(shown):
             raise GatewayError(
                 "TL-G40",
-                self._where,
+                self.where,
                 "the token is missing or is none of this gateway's",
                 "gatewayTokenFile has to hold a line of the file that the gateway's token_file names.",
             )
@@ -179,44 +178,32 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
     """Listens on a network as soon as it is constructed, and hands what is let in to the gateway's unix socket.
 
     Args:
-        settings: Where, and with which files.
+        location: Where to listen.
+        certificate: What it shows.
         gateway: Location of the unix socket.
-        key: Of this gateway's tickets.
-        where: The gateway, as errors name it.
+        door: Lets calls in.
 
     Raises:
-        ConfigError: TL-C97, TL-C98, a file can't be used.
         GatewayError: TL-G45, the address can't be listened on.
     """
 
-    def __init__(self, settings: ListenSettings, gateway: str, key: TicketKey, where: str) -> None:
+    def __init__(self, location: str, certificate: ServerCertificate, gateway: str, door: Gatekeeper) -> None:
         # Calls may come in as soon as the base class is constructed: every field they use is set before.
-        self._where = where
-        self._door = Gatekeeper(where, TokenFile(settings.token_file), key)
-        self._certificate = ServerCertificate.read(settings)
+        self._door, self.certificate = door, certificate
         self._gateway = flight.connect(gateway)
-        files = (self._certificate.chain, self._certificate.key)
+        files = (certificate.chain, certificate.key)
         try:
-            super().__init__(settings.location, tls_certificates=[files], middleware={_ADMITTED: self._door})
+            super().__init__(location, tls_certificates=[files], middleware={_ADMITTED: door})
         except Exception as error:
-            what = f"the gateway can't listen on this address ({_reason(settings.location)})"
+            what = f"the gateway can't listen on this address ({_reason(location)})"
             do = "Is the address one of this machine, and the port free?"
-            raise GatewayError("TL-G45", settings.location, what, do) from error
-        self._location = f"{settings.location.rpartition(':')[0]}:{self.port}"
-
-    @property
-    def refused(self) -> int:
-        """How many calls were refused."""
-        return self._door.refused
+            raise GatewayError("TL-G45", location, what, do) from error
+        self.location = f"{location.rpartition(':')[0]}:{self.port}"
 
     def status(self) -> dict[str, object]:
         """Where it listens, with what, and how many calls were refused."""
-        until = self._certificate.until.isoformat(timespec="seconds")
-        return {"location": self._location, "certificate_until": until, "refused": self.refused}
-
-    def renewed(self, settings: ListenSettings) -> bool:
-        """Whether there is another certificate on disk, which can be used. Raises ConfigError: TL-C97, it can't."""
-        return ServerCertificate.read(settings) != self._certificate
+        until = self.certificate.until.isoformat(timespec="seconds")
+        return {"location": self.location, "certificate_until": until, "refused": self._door.refused}
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """Answer as the gateway does."""
@@ -251,8 +238,8 @@ class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
     def _admitted(self, context: Any, call: str, body: Any) -> Iterator[None]:
         admitted: _Admitted = context.get_middleware(_ADMITTED)
         if admitted.ticket is not None:
-            with errors_on_the_wire(self._where):
-                check_call(self._where, admitted.ticket, call, bytes(body or b""))
+            with errors_on_the_wire(self._door.where):
+                check_call(self._door.where, admitted.ticket, call, bytes(body or b""))
         with _passed_on():
             yield
 
@@ -314,34 +301,41 @@ def main() -> int:
 
 
 def _serve(told: Mapping[str, Any]) -> None:
-    settings, name = ListenSettings.model_validate(told["listen"]), str(told["name"])
-    key, log = TicketKey.of(name, Path(told["state_dir"])), structlog.get_logger("towline.gateway").bind(line=name)
-    if told["follows"]:
-        _say({"ready": True})  # the process before lets go of the port now
-    service = _listening(lambda: RemoteService(settings, str(told["gateway"]), key, name))
+    settings, name, gateway = ListenSettings.model_validate(told["listen"]), str(told["name"]), str(told["gateway"])
+    log = structlog.get_logger("towline.gateway").bind(line=name)
+    door = Gatekeeper(name, TokenFile(settings.token_file), TicketKey.of(name, Path(told["state_dir"])))
+    service = _listening(settings.location, ServerCertificate.read(settings), gateway, door)
     refusals, said, problem, look_at = RefusalLog(name), dict[str, object](), "", 0.0
     most = told.get("most_bytes") or max(_LEAST_BYTES, _PAGE * os.sysconf("SC_PHYS_PAGES") // 4)
     while not select.select([sys.stdin], [], [], _GLANCE_S if said else 0)[0]:
         _check_memory(name, most)
         if (status := service.status()) != said:
             _say(said := status)
-        refusals.tell(service.refused)
+        refusals.tell(door.refused)
         if time.monotonic() < look_at:
             continue
         look_at = time.monotonic() + _LOOK_S
         try:
-            if service.renewed(settings):
-                _say({"renewed": True})
-                look_at = time.monotonic() + _QUIET_S  # in which another process has taken this one's place
-            problem = ""
+            certificate, problem = ServerCertificate.read(settings), ""
         except ConfigError as error:
             if str(error) != problem:
                 log.warning("certificates not renewed", code=error.code, reason=(problem := str(error)))
-    ending, deadline = guarded_thread(service.shutdown, "flight-shutdown"), time.monotonic() + _CALL_S
-    ending.start()
-    while ending.is_alive() and time.monotonic() < deadline:  # until calls that run have ended
+            continue
+        if certificate != service.certificate:
+            _shut_down(service)
+            service = _listening(service.location, certificate, gateway, door)
+            log.info("certificates renewed")
+    ending, deadline = _shut_down(service), time.monotonic() + _CALL_S
+    while ending.is_alive() and time.monotonic() < deadline:
         ending.join(_GLANCE_S)
         _check_memory(name, most)
+
+
+def _shut_down(service: RemoteService) -> threading.Thread:
+    """Let go of the port at once; the thread ends with the last call that runs."""
+    ending = guarded_thread(service.shutdown, "flight-shutdown")
+    ending.start()
+    return ending
 
 
 def _check_memory(name: str, most: int) -> None:
@@ -351,12 +345,12 @@ def _check_memory(name: str, most: int) -> None:
         os._exit(1)  # nothing is kept here, and whatever ends in order takes time
 
 
-def _listening(make: Callable[[], RemoteService]) -> RemoteService:
-    """Listen; the process before may need a moment to let go of the port."""
+def _listening(location: str, certificate: ServerCertificate, gateway: str, door: Gatekeeper) -> RemoteService:
+    """Listen; the server before may need a moment to let go of the port."""
     deadline = time.monotonic() + _PORT_S
     while True:
         try:
-            return make()
+            return RemoteService(location, certificate, gateway, door)
         except GatewayError:
             if time.monotonic() >= deadline:
                 raise

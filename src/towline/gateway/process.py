@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import pyarrow as pa
 import structlog
@@ -30,9 +30,10 @@ import structlog
 from towline import files
 from towline.errors import ConfigError, GatewayError, JournalError, TowlineError
 from towline.files import check_owner
+from towline.gateway.access import TokenFile
 from towline.gateway.endpoint import ERROR_FILE, error_fields, error_from
 from towline.gateway.identity import check_checkpoint, check_outbox
-from towline.gateway.listen import ServerCertificate, TokenFile
+from towline.gateway.listen import ServerCertificate
 from towline.gateway.pump import Pump, time_of_row
 from towline.gateway.service import InboxService, unforeseen
 from towline.gateway.sessions import check_session
@@ -356,8 +357,6 @@ class NetworkFront:
         self._closing = threading.Event()
         self._pauses = Backoff(first=0.1, most=10.0)
         self._process = self._start()
-        #: Its place was taken by the one above, and its last calls end.
-        self._former: subprocess.Popen[str] | None = None
         self._thread = guarded_thread(self._keep, "network", again_s=1.0)
         self._thread.start()
         self._heard.wait(_START_S)
@@ -382,10 +381,9 @@ class NetworkFront:
         self._closing.set()
         _end(self._process)
         self._thread.join(_END_S)
-        for process in filter(None, (self._process, self._former)):
-            _gone(process)
+        _end(self._process).close()  # it may be one that was started meanwhile
 
-    def _start(self, *, follows: bool = False) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "towline.gateway.front"],
             stdin=subprocess.PIPE,
@@ -396,79 +394,51 @@ class NetworkFront:
         )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps({**self._told, "follows": follows}) + "\n")
+            process.stdin.write(json.dumps(self._told) + "\n")
             process.stdin.flush()
         return process
 
     def _keep(self) -> None:
         """Hear it until it ends, and start another; only the first one has to come up."""
         while True:
-            while successor := self._hear(self._process, int(self._status.get("refused", 0))):
-                if self._former is not None:
-                    _gone(self._former)
-                self._former, self._process = self._process, successor
-                _shut(self._former)
-                self._log.info("certificates renewed")
-            code = _gone(self._process)
+            self._hear(self._process, int(self._status.get("refused", 0)))
+            output = _end(self._process)
             self._heard.set()
             if self._closing.is_set() or not self._status:
                 return
-            self._log.warning("the network's process ended", code="TL-G49", exit=code, reason=self._failure.what)
+            code, reason = self._process.returncode, self._failure.what
+            self._log.warning("the network's process ended", code="TL-G49", exit=code, reason=reason)
             if self._closing.wait(self._pauses.next()):
                 return
             self._failure = self._silent("it was killed")
             self._process = self._start()
+            output.close()
 
-    def _hear(self, process: subprocess.Popen[str], refused_before: int) -> subprocess.Popen[str] | None:
-        """Hear it until it ends, or another one is ready to take its place, which is returned."""
+    def _hear(self, process: subprocess.Popen[str], refused_before: int) -> None:
+        """Hear it until it ends."""
         assert process.stdout is not None
         for line in iter(process.stdout.readline, ""):
             words = json.loads(line)
             if "error" in words:
                 self._failure = error_from(words["error"])
-                break
-            if "renewed" in words:
-                if successor := self._successor():
-                    return successor
-                continue
+                return
             words["refused"] += refused_before
             self._status, self._failure = words, self._silent("it was killed")
             self._pauses.reset()
             # Another one listens on the same port, whichever was free at first.
             self._told["listen"]["address"] = words["location"].partition("://")[2]
             self._heard.set()
-        return None
-
-    def _successor(self) -> subprocess.Popen[str] | None:
-        """Start another one, which listens as soon as the port is free; None where it does not come so far."""
-        process = self._start(follows=True)
-        assert process.stdout is not None
-        if "ready" in process.stdout.readline():
-            return process  # the one before lets go of the port as its standard input is closed
-        _gone(process)
-        return None
 
 
-def _shut(process: subprocess.Popen[str]) -> None:
-    """Close its standard input, which ends it."""
+def _end(process: subprocess.Popen[str]) -> IO[str]:
+    """Close its standard input, which ends it, in a while by force; its standard output."""
     assert process.stdin is not None
+    assert process.stdout is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
-
-
-def _end(process: subprocess.Popen[str]) -> int:
-    """End it, in a while by force; its exit code."""
-    _shut(process)
     try:
-        return process.wait(_END_S)
+        process.wait(_END_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.wait()
-
-
-def _gone(process: subprocess.Popen[str]) -> int:
-    """As `_end`, of one that nobody hears any more."""
-    code = _end(process)
-    assert process.stdout is not None
-    process.stdout.close()
-    return code
+        process.wait()
+    return process.stdout

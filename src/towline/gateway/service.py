@@ -28,6 +28,7 @@ from pydantic import Field, ValidationError, validate_call
 from towline.delivery.outrows import arrived
 from towline.delivery.refused import ACTIONS
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
+from towline.gateway.access import TicketKey
 from towline.gateway.client import FOREIGN_LEASE_S
 from towline.gateway.endpoint import (
     END_OF_ROWS,
@@ -40,7 +41,6 @@ from towline.gateway.endpoint import (
 )
 from towline.gateway.identity import KnownOffset, check_offset, extent
 from towline.gateway.sessions import ChangeState
-from towline.gateway.tickets import TicketKey
 from towline.journal import Batch, largest_frame
 from towline.journal.segment import RowSlice, combined
 from towline.logfile import own_log

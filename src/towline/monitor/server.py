@@ -42,7 +42,7 @@ from towline.bridge.config.tables import read_address
 from towline.bridge.runtime import line_requests
 from towline.bridge.runtime.status import collect_bridge
 from towline.errors import ConfigError, GatewayError, TowlineError, did_you_mean
-from towline.gateway.listen import TokenFile
+from towline.gateway.access import TokenFile
 from towline.monitor.bridge import BridgeMonitor
 from towline.monitor.gateway import GatewayMonitor
 from towline.monitor.table import TableCollector, build

@@ -16,9 +16,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from towline.errors import ConfigError, ConfigErrors
-from towline.gateway.access import REMOTE, Access, is_remote
+from towline.gateway.access import LONGEST_VALID_S, REMOTE, Access, is_remote
 from towline.gateway.settings import GatewaySettings
-from towline.gateway.tickets import LONGEST_VALID_S
 from towline.guarantee import Guarantee, sharing_problem
 from towline.options import Given, Option, directory, options_of, path
 from towline.processes import ProcessMark

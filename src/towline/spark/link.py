@@ -13,10 +13,9 @@ from annotated_types import Ge
 
 from towline import processes
 from towline.errors import GatewayUnreachable, TowlineError
-from towline.gateway.access import REMOTE, Access, is_remote
+from towline.gateway.access import DEFAULT_VALID_S, REMOTE, Access, is_remote
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover, ensure
-from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.options import parts, path
 from towline.processes import ProcessMark
 from towline.text import printable

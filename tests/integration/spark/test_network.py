@@ -24,10 +24,9 @@ from tests.helpers import lacking, wait_until
 from tests.integration.spark.searching import contents, crawled, rest_of, running
 from tests.unit.gateway.remote import Pki
 from towline.errors import SetupError
-from towline.gateway.access import Access
+from towline.gateway.access import KEY_FILE, Access
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.tickets import KEY_FILE
 from towline.mqtt.events import Filter
 from towline.net.client import Client
 from towline.spark.java import find_java

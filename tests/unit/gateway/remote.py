@@ -11,13 +11,13 @@ from typing import Any
 import trustme
 
 from tests.unit.gateway.serving import Served, served
-from towline.gateway.access import Access
-from towline.gateway.front import RemoteService
-from towline.gateway.listen import ListenSettings
+from towline.gateway.access import Access, TokenFile
+from towline.gateway.front import Gatekeeper, RemoteService
+from towline.gateway.listen import ListenSettings, ServerCertificate
 from towline.journal import Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA
 
-__all__ = ["TOKEN", "Pki", "Remote", "remote"]
+__all__ = ["TOKEN", "Pki", "Remote", "listening", "remote"]
 
 TOKEN = "0123456789abcdef-the-token"  # noqa: S105
 
@@ -78,6 +78,12 @@ class Remote:
         return str(self.service.status()["location"])
 
 
+def listening(settings: ListenSettings, server: Served, name: str) -> RemoteService:
+    """Let a served journal listen on the network."""
+    door = Gatekeeper(name, TokenFile(settings.token_file), server.service.tickets)
+    return RemoteService(settings.location, ServerCertificate.read(settings), server.location, door)
+
+
 @contextlib.contextmanager
 def remote(directory: Path, *, name: str = "plant", outbox: bool = False, **settings: Any) -> Iterator[Remote]:
     """Serve a journal on the network while the block runs."""
@@ -87,6 +93,6 @@ def remote(directory: Path, *, name: str = "plant", outbox: bool = False, **sett
             kept = Outbox.open(directory / "state" / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
             closing.callback(kept.close)
             server.service._outbox = kept
-        service = RemoteService(pki.settings(**settings), server.location, server.service.tickets, name)
+        service = listening(pki.settings(**settings), server, name)
         closing.callback(service.shutdown)
         yield Remote(server, service, pki)

@@ -10,10 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from towline.errors import ConfigError, GatewayError
-from towline.gateway.access import Access
+from towline.gateway.access import Access, TicketKey, TokenFile
 from towline.gateway.front import Gatekeeper, RefusalLog
-from towline.gateway.listen import TokenFile
-from towline.gateway.tickets import TicketKey
 
 OLD, NEW = "an-old-token-of-16", "a-new-token-of-16+"
 

@@ -146,7 +146,8 @@ def shows_another(location: str, before: str) -> bool:
 
 
 def test_a_renewed_certificate_is_taken_while_it_runs(fronted: Fronted) -> None:
-    """Calls that run go on; the token, the port and the connection of others stay as they are."""
+    """Calls that run go on; the token, the port, the process and the connection of others stay as they are."""
+    process = fronted.pid
     location, before = fronted.front.location, shown(fronted.front.location)
     end = fronted.server.journal.end
     with fronted.driver() as client, fronted.driver() as waiting:
@@ -163,8 +164,7 @@ def test_a_renewed_certificate_is_taken_while_it_runs(fronted: Fronted) -> None:
         assert window[0].end == end + 1
         waiting.release(lease)
         waiting.forget("renewing")
-    assert fronted.front.location == location
-    wait_until(lambda: fronted.front._former is not None and fronted.front._former.poll() == 0, 30)
+    assert (fronted.front.location, fronted.pid) == (location, process)
 
 
 def test_a_port_that_another_has_taken_meanwhile_is_told_and_tried_again(fronted: Fronted) -> None:

@@ -15,13 +15,12 @@ import pytest
 from pyarrow import flight
 
 from tests.helpers import wait_until
-from tests.unit.gateway.remote import TOKEN, Pki, Remote, remote
+from tests.unit.gateway.remote import TOKEN, Pki, Remote, listening, remote
 from tests.unit.gateway.serving import rows
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.front import RemoteService
 from towline.gateway.listen import ListenSettings, ServerCertificate
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 
@@ -202,7 +201,7 @@ def test_an_address_that_is_taken(far: Remote) -> None:
     """gRPC would share a port with another server where it is let."""
     settings = far.pki.settings(address=far.location.removeprefix("grpc+tls://"))
     with pytest.raises(GatewayError, match="TL-G45"):
-        RemoteService(settings, far.server.location, far.server.service.tickets, "x")
+        listening(settings, far.server, "x")
 
 
 def test_status_and_endpoint_say_where_it_listens(far: Remote) -> None:

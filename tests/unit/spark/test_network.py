@@ -18,8 +18,7 @@ from tests.unit.gateway.remote import TOKEN, Remote, remote
 from tests.unit.gateway.serving import rows
 from tests.unit.spark.reading import ALL, table
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
-from towline.gateway.access import Access
-from towline.gateway.tickets import KEY_FILE
+from towline.gateway.access import KEY_FILE, Access
 from towline.sinks import Task
 from towline.spark import tasks
 from towline.spark.link import GatewayPlace

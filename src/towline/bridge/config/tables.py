@@ -17,9 +17,8 @@ from towline.bridge.config.document import KeyPath
 from towline.bridge.config.subscriptions import SubscribedRoute
 from towline.bridge.messages import COLUMNS, DOCUMENT, FIELDS, VALUES
 from towline.bridge.patterns import Pattern, Template, kafka_name_problem, payload_path
-from towline.gateway.access import Access
+from towline.gateway.access import DEFAULT_VALID_S, LONGEST_VALID_S, Access
 from towline.gateway.settings import OutboxLimits, ReceiptSettings, ShareWay
-from towline.gateway.tickets import DEFAULT_VALID_S, LONGEST_VALID_S
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
