@@ -66,6 +66,11 @@ _NEAR: Final = "Is it running? `towline status` shows it; with the option stateD
 _FAR: Final = "Does it run and listen there? `towline status` on its machine shows it."
 
 
+def _request(**fields: object) -> bytes:
+    """The fields of a request; `towline.gateway.service` has a method with these arguments for each kind."""
+    return json.dumps(fields).encode()
+
+
 def _first_words(error: BaseException) -> str:
     """The kind of a foreign error, without its page of gRPC context."""
     return type(error).__name__.removeprefix("Flight").removesuffix("Error") or "no answer"
@@ -97,7 +102,6 @@ class Lease:
         first: First offset that can be read.
         tip: Offset after the last durable row.
         committed: The consumer's watermark: the offset after its last committed row.
-        known: Whether the journal knew the consumer before.
         opening: Which opening of the journal gave it. An older copy may have the same epoch.
     """
 
@@ -109,7 +113,6 @@ class Lease:
     first: int
     tip: int
     committed: int
-    known: bool
     opening: str
 
 
@@ -121,13 +124,10 @@ class Window:
     ``size`` is how many bytes those rows are in the journal, where that was asked for.
     """
 
-    journal: str
-    epoch: int
-    first: int
     end: int
     tip: int
-    incarnation: str = ""
-    size: int = 0
+    incarnation: str
+    size: int
 
 
 class GatewayClient:
@@ -175,22 +175,19 @@ class GatewayClient:
             Fenced: TL-G03 when another living process reads as this consumer.
         """
         me = ProcessMark.of(os.getpid())
-        fields = {"consumer": consumer, "pid": me.pid, "started": me.started, "host": me.host}
-        if self._remote:
-            # Names of machines and containers repeat, and so do pids: over a network none of them is the gateway's own.
-            fields["host"] = f"{me.host} (network)"
+        # Names of machines and containers repeat, and so do pids: over a network none of them is the gateway's own.
+        host = f"{me.host} (network)" if self._remote else me.host
         if far := self._remote or self.status()["host"] != me.host:
             patience_s = max(patience_s, TAKEOVER_S)
         deadline = time.monotonic() + patience_s
         while True:
             try:
-                answer = self._action("open", fields)
+                answer = self._action("open", consumer=consumer, pid=me.pid, started=me.started, host=host)
+                break
             except Fenced:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.1)
-            else:
-                break
         lease = Lease(consumer, answer.pop("lease"), **answer)
         if far:  # it can't see whether this process is there
             self._over.set()
@@ -202,7 +199,7 @@ class GatewayClient:
         """Send signs of life until it is over, or the lease is somebody else's."""
         while not over.wait(BEAT_S):
             try:
-                self._action("alive", {"consumer": lease.consumer, "lease": lease.token})
+                self._action("alive", consumer=lease.consumer, lease=lease.token)
             except Fenced:
                 return  # the next call of the reader says so
             except GatewayError:
@@ -242,26 +239,16 @@ class GatewayClient:
             Fenced: TL-G04 for another journal, TL-G26 for a copy that has gone on, TL-G07 for a lease taken over.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have.
         """
-        fields = {
-            "consumer": lease.consumer,
-            "lease": lease.token,
-            "journal": lease.journal,
-            "start": start,
-            "timeout_s": timeout_s,
-            "max_rows": max_rows,
-            "max_bytes": max_bytes,
-            "safe": safe,
-            "incarnation": incarnation,
-            "sized": int(sized),
-        }
-        answer = interruptible(lambda: self._action("wait", fields, timeout_s + CALL_S))
-        return Window(**answer)
+        limits = {"timeout_s": timeout_s, "max_rows": max_rows, "max_bytes": max_bytes, "sized": sized}
+        offset = {"journal": lease.journal, "start": start, "safe": safe, "incarnation": incarnation}
+        fields = {"consumer": lease.consumer, "lease": lease.token, **offset, **limits}
+        return Window(**interruptible(lambda: self._action("wait", timeout_s + CALL_S, **fields)))
 
     def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Stream the rows ``start`` to ``end`` - 1; nothing is consumed, no lease is needed [I4].
 
         Args:
-            journal: Id of the journal.
+            journal: Its id.
             start: Offset of the first row.
             end: Offset after the last one.
             incarnation: What ``end`` came with, "" for unknown.
@@ -272,8 +259,7 @@ class GatewayClient:
         """
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
-        fields = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
-        ticket = flight.Ticket(json.dumps(fields).encode())
+        ticket = flight.Ticket(_request(journal=journal, start=start, end=end, incarnation=incarnation))
         with self._translated():
             stream = self._within(lambda: self._connected().do_get(ticket, self._options()))
         count = 0
@@ -289,12 +275,9 @@ class GatewayClient:
             with contextlib.suppress(Exception):
                 stream.cancel()
         if count != end - start:
-            raise GatewayError(
-                "TL-G11",
-                self.location,
-                f"{count} rows came for the offsets {start}..{end - 1}",
-                "This is a fault in Towline: keep the state directory and report it.",
-            )
+            what = f"{count} rows came for the offsets {start}..{end - 1}"
+            do = "This is a fault in Towline: keep the state directory and report it."
+            raise GatewayError("TL-G11", self.location, what, do)
 
     def sign(
         self,
@@ -304,7 +287,7 @@ class GatewayClient:
         incarnations: Sequence[str] = (),
         valid_s: float = DEFAULT_VALID_S,
     ) -> list[str]:
-        """Ask for tickets with which those who have no token may read.
+        """Ask for a ticket for each range of offsets, with which those who have no token may read its rows.
 
         Args:
             journal: Id of the journal.
@@ -312,16 +295,13 @@ class GatewayClient:
             incarnations: What the end of each range came with; none for unknown.
             valid_s: Seconds until they are worth nothing, by the gateway's clock; a week at most.
 
-        Returns:
-            A ticket for each range, in order.
-
         Raises:
             Fenced: TL-G04 for another journal.
         """
         known = incarnations or [""] * len(ranges)
         asked = [[start, end, one] for (start, end), one in zip(ranges, known, strict=True)]
-        fields = {"journal": journal, "ranges": asked, "valid_s": valid_s}
-        return [str(ticket) for ticket in self._action("sign", fields)["tickets"]]
+        tickets: list[str] = self._action("sign", journal=journal, ranges=asked, valid_s=valid_s)["tickets"]
+        return tickets
 
     def sign_writer(self, writer: str, *, valid_s: float = DEFAULT_VALID_S) -> str:
         """Ask for a ticket with which those who have no token may bring the batches of one query or job.
@@ -330,28 +310,20 @@ class GatewayClient:
             writer: Its name; the ticket is for the writers ``<writer>/<part>``.
             valid_s: As of `sign`.
         """
-        return str(self._action("sign_writer", {"writer": writer, "valid_s": valid_s})["ticket"])
+        return str(self._action("sign_writer", writer=writer, valid_s=valid_s)["ticket"])
 
     def status(self, *, timeout_s: float = CALL_S) -> dict[str, Any]:
         """Ask for the account of the gateway: watermarks, consumers, readers, and the state of its pump."""
-        return self._action("status", {}, timeout_s)
+        return self._action("status", timeout_s)
 
-    def incarnation(self, offset: int) -> str:
-        """Which opening of the journal wrote the row below ``offset`` [I14]; "" where none did, or it is not known."""
-        return str(self._action("incarnation", {"offset": offset})["incarnation"])
-
-    def forget(self, consumer: str) -> None:
-        """Drop a consumer, so that what only it had not read can be removed.
-
-        Raises:
-            Fenced: TL-G03 while somebody reads as this consumer.
-        """
-        self._action("forget", {"consumer": consumer})
+    def extent(self, offset: int, *, outbox: bool = False) -> Extent:
+        """Where the inbox or the outbox stands, and which opening of it wrote the row below ``offset`` [I14]."""
+        return Extent(**self._action("extent", offset=offset, outbox=outbox))
 
     def release(self, lease: Lease) -> None:
         """Give a lease back, so that the next reader need not wait for the end of this process."""
         self._over.set()
-        self._action("release", {"consumer": lease.consumer, "lease": lease.token}, 2.0)
+        self._action("release", 2.0, consumer=lease.consumer, lease=lease.token)
 
     def place(self, writer: str, batch: int, origin: str = "", attempt: str = "") -> StoredBatch:
         """Ask how much of a batch the outbox holds; arguments are those of `send`.
@@ -359,8 +331,7 @@ class GatewayClient:
         Raises:
             JournalError: TL-J17, the job is over. TL-J22, another batch with this number is there.
         """
-        fields = {"writer": writer, "batch": batch, "origin": origin, "attempt": attempt}
-        return StoredBatch(**self._action("place", fields))
+        return StoredBatch(**self._action("place", writer=writer, batch=batch, origin=origin, attempt=attempt))
 
     def send(
         self,
@@ -397,9 +368,8 @@ class GatewayClient:
         import pyarrow as pa  # noqa: PLC0415 - see below
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
-        fields = {"writer": writer, "batch": batch, "start": start, "whole": int(whole)}
-        fields |= {"origin": origin, "attempt": attempt}
-        command = json.dumps(fields).encode()
+        batch_fields = {"writer": writer, "batch": batch, "origin": origin, "attempt": attempt}
+        command = _request(**batch_fields, start=start, whole=whole)
         with self._translated():
             descriptor = flight.FlightDescriptor.for_command(command)
             stream, answers = self._connected().do_put(
@@ -422,17 +392,13 @@ class GatewayClient:
             stream.close()
             return StoredBatch(**json.loads(answer.to_pybytes()))
 
-    def outbox(self, offset: int) -> Extent:
-        """Where the outbox stands, and which opening of its journal wrote the row below ``offset`` [I14]."""
-        return Extent(**self._action("outbox", {"offset": offset}))
-
     def end_job(self, job: str) -> None:
         """Let the outbox forget the batches of a job; what comes of it later is refused (TL-J17).
 
         Args:
             job: ``job-<id>``; its writers are ``job-<id>/<part>``.
         """
-        self._action("over", {"job": job})
+        self._action("over", job=job)
 
     def sent(self, upto: int, *, timeout_s: float) -> bool:
         """Wait until each message of the outbox below `upto` is with the broker, refused for good, or expired.
@@ -444,8 +410,7 @@ class GatewayClient:
         Returns:
             False when some are still waiting.
         """
-        fields = {"upto": upto, "timeout_s": timeout_s}
-        return bool(self._action("sent", fields, timeout_s + CALL_S)["done"])
+        return bool(self._action("sent", timeout_s + CALL_S, upto=upto, timeout_s=timeout_s)["done"])
 
     def refused(self, do: str, at: int) -> dict[str, Any]:
         """Look at the messages that the broker refused, or move them; see `towline.delivery.refused.Refused`.
@@ -458,7 +423,7 @@ class GatewayClient:
             JournalFull: TL-J02, the outbox has no room for a replay now.
             GatewayError: TL-G32, no time.
         """
-        return self._action("refused", {"do": do, "at": at})
+        return self._action("refused", do=do, at=at)
 
     def want(self, change: str, filters: Sequence[Mapping[str, object]], settings: str) -> tuple[str, str]:
         """Have the gateway want other filters, or ask how far that is: the same call does both.
@@ -474,7 +439,7 @@ class GatewayClient:
         Raises:
             ConfigError: TL-C172, it is being drained.
         """
-        told = self._action("filters", {"change": change, "filters": list(filters), "settings": settings})
+        told = self._action("filters", change=change, filters=list(filters), settings=settings)
         return told["state"], told["text"]
 
     def close(self) -> None:
@@ -485,12 +450,13 @@ class GatewayClient:
             with contextlib.suppress(Exception):
                 held.close()
 
-    def _action(self, kind: str, fields: Mapping[str, object], timeout_s: float = CALL_S) -> dict[str, Any]:
+    def _action(self, kind: str, answer_s: float = CALL_S, /, **fields: object) -> dict[str, Any]:
+        """Ask for something, and wait for the answer so many seconds at most."""
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
         with self._translated():
-            action = flight.Action(kind, json.dumps(fields).encode())
-            result = next(iter(self._connected().do_action(action, self._options(timeout_s))))
+            action = flight.Action(kind, _request(**fields))
+            result = next(iter(self._connected().do_action(action, self._options(answer_s))))
         answer: dict[str, Any] = json.loads(result.body.to_pybytes())
         return answer
 
@@ -534,12 +500,9 @@ class GatewayClient:
             if fields:
                 raise error_from(json.loads(fields)) from error
             if found := _NOT_TRUSTED.search(str(error)):
-                raise GatewayError(
-                    "TL-G44",
-                    self.location,
-                    f"the gateway's certificate is not accepted ({found[1] or found[2]})",
-                    "gatewayCaFile names the authority that signed it, gatewayServerName the name it is for.",
-                ) from error
+                what = f"the gateway's certificate is not accepted ({found[1] or found[2]})"
+                do = "gatewayCaFile names the authority that signed it, gatewayServerName the name it is for."
+                raise GatewayError("TL-G44", self.location, what, do) from error
             hint = _FAR if self._remote else _NEAR
             why = f"no gateway answers ({_first_words(error)})"
             raise GatewayUnreachable("TL-G01", self.location, why, hint) from error

@@ -37,7 +37,7 @@ from towline.gateway.access import REMOTE, Ticket, TicketKey, TokenFile
 from towline.gateway.endpoint import error_fields
 from towline.gateway.listen import ListenSettings, ServerCertificate
 from towline.gateway.process import configure_logging, give_memory_back
-from towline.gateway.service import errors_on_the_wire, fields_of, refusal, unforeseen
+from towline.gateway.service import errors_on_the_wire, fields_of, on_the_wire, unforeseen
 from towline.logfile import LogStream
 from towline.threads import guarded_thread
 
@@ -119,7 +119,7 @@ class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see a
         except GatewayError as error:
             with self._lock:
                 self.refused += 1
-            raise refusal(error) from None
+            raise on_the_wire(error, flight.FlightUnauthenticatedError) from None
 
     def judge(self, headers: Mapping[str, Sequence[str | bytes]]) -> Ticket | None:
         """Let a call in: None for one with a token, which may do everything, else its ticket.

@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import structlog
 from pyarrow import flight
@@ -62,6 +62,11 @@ if TYPE_CHECKING:
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
+#: Each is a method with ``_on_`` before its name, whose arguments are the fields of its request.
+_ACTIONS: Final = (
+    *("status", "open", "alive", "release", "wait", "sign", "sign_writer", "filters"),
+    *("extent", "place", "sent", "refused", "over"),
+)
 #: Actions that wait, and have to know whether their caller is still there.
 _WAITING: Final = frozenset({"wait", "sent"})
 #: How often a waiting call looks whether its caller is still there, in seconds.
@@ -72,7 +77,8 @@ _AT_ONCE: Final = 4 << 20
 _FRAME_ROWS: Final = 1 << 20
 #: Patience with the thread the refused messages belong to, in seconds: it may be connecting.
 _ASK_S: Final = 15.0
-
+#: Characters of an unforeseen cause: its text may hold a message.
+_LONGEST_CAUSE: Final = 200
 
 #: Fields of a request: text of 1 to 256 characters, the same or "" for none, a number and seconds from 0, and ranges of
 #: offsets, each with what its end came with.
@@ -82,7 +88,6 @@ Number: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 #: As many as slices of a micro-batch: more than a cluster has cores.
 Ranges: TypeAlias = Annotated[list[tuple[Number, Number, OptionalText]], Field(min_length=1, max_length=10_000)]
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -94,7 +99,7 @@ class _Lease:
 
 
 class Leases:
-    """The readers of one gateway.
+    """The readers of one gateway [I8].
 
     A lease ends when it is released, when its holder's process is gone, or when its holder on another host has not
     called for `FOREIGN_LEASE_S`. The next reader then gets a new lease and the old one is refused for ever.
@@ -108,10 +113,6 @@ class Leases:
 
     def open(self, consumer: str, holder: ProcessMark) -> str:
         """Hand out the lease of a consumer.
-
-        Args:
-            consumer: Its name.
-            holder: Who reads.
 
         Raises:
             Fenced: TL-G03 while another living process holds it.
@@ -132,20 +133,16 @@ class Leases:
         )
 
     def check(self, consumer: str, token: str) -> None:
-        """See that a lease is the newest one.
+        """See that a lease is the newest one; it counts as a sign of life.
 
         Raises:
             Fenced: TL-G07 for a lease that was taken over, or that this gateway never gave.
         """
         held = self._held.get(consumer)
         if held is None or held.token != token:
-            raise Fenced(
-                "TL-G07",
-                self._where,
-                f'this reader no longer holds the consumer "{consumer}"',
-                "A newer reader took over or the gateway was started again; nothing is lost. Start the query again "
-                "if it is still wanted.",
-            )
+            what = f'this reader no longer holds the consumer "{consumer}"'
+            do = "A newer reader took over or the gateway was started again; nothing is lost. Start the query again if "
+            raise Fenced("TL-G07", self._where, what, do + "it is still wanted.")
         held.seen = self._clock()
 
     def release(self, consumer: str, token: str) -> bool:
@@ -256,25 +253,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._leases = Leases(self._name)
         self._polls = LongPoll()
         self._socket = socket_path(self._state_dir)
-        actions: dict[str, Callable[..., Any]] = {
-            "status": self._status_action,
-            "open": self._open,
-            "alive": self._alive,
-            "release": self._release,
-            "wait": self._wait,
-            "incarnation": self._incarnation,
-            "forget": self._forget,
-            "place": self._place,
-            "sent": self._sent,
-            "refused": self._refused,
-            "over": self._over,
-            "outbox": self._position_of_outbox,
-            "sign": self._sign,
-            "sign_writer": self._sign_writer,
-            "filters": self._filters,
-        }
-        #: Each checks its arguments, the fields of a request, by their types.
-        self._actions = {name: validate_call(handler) for name, handler in actions.items()}
+        #: Each checks its arguments by their types.
+        self._actions = {name: validate_call(getattr(self, f"_on_{name}")) for name in _ACTIONS}
         self._reads, self._takes = validate_call(self._read), validate_call(self._take)
         self.tickets = TicketKey.of(self._name, self._state_dir)
         self._socket.unlink(missing_ok=True)  # of a killed gateway: the journal's lock says that we are alone [I8]
@@ -333,25 +313,35 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     # -- Flight ------------------------------------------------------------------------------------------------
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
-        """Answer one action; see the module's page for their fields."""
+        """Answer one action."""
         with errors_on_the_wire(self._name):
             handler = self._actions.get(action.type)
             if handler is None:
                 raise bad_request(self._name, f'there is no action "{action.type}"')
             more = {"cancelled": context.is_cancelled} if action.type in _WAITING else {}
-            return [json.dumps(answer(self._name, handler, action.body.to_pybytes(), **more)).encode()]
+            return [json.dumps(self._answer(handler, action.body.to_pybytes(), **more)).encode()]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Stream the rows of ``{journal, start, end, incarnation}``; the same range gives the same rows [I4]."""
         del context
         with errors_on_the_wire(self._name):
-            return flight.GeneratorStream(ROW_SCHEMA, answer(self._name, self._reads, ticket.ticket))
+            return flight.GeneratorStream(ROW_SCHEMA, self._answer(self._reads, ticket.ticket))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take the rows of a batch into the outbox; ``{writer, batch}`` names it [I10]."""
         del context
         with errors_on_the_wire(self._name):
-            writer.write(json.dumps(answer(self._name, self._takes, descriptor.command, reader=reader)).encode())
+            writer.write(json.dumps(self._answer(self._takes, descriptor.command, reader=reader)).encode())
+
+    def _answer(self, handler: Callable[..., Any], body: bytes, **more: object) -> Any:
+        """What a handler answers to a request, whose fields are its arguments; TL-G08 for what it does not take."""
+        fields = {**fields_of(self._name, body), **more}
+        try:
+            return handler(**fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            name = ".".join(map(str, first["loc"]))
+            raise bad_request(self._name, f'"{name}" is not accepted: {first["msg"].lower()}') from None
 
     def _read(self, journal: Text, start: Number, end: Number, incarnation: OptionalText = "") -> Any:
         self._there(journal, start, end, incarnation)
@@ -381,7 +371,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     # -- actions -----------------------------------------------------------------------------------------------
 
-    def _status_action(self) -> Any:
+    def _on_status(self) -> Any:
         journal = self._journal
         return {
             **self._position(),
@@ -399,34 +389,30 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             **self._status(),
         }
 
-    def _open(self, consumer: Text, pid: Number, started: Number, host: Text) -> Any:
-        holder = ProcessMark(pid, started, host)
-        lease = self._leases.open(consumer, holder)
+    def _on_open(self, consumer: Text, pid: Number, started: Number, host: Text) -> Any:
+        lease = self._leases.open(consumer, ProcessMark(pid, started, host))
         self._polls.notify()  # a reader whose lease was taken over stops waiting
-        before = self._journal.consumers
-        if consumer not in before:
+        if consumer not in self._journal.consumers:
             # From now on nothing is removed that this reader has not seen.
             self._commit(consumer, self._journal.first)
         return {
             "lease": lease,
             "name": self._name,
-            "known": consumer in before,
             "opening": self._journal.incarnation,
             "committed": self._journal.consumers.get(consumer, self._journal.first),
             **self._position(),
         }
 
-    def _alive(self, consumer: Text, lease: Text) -> Any:
-        """A sign of life."""
+    def _on_alive(self, consumer: Text, lease: Text) -> Any:
         self._leases.check(consumer, lease)
         return {}
 
-    def _release(self, consumer: Text, lease: Text) -> Any:
+    def _on_release(self, consumer: Text, lease: Text) -> Any:
         released = self._leases.release(consumer, lease)
         self._polls.notify()
         return {"released": released}
 
-    def _wait(
+    def _on_wait(
         self,
         consumer: Text,
         lease: Text,
@@ -453,42 +439,25 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
         if self._polls.wait(more, min(timeout_s, MAX_WAIT_S), cancelled):
             end = self._journal.locate(start, max_rows=max_rows, max_bytes=max_bytes)
-        size = {"size": self._journal.size(start, end)} if sized else {}
-        return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **self._position()}
+        size = self._journal.size(start, end) if sized else 0
+        return {"end": end, "tip": self._journal.end, "incarnation": self._journal.incarnation_of(end), "size": size}
 
-    def _incarnation(self, offset: Number) -> Any:
-        """Which opening of the journal wrote the row below ``offset``; "" where that is not known."""
-        return {"incarnation": self._journal.incarnation_of(offset)}
+    def _on_extent(self, offset: Number, *, outbox: bool) -> Any:
+        """Where a journal stands, and which opening of it wrote the row below ``offset`` [I14]."""
+        return extent(self._outgoing() if outbox else self._journal, offset)._asdict()
 
-    def _forget(self, consumer: Text) -> Any:
-        if reader := self._leases.readers().get(consumer):
-            raise Fenced(
-                "TL-G03",
-                self._name,
-                f'the process with pid {reader["pid"]} on {reader["host"]} reads as consumer "{consumer}"',
-                "Stop that query first, then forget the consumer.",
-            )
-        with self._moving():
-            self._journal.forget(consumer)
-        return {"consumers": dict(self._journal.consumers)}
+    def _on_sign(self, journal: Text, ranges: Ranges, valid_s: Seconds) -> Any:
+        """Tickets to read ranges of this journal; whether the rows are there shows when one is used."""
+        self._known(journal, 0)
+        sign = partial(self.tickets.sign, valid_s, kind="read", journal=journal)
+        return {"tickets": [sign(start=start, end=end, incarnation=known) for start, end, known in ranges]}
 
-    def _place(self, writer: Text, batch: Number, origin: OptionalText, attempt: OptionalText) -> Any:
-        return self._stored(self._outgoing().stored(Batch(writer, batch, origin, attempt)))
+    def _on_sign_writer(self, writer: Text, valid_s: Seconds) -> Any:
+        """A ticket for the batches of one query or job."""
+        self._outgoing()
+        return {"ticket": self.tickets.sign(valid_s, kind="write", writer=writer)}
 
-    def _stored(self, stored: Appended) -> dict[str, object]:
-        return {**stored._asdict(), **extent(self._outgoing())._asdict()}
-
-    def _position_of_outbox(self, offset: Number) -> Any:
-        """Where the outbox stands, and which opening of it wrote the row below ``offset`` [I14]."""
-        return extent(self._outgoing(), offset)._asdict()
-
-    def _over(self, job: Text) -> Any:
-        with self._failing():
-            self._outgoing().end_job(job)
-        self._pump.wake()
-        return {}
-
-    def _filters(self, change: Text, filters: list[Any], settings: Text) -> Any:
+    def _on_filters(self, change: Text, filters: list[Any], settings: Text) -> Any:
         """Want other filters, or say how far that is; with them the settings have another digest, ``settings``."""
         try:
             told = self._pump.want(change, filters).result(_GLANCE_S)
@@ -498,12 +467,26 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             self._publish(replace(self.endpoint, settings=settings))
         return told
 
-    def _sent(self, upto: Number, timeout_s: Seconds, cancelled: Callable[[], bool]) -> Any:
+    # -- actions about the outbox ------------------------------------------------------------------------------
+
+    def _on_place(self, writer: Text, batch: Number, origin: OptionalText, attempt: OptionalText) -> Any:
+        return self._stored(self._outgoing().stored(Batch(writer, batch, origin, attempt)))
+
+    def _stored(self, stored: Appended) -> dict[str, object]:
+        return {**stored._asdict(), **extent(self._outgoing().journal)._asdict()}
+
+    def _on_over(self, job: Text) -> Any:
+        with self._failing():
+            self._outgoing().end_job(job)
+        self._pump.wake()
+        return {}
+
+    def _on_sent(self, upto: Number, timeout_s: Seconds, cancelled: Callable[[], bool]) -> Any:
         """Wait until every message of the outbox below ``upto`` is with the broker, refused or expired."""
         outbox = self._outgoing()
         return {"done": self._polls.wait(lambda: outbox.reached(upto), min(timeout_s, MAX_WAIT_S), cancelled)}
 
-    def _refused(self, do: Text, at: Number) -> Any:
+    def _on_refused(self, do: Text, at: Number) -> Any:
         """Look at some of the refused messages, or move some: a method of `RefusedMessages` and its argument.
 
         What is answered with TL-G32 may have been done all the same: each message is moved once.
@@ -517,41 +500,20 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             what, hint = "the gateway is ending, or connecting", "Ask again in a moment."
             raise GatewayError("TL-G32", self._name, what, hint) from error
 
-    def _sign(self, journal: Text, ranges: Ranges, valid_s: Seconds) -> Any:
-        """Tickets to read ranges of this journal; whether the rows are there shows when one is used."""
-        self._known(journal, 0)
-        sign = partial(self.tickets.sign, valid_s, kind="read", journal=journal)
-        return {"tickets": [sign(start=start, end=end, incarnation=known) for start, end, known in ranges]}
-
-    def _sign_writer(self, writer: Text, valid_s: Seconds) -> Any:
-        """A ticket for the batches of one query or job."""
-        self._outgoing()
-        return {"ticket": self.tickets.sign(valid_s, kind="write", writer=writer)}
-
     def _outgoing(self) -> Outbox:
         if self._outbox is None:
-            raise GatewayError(
-                "TL-G20",
-                self._name,
-                "this gateway only receives, it has no outbox",
-                "Give the sink a stateDir of its own, or start the gateway with an outbox.",
-            )
+            do = "Give the sink a stateDir of its own, or start the gateway with an outbox."
+            raise GatewayError("TL-G20", self._name, "this gateway only receives, it has no outbox", do)
         return self._outbox
 
     # -- helpers -----------------------------------------------------------------------------------------------
 
     def _commit(self, consumer: str, upto: int) -> None:
-        """Move a watermark forward; it never goes back [I1]."""
+        """Move a watermark forward, and tell the owner; it never goes back [I1]."""
         if self._journal.consumers.get(consumer, -1) < upto:
-            with self._moving():
+            with self._failing():
                 self._journal.commit(consumer, upto)
-
-    @contextlib.contextmanager
-    def _moving(self) -> Iterator[None]:
-        """Tell the owner that the journal's watermark may have moved."""
-        with self._failing():
-            yield
-        self._pump.committed(self._journal.committed)
+            self._pump.committed(self._journal.committed)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -564,12 +526,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _position(self) -> dict[str, object]:
         journal = self._journal
-        return {
-            "journal": journal.journal_id,
-            "epoch": journal.epoch,
-            "first": journal.first,
-            "tip": journal.end,
-        }
+        return {"journal": journal.journal_id, "epoch": journal.epoch, "first": journal.first, "tip": journal.end}
 
     def _there(self, journal: str, start: int, end: int, incarnation: str) -> None:
         """See that a range is one of this journal, and means the rows that it meant when it was handed out [I14]."""
@@ -620,9 +577,7 @@ def take_batch(
     Raises:
         GatewayError: TL-G21, the rows have other columns. TL-G39, the stream broke off; what came of it is stored,
             and the batch is not whole.
-        JournalFull: TL-J02, no room: the same call may succeed later; what is stored stays [I7].
-        JournalFailed: TL-J04, the gateway has to end.
-        JournalError: TL-J15, TL-J16, TL-J17, TL-J22; see `Outbox.enter`.
+         TowlineError: What `Outbox.enter` says.
     """
     if not reader.schema.equals(MESSAGE_SCHEMA):
         what = "the rows have other columns than this gateway's outbox"
@@ -682,40 +637,15 @@ def fields_of(where: str, body: bytes) -> dict[str, Any]:
     return value
 
 
-def answer(where: str, handler: Callable[..., _T], body: bytes, **more: object) -> _T:
-    """What a handler answers to a request, whose fields are its arguments, checked by their types (`validate_call`).
-
-    Args:
-        where: The gateway, as errors name it.
-        handler: The handler.
-        body: Of the request.
-        more: Arguments that the call itself says.
-
-    Raises:
-        GatewayError: TL-G08, it is not what this version takes; and what the handler raises.
-    """
-    fields = {**fields_of(where, body), **more}
-    try:
-        return handler(**fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        raise bad_request(where, f'"{name}" is not accepted: {first["msg"].lower()}') from None
-
-
-#: Characters of an unforeseen cause: its text may hold a message.
-_LONGEST_CAUSE: Final = 200
-
-
 @contextlib.contextmanager
 def errors_on_the_wire(where: str) -> Iterator[None]:
     """Carry any error across the wire as code, where, what and do; nothing else leaves the gateway [I12]."""
     try:
         yield
     except TowlineError as error:
-        raise _on_the_wire(error) from error
+        raise on_the_wire(error) from error
     except Exception as error:
-        raise _on_the_wire(unforeseen(where, error)) from error
+        raise on_the_wire(unforeseen(where, error)) from error
 
 
 def unforeseen(where: str, error: BaseException) -> GatewayError:
@@ -727,10 +657,6 @@ def unforeseen(where: str, error: BaseException) -> GatewayError:
     return GatewayError("TL-G09", where, what, do)
 
 
-def refusal(error: TowlineError) -> Exception:
-    """An error for who is not let in: gRPC's own word for it, which a foreign client understands too."""
-    return _on_the_wire(error, flight.FlightUnauthenticatedError)
-
-
-def _on_the_wire(error: TowlineError, kind: type[Exception] = flight.FlightServerError) -> Exception:
+def on_the_wire(error: TowlineError, kind: type[Exception] = flight.FlightServerError) -> Exception:
+    """An error as gRPC carries it, by default as a failure of the server."""
     return kind(error.code, extra_info=json.dumps(error_fields(error)).encode())  # type: ignore[call-arg]

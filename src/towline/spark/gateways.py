@@ -281,7 +281,7 @@ class SourceGateway:
             lease = client.open(self._plan.consumer, patience_s=TAKEOVER_S)
             self._held = client, lease
             begin = self._plan.beginning(lease.name, lease.first, lease.tip, lease.committed, "committed")
-            entry = JournalPlace(lease.name, lease.journal, begin, client.incarnation(begin), self.place.text)
+            entry = JournalPlace(lease.name, lease.journal, begin, client.extent(begin).incarnation, self.place.text)
         except BaseException:
             self._held = None
             client.close()

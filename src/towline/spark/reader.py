@@ -404,7 +404,7 @@ class MqttBatchReader(DataSourceReader):
             name, first, tip = str(status["name"]), int(status["first"]), int(status["end"])
             end = self._plan.told(self._plan.ending, name, tip)
             assert isinstance(end, int)
-            there = JournalPlace(name, str(status["journal"]), end, client.incarnation(end), place.text)
+            there = JournalPlace(name, str(status["journal"]), end, client.extent(end).incarnation, place.text)
         committed = int(status["consumers"].get(self._plan.consumer, first))
         start = self._plan.beginning(name, first, tip, committed, "earliest")
         if start > end:

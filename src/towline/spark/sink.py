@@ -313,7 +313,7 @@ def _admitted(place: GatewayPlace, writer: str, known: KnownOffset | None = None
     def attempt() -> GatewayPlace:
         with place.connect() as client:
             if known is not None:
-                here = client.outbox(known.offset)
+                here = client.extent(known.offset, outbox=True)
                 check_offset(place.state_dir or place.location, known, here, rows="outbox")
             return place.for_writer(client, writer)
 

@@ -340,7 +340,7 @@ def test_an_older_copy_of_the_outbox_sends_nothing(
     client = gateway.start()
     stored = client.send("q/0", 1, [rows(range(5, 10), 2)], MESSAGE_SCHEMA)
     KnownOffset(stored.journal, stored.tip, stored.incarnation).keep(str(checkpoint))
-    assert client.outbox(stored.tip) == (stored.journal, 0, 10, stored.incarnation)
+    assert client.extent(stored.tip, outbox=True) == (stored.journal, 0, 10, stored.incarnation)
     ear.until(10)
     drained(gateway)
     gateway.stop()

@@ -34,9 +34,9 @@ class Query:
         client = self._gateway.client
         lease = client.open("spark")
         window = client.wait(lease, lease.committed, timeout_s=0)
-        for rows in client.read(window.journal, lease.committed, window.end, incarnation=window.incarnation):
+        for rows in client.read(lease.journal, lease.committed, window.end, incarnation=window.incarnation):
             self.seen += map(int, rows.column("payload").to_pylist())
-        self._plan(Position((JournalPlace(lease.name, window.journal, window.end, window.incarnation),)))
+        self._plan(Position((JournalPlace(lease.name, lease.journal, window.end, window.incarnation),)))
         client.wait(lease, window.end, timeout_s=0, incarnation=window.incarnation)
         client.release(lease)
 

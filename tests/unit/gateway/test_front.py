@@ -163,7 +163,6 @@ def test_a_renewed_certificate_is_taken_while_it_runs(fronted: Fronted) -> None:
         thread.join(30)
         assert window[0].end == end + 1
         waiting.release(lease)
-        waiting.forget("renewing")
     assert (fronted.front.location, fronted.pid) == (location, process)
 
 

@@ -56,9 +56,9 @@ def test_a_ticket_gives_the_rows_of_its_slice(far: Remote) -> None:
     far.server.add(30)
     journal = far.server.journal.journal_id
     with as_driver(far) as driver:
-        first, second = driver.sign(journal, [(0, 10), (10, 30)], incarnations=["", driver.incarnation(30)])
+        first, second = driver.sign(journal, [(0, 10), (10, 30)], incarnations=["", driver.extent(30).incarnation])
         with as_worker(far, second) as worker:
-            got = pa.Table.from_batches(worker.read(journal, 10, 30, incarnation=driver.incarnation(30)))
+            got = pa.Table.from_batches(worker.read(journal, 10, 30, incarnation=driver.extent(30).incarnation))
             assert got.equals(pa.Table.from_batches([rows(10, 20)]))
             with pytest.raises(GatewayError, match="TL-G43"):
                 list(worker.read(journal, 0, 10))
@@ -86,9 +86,8 @@ def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
     [
         lambda client: client.status(),
         lambda client: client.open("default"),
-        lambda client: client.incarnation(1),
-        lambda client: client.forget("default"),
-        lambda client: client.outbox(0),
+        lambda client: client.extent(1),
+        lambda client: client.extent(0, outbox=True),
         lambda client: client.end_job("job-1"),
         lambda client: client.refused("page", 0),
         lambda client: client.sign("j", [(0, 1)]),
@@ -191,7 +190,7 @@ def test_a_ticket_outlives_the_gateway(tmp_path: Path) -> None:
     with remote(tmp_path) as far, as_driver(far) as driver:
         far.server.add(5)
         journal = far.server.journal.journal_id
-        incarnation = driver.incarnation(5)
+        incarnation = driver.extent(5).incarnation
         (ticket,) = driver.sign(journal, [(0, 5)], incarnations=[incarnation])
     with remote(tmp_path) as far, as_worker(far, ticket) as worker:
         assert sum(batch.num_rows for batch in worker.read(journal, 0, 5, incarnation=incarnation)) == 5

@@ -108,7 +108,7 @@ def test_wait_answers_at_once_when_there_are_rows(server: Served, client: Gatewa
     lease = client.open("default")
     window = client.wait(lease, 0, timeout_s=30)
     journal = server.journal
-    assert window == Window(journal.journal_id, journal.epoch, 0, end=10, tip=10, incarnation=journal.incarnation)
+    assert window == Window(end=10, tip=10, incarnation=journal.incarnation, size=0)
 
 
 def test_wait_keeps_the_limits(server: Served, client: GatewayClient) -> None:
@@ -241,26 +241,13 @@ def test_commit_beyond_the_end_is_refused(server: Served, client: GatewayClient)
     assert dict(server.journal.consumers) == {"default": 0}
 
 
-def test_forget_drops_a_consumer(server: Served, client: GatewayClient) -> None:
-    commit(client, "old", 0)
-    client.forget("old")
-    assert dict(server.journal.consumers) == {}
-
-
-def test_the_watermark_of_those_who_stay_is_told(server: Served, client: GatewayClient) -> None:
+def test_the_watermark_that_all_have_come_to_is_told(server: Served, client: GatewayClient) -> None:
     """Acknowledgements may wait for it, and nobody commits any more where no message comes without them."""
     server.add(10)
-    commit(client, "gone", 2)
+    commit(client, "slow", 2)
     commit(client, "spark", 10)
-    client.forget("gone")
+    commit(client, "slow", 10)
     assert server.pump.commits == [0, 2, 0, 2, 10]
-
-
-def test_a_consumer_that_is_read_is_not_forgotten(server: Served, client: GatewayClient) -> None:
-    client.open("default")
-    with pytest.raises(Fenced, match="Stop that query first"):
-        client.forget("default")
-    assert "default" in server.journal.consumers
 
 
 OPEN: dict[str, Any] = {"consumer": "x", "pid": 1, "started": 1, "host": "h"}

@@ -137,7 +137,7 @@ def oldest_waiting(line: Line) -> float | None:
 def _asked(client: GatewayClient, places: Iterable[JournalPlace]) -> tuple[Mapping[str, Any], str]:
     status = status_of(client)
     place = _own(places, status)
-    return status, client.incarnation(place.offset) if place else ""
+    return status, client.extent(place.offset).incarnation if place else ""
 
 
 def _own(places: Iterable[JournalPlace], status: Mapping[str, Any]) -> JournalPlace | None:
