@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from towline.errors import Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import DEFAULT_VALID_S, Access, is_remote
 from towline.gateway.endpoint import END_OF_ROWS, error_from
-from towline.gateway.identity import Extent, StoredBatch
+from towline.gateway.identity import Extent, KnownOffset, StoredBatch
 from towline.processes import ProcessMark
 from towline.threads import guarded_thread, later
 
@@ -69,6 +69,10 @@ _FAR: Final = "Does it run and listen there? `towline status` on its machine sho
 def _request(**fields: object) -> bytes:
     """The fields of a request; `towline.gateway.service` has a method with these arguments for each kind."""
     return json.dumps(fields).encode()
+
+
+def _stored(answer: dict[str, Any]) -> StoredBatch:
+    return StoredBatch(**{**answer, "outbox": KnownOffset(*answer["outbox"])})
 
 
 def _first_words(error: BaseException) -> str:
@@ -331,7 +335,7 @@ class GatewayClient:
         Raises:
             JournalError: TL-J17, the job is over. TL-J22, another batch with this number is there.
         """
-        return StoredBatch(**self._action("place", writer=writer, batch=batch, origin=origin, attempt=attempt))
+        return _stored(self._action("place", writer=writer, batch=batch, origin=origin, attempt=attempt))
 
     def send(
         self,
@@ -390,7 +394,7 @@ class GatewayClient:
             raise
         with self._translated():
             stream.close()
-            return StoredBatch(**json.loads(answer.to_pybytes()))
+            return _stored(json.loads(answer.to_pybytes()))
 
     def end_job(self, job: str) -> None:
         """Let the outbox forget the batches of a job; what comes of it later is refused (TL-J17).

@@ -2,7 +2,7 @@
 
 Restored copies and swapped directories make an offset mean other rows. Each offset that was handed out names the
 journal and the opening of it that wrote the row below (`Journal.incarnation_of`), so each of them is recognised before
-anything is taken in or cut [I14]. `_BROKEN` has what can be wrong.
+anything is taken in or cut [I14].
 
 An older copy of an outbox lacks batches that Spark has committed, and would send once more what was delivered since.
 So its newest answer stands beside the query's own logs, durable before Spark commits the batch; the gateway compares
@@ -22,7 +22,7 @@ import contextlib
 import errno
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -102,7 +102,7 @@ class KnownOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """What the outbox holds of a batch, and where it stands.
+    """What the outbox holds of a batch.
 
     Attributes:
         rows: So many of its rows, from the first on, durable.
@@ -110,10 +110,7 @@ class StoredBatch:
         whole: Nothing more is expected of it.
         already: They were there before this call.
         newest: Number of the writer's newest batch; -1 when it has none.
-        journal: As `Extent`, and so the next three; the incarnation is that of its last row.
-        first: See above.
-        tip: See above.
-        incarnation: See above.
+        outbox: Where the outbox ends.
     """
 
     rows: int
@@ -121,10 +118,7 @@ class StoredBatch:
     whole: bool
     already: bool
     newest: int
-    journal: str = ""
-    first: int = 0
-    tip: int = 0
-    incarnation: str = ""
+    outbox: KnownOffset | None = None
 
 
 def is_other(incarnation: str, here: str, offset: int, first: int) -> bool:
@@ -139,26 +133,7 @@ def is_other(incarnation: str, here: str, offset: int, first: int) -> bool:
     return incarnation != "" and offset >= first and here != incarnation
 
 
-#: What can be wrong with an offset that was handed out, in this order, and what it means; the text is formatted with
-#: `store`, `known`, `here`, and `by` for who wrote.
-_BROKEN: Final[tuple[tuple[Callable[[KnownOffset, Extent], bool], str], ...]] = (
-    (
-        lambda known, here: known.journal != here.journal,
-        "the query's checkpoint belongs to {store} {known.journal}, this gateway has {store} {here.journal}",
-    ),
-    (
-        lambda known, here: known.offset > here.tip,
-        "the checkpoint has come to offset {known.offset:,}, the {store} ends at {here.tip:,}: an older copy",
-    ),
-    (
-        lambda known, here: is_other(known.incarnation, here.incarnation, known.offset, here.first),
-        (
-            "the row below offset {known.offset:,} was written by opening {known.incarnation} of the {store} when the "
-            "query saw it, and here by {by}: this is an older copy that has gone on"
-        ),
-    ),
-)
-#: Of whose rows → the code of each of `_BROKEN`, and what to do.
+#: Of whose rows → codes: another journal, an older copy, an older copy that has gone on.
 _CODES: Final = {"inbox": ("TL-G04", "TL-G06", "TL-G26"), "outbox": ("TL-G36", "TL-G35", "TL-G35")}
 _DO: Final = {
     "inbox": "Bring back the newest state directory of that query. Or start the query with a new checkpoint directory "
@@ -167,10 +142,8 @@ _DO: Final = {
     "line: towline begin-again FILE LINE): what only the newer outbox held is then not sent, what it had delivered may "
     "come again.",
 }
-#: Codes of the errors about an inbox that is not the one of a checkpoint; of these and of another outbox the query's
-#: own place is elsewhere.
+#: Codes of the errors about an inbox that is not the one of a checkpoint.
 MISMATCHES: Final = frozenset(_CODES["inbox"])
-_ELSEWHERE: Final = frozenset({"TL-G04", "TL-G26", "TL-G36"})
 
 
 def check_offset(name: str, known: KnownOffset, here: Extent, *, rows: str = "inbox") -> None:
@@ -186,12 +159,21 @@ def check_offset(name: str, known: KnownOffset, here: Extent, *, rows: str = "in
         Fenced: Another journal: TL-G04, TL-G36 of an outbox. A copy that has gone on: TL-G26.
         GatewayError: An older copy: TL-G06, TL-G35 of an outbox, of one that has gone on too.
     """
-    for (broken, what), code in zip(_BROKEN, _CODES[rows], strict=True):
-        if broken(known, here):
-            by = f"opening {here.incarnation}" if here.incarnation else "another"
-            kind = Fenced if code in _ELSEWHERE else GatewayError
-            store = "journal" if rows == "inbox" else rows
-            raise kind(code, name, what.format(store=store, known=known, here=here, by=by), _DO[rows])
+    store = "journal" if rows == "inbox" else rows
+    another, older, gone_on = _CODES[rows]
+    if known.journal != here.journal:
+        what = f"the query's checkpoint belongs to {store} {known.journal}, this gateway has {store} {here.journal}"
+        raise Fenced(another, name, what, _DO[rows])
+    if known.offset > here.tip:
+        what = f"the checkpoint has come to offset {known.offset:,}, the {store} ends at {here.tip:,}: an older copy"
+        raise GatewayError(older, name, what, _DO[rows])
+    if is_other(known.incarnation, here.incarnation, known.offset, here.first):
+        writer = f"opening {here.incarnation}" if here.incarnation else "another"
+        what = (
+            f"the row below offset {known.offset:,} was written by opening {known.incarnation} of the {store} when the "
+            f"query saw it, and here by {writer}: this is an older copy that has gone on"
+        )
+        raise (GatewayError if rows == "outbox" else Fenced)(gone_on, name, what, _DO[rows])
 
 
 def extent(journal: Journal, offset: int | None = None) -> Extent:
@@ -293,7 +275,8 @@ def note_client(state_dir: Path, client_id: str, broker: str) -> None:
         OSError: The disk is full.
         JournalFailed: TL-J04, it does not work.
     """
-    _note(state_dir, client_id, new=ClientSession(client_id, since=time.time()), brokers=(broker,))
+    there = _session(state_dir, client_id) or ClientSession(client_id, since=time.time())
+    _write(state_dir, replace(there, brokers=(broker,)))
 
 
 def end_client(state_dir: Path, client_id: str, how: str) -> None:
@@ -303,7 +286,8 @@ def end_client(state_dir: Path, client_id: str, how: str) -> None:
         OSError: The disk is full.
         JournalFailed: TL-J04, it does not work.
     """
-    _note(state_dir, client_id, ended=time.time(), how=how)
+    if there := _session(state_dir, client_id):
+        _write(state_dir, replace(there, ended=time.time(), how=how))
 
 
 def given_up(settings: GatewaySettings, session: Mapping[str, object]) -> str:
@@ -317,8 +301,7 @@ def given_up(settings: GatewaySettings, session: Mapping[str, object]) -> str:
     others = [share.id_of(name) for name in share.members] if share else []
     if not client_id or client_id in (settings.mqtt_client_id, *others):
         return ""
-    written = (each for directory in directories(settings) for each in read_clients(directory))
-    known = session.get("client_id") == client_id or any(_is_there(each, client_id) for each in written)
+    known = session.get("client_id") == client_id or any(_session(each, client_id) for each in directories(settings))
     of_line = share is not None and f"{client_id}-".startswith(f"{share.client_id}-")
     return client_id if known or of_line else ""
 
@@ -333,18 +316,17 @@ def directories(settings: GatewaySettings) -> list[Path]:
     return [own, own.parent.parent]
 
 
-def _is_there(session: ClientSession, client_id: str) -> bool:
-    return session.client_id == client_id and session.ended is None
+def _session(state_dir: Path, client_id: str) -> ClientSession | None:
+    """The session of a client id that may be at a broker."""
+    return next((one for one in read_clients(state_dir) if one.client_id == client_id and one.ended is None), None)
 
 
-def _note(state_dir: Path, client_id: str, *, new: ClientSession | None = None, **changed: Any) -> None:
-    """Change what is written down of a session that is there, or write down a new one."""
+def _write(state_dir: Path, session: ClientSession) -> None:
     before = read_clients(state_dir)
-    there = next((each for each in before if _is_there(each, client_id)), new)
-    if there is None or (there in before and replace(there, **changed) == there):
+    if session in before:
         return
-    others = [each for each in before if each.client_id != client_id]
-    text = json.dumps({"clients": [asdict(each) for each in (*others, replace(there, **changed))]}, indent=1)
+    others = [each for each in before if each.client_id != session.client_id]
+    text = json.dumps({"clients": [asdict(each) for each in (*others, session)]}, indent=1)
     try:
         files.replace_durably(state_dir / CLIENTS_FILE, text + "\n")
     except OSError as error:

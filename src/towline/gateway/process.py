@@ -137,22 +137,13 @@ def _escaped(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mut
     return shown | {name: printable_lines(event[name]) for name in ("exception",) if name in event}
 
 
-class Oldest:
-    """When the first message came that still waits in a journal.
+def waiting_since(journal: Journal, column: str) -> Callable[[], float | None]:
+    """Says when the first message came that still waits in a journal, in seconds since 1970; None when nothing waits.
 
-    Args:
-        journal: Of what came in, or of what is to be sent.
-        column: Of its rows: the time.
+    A row, which has that time in `column`, is read once for each place the watermark comes to.
     """
-
-    def __init__(self, journal: Journal, column: str) -> None:
-        self._journal = journal
-        self._time_of = lru_cache(maxsize=1)(lambda offset: time_of_row(journal, offset, column))
-
-    def at(self) -> float | None:
-        """Seconds since 1970; None when nothing waits. A row is read once for each place the watermark comes to."""
-        first = self._journal.committed
-        return None if first >= self._journal.end else self._time_of(first)
+    time_of = lru_cache(maxsize=1)(lambda offset: time_of_row(journal, offset, column))
+    return lambda: None if journal.committed >= journal.end else time_of(journal.committed)
 
 
 class _Gateway:
@@ -178,7 +169,7 @@ class _Gateway:
             check_session(settings, self._journal.session)
             check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
             self._outbox: Outbox | None = None
-            self._oldest = Oldest(self._journal, "received_at")
+            self._oldest = waiting_since(self._journal, "received_at")
             if settings.outbox is not None:
                 limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
                 self._outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits)
@@ -186,7 +177,7 @@ class _Gateway:
                 if note := self._outbox.repair:
                     self._log.warning("outbox repaired", note=note)
                 check_outbox(settings.name, self._outbox, settings.outbox.checkpoint, settings.outbox.number)
-                self._oldest = Oldest(self._outbox, "arrived_at")
+                self._oldest = waiting_since(self._outbox, "arrived_at")
             failed.pop_all()
         self._began = self._journal.end
         self._pump = Pump(settings, self._journal, self._outbox, news=self._notify)
@@ -254,7 +245,7 @@ class _Gateway:
             "absent_s": self._absent_s,
             "up_s": time.monotonic() - self._started,
             "arrived": journal.end - self._began,
-            "oldest": self._oldest.at(),
+            "oldest": self._oldest(),
             "measured": {"inbox": journal.measured()}
             | ({} if self._outbox is None else {"outbox": self._outbox.measured()}),
             **({"listen": self._front.status()} if self._front else {}),

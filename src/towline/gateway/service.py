@@ -473,7 +473,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return self._stored(self._outgoing().stored(Batch(writer, batch, origin, attempt)))
 
     def _stored(self, stored: Appended) -> dict[str, object]:
-        return {**stored._asdict(), **extent(self._outgoing().journal)._asdict()}
+        here = extent(self._outgoing())
+        return {**stored._asdict(), "outbox": KnownOffset(here.journal, here.tip, here.incarnation)}
 
     def _on_over(self, job: Text) -> Any:
         with self._failing():

@@ -210,8 +210,7 @@ class MqttStreamWriter(SinkWriter[MqttWritten]):
 
     def _written(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttWritten:
         stored = self._sender.bring(self._owner(task), task.partition, task.batch or 0, batches)
-        outbox = KnownOffset(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
-        return MqttWritten(task.partition, task.batch, stored.rows, stored.already, outbox)
+        return MqttWritten(task.partition, task.batch, stored.rows, stored.already, stored.outbox)
 
     def _account(self, written: Sequence[MqttWritten], batch: int | None) -> None:  # noqa: ARG002 - the outbox knows it
         clients = len(self._sender.places)

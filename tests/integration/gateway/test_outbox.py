@@ -24,7 +24,6 @@ from tests.integration.gateway.conftest import Gateway, NewGateway
 from towline.delivery.outrows import rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, JournalError, JournalFull
-from towline.gateway.identity import KnownOffset
 from towline.gateway.settings import OutboxSettings
 from towline.schema import MESSAGE_SCHEMA
 from towline_prove.devstack import Mosquitto
@@ -339,8 +338,10 @@ def test_an_older_copy_of_the_outbox_sends_nothing(
     broker.start()
     client = gateway.start()
     stored = client.send("q/0", 1, [rows(range(5, 10), 2)], MESSAGE_SCHEMA)
-    KnownOffset(stored.journal, stored.tip, stored.incarnation).keep(str(checkpoint))
-    assert client.extent(stored.tip, outbox=True) == (stored.journal, 0, 10, stored.incarnation)
+    assert stored.outbox is not None
+    journal, tip, incarnation = stored.outbox
+    stored.outbox.keep(str(checkpoint))
+    assert client.extent(tip, outbox=True) == (journal, 0, 10, incarnation)
     ear.until(10)
     drained(gateway)
     gateway.stop()
