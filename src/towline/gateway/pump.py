@@ -16,7 +16,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -28,7 +28,8 @@ import structlog
 from towline.delivery.inbound import COUNTERS, Uplink
 from towline.delivery.intake import plain_run
 from towline.delivery.outbound import Downlink, recall
-from towline.delivery.receipts.ledger import ReceiptSender
+from towline.delivery.receipts.ledger import Ledger, ReceiptSender
+from towline.delivery.receipts.mark import ReceiptKeys
 from towline.errors import (
     BrokerError,
     ConfigError,
@@ -41,7 +42,7 @@ from towline.errors import (
 )
 from towline.gateway.draining import Drain, DrainFacts, DrainStep, end_session
 from towline.gateway.identity import directories, end_client, given_up, note_client
-from towline.gateway.sessions import WantedFilters, connection_of, filters_of, least_qos, receipt_ledger
+from towline.gateway.sessions import WantedFilters, connection_of
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox
@@ -50,6 +51,7 @@ from towline.mqtt.events import (
     Action,
     Deliver,
     Event,
+    Filter,
     Held,
     Online,
     Probe,
@@ -90,6 +92,9 @@ class Pump:
         inbox: Where messages go.
         outbox: What is to be sent; None for a gateway that only receives.
         news: Called after rows became durable and after messages of the outbox are done, on the pump's thread.
+
+    Raises:
+        ConfigError: TL-C85, the file of keys for receipts can't be used.
     """
 
     def __init__(
@@ -103,7 +108,19 @@ class Pump:
         self._settings = settings
         self._inbox, self._outbox = inbox, outbox
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
-        ledger = receipt_ledger(settings, inbox)
+        ledger: Ledger | None = None
+        if (receipts := settings.receipts) is not None:
+            ledger = Ledger(
+                inbox.notes,
+                inbox.end,
+                gateway=settings.name,
+                most_publishers=receipts.max_publishers,
+                most_ranges=receipts.max_ranges,
+                keep_s=receipts.keep_s,
+                keys=ReceiptKeys.read(receipts.key_file),
+                largest=settings.max_packet_bytes,
+            )
+            ledger.commit(inbox.committed)
         #: The session was made while rows waited for room: it knows neither their numbers nor their packet ids.
         self._stale = False
         #: That of the driver, once there is one.
@@ -132,7 +149,7 @@ class Pump:
             name=settings.name,
             acks=settings.acks,
             max_packet_bytes=settings.max_packet_bytes,
-            least_qos=least_qos(settings),
+            least_qos=settings.least_qos,
             handle=self._handle,
             on_rows=news,
             note=self._no_room,
@@ -151,8 +168,8 @@ class Pump:
             )
         #: Of publishers that want receipts; None when nobody gets any.
         self._receipts: ReceiptSender | None = None
-        if ledger is not None and settings.receipts is not None:
-            self._receipts = ReceiptSender(settings.receipts.prefix, ledger, inbox, self._handle, self._log)
+        if ledger is not None and receipts is not None:
+            self._receipts = ReceiptSender(receipts.prefix, ledger, inbox, self._handle, self._log)
         hooks = Hooks(
             new_session=self._new_session,
             perform=self._perform,
@@ -204,7 +221,7 @@ class Pump:
 
         return self.ask(call)
 
-    def want(self, change: str, filters: list[Any]) -> Future[dict[str, str]]:
+    def want(self, change: str, filters: Sequence[Filter]) -> Future[dict[str, str]]:
         """Want other filters, or ask how far that is (`WantedFilters.ask`).
 
         Raises:
@@ -393,7 +410,7 @@ class Pump:
         held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
         session = Session(config, record, self._inbox.end, held)
         if self._filters is None and not (record and record.established):  # it may be subscribed to all of them
-            unsure = dict.fromkeys((one.pattern for one in filters_of(settings)), UNSURE)
+            unsure = dict.fromkeys((one.pattern for one in settings.filters), UNSURE)
             session.subscriptions.known = unsure | session.subscriptions.known
         if self._acks_after_kafka:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.settled = self._inbox.committed

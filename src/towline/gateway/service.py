@@ -19,14 +19,13 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import structlog
 from pyarrow import flight
 from pydantic import Field, ValidationError, validate_call
 
 from towline.delivery.outrows import arrived
-from towline.delivery.refused import ACTIONS
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.access import TicketKey
 from towline.gateway.client import FOREIGN_LEASE_S
@@ -41,6 +40,7 @@ from towline.gateway.endpoint import (
 )
 from towline.gateway.identity import KnownOffset, check_offset, extent
 from towline.gateway.sessions import ChangeState
+from towline.gateway.settings import GatewaySettings, SubscribedFilter
 from towline.journal import Batch, largest_frame
 from towline.journal.segment import RowSlice, combined
 from towline.logfile import own_log
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from towline.gateway.pump import Pump
-    from towline.gateway.settings import GatewaySettings
     from towline.journal import Journal, Outbox
     from towline.journal.outbox import Appended
 
@@ -457,7 +456,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._outgoing()
         return {"ticket": self.tickets.sign(valid_s, kind="write", writer=writer)}
 
-    def _on_filters(self, change: Text, filters: list[Any], settings: Text) -> Any:
+    def _on_filters(self, change: Text, filters: list[SubscribedFilter], settings: Text) -> Any:
         """Want other filters, or say how far that is; with them the settings have another digest, ``settings``."""
         try:
             told = self._pump.want(change, filters).result(_GLANCE_S)
@@ -487,13 +486,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         outbox = self._outgoing()
         return {"done": self._polls.wait(lambda: outbox.reached(upto), min(timeout_s, MAX_WAIT_S), cancelled)}
 
-    def _on_refused(self, do: Text, at: Number) -> Any:
+    def _on_refused(self, do: Literal["page", "replay", "drop"], at: Number) -> Any:
         """Look at some of the refused messages, or move some: a method of `RefusedMessages` and its argument.
 
         What is answered with TL-G32 may have been done all the same: each message is moved once.
         """
-        if do not in ACTIONS:
-            raise bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
         self._outgoing()
         try:
             return self._pump.refused(do, at).result(_ASK_S)

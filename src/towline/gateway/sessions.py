@@ -8,20 +8,13 @@ meanwhile is asked anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from towline.delivery.receipts.ledger import Ledger
-from towline.delivery.receipts.mark import ReceiptKeys
 from towline.errors import ConfigError
-from towline.gateway.endpoint import bad_request
-from towline.gateway.settings import GatewaySettings, SubscribedFilter
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee, policy
-from towline.journal import Journal
 from towline.mqtt.events import Event, Filter, Want
 from towline.mqtt.filters import overlapping
 from towline.net.settings import BrokerConnection
@@ -36,7 +29,7 @@ def connection_of(settings: GatewaySettings) -> BrokerConnection:
     session = settings.session(
         settings.mqtt_client_id,
         settings.name,
-        filters_of(settings),
+        settings.filters,
         session_expiry_s=settings.session_expiry_s,
         receive_maximum=settings.window,
         unknown_session=settings.unknown_session or ("adopt" if settings.acks is AckAfter.KAFKA else "refuse"),
@@ -51,45 +44,6 @@ def connection_of(settings: GatewaySettings) -> BrokerConnection:
         linger_s=settings.linger_ms / 1000,
         linger_after_silence_s=settings.linger_after_silence_ms / 1000 if settings.linger_ms else 0.0,
     )
-
-
-def filters_of(settings: GatewaySettings) -> tuple[Filter, ...]:
-    """What the session is to be subscribed to; the gateway's own retain handling where a filter has none."""
-    return tuple(
-        replace(one, retain_handling=settings.retain_handling) if one.retain_handling is None else one
-        for one in settings.subscriptions
-    )
-
-
-def least_qos(settings: GatewaySettings) -> int:
-    """Messages with less are counted; with a dedupe key a line may subscribe with less than its promise takes else."""
-    subscribed = min((one.qos for one in settings.subscriptions), default=0)
-    return min(policy(settings.guarantee).qos, subscribed)
-
-
-def receipt_ledger(settings: GatewaySettings, inbox: Journal) -> Ledger | None:
-    """The publishers that want receipts, as the inbox knows them; None for a gateway that gives none.
-
-    Raises:
-        ConfigError: TL-C85, the file of keys can't be used.
-    """
-    if (receipts := settings.receipts) is None:
-        return None
-    ledger = Ledger(
-        inbox.notes,
-        inbox.end,
-        gateway=settings.name,
-        most_publishers=receipts.max_publishers,
-        most_ranges=receipts.max_ranges,
-        keep_s=receipts.keep_s,
-        keys=ReceiptKeys.read(receipts.key_file),
-        largest=settings.max_packet_bytes,
-    )
-    ledger.commit(inbox.committed)
-    return ledger
-
-
-_FILTERS: Final = TypeAdapter(tuple[SubscribedFilter, ...])
 
 
 class ChangeState(StrEnum):
@@ -140,9 +94,6 @@ class WantedFilters:
         settings: The gateway's, with the filters that it begins with.
         handle: Gives the session an event.
         expect: Counts messages with less than this QoS from now on.
-
-    Attributes:
-        wanted: What a session is to be subscribed to.
     """
 
     def __init__(
@@ -151,32 +102,26 @@ class WantedFilters:
         self._settings = settings
         self._handle = handle
         self._expect = expect
-        self.wanted: tuple[Filter, ...] = filters_of(settings)
         #: The change that was asked for last: its name, and its filters.
-        self._change = ("", self.wanted)
+        self._change = ("", settings.filters)
         self._state, self._text = ChangeState.GRANTED, ""
 
-    def ask(self, change: str, filters: list[Any]) -> dict[str, str]:
-        """Want these filters.
+    @property
+    def wanted(self) -> tuple[Filter, ...]:
+        """What a session is to be subscribed to."""
+        return self._settings.filters
 
-        Args:
-            change: Names the change: with the same name and filters it is asked how far it is.
-            filters: As the gateway's settings have them.
+    def ask(self, change: str, filters: Sequence[Filter]) -> dict[str, str]:
+        """Want these filters; with the same name and filters it is asked how far the change is.
 
         Returns:
             ``state``, a `ChangeState`, and ``text``: why the broker refused.
-
-        Raises:
-            GatewayError: TL-G08, these are no filters.
         """
-        try:
-            named = filters_of(self._settings.model_copy(update={"subscriptions": _FILTERS.validate_python(filters)}))
-        except ValidationError as error:
-            raise bad_request(self._settings.name, '"filters" has to be a list of topic filters') from error
-        if (change, named) != self._change:
-            self._change, self._state, self._text = (change, named), ChangeState.ASKED, ""
-            self._want(named)
-            self._handle(Want(named, or_back=True))
+        wanted = self._with(filters)
+        if (change, wanted.filters) != self._change:
+            self._change, self._state, self._text = (change, wanted.filters), ChangeState.ASKED, ""
+            self._want(wanted)
+            self._handle(Want(wanted.filters, or_back=True))
         return {"state": self._state.value, "text": self._text}
 
     def answered(self, session: Session) -> None:
@@ -185,10 +130,13 @@ class WantedFilters:
             return
         if session.refusal is not None:
             self._state, self._text = ChangeState.REFUSED, str(session.refusal)
-            self._want(session.config.filters)
+            self._want(self._with(session.config.filters))
         elif session.config.filters == self.wanted:
             self._state = ChangeState.GRANTED
 
-    def _want(self, filters: tuple[Filter, ...]) -> None:
-        self.wanted = filters
-        self._expect(least_qos(self._settings.model_copy(update={"subscriptions": filters})))
+    def _with(self, filters: Sequence[Filter]) -> GatewaySettings:
+        return self._settings.model_copy(update={"subscriptions": tuple(filters)})
+
+    def _want(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._expect(settings.least_qos)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from towline.delivery.receipts.payload import PREFIX
 from towline.gateway.listen import ListenSettings
@@ -243,67 +238,61 @@ class GatewaySettings(MqttSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.subscriptions and self.outbox is None:
-            raise ValueError("subscriptions is empty, and there is no outbox: nothing to do")
-        if len({s.pattern for s in self.subscriptions}) != len(self.subscriptions):
-            raise ValueError("a topic filter is subscribed twice; give each filter one QoS")
         self.check_connection(self.brokers)
-        table = policy(self.guarantee)
-        if table.persistent and self.session_expiry_s == 0:
-            raise ValueError(
-                f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s"
-            )
-        if self.acks not in table.acks:
-            wanted = " or ".join(table.acks)
-            raise ValueError(f"guarantee {self.guarantee} needs ack_after {wanted}, not {self.acks}")
+        shared = [one.pattern for one in self.subscriptions if one.pattern.startswith("$share/")]
+        problems = chain(self._contradictions(), self._problems_of_protocol(shared), self._problems_of_shares(shared))
+        if problem := next(problems, None):
+            raise ValueError(problem)
         return self
 
-    @model_validator(mode="after")
-    def _apart(self) -> Self:
+    def _contradictions(self) -> Iterator[str]:
+        if not self.subscriptions and self.outbox is None:
+            yield "subscriptions is empty, and there is no outbox: nothing to do"
+        if len({s.pattern for s in self.subscriptions}) != len(self.subscriptions):
+            yield "a topic filter is subscribed twice; give each filter one QoS"
+        table = policy(self.guarantee)
+        if table.persistent and self.session_expiry_s == 0:
+            yield f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s"
+        if self.acks not in table.acks:
+            yield f"guarantee {self.guarantee} needs ack_after {' or '.join(table.acks)}, not {self.acks}"
+        if self.receipts is not None and not table.serves_again:
+            yield f"receipts need guarantee at_least_once or exactly_once: {self.guarantee} gives messages up"
         if pair := next(overlapping(self.single), None):
-            raise ValueError(
+            yield (
                 f'"{pair[0]}" and "{pair[1]}" have topics in common, and a broker may send a message for each '
                 f"[MQTT-3.3.4-2]: guarantee {self.guarantee} does not bear it; take one wider filter, a line or query "
                 "for each, or a dedupe key of the line"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _versioned(self) -> Self:
+    def _problems_of_protocol(self, shared: list[str]) -> Iterator[str]:
         if self.protocol != "5" and any((self.retain_handling, *(s.retain_handling for s in self.subscriptions))):
-            raise ValueError('retain_handling 1 and 2 need protocol "5": MQTT 3.x always sends retained messages')
-        shared = next((s.pattern for s in self.subscriptions if s.pattern.startswith("$share/")), None)
+            yield 'retain_handling 1 and 2 need protocol "5": MQTT 3.x always sends retained messages'
         if shared and self.protocol in {"3.1.1", "3.1"}:
-            raise ValueError(
-                f'"{shared}" needs protocol "5": to MQTT 3.x it is a filter as any other, and nothing comes'
-            )
-        return self
+            yield f'"{shared[0]}" needs protocol "5": to MQTT 3.x it is a filter as any other, and nothing comes'
+        if self.receipts is not None and self.protocol != "5":
+            yield 'receipts need protocol "5": marks are user properties'
 
-    @model_validator(mode="after")
-    def _receipted(self) -> Self:
-        if self.receipts is None:
-            return self
-        if not policy(self.guarantee).serves_again:
-            raise ValueError(
-                f"receipts need guarantee at_least_once or exactly_once: {self.guarantee} gives messages up"
-            )
-        if self.protocol != "5":
-            raise ValueError('receipts need protocol "5": marks are user properties')
-        shared = [s.pattern for s in self.subscriptions if s.pattern.startswith("$share/")]
-        if shared:
-            raise ValueError(f'receipts need every message of a publisher, "{shared[0]}" shares them with others')
-        return self
+    def _problems_of_shares(self, shared: list[str]) -> Iterator[str]:
+        if self.receipts is not None and shared:
+            yield f'receipts need every message of a publisher, "{shared[0]}" shares them with others'
+        if self.share is not None:
+            if self.outbox is not None:
+                yield "share is for what is received, and there is an outbox"
+            if len(shared) != (len(self.subscriptions) if self.share.way is ShareWay.SUBSCRIPTION else 0):
+                yield 'share = "subscription" and filters with $share/ go together, all of them'
 
-    @model_validator(mode="after")
-    def _shared(self) -> Self:
-        if self.share is None:
-            return self
-        if self.outbox is not None:
-            raise ValueError("share is for what is received, and there is an outbox")
-        shared = [s.pattern.startswith("$share/") for s in self.subscriptions]
-        if any(shared) is not (self.share.way is ShareWay.SUBSCRIPTION) or any(shared) is not all(shared):
-            raise ValueError('share = "subscription" and filters with $share/ go together, all of them')
-        return self
+    @property
+    def filters(self) -> tuple[Filter, ...]:
+        """What the session is to be subscribed to; the gateway's own retain handling where a filter has none."""
+        return tuple(
+            replace(one, retain_handling=self.retain_handling) if one.retain_handling is None else one
+            for one in self.subscriptions
+        )
+
+    @property
+    def least_qos(self) -> int:
+        """Messages with less are counted; with a dedupe key a line may subscribe with less than its promise takes."""
+        return min(policy(self.guarantee).qos, min((one.qos for one in self.subscriptions), default=0))
 
     @property
     def single(self) -> list[str]:

@@ -252,6 +252,7 @@ def test_the_watermark_that_all_have_come_to_is_told(server: Served, client: Gat
 
 OPEN: dict[str, Any] = {"consumer": "x", "pid": 1, "started": 1, "host": "h"}
 WAIT: dict[str, Any] = {"consumer": "x", "lease": "y", "journal": "j", "start": 0}
+FILTERS: dict[str, Any] = {"change": "1", "settings": "x"}
 SIGN: dict[str, Any] = {"journal": "j", "valid_s": 1}
 
 
@@ -271,6 +272,10 @@ SIGN: dict[str, Any] = {"journal": "j", "valid_s": 1}
         ("open", {**OPEN, "newer": 1}, '"newer" is not accepted: unexpected'),
         ("wait", {**WAIT, "timeout_s": "1"}, '"timeout_s" is not accepted: .* a valid number'),
         ("wait", json.dumps({**WAIT, "timeout_s": float("nan")}).encode(), '"timeout_s" is not accepted: .* finite'),
+        ("filters", {**FILTERS, "filters": [{"filter": "a#"}]}, '"filters.0" is not accepted: .*# stands alone'),
+        ("filters", {**FILTERS, "filters": [{"qos": 1}]}, '"filters.0.*" is not accepted: .*required'),
+        ("filters", {**FILTERS, "filters": ["a"]}, '"filters.0.*" is not accepted'),
+        ("refused", {"do": "burn", "at": 0}, "\"do\" is not accepted: .* 'page', 'replay' or 'drop'"),
         ("sign", {**SIGN, "ranges": []}, '"ranges" is not accepted: .* at least 1 item'),
         ("sign", {**SIGN, "ranges": [[0, 1]]}, '"ranges.0.2" is not accepted: .*required'),
         ("sign", {**SIGN, "ranges": [[0, "1", ""]]}, '"ranges.0.1" is not accepted: .* a valid integer'),
