@@ -41,9 +41,9 @@ def gateway(
 
     Example:  towline gateway bridge.toml --line telemetry --member g1
     """
-    from towline.gateway.draining import drainable  # noqa: PLC0415
     from towline.gateway.launch import end_running  # noqa: PLC0415
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
+    from towline.gateway.sessions import drainable  # noqa: PLC0415
     from towline.monitor.serving import gateway_endpoint  # noqa: PLC0415
 
     if stop is not None:

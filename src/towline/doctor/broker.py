@@ -15,7 +15,6 @@ from towline.bridge.config.model import DownLine, Line
 from towline.doctor.case import PROBE, Case, LineGateway, LineLoad, Target, filters_of, within
 from towline.doctor.table import Answer, Check, NotAsked, Standing, fact
 from towline.errors import BrokerError, ConfigError, JournalError, SessionUnknown, TowlineError, Unreachable
-from towline.gateway.sessions import connection_of
 from towline.journal.recovery import session_in
 from towline.mosquitto_conf import MosquittoConf, read
 from towline.mqtt.events import Filter
@@ -353,7 +352,7 @@ class Broker(contextlib.ExitStack):
         With an expiry of 0 it ends a session that is there; without `adopt` such a session ends the connection, before
         anything of it is acknowledged.
         """
-        given, connection = self.target.settings, connection_of(self.target.settings)
+        given, connection = self.target.settings, self.target.settings.connection
         credentials, headers, _ = read_credentials(connection, lambda: False)
         level = vars(self).get("level", 0)  # what the broker answered to first
         settings = ClientSettings(

@@ -36,7 +36,6 @@ from towline.gateway.identity import check_checkpoint, check_outbox
 from towline.gateway.listen import ServerCertificate
 from towline.gateway.pump import Pump, time_of_row
 from towline.gateway.service import InboxService, unforeseen
-from towline.gateway.sessions import check_session
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream, log_settings
@@ -166,7 +165,10 @@ class _Gateway:
             failed.callback(self._journal.close)
             if note := self._journal.repair:
                 self._log.warning("journal repaired", note=note)
-            check_session(settings, self._journal.session)
+            session: Mapping[str, Any] = self._journal.session
+            former = session["subscriptions"] if session.get("client_id") == settings.mqtt_client_id else ()
+            if problem := settings.passing_problem(former, settings.name):
+                raise problem
             check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
             self._outbox: Outbox | None = None
             self._oldest = waiting_since(self._journal, "received_at")

@@ -40,9 +40,8 @@ from towline.errors import (
     TowlineError,
     Unreachable,
 )
-from towline.gateway.draining import Drain, DrainFacts, DrainStep, end_session
 from towline.gateway.identity import directories, end_client, given_up, note_client
-from towline.gateway.sessions import WantedFilters, connection_of
+from towline.gateway.sessions import Drain, DrainFacts, DrainStep, WantedFilters, end_session
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox
@@ -178,7 +177,7 @@ class Pump:
             notice=self._log.warning,
             plain=plain_run,
         )
-        self._connection = connection_of(settings)
+        self._connection = settings.connection
         self._acks_after_kafka = settings.acks is AckAfter.KAFKA
         self._drain = None if settings.drain_s is None else Drain(settings.drain_s)
         #: None while the gateway is drained: it has no filter, and gets none.

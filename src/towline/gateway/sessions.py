@@ -1,49 +1,50 @@
-"""What a gateway's settings say to its MQTT session, and other filters for one that runs.
+"""The session of a gateway that runs: other filters for it, and its end.
 
 Where other filters are wanted, the connection, its session and what the journal holds stay as they are: the broker is
 asked for the difference only (`towline.mqtt.events.Want`). A filter that it refuses takes the whole change back.
 Whoever asked comes with the same words again until it is told how that went, so that a gateway that was killed
 meanwhile is asked anew.
+
+A gateway leaves its line in one pass, ``towline gateway --drain``: takes in what its session holds, and ends that.
+
+    step         until
+    LEAVING      UNSUBACK has come for every filter
+    TAKING       nothing is unacknowledged, and nothing has come for a while, over which every PINGREQ is answered
+    COMMITTING   every consumer has committed the end of the journal, publishers have their receipts, and the outbox
+                 has nothing left to send
+    ENDING       a CONNECT with Clean Start is answered: the broker has no session any more
+
+Nothing of it is written down. After a kill the same command takes the same steps, and loses nothing: what was not
+acknowledged comes again, and where the session was ended already an empty one is made, and ended. The order is what
+keeps the promise: nothing new may be queued before what is queued can be taken out [MQTT-3.10.4-2, -3], and a session
+that is ended takes with it what it holds. There is no way to hand a message back: what the broker has queued for this
+client it gives to no other. Nor does MQTT say when a session is empty: a broker answers a PINGREQ while it has yet to
+send. So only silence tells, and how much of it is enough is for the user to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from towline.errors import ConfigError
-from towline.gateway.settings import GatewaySettings
-from towline.guarantee import AckAfter, Guarantee, policy
+from towline.errors import ConfigError, Unreachable
 from towline.mqtt.events import Event, Filter, Want
-from towline.mqtt.filters import overlapping
-from towline.net.settings import BrokerConnection
+from towline.mqtt.session import Session
+from towline.net.driver import Hooks, SessionDriver
 
 if TYPE_CHECKING:
-    from towline.mqtt.session import Session
+    from towline.gateway.settings import GatewaySettings
+    from towline.net.settings import BrokerConnection
 
-
-def connection_of(settings: GatewaySettings) -> BrokerConnection:
-    """The gateway's connection and its session; secrets are read at each connection."""
-    delivers = settings.outbox is not None
-    session = settings.session(
-        settings.mqtt_client_id,
-        settings.name,
-        settings.filters,
-        session_expiry_s=settings.session_expiry_s,
-        receive_maximum=settings.window,
-        unknown_session=settings.unknown_session or ("adopt" if settings.acks is AckAfter.KAFKA else "refuse"),
-        durable=policy(settings.guarantee).persistent,
-        durable_ids=delivers,
-        exactly_once=delivers and settings.guarantee is Guarantee.EXACTLY_ONCE,
-    )
-    return BrokerConnection(
-        settings=settings,
-        session=session,
-        brokers=settings.brokers,
-        linger_s=settings.linger_ms / 1000,
-        linger_after_silence_s=settings.linger_after_silence_ms / 1000 if settings.linger_ms else 0.0,
-    )
+#: So many PINGREQs are answered over that time.
+_PROBES: Final = 4
+#: Pause before another try to end the session, in seconds.
+_AGAIN_S: Final = 2.0
+#: Patience in seconds with a broker whose session is to be ended.
+_ENDING_S: Final = 10.0
 
 
 class ChangeState(StrEnum):
@@ -55,36 +56,6 @@ class ChangeState(StrEnum):
     GRANTED = "granted"
     #: The broker does not want one of them, and the filters are those before.
     REFUSED = "refused"
-
-
-def passing_problem(settings: GatewaySettings, former: Iterable[str], where: str) -> ConfigError | None:
-    """Why a session can't pass from its filters to those of the settings: TL-C170; None where it can.
-
-    What may be neither lost nor doubled can't pass from a filter that goes to one that takes the same topics.
-
-    Args:
-        settings: The gateway's.
-        former: Filters that the session has.
-        where: Begins the error.
-    """
-    if settings.guarantee is not Guarantee.EXACTLY_ONCE:
-        return None
-    former, wanted = list(former), {one.pattern for one in settings.subscriptions}
-    pairs = ((one, gone) for one in settings.single if one not in former for gone in former if gone not in wanted)
-    comes, goes = next((pair for pair in pairs if any(overlapping(pair))), ("", ""))
-    what = (
-        f'"{comes}" takes topics of "{goes}", which the session has and which goes: while both are subscribed a broker '
-        "may send a message for each [MQTT-3.3.4-2], while neither is it keeps none, and exactly_once allows neither"
-    )
-    do = "Take filters that share no topic; or pass in two steps, first without the former: what comes between is lost."
-    return ConfigError("TL-C170", where, what, do) if goes else None
-
-
-def check_session(settings: GatewaySettings, stored: Mapping[str, Any]) -> None:
-    """See that the broker's session, as a journal has it, can pass into these filters; raises ConfigError TL-C170."""
-    ours = stored.get("client_id") == settings.mqtt_client_id
-    if ours and (problem := passing_problem(settings, stored["subscriptions"], settings.name)):
-        raise problem
 
 
 class WantedFilters:
@@ -140,3 +111,162 @@ class WantedFilters:
     def _want(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._expect(settings.least_qos)
+
+
+class DrainStep(StrEnum):
+    """Where a drain stands."""
+
+    LEAVING = "unsubscribing"
+    TAKING = "taking what the broker holds"
+    COMMITTING = "waiting for commits"
+    ENDING = "ending the session"
+    DRAINED = "drained"
+
+
+class DrainFacts(NamedTuple):
+    """What a drain looks at.
+
+    Attributes:
+        online: The session is online.
+        subscribed: A filter is subscribed, or may be.
+        open: Messages that are unacknowledged or not on disk.
+        came: Changes with all that comes: connection, messages received (those too that were not stored), QoS 2 ids
+            that are not released.
+        probed: Every PINGREQ is answered.
+        uncommitted: Rows that a consumer has not committed.
+        owing: A publisher is to get a receipt, or a message is to be sent.
+    """
+
+    online: bool
+    subscribed: bool
+    open: int
+    came: tuple[int, ...]
+    probed: bool
+    uncommitted: int
+    owing: bool = False
+
+
+class Drain:
+    """The drain of one gateway: which step it stands at, and when its session counts as empty. Pure: no clock.
+
+    Args:
+        idle_s: How long nothing may come before the session counts as empty, in seconds.
+
+    Attributes:
+        step: How far it is.
+    """
+
+    def __init__(self, idle_s: float) -> None:
+        self.step = DrainStep.LEAVING
+        self._idle_s = idle_s
+        #: `DrainFacts.came` when the silence began, None for no silence; and when that was.
+        self._here: tuple[int, ...] | None = None
+        self._since = self._looked = 0.0
+        #: PINGREQs since then.
+        self._probes = 0
+        #: When the end of the session is tried again.
+        self._again_at = 0.0
+
+    def look(self, facts: DrainFacts, now: float, probe: Callable[[], None]) -> bool:
+        """See how far it is; whether the session is to be ended now.
+
+        Args:
+            facts: As they are.
+            now: Seconds on a clock that never goes back.
+            probe: Sends a PINGREQ.
+        """
+        if facts.subscribed:
+            self.step = DrainStep.LEAVING
+        elif not self._is_still(facts, now, probe):
+            self.step = DrainStep.TAKING
+        else:
+            self.step = DrainStep.COMMITTING if facts.uncommitted or facts.owing else DrainStep.ENDING
+        return self.step is DrainStep.ENDING and now >= self._again_at
+
+    def _is_still(self, facts: DrainFacts, now: float, probe: Callable[[], None]) -> bool:
+        """Whether the broker has no more to send: nothing has come for a while, and the connection is alive."""
+        self._looked = now
+        if not facts.online or facts.open:
+            self._here = None
+            return False
+        if self._here != facts.came:
+            self._here, self._since, self._probes = facts.came, now, 0
+        if self._probes < _PROBES:
+            if now >= self._next_probe():
+                self._probes += 1
+                probe()
+            return False
+        return facts.probed and now >= self._since + self._idle_s
+
+    def _next_probe(self) -> float:
+        """Behind the last: the end of the silence."""
+        return self._since + self._idle_s * self._probes / _PROBES
+
+    def due(self) -> float | None:
+        """When to look again by the clock; None for not by the clock: commits and answers of the broker wake."""
+        if self.step is DrainStep.ENDING:
+            return self._again_at
+        waits = self.step is DrainStep.TAKING and self._here is not None and self._next_probe() > self._looked
+        return self._next_probe() if waits else None
+
+    def put_off(self, now: float) -> None:
+        """The session could not be ended."""
+        self._again_at = now + _AGAIN_S
+
+
+def drainable(settings: GatewaySettings) -> None:
+    """See that a gateway can be drained.
+
+    Raises:
+        ConfigError: TL-G57, it can't.
+    """
+    if settings.several_sessions:
+        what = "its brokers may each have a session of its own, and only the one in use would be emptied"
+        do = "Set brokers_share_sessions where they are one cluster, or drain it at each broker by itself."
+        raise ConfigError("TL-G57", settings.name, what, do)
+
+
+def end_session(connection: BrokerConnection, client_id: str, cancelled: Callable[[], bool]) -> None:
+    """End a session at every broker where one may be.
+
+    A CONNECT with Clean Start discards the session that is there [MQTT-3.1.2-4], and CONNACK says that it is done; with
+    expiry 0 (MQTT 3.x: CleanSession 1) the one that it makes ends with the connection.
+
+    Args:
+        connection: How to get there.
+        client_id: Whose session; nobody may be connected with it.
+        cancelled: Whether to give it up.
+
+    Raises:
+        BrokerError: It is not known to be ended.
+        ConfigError: A broker can't be reached as configured.
+    """
+    session = replace(
+        connection.session,
+        client_id=client_id,
+        filters=(),
+        will=None,
+        session_expiry_s=0,
+        clean_start=True,
+        durable=False,
+        durable_ids=False,
+        exactly_once=False,
+    )
+    ending = replace(connection, session=session)
+    # Nothing is received, and nothing is to be remembered.
+    hooks = Hooks(new_session=lambda level: Session(ending.session_at(level)), perform=lambda _: None)
+    places = [(broker,) for broker in connection.brokers] if connection.several_sessions else [connection.brokers]
+    for brokers in places:
+        driver = SessionDriver(replace(ending, brokers=brokers), hooks)
+        deadline = time.monotonic() + _ENDING_S
+        try:
+            while not driver.online:
+                if driver.fatal is not None:
+                    raise driver.fatal
+                if cancelled() or time.monotonic() >= deadline:
+                    what = "the broker did not let the session be ended in time"
+                    raise driver.error or Unreachable("TL-M03", str(driver.endpoint), what, "Trying again.")
+                driver.turn(time.monotonic() + 0.1)
+            driver.leave()
+        finally:
+            driver.dispose()

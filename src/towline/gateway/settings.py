@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from enum import StrEnum
 from itertools import chain
@@ -14,13 +14,14 @@ from typing import Annotated, Any, Final, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from towline.delivery.receipts.payload import PREFIX
+from towline.errors import ConfigError
 from towline.gateway.listen import ListenSettings
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import overlapping
 from towline.mqtt.rules import filter_problem
-from towline.net.settings import Brokers, MqttSettings
+from towline.net.settings import BrokerConnection, Brokers, MqttSettings
 from towline.options import OptionText, label, parts
 from towline.validation import SettingsModel
 
@@ -208,7 +209,7 @@ class GatewaySettings(MqttSettings):
         detached: Go on when whoever had it started has ended: ``query`` ends with the driver; ``detached`` goes on
             receiving until ``towline gateway --stop DIR``, or whatever ends all processes of its service or container.
             While a query runs, one that was killed is started again at once (docs/guarantees.md#outage-budget).
-        drain_s: Leave the line (`towline.gateway.draining`), and end the session after so many seconds in which nothing
+        drain_s: Leave the line (`towline.gateway.sessions`), and end the session after so many seconds in which nothing
             came; None to take part.
         checkpoint: Location of the checkpoint of the query that reads here: a journal that it does not belong to takes
             nothing in [I14]. "" for one that is not known.
@@ -293,6 +294,47 @@ class GatewaySettings(MqttSettings):
     def least_qos(self) -> int:
         """Messages with less are counted; with a dedupe key a line may subscribe with less than its promise takes."""
         return min(policy(self.guarantee).qos, min((one.qos for one in self.subscriptions), default=0))
+
+    @property
+    def connection(self) -> BrokerConnection:
+        """The gateway's connection and its session; secrets are read at each connection."""
+        delivers = self.outbox is not None
+        session = self.session(
+            self.mqtt_client_id,
+            self.name,
+            self.filters,
+            session_expiry_s=self.session_expiry_s,
+            receive_maximum=self.window,
+            unknown_session=self.unknown_session or ("adopt" if self.acks is AckAfter.KAFKA else "refuse"),
+            durable=policy(self.guarantee).persistent,
+            durable_ids=delivers,
+            exactly_once=delivers and self.guarantee is Guarantee.EXACTLY_ONCE,
+        )
+        return BrokerConnection(
+            settings=self,
+            session=session,
+            brokers=self.brokers,
+            linger_s=self.linger_ms / 1000,
+            linger_after_silence_s=self.linger_after_silence_ms / 1000 if self.linger_ms else 0.0,
+        )
+
+    def passing_problem(self, former: Iterable[str], where: str) -> ConfigError | None:
+        """Why a session can't pass from former filters to these: TL-C170; None where it can.
+
+        What may be neither lost nor doubled can't pass from a filter that goes to one that takes the same topics.
+        """
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return None
+        former, wanted = list(former), {one.pattern for one in self.subscriptions}
+        pairs = ((one, gone) for one in self.single if one not in former for gone in former if gone not in wanted)
+        comes, goes = next((pair for pair in pairs if any(overlapping(pair))), ("", ""))
+        what = (
+            f'"{comes}" takes topics of "{goes}", which the session has and which goes: while both are subscribed a '
+            "broker may send a message for each [MQTT-3.3.4-2], while neither is it keeps none, and exactly_once "
+            "allows neither"
+        )
+        do = "Take filters that share no topic; or pass in two steps, first without the former: what comes between is "
+        return ConfigError("TL-C170", where, what, do + "lost.") if goes else None
 
     @property
     def single(self) -> list[str]:

@@ -15,7 +15,6 @@ from towline.bridge.config.file import load, parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.plan import plan_of
 from towline.errors import ConfigError, ConfigErrors
-from towline.gateway.sessions import connection_of
 from towline.guarantee import AckAfter, Guarantee
 
 GOOD = """\
@@ -163,13 +162,13 @@ def test_after_kafka_the_broker_keeps_what_kafka_has_not(tmp_path: Path) -> None
     ):
         bridge = read(changed('name = "telemetry"', f'name = "telemetry"\nack_after = "{said}"'), tmp_path)
         (line,) = bridge.uplinks
-        assert connection_of(line.gateway).session.unknown_session == meets
+        assert line.gateway.connection.session.unknown_session == meets
         (plan,) = plan_of(bridge)["lines"]
         assert any(shown in text for text in plan["limits"])
         assert ("as long as the broker keeps its session" in plan["lost"]) is (said == "kafka")
     text = changed('name = "telemetry"', 'name = "telemetry"\nack_after = "kafka"')
     (line,) = read(text.replace("[mqtt]", '[mqtt]\nunknown_session = "refuse"'), tmp_path).uplinks
-    assert connection_of(line.gateway).session.unknown_session == "refuse"
+    assert line.gateway.connection.session.unknown_session == "refuse"
 
 
 @pytest.mark.parametrize(

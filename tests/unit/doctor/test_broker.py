@@ -21,7 +21,6 @@ from towline.doctor.broker import CHECKS, Heard, KeptQueue, probe_topic
 from towline.doctor.case import filters_of, targets_of
 from towline.doctor.table import Answer, NotAsked, Standing
 from towline.errors import Refused, Unreachable
-from towline.gateway.sessions import connection_of
 from towline.journal import Journal
 from towline.mqtt.events import SessionRecord
 from towline.mqtt.filters import matches
@@ -396,7 +395,7 @@ def test_each_way_to_a_broker_is_examined_once(tmp_path: Path) -> None:
     [target] = targets_of(
         bridge_of(tmp_path / "3", "mqtt://127.0.0.1", mqtt=f'username = "u"\npassword_file = "{secret}"')
     )
-    options = connection_of(target.settings)
+    options = target.settings.connection
     read = read_credentials(options, lambda: False)
     assert read[0]["password"] == b"s3cret"
     assert "s3cret" not in repr((target, options))

@@ -13,8 +13,8 @@ from mqtt5 import PingRespPacket, PublishPacket, UnsubAckPacket, UnsubAckReasonC
 from tests.helpers import read_all
 from tests.unit.gateway.brokered import Broker, turn
 from towline.errors import ConfigError
-from towline.gateway.draining import Drain, DrainFacts, DrainStep, drainable
 from towline.gateway.pump import Pump
+from towline.gateway.sessions import Drain, DrainFacts, DrainStep, drainable
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA

@@ -11,7 +11,6 @@ import pytest
 
 from towline import ClientSettings
 from towline.errors import ConfigError, TowlineError, Unreachable
-from towline.gateway.sessions import connection_of
 from towline.gateway.settings import GatewaySettings
 from towline.net.credentials import Headers, read_credentials
 from towline.net.settings import BrokerConnection
@@ -74,7 +73,7 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("password_file", "websocket_headers_file", "websocket_query_file")}
     gateway = {"name": "g", "state_dir": tmp_path, "brokers": "ws://b", "subscriptions": [{"filter": "a"}]}
     told = GatewaySettings.model_validate({**gateway, "authenticator": f"{__name__}:Told", **files})
-    for wanted in (options(**files), connection_of(told)):
+    for wanted in (options(**files), told.connection):
         for turn in ("1", "2"):
             files["password_file"].write_text(f"p{turn}\n")
             files["websocket_headers_file"].write_text(f"\nA: h{turn}\nB:x\n")
@@ -85,7 +84,7 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
             assert headers == (("A", f"h{turn}"), ("B", "x"))
             if isinstance(made := login["authenticator"], Told):
                 assert made.made == (told.username, b"p" + turn.encode())
-    assert isinstance(read(connection_of(told))[0]["authenticator"], Told)
+    assert isinstance(read(told.connection)[0]["authenticator"], Told)
 
 
 @pytest.mark.parametrize(

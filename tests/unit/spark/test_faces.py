@@ -6,7 +6,6 @@ import ssl
 from pathlib import Path
 
 from tests.unit.bridge.test_config import GOOD, read, told
-from towline.gateway.sessions import connection_of
 from towline.gateway.settings import GatewaySettings
 from towline.mqtt.events import Filter
 from towline.net.endpoint import Endpoint
@@ -93,7 +92,7 @@ def test_all_faces_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "headers").write_text("A: b\n")
     text = GOOD.partition("[[uplink.route]]")[0] + "[uplink.mqtt]" + TOML + ROUTE
     (line,) = read(text, tmp_path).uplinks
-    spark, toml, out = (connection_of(one) for one in (source, line.gateway, sink))
+    spark, toml, out = (one.connection for one in (source, line.gateway, sink))
     assert facts(spark) == facts(toml)
     wanted = Filter("a/#", 1, no_local=True, retain_as_published=False, retain_handling=2, identifier=7)
     assert spark.session.filters == (wanted,)
@@ -125,6 +124,6 @@ def test_the_oldest_tls_spoken_is_of_every_face(tmp_path: Path) -> None:
     gateways = [GatewaySettings.model_validate_json(place.settings) for place in places]
     mqtt = '[uplink.mqtt]\nbrokers = "mqtts://h"\ntls = { min_version = "1.3" }\n'
     gateways.append(read(GOOD.partition("[[uplink.route]]")[0] + mqtt + ROUTE, tmp_path).uplinks[0].gateway)
-    connections = [connection_of(one) for one in gateways]
+    connections = [one.connection for one in gateways]
     connections.append(ClientSettings(tls=Tls(min_version="1.3")).connection("mqtts://h", "c"))
     assert [one.settings.tls.context().minimum_version for one in connections] == [ssl.TLSVersion.TLSv1_3] * 4

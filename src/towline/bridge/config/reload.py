@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.errors import ConfigError, ConfigErrors
-from towline.gateway.sessions import passing_problem
 from towline.gateway.settings import SubscribedFilter
 from towline.guarantee import Guarantee, policy
 from towline.mqtt.events import Filter
@@ -115,7 +114,7 @@ def changes(running: Bridge, wanted: Bridge) -> list[LineChange]:
     for one in found:
         if one.before and one.before.gateway.mqtt_client_id == one.after.gateway.mqtt_client_id:  # else another session
             former, where = (each.pattern for each in one.former), f'{wanted.file}  uplink "{one.after.name}"'
-            problems.append(passing_problem(one.after.gateway, former, where))
+            problems.append(one.after.gateway.passing_problem(former, where))
     if passing := [problem for problem in problems if problem]:
         raise ConfigErrors(passing)
     return found

@@ -15,7 +15,6 @@ from towline.bridge.config.document import Document, KeyPath
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.uplink.query import UplinkQuery
-from towline.gateway.sessions import connection_of
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import policy
 from towline.kafka.clientconfig import file_property
@@ -116,7 +115,7 @@ def _of_line(bridge: Bridge, line: Line | DownLine, origins: Origins) -> Iterato
 
 def _connection(line: AnyLine, gateway: GatewaySettings, origins: Origins, table: tuple[str, int]) -> Iterator[Setting]:
     """The settings of one gateway's connection; `table` is the kind and number of the line's."""
-    connection = connection_of(gateway)
+    connection = gateway.connection
     config = connection.session_at(connection.levels[0])
 
     def settings(rows: Iterable[tuple[str, object, str]]) -> Iterator[Setting]:

@@ -1,6 +1,6 @@
 """`towline retire`: ends a line, of the file or not any more, when all that it holds is where it was to go.
 
-    its gateway leaves the line (`towline.gateway.draining`), by the settings that the line was started with last; for
+    its gateway leaves the line (`towline.gateway.sessions`), by the settings that the line was started with last; for
     an uplink Spark carries to Kafka what waits, from the line's own checkpoint; what a downlink's outbox has is sent
     nothing waits, and no session of the line is left at a broker
     its directory is taken away, in one step
@@ -22,11 +22,10 @@ from towline.bridge.runtime.state import BRIDGE_FILE
 from towline.bridge.runtime.supervisor import Supervisor, alone
 from towline.bridge.runtime.surroundings import SCRATCH
 from towline.errors import ConfigError, GatewayError
-from towline.gateway.draining import drainable, end_session
 from towline.gateway.identity import end_client, read_clients
 from towline.gateway.launch import end_running
 from towline.gateway.process import run
-from towline.gateway.sessions import connection_of
+from towline.gateway.sessions import drainable, end_session
 from towline.journal.outbox import waiting_in
 from towline.text import counted
 
@@ -112,5 +111,5 @@ def _end_sessions(line: AnyLine) -> None:
         for one in read_clients(settings.state_dir):
             if one.ended is None:
                 end_running(settings.state_dir)
-                end_session(connection_of(settings), one.client_id, lambda: False)
+                end_session(settings.connection, one.client_id, lambda: False)
                 end_client(settings.state_dir, one.client_id, "discarded")
