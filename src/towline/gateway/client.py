@@ -52,8 +52,8 @@ SILENCE_S: Final = 90.0
 #: Longest time for a piece of a batch on its way to an outbox over a network, in seconds.
 BRING_S: Final = 300.0
 
-#: gRPC would otherwise wait up to a second, then longer, before it looks again whether a gateway is back. What it calls
-#: the shortest backoff is also how long one attempt may take: a busy machine needs more than a moment.
+#: gRPC would otherwise wait up to a second, then longer, before it tries again. What it calls the shortest backoff is
+#: also how long one attempt may take: a busy machine needs more than a moment.
 _CHANNEL: Final = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 10_000),
@@ -98,22 +98,20 @@ class Lease:
     """The right to move a consumer's watermark [I8].
 
     Attributes:
-        consumer: Name of the consumer.
+        consumer: Its name.
         token: Proof for every later call.
-        name: Name of the gateway.
+        name: Of the gateway.
         journal: Id of the journal.
-        epoch: Epoch of the journal's owner.
         first: First offset that can be read.
         tip: Offset after the last durable row.
         committed: The consumer's watermark: the offset after its last committed row.
-        opening: Which opening of the journal gave it. An older copy may have the same epoch.
+        opening: Which opening of the journal gave it.
     """
 
     consumer: str
     token: str = field(repr=False)
     name: str
     journal: str
-    epoch: int
     first: int
     tip: int
     committed: int
@@ -170,13 +168,13 @@ class GatewayClient:
         """Become the reader of a consumer.
 
         Args:
-            consumer: Name of the consumer.
+            consumer: Its name.
             patience_s: Seconds to wait for another reader to end; a stopped query's process needs a moment. At least
                 `TAKEOVER_S` where the gateway is on a network or in another container: it takes so long to see that a
                 reader has died.
 
         Raises:
-            Fenced: TL-G03 when another living process reads as this consumer.
+            Fenced: TL-G03, another living process reads as this consumer.
         """
         me = ProcessMark.of(os.getpid())
         # Names of machines and containers repeat, and so do pids: over a network none of them is the gateway's own.
@@ -221,10 +219,7 @@ class GatewayClient:
         incarnation: str = "",
         sized: bool = False,
     ) -> Window:
-        """Commit everything before ``safe``, then wait for rows beyond ``start``.
-
-        Signals are handled while it waits: the call itself is made on a thread of its own, because a signal handler
-        of Python does not run inside a call of gRPC.
+        """Commit everything before ``safe``, then wait for rows beyond ``start``; signals are handled meanwhile.
 
         Args:
             lease: From `open`.
@@ -438,7 +433,7 @@ class GatewayClient:
             settings: `GatewaySettings.digest` of its settings with these filters.
 
         Returns:
-            State and text, as `towline.gateway.sessions.WantedFilters.ask` says them.
+            A `ChangeState` as text, and why the broker refused.
 
         Raises:
             ConfigError: TL-C172, it is being drained.

@@ -32,13 +32,10 @@ START_S = 20.0
 
 #: Longest time for a living gateway to say that it lives, in seconds.
 _GLANCE_S = 5.0
-
 #: Pause before another look, in seconds.
 _GLANCE_PAUSE_S = 0.02
-
 #: Pause before another try to start a gateway whose journal is locked, in seconds.
 _RETRY_S = 0.3
-
 #: Gateways started here: kept so that they can be reaped, never to be ended from here.
 _children: list[subprocess.Popen[bytes]] = []
 
@@ -68,10 +65,9 @@ def discover(state_dir: Path) -> GatewayClient | None:
 def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None) -> GatewayClient:
     """Attach to the running gateway of ``settings.state_dir``, or start one.
 
-    The started gateway is no part of this process: it outlives it and ends with ``owner_pid``, or is ended by
-    `towline gateway --stop` where its settings say ``detached``. Callers that come at
-    the same moment get the same gateway. A gateway of the same owner that nobody reads and that has other settings
-    is ended first and started again; any other one is refused.
+    The started gateway outlives this process and ends with ``owner_pid``, or is ended by `towline gateway --stop` where
+    its settings say ``detached``. Callers that come at the same moment get the same gateway. A gateway of the same
+    owner that nobody reads and that has other settings is ended first and started again; any other one is refused.
 
     Args:
         settings: Of the gateway.
@@ -126,12 +122,9 @@ def state_lock(state_dir: Path, name: str = "starting.lock") -> int:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return files.open_lock(state_dir / name)
     except OSError as error:
-        raise ConfigError(
-            "TL-C25",
-            str(state_dir),
-            f"the state directory can't be used ({error.strerror})",
-            "Give a directory on a local disk that this user may write.",
-        ) from error
+        what = f"the state directory can't be used ({error.strerror})"
+        do = "Give a directory on a local disk that this user may write."
+        raise ConfigError("TL-C25", str(state_dir), what, do) from error
 
 
 @contextlib.contextmanager
@@ -139,19 +132,21 @@ def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
     """Make the state directory and let one starter in at a time."""
     handle = state_lock(state_dir)
     try:
-        _until(
-            lambda: files.locked(handle), deadline, _late(state_dir, "another process has been starting the gateway")
-        )
+        _until(lambda: files.locked(handle), deadline, str(state_dir), "another process has been starting the gateway")
         yield
     finally:
         os.close(handle)
 
 
-def _until(happened: Callable[[], bool], deadline: float, late: GatewayUnreachable) -> None:
+def _until(happened: Callable[[], bool], deadline: float, where: str, what: str) -> None:
     while not happened():
         if time.monotonic() >= deadline:
-            raise late
+            raise _late(where, what, "It is tried again; look at that process if it stays.")
         time.sleep(_GLANCE_PAUSE_S)
+
+
+def _late(where: str, what: str, do: str) -> GatewayUnreachable:
+    return GatewayUnreachable("TL-G02", where, f"{what} for {START_S:.0f} s", do)
 
 
 def _fits(running: GatewayClient, settings: GatewaySettings, owner_pid: int, deadline: float) -> bool:
@@ -159,25 +154,23 @@ def _fits(running: GatewayClient, settings: GatewaySettings, owner_pid: int, dea
     endpoint = GatewayEndpoint.read(settings.state_dir)
     if endpoint is None or endpoint.settings in ("", settings.digest()):
         return True
-    if endpoint.owner_pid == owner_pid and not running.status()["readers"]:
-        running.close()
+    readers = running.status()["readers"]
+    running.close()
+    if endpoint.owner_pid == owner_pid and not readers:
         _end(endpoint.process, deadline)
         return False
-    running.close()
-    raise ConfigError(
-        "TL-C27",
-        str(settings.state_dir),
-        f'the gateway "{endpoint.name}" (pid {endpoint.pid}, since {endpoint.since}) runs here with other '
-        "settings (broker, subscriptions, guarantee, limits ...)",
-        f"Stop its queries and then process {endpoint.pid} to start it with the new settings, or give this query a "
-        "stateDir of its own.",
+    what = (
+        f'the gateway "{endpoint.name}" (pid {endpoint.pid}, since {endpoint.since}) runs here with other settings '
+        "(broker, subscriptions, guarantee, limits ...)"
     )
+    do = f"Stop its queries and then process {endpoint.pid} to start it with the new settings, or give this query a "
+    raise ConfigError("TL-C27", str(settings.state_dir), what, do + "stateDir of its own.")
 
 
 def _end(process: ProcessMark, deadline: float) -> None:
     if not process.gone():
         os.kill(process.pid, signal.SIGTERM)
-    _until(process.gone, deadline, _late(Path(f"pid {process.pid}"), "the gateway before has been ending"))
+    _until(process.gone, deadline, f"pid {process.pid}", "the gateway before has been ending")
 
 
 def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
@@ -214,25 +207,16 @@ def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> G
             locked = error
         if time.monotonic() >= deadline:
             # Who holds the journal says more than that this try came too late.
-            raise locked or _late(state_dir, f"the gateway (pid {child.pid}) has been starting", log)
+            late = _late(str(state_dir), f"the gateway (pid {child.pid}) has been starting", f"See {log}.")
+            raise locked or late
+        time.sleep(_RETRY_S if ended else _GLANCE_PAUSE_S)
         if ended:
-            time.sleep(_RETRY_S)
             child = _start(settings, log)
-        time.sleep(_GLANCE_PAUSE_S)
 
 
 def _start_error(state_dir: Path, child: subprocess.Popen[bytes], log: Path) -> TowlineError:
     try:
         return error_from(json.loads((state_dir / ERROR_FILE).read_text()))
     except (OSError, ValueError, AttributeError):
-        return GatewayError(
-            "TL-G02",
-            str(state_dir),
-            f"the gateway ended with code {child.returncode} before it listened",
-            f"See {log}.",
-        )
-
-
-def _late(where: Path, what: str, log: Path | None = None) -> GatewayUnreachable:
-    do = f"See {log}." if log else "It is tried again; look at that process if it stays."
-    return GatewayUnreachable("TL-G02", str(where), f"{what} for {START_S:.0f} s", do)
+        what = f"the gateway ended with code {child.returncode} before it listened"
+        return GatewayError("TL-G02", str(state_dir), what, f"See {log}.")

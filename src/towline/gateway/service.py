@@ -373,7 +373,10 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _on_status(self) -> Any:
         journal = self._journal
         return {
-            **self._position(),
+            "journal": journal.journal_id,
+            "epoch": journal.epoch,
+            "first": journal.first,
+            "tip": journal.end,
             "name": self._name,
             "incarnation": journal.incarnation,
             "openings": journal.openings,
@@ -399,7 +402,9 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "name": self._name,
             "opening": self._journal.incarnation,
             "committed": self._journal.consumers.get(consumer, self._journal.first),
-            **self._position(),
+            "journal": self._journal.journal_id,
+            "first": self._journal.first,
+            "tip": self._journal.end,
         }
 
     def _on_alive(self, consumer: Text, lease: Text) -> Any:
@@ -521,10 +526,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         except JournalFailed as error:
             self._failed(error)
             raise
-
-    def _position(self) -> dict[str, object]:
-        journal = self._journal
-        return {"journal": journal.journal_id, "epoch": journal.epoch, "first": journal.first, "tip": journal.end}
 
     def _there(self, journal: str, start: int, end: int, incarnation: str) -> None:
         """See that a range is one of this journal, and means the rows that it meant when it was handed out [I14]."""

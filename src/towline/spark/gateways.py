@@ -204,7 +204,7 @@ class SourceGateway:
                 )
             except Fenced as error:
                 status = client.status() if error.code == "TL-G07" else {}
-                if not status or (status["incarnation"], status["epoch"]) == (lease.opening, lease.epoch):
+                if not status or status["incarnation"] == lease.opening:
                     raise
                 self._drop(client)  # not taken over: the gateway was started again and knows no leases
                 return self.wait(question, timeout_s)
