@@ -34,6 +34,7 @@ REMOTE: Final = "grpc+tls://"
 REFUSALS: Final = frozenset({"TL-G40", "TL-G44", "TL-G46"})
 #: Characters of a token: as many hex digits hold 64 bits, which nobody guesses at a gateway's pace.
 SHORTEST_TOKEN: Final = 16
+_REMEDY: Final = "Make one with: openssl rand -hex 32"
 _READABLE_BY_OTHERS: Final = 0o007
 
 #: In the state directory: 64 hex digits. A new file makes every ticket worthless.
@@ -90,14 +91,13 @@ class Access:
             GatewayError: TL-G46, the file can't be read or holds none.
         """
         if not self.token_file:
-            raise _unusable(
-                "gatewayTokenFile", "is not set, and this gateway is on a network", "Name the token's file."
-            )
+            what = "is not set, and this gateway is on a network"
+            raise _unusable("gatewayTokenFile", what, "Name the token's file.")
         try:
             return tokens(_content("gatewayTokenFile", self.token_file))[0]
         except ValueError as error:
             what = f"{self.token_file} can't be used: {error}"
-            raise _unusable("gatewayTokenFile", what, "Make one with: openssl rand -hex 32") from None
+            raise _unusable("gatewayTokenFile", what, _REMEDY) from None
 
     def authority(self) -> str:
         """The authorities as PEM text, which is no secret: it travels to the workers; "" for the system's.
@@ -108,10 +108,7 @@ class Access:
         return _content("gatewayCaFile", self.ca_file).decode("ascii", "replace") if self.ca_file else ""
 
     def connection(self, authority: str = "") -> Mapping[str, object]:
-        """What ``pyarrow.flight.connect`` takes, for one connection.
-
-        Args:
-            authority: The authorities, for a worker that has no file of them.
+        """What ``pyarrow.flight.connect`` takes; a worker, which has no file of them, brings the authorities.
 
         Raises:
             GatewayError: TL-G46, a file can't be read on this machine.
@@ -169,7 +166,7 @@ class TokenFile:
         except OSError as error:
             raise self._unusable(f"it can't be read ({files.why(error)})", "Check its name and rights.") from error
         except ValueError as error:
-            raise self._unusable(str(error), "Make one with: openssl rand -hex 32") from None
+            raise self._unusable(str(error), _REMEDY) from None
         return self._known[1]
 
     def _unusable(self, what: str, do: str) -> ConfigError:
@@ -178,16 +175,16 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a ticket says, once it was found genuine.
+    """What a ticket says, once it was found genuine: a range to read, or whose batches may come.
 
     Attributes:
-        kind: ``read`` for the rows of a range, ``write`` for the batches of a writer.
+        kind: ``read`` or ``write``.
         expires: Seconds since 1970 by the clock of the gateway, the first second at which it is worth nothing.
-        journal: Id of the journal, of a reader's ticket.
+        journal: Id of the journal.
         start: Offset of the first row; reading may begin later, as after a broken connection.
         end: Offset after the last row.
         incarnation: What ``end`` came with [I14].
-        writer: A writer's ticket: the query or job; its writers are ``<writer>/<part>``.
+        writer: The query or job; its writers are ``<writer>/<part>``.
     """
 
     kind: str
@@ -200,13 +197,7 @@ class Ticket:
 
 
 class TicketKey:
-    """Signs and checks the tickets of one gateway.
-
-    Args:
-        where: The gateway, as errors name it.
-        key: 32 random bytes.
-        clock: Seconds since 1970.
-    """
+    """Signs and checks the tickets of the gateway `where` by a key of 32 random bytes, and a clock as `time.time`."""
 
     def __init__(self, where: str, key: bytes, clock: Callable[[], float] = time.time) -> None:
         self._where = where
@@ -234,12 +225,7 @@ class TicketKey:
         return cls(where, bytes.fromhex(text.decode()))
 
     def sign(self, valid_s: float, **claims: Any) -> str:
-        """Make a ticket.
-
-        Args:
-            valid_s: Seconds until it is worth nothing; at most a week.
-            claims: Fields of `Ticket` but ``expires``.
-        """
+        """Make a ticket: fields of `Ticket`, and seconds until it is worth nothing, a week at most."""
         ticket = Ticket(expires=int(self._clock() + min(valid_s, LONGEST_VALID_S)) + 1, **claims)
         content = json.dumps({"v": _VERSION, **asdict(ticket)}, separators=(",", ":"))
         body = base64.urlsafe_b64encode(content.encode()).decode()

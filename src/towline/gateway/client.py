@@ -75,11 +75,6 @@ def _stored(answer: dict[str, Any]) -> StoredBatch:
     return StoredBatch(**{**answer, "outbox": KnownOffset(*answer["outbox"])})
 
 
-def _first_words(error: BaseException) -> str:
-    """The kind of a foreign error, without its page of gRPC context."""
-    return type(error).__name__.removeprefix("Flight").removesuffix("Error") or "no answer"
-
-
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_S = 20.0
 
@@ -136,8 +131,7 @@ class GatewayClient:
     """A connection to one gateway; opened at the first call.
 
     Args:
-        location: Arrow Flight location, ``grpc+unix:///var/lib/towline/plant/gateway.sock`` or
-            ``grpc+tls://HOST:PORT``.
+        location: ``grpc+unix:///var/lib/towline/plant/gateway.sock`` or ``grpc+tls://HOST:PORT``.
         access: The files of a gateway on a network.
         ticket: Comes in with this in place of the token, to do what it opens (`sign`, `sign_writer`).
         authority: The authorities of the gateway's certificate as PEM text, where no file of `access` has them.
@@ -222,17 +216,14 @@ class GatewayClient:
         """Commit everything before ``safe``, then wait for rows beyond ``start``; signals are handled meanwhile.
 
         Args:
-            lease: From `open`.
+            lease: Of the consumer.
             start: End of the last batch in Spark's commit log [I5].
             timeout_s: Seconds to wait for a row, 60 at most; 0 answers at once.
-            max_rows: Most rows up to the answered ``end``.
-            max_bytes: Most bytes up to the answered ``end``; one row is always allowed.
+            max_rows: Most rows up to the answered ``end``, which is ``start`` when there is nothing new.
+            max_bytes: Most bytes of them; one row is always allowed.
             safe: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for ``start``.
             incarnation: What ``start`` came with, "" for unknown.
             sized: Whether the window is to say its size.
-
-        Returns:
-            The window; its ``end`` is ``start`` when there is nothing new.
 
         Raises:
             Fenced: TL-G04 for another journal, TL-G26 for a copy that has gone on, TL-G07 for a lease taken over.
@@ -244,7 +235,7 @@ class GatewayClient:
         return Window(**interruptible(lambda: self._action("wait", timeout_s + CALL_S, **fields)))
 
     def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
-        """Stream the rows ``start`` to ``end`` - 1; nothing is consumed, no lease is needed [I4].
+        """Stream the rows ``start`` to ``end`` - 1 of a journal; nothing is consumed, no lease is needed [I4].
 
         Args:
             journal: Its id.
@@ -286,10 +277,10 @@ class GatewayClient:
         incarnations: Sequence[str] = (),
         valid_s: float = DEFAULT_VALID_S,
     ) -> list[str]:
-        """Ask for a ticket for each range of offsets, with which those who have no token may read its rows.
+        """Ask for a ticket for each range of a journal's offsets, with which those who have no token may read it.
 
         Args:
-            journal: Id of the journal.
+            journal: Its id.
             ranges: Offset of the first row and after the last one, of each ticket.
             incarnations: What the end of each range came with; none for unknown.
             valid_s: Seconds until they are worth nothing, by the gateway's clock; a week at most.
@@ -303,10 +294,10 @@ class GatewayClient:
         return tickets
 
     def sign_writer(self, writer: str, *, valid_s: float = DEFAULT_VALID_S) -> str:
-        """Ask for a ticket with which those who have no token may bring the batches of one query or job.
+        """Ask for a ticket with which those who have no token may bring batches, as the writers ``<writer>/<part>``.
 
         Args:
-            writer: Its name; the ticket is for the writers ``<writer>/<part>``.
+            writer: The query or job.
             valid_s: As of `sign`.
         """
         return str(self._action("sign_writer", writer=writer, valid_s=valid_s)["ticket"])
@@ -349,7 +340,7 @@ class GatewayClient:
         Args:
             writer: Who writes one batch after the other.
             batch: Number of the batch; grows.
-            rows: Rows of `towline.schema.MESSAGE_SCHEMA`, in order.
+            rows: Of `towline.schema.MESSAGE_SCHEMA`, in order.
             schema: That schema.
             start: Number of the first of them within the batch; what the outbox holds already is left out.
             whole: The batch ends with these rows.
@@ -364,16 +355,14 @@ class GatewayClient:
             GatewayError: The gateway does not take them.
             GatewayUnreachable: The gateway is gone, perhaps after it had taken some: ask `place`.
         """
-        import pyarrow as pa  # noqa: PLC0415 - see below
-        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
+        import pyarrow as pa  # noqa: PLC0415 - no gRPC before a fork
+        from pyarrow import flight  # noqa: PLC0415 - see above
 
         batch_fields = {"writer": writer, "batch": batch, "origin": origin, "attempt": attempt}
         command = _request(**batch_fields, start=start, whole=whole)
         with self._translated():
-            descriptor = flight.FlightDescriptor.for_command(command)
-            stream, answers = self._connected().do_put(
-                descriptor, schema, self._options(BRING_S if self._remote else None)
-            )
+            descriptor, timeout_s = flight.FlightDescriptor.for_command(command), BRING_S if self._remote else None
+            stream, answers = self._connected().do_put(descriptor, schema, self._options(timeout_s))
         try:
             for batch_of_rows in rows:
                 with self._translated():
@@ -392,11 +381,7 @@ class GatewayClient:
             return _stored(json.loads(answer.to_pybytes()))
 
     def end_job(self, job: str) -> None:
-        """Let the outbox forget the batches of a job; what comes of it later is refused (TL-J17).
-
-        Args:
-            job: ``job-<id>``; its writers are ``job-<id>/<part>``.
-        """
+        """Let the outbox forget the batches of the writers ``<job>/<part>``; later ones are refused (TL-J17)."""
         self._action("over", job=job)
 
     def sent(self, upto: int, *, timeout_s: float) -> bool:
@@ -404,18 +389,15 @@ class GatewayClient:
 
         Args:
             upto: As ``end`` of `StoredBatch`.
-            timeout_s: Seconds to wait, 60 at most.
-
-        Returns:
-            False when some are still waiting.
+            timeout_s: Seconds to wait, 60 at most; False is answered then.
         """
         return bool(self._action("sent", timeout_s + CALL_S, upto=upto, timeout_s=timeout_s)["done"])
 
     def refused(self, do: str, at: int) -> dict[str, Any]:
-        """Look at the messages that the broker refused, or move them; see `towline.delivery.refused.Refused`.
+        """Look at the messages that the broker refused, or move them; a part at a time, and where to go on.
 
         Args:
-            do: ``page``, ``replay`` or ``drop``; each does a part and says where to go on.
+            do: ``page``, ``replay`` or ``drop``, as `towline.delivery.refused.RefusedMessages` has them.
             at: Its argument, an offset.
 
         Raises:
@@ -503,5 +485,6 @@ class GatewayClient:
                 do = "gatewayCaFile names the authority that signed it, gatewayServerName the name it is for."
                 raise GatewayError("TL-G44", self.location, what, do) from error
             hint = _FAR if self._remote else _NEAR
-            why = f"no gateway answers ({_first_words(error)})"
+            kind = type(error).__name__.removeprefix("Flight").removesuffix("Error")  # without gRPC's page of context
+            why = f"no gateway answers ({kind or 'no answer'})"
             raise GatewayUnreachable("TL-G01", self.location, why, hint) from error

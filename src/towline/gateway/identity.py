@@ -1,19 +1,15 @@
 """Identity of a state directory: whose journal and outbox it holds, and which MQTT sessions are its own.
 
 Restored copies and swapped directories make an offset mean other rows. Each offset that was handed out names the
-journal and the opening of it that wrote the row below (`Journal.incarnation_of`), so each of them is recognised before
-anything is taken in or cut [I14].
+journal and the opening of it that wrote the row below, so each of them is recognised before anything is taken in or cut
+[I14]. An older copy of an outbox would send once more what was delivered since: so its newest answer stands beside the
+query's own logs, durable before Spark commits the batch; the gateway compares it before it connects, and the sink
+before each batch. A checkpoint on no disk of this machine (an object store, HDFS) keeps nothing.
 
-An older copy of an outbox lacks batches that Spark has committed, and would send once more what was delivered since.
-So its newest answer stands beside the query's own logs, durable before Spark commits the batch; the gateway compares
-it before it connects, and the sink before each batch. A checkpoint on no disk of this machine (an object store, HDFS)
-keeps nothing.
-
-A broker keeps a session, with its subscriptions and all that waits, until its client comes back or its time is over. A
-client id that is given up without a word (a member taken out of the file, a changed ``client_id``) leaves its session
-behind: nobody fetches what comes to it. So each id is written down when its first connection stands, and when its
-session was ended (``sessions.json``); `towline status` names what is left. That file is for people: what a gateway must
-not forget stands in its journal.
+A client id that is given up without a word (a member taken out of the file, a changed ``client_id``) leaves its session
+at the broker, and nobody fetches what comes to it. So each id is written down when its first connection stands, and
+when its session was ended (``sessions.json``); `towline status` names what is left. That file is for people: what a
+gateway must not forget stands in its journal.
 """
 
 from __future__ import annotations
@@ -57,13 +53,7 @@ class Extent(NamedTuple):
 
 
 class KnownOffset(NamedTuple):
-    """An offset that was handed out, with what it came with.
-
-    Attributes:
-        journal: Id of the journal.
-        offset: Of an outbox the one after its last row when it answered.
-        incarnation: The opening that had written the row below; "" for none, as that of an empty journal.
-    """
+    """An offset that was handed out, with the journal and the incarnation that it came with."""
 
     journal: str
     offset: int
@@ -71,11 +61,7 @@ class KnownOffset(NamedTuple):
 
     @classmethod
     def read(cls, checkpoint: str, number: int = 0) -> Self | None:
-        """What a checkpoint keeps of its query's outbox; None for nothing.
-
-        Args:
-            checkpoint: Its location; "" for none.
-            number: Of the outbox, where the query writes to several.
+        """What a checkpoint keeps of its query's outbox, by its number among several; None for nothing.
 
         Raises:
             GatewayError: TL-G37, the file is not one of ours.
@@ -124,11 +110,8 @@ class StoredBatch:
 def is_other(incarnation: str, here: str, offset: int, first: int) -> bool:
     """Whether another opening of a journal wrote the row below an offset than the one that the offset came with.
 
-    Args:
-        incarnation: What the offset came with; "" for none, as that of an empty journal.
-        here: What the journal says (`Journal.incarnation_of`).
-        offset: The offset.
-        first: The first that the journal has; what was below an older one was committed and is not compared.
+    What was below an older offset than the journal's first was committed and is not compared; "" is that of an empty
+    journal.
     """
     return incarnation != "" and offset >= first and here != incarnation
 
@@ -152,8 +135,8 @@ def check_offset(name: str, known: KnownOffset, here: Extent, *, rows: str = "in
     Args:
         name: Of the gateway.
         known: The offset.
-        here: Of the journal, asked about that offset.
-        rows: ``inbox`` or ``outbox``.
+        here: Of its inbox or outbox, which `rows` names, asked about that offset.
+        rows: Which of them.
 
     Raises:
         Fenced: Another journal: TL-G04, TL-G36 of an outbox. A copy that has gone on: TL-G26.
@@ -189,13 +172,12 @@ def check_checkpoint(name: str, journal: Journal, location: str, *, alone: bool 
 
     Args:
         name: Of the gateway.
-        journal: Its journal.
+        journal: Its inbox.
         location: Of the query's checkpoint; "" for none. One on no disk of this machine can't be read here.
         alone: It is the only gateway that the query reads: a place under another name is its own from before.
 
     Raises:
-        Fenced: TL-G04 for another journal, TL-G26 for an older copy that has gone on.
-        GatewayError: TL-G06 for an older copy.
+        TowlineError: As `check_offset`.
     """
     if not location:
         return
@@ -260,7 +242,7 @@ class ClientSession:
 
 
 def read_clients(state_dir: Path) -> tuple[ClientSession, ...]:
-    """What is written down in a state directory; nothing where that is not one of our files."""
+    """What is written down in a state directory; nothing where there is no such file, or another's."""
     try:
         values = json.loads(text_of(state_dir / CLIENTS_FILE) or "")["clients"]
         return tuple(ClientSession(**{**each, "brokers": tuple(each["brokers"])}) for each in values)
@@ -272,31 +254,20 @@ def note_client(state_dir: Path, client_id: str, broker: str) -> None:
     """Write down that a client id has a session at a broker; since when it has one stays.
 
     Raises:
-        OSError: The disk is full.
-        JournalFailed: TL-J04, it does not work.
+        OSError: The disk is full. Any other failure is JournalFailed, TL-J04.
     """
     there = _session(state_dir, client_id) or ClientSession(client_id, since=time.time())
     _write(state_dir, replace(there, brokers=(broker,)))
 
 
 def end_client(state_dir: Path, client_id: str, how: str) -> None:
-    """Write down that the session of a client id was ended, if it was written down that there is one.
-
-    Raises:
-        OSError: The disk is full.
-        JournalFailed: TL-J04, it does not work.
-    """
+    """Write down that the session of a client id was ended, if one was noted; raises as `note_client`."""
     if there := _session(state_dir, client_id):
         _write(state_dir, replace(there, ended=time.time(), how=how))
 
 
 def given_up(settings: GatewaySettings, session: Mapping[str, object]) -> str:
-    """The client id that the settings give up, if a session of it may be there and is this line's; "" for none.
-
-    Args:
-        settings: Of the gateway.
-        session: The one that its journal knows.
-    """
+    """The client id that the settings give up, if the journal's session or a noted one is of it; "" for none."""
     client_id, share = settings.abandon_session, settings.share
     others = [share.id_of(name) for name in share.members] if share else []
     if not client_id or client_id in (settings.mqtt_client_id, *others):
