@@ -147,8 +147,3 @@ def error_from(fields: Mapping[str, Any]) -> errors.TowlineError:
     while "__init__" in vars(kind) and kind is not errors.TowlineError:
         kind = kind.__bases__[0]  # a subclass with arguments of its own: its base takes the same line
     return kind(*(str(fields.get(name, "")) for name in ("code", "where", "what", "do")))
-
-
-def bad_request(where: str, what: str) -> errors.GatewayError:
-    """TL-G08: the client asks for what this version does not have."""
-    return errors.GatewayError("TL-G08", where, what, "Use the same version of Towline on both sides.")

@@ -82,27 +82,14 @@ class RefusalLog:
 
 
 class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
-    """Goes with a call that was let in.
-
-    Attributes:
-        ticket: What it came in with; None for a token.
-    """
+    """Goes with a call that was let in by a ticket, or by the token: None."""
 
     def __init__(self, ticket: Ticket | None) -> None:
         self.ticket = ticket
 
 
 class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see above
-    """Judges the headers of a call.
-
-    Args:
-        where: The gateway, as errors name it.
-        allowed: The tokens.
-        key: Of the tickets.
-
-    Attributes:
-        refused: So many calls did not come in.
-    """
+    """Judges the headers of each call to a gateway; `refused` calls did not come in."""
 
     def __init__(self, where: str, allowed: TokenFile, key: TicketKey) -> None:
         self.where = where
@@ -133,12 +120,8 @@ class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see a
         if kind == "Ticket":
             return self._key.opened(shown)
         if kind != "Bearer" or not self._allowed.allows(shown):
-            raise GatewayError(
-                "TL-G40",
-                self.where,
-                "the token is missing or is none of this gateway's",
-                "gatewayTokenFile has to hold a line of the file that the gateway's token_file names.",
-            )
+            do = "gatewayTokenFile has to hold a line of the file that the gateway's token_file names."
+            raise GatewayError("TL-G40", self.where, "the token is missing or is none of this gateway's", do)
         return None
 
 

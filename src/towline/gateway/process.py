@@ -26,6 +26,7 @@ from typing import IO, Any, Final
 
 import pyarrow as pa
 import structlog
+from pydantic import ValidationError
 
 from towline import files
 from towline.errors import ConfigError, GatewayError, JournalError, TowlineError
@@ -38,7 +39,7 @@ from towline.gateway.pump import Pump, time_of_row
 from towline.gateway.service import InboxService, unforeseen
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
-from towline.logfile import LogStream, log_settings
+from towline.logfile import MOST_BYTES, LogStream, log_settings
 from towline.processes import notify
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable, printable_lines
@@ -53,6 +54,24 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _MAPPED_FROM: Final = 4 << 20
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
+
+
+def main() -> int:
+    """Read the settings from standard input, run the gateway, return its exit code."""
+    os.environ.pop("NOTIFY_SOCKET", None)  # the service is who started it
+    try:
+        configure_logging(LogStream(sys.stderr, MOST_BYTES))  # the file is ours, and nobody else looks after it
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIG
+    try:
+        settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "settings"
+        sys.stderr.write(f"{place}: {first['msg']}.   [TL-C01]\n")
+        return EXIT_CONFIG
+    return run(settings)
 
 
 def run(settings: GatewaySettings) -> int:
@@ -78,10 +97,7 @@ def run(settings: GatewaySettings) -> int:
 
 
 def configure_logging(stream: Any = None) -> None:
-    """Log to stderr: JSON lines with UTC times, or for people when it is a terminal.
-
-    Args:
-        stream: Another one.
+    """Log to stderr, or to another stream: JSON lines with UTC times, or for people when it is a terminal.
 
     Raises:
         ConfigError: TL-C147, `towline.logfile.log_settings`.
@@ -270,10 +286,8 @@ def _prepare(state_dir: Path) -> None:
         if not os.access(state_dir, os.W_OK | os.X_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
-        reason = files.why(error)
-        raise JournalError(
-            "TL-J01", str(state_dir), f"the state directory can't be used ({reason})", "Choose one this user may write."
-        ) from error
+        what = f"the state directory can't be used ({files.why(error)})"
+        raise JournalError("TL-J01", str(state_dir), what, "Choose one this user may write.") from error
 
 
 def _leave_error(state_dir: Path, error: TowlineError) -> None:

@@ -33,7 +33,6 @@ from towline.gateway.endpoint import (
     END_OF_ROWS,
     ENDPOINT_FILE,
     GatewayEndpoint,
-    bad_request,
     error_fields,
     location_of,
     socket_path,
@@ -122,14 +121,12 @@ class Leases:
             if not held or held.holder == holder or self._ended(held):
                 self._held[consumer] = lease
                 return lease.token
-        raise Fenced(
-            "TL-G03",
-            self._where,
-            f'the process with pid {held.holder.pid} on {held.holder.host} reads as consumer "{consumer}" '
-            f"since {held.since}",
-            'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch, to Kafka '
-            'with the option "batchId"; if that query has ended, stop its process.',
+        who = f"the process with pid {held.holder.pid} on {held.holder.host}"
+        do = (
+            'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch, to Kafka with '
+            'the option "batchId"; if that query has ended, stop its process.'
         )
+        raise Fenced("TL-G03", self._where, f'{who} reads as consumer "{consumer}" since {held.since}', do)
 
     def check(self, consumer: str, token: str) -> None:
         """See that a lease is the newest one; it counts as a sign of life.
@@ -172,11 +169,7 @@ def _now() -> str:
 
 
 class LongPoll:
-    """A condition that any number of calls wait for.
-
-    Attributes:
-        waiting: So many calls wait.
-    """
+    """A condition that any number of calls, `waiting` of them now, wait for."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -198,10 +191,7 @@ class LongPoll:
     def wait(self, happened: Callable[[], bool], timeout_s: float, cancelled: Callable[[], bool]) -> bool:
         """Wait until something has happened; False when the time is over, the caller has gone, or this is closed.
 
-        Args:
-            happened: Asked first, and after each change; what it raises ends the wait.
-            timeout_s: Longest wait, in seconds.
-            cancelled: Whether the caller has gone.
+        `happened` is asked first, and after each change; what it raises ends the wait.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -260,9 +250,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         try:
             super().__init__(location_of(self._socket))
         except Exception as error:
-            raise GatewayError(
-                "TL-G02", str(self._socket), f"the socket can't be opened ({error})", "Look at the directory's rights."
-            ) from error
+            what, do = f"the socket can't be opened ({error})", "Look at the directory's rights."
+            raise GatewayError("TL-G02", str(self._socket), what, do) from error
         self._socket.chmod(0o600)
         me = ProcessMark.of(os.getpid())
         self._publish(
@@ -280,6 +269,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             )
         )
 
+    # -- the gateway's side ------------------------------------------------------------------------------------
+
     def listening(self, location: str) -> None:
         """Let everybody know where else the gateway listens."""
         self._publish(replace(self.endpoint, listen=location))
@@ -287,8 +278,6 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _publish(self, endpoint: GatewayEndpoint) -> None:
         self.endpoint = endpoint
         endpoint.write(self._state_dir)
-
-    # -- the gateway's side ------------------------------------------------------------------------------------
 
     def notify(self) -> None:
         """Wake who waits for rows or for the broker; cheap when nobody does. Call it when rows are durable, or done."""
@@ -451,13 +440,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return extent(self._outgoing() if outbox else self._journal, offset)._asdict()
 
     def _on_sign(self, journal: Text, ranges: Ranges, valid_s: Seconds) -> Any:
-        """Tickets to read ranges of this journal; whether the rows are there shows when one is used."""
-        self._known(journal, 0)
+        self._known(journal, 0)  # whether the rows are there shows when a ticket is used
         sign = partial(self.tickets.sign, valid_s, kind="read", journal=journal)
         return {"tickets": [sign(start=start, end=end, incarnation=known) for start, end, known in ranges]}
 
     def _on_sign_writer(self, writer: Text, valid_s: Seconds) -> Any:
-        """A ticket for the batches of one query or job."""
         self._outgoing()
         return {"ticket": self.tickets.sign(valid_s, kind="write", writer=writer)}
 
@@ -534,14 +521,13 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if not start <= end:
             raise bad_request(self._name, f"{start}..{end} is not a range")
         if start < first:
-            raise GatewayError(
-                "TL-G05",
-                self._name,
-                f"offsets {start}..{min(max(end, start + 1), first) - 1} are no longer in the journal, it begins at "
-                f"{first}",
+            gone = f"{start}..{min(max(end, start + 1), first) - 1}"
+            what = f"offsets {gone} are no longer in the journal, it begins at {first}"
+            do = (
                 "They were committed by every consumer. Start with a new checkpoint directory to go on from what is "
-                "there, and set journalRetainBytes to keep committed rows for a replay.",
+                "there, and set journalRetainBytes to keep committed rows for a replay."
             )
+            raise GatewayError("TL-G05", self._name, what, do)
 
     def _known(self, journal: str, offset: int, incarnation: str = "") -> None:
         """See that an offset of the asked journal is one of this journal's."""
@@ -558,14 +544,14 @@ def take_batch(
     whole: bool,
     wake: Callable[[], None] = lambda: None,
 ) -> Appended:
-    """Store the rows of a stream, exactly once.
+    """Store the rows of a stream, exactly once; of a larger batch several frames are made.
 
     A stream whose client was killed ends for gRPC as one that is complete. So a client says at the end that this is the
     end (`END_OF_ROWS`); else the last rows of the batch would be missing for ever, and nobody would bring them again
     [I10].
 
     Args:
-        outbox: Where they go; of a larger batch several frames are made, each with a note of how far it has come.
+        outbox: Where they go.
         where: The gateway, as errors name it.
         batch: Whose rows they are.
         reader: The stream.
@@ -574,9 +560,8 @@ def take_batch(
         wake: Called after rows came in.
 
     Raises:
-        GatewayError: TL-G21, the rows have other columns. TL-G39, the stream broke off; what came of it is stored,
-            and the batch is not whole.
-         TowlineError: What `Outbox.enter` says.
+        GatewayError: TL-G21, the rows have other columns. TL-G39, the stream broke off; what came of it is stored.
+        TowlineError: What `Outbox.enter` says.
     """
     if not reader.schema.equals(MESSAGE_SCHEMA):
         what = "the rows have other columns than this gateway's outbox"
@@ -621,12 +606,13 @@ def _pieces(rows: Iterator[RowSlice], most: int) -> Iterator[tuple[pa.RecordBatc
 # What a client asks for, and how errors go back ----------------------------------------------------------------------
 
 
-def fields_of(where: str, body: bytes) -> dict[str, Any]:
-    """The fields of a request, a JSON object; empty for an empty body.
+def bad_request(where: str, what: str) -> GatewayError:
+    """TL-G08: the client asks for what this version does not have."""
+    return GatewayError("TL-G08", where, what, "Use the same version of Towline on both sides.")
 
-    Raises:
-        GatewayError: TL-G08, it is none.
-    """
+
+def fields_of(where: str, body: bytes) -> dict[str, Any]:
+    """The fields of a request, a JSON object, which may be empty; TL-G08 for something else."""
     try:
         value = json.loads(body or b"{}")
     except (ValueError, RecursionError):
