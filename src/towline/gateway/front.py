@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,27 +60,6 @@ _GLANCE_S: Final = 0.1
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class RefusalLog:
-    """Tells how many calls were not let in, once a minute at most.
-
-    Args:
-        where: The gateway.
-        clock: Seconds.
-    """
-
-    def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log = structlog.get_logger("towline.gateway").bind(line=where)
-        self._clock = clock
-        self._told, self._at = 0, float("-inf")
-
-    def tell(self, count: int) -> None:
-        """Say how many there were since it was said last; `count` is all of them."""
-        now = self._clock()
-        if count > self._told and now - self._at >= _QUIET_S:
-            self._log.warning("calls refused", code="TL-G47", count=count - self._told, total=count)
-            self._told, self._at = count, now
-
-
 class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
     """Goes with a call that was let in by a ticket, or by the token: None."""
 
@@ -97,6 +76,16 @@ class Gatekeeper(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see a
         self._key = key
         self._lock = threading.Lock()
         self.refused = 0
+        #: How many were told last, and when.
+        self._told, self._told_at = 0, float("-inf")
+
+    def tell_refused(self, now: float) -> None:
+        """Log how many calls were refused since that was told last, once a minute at most."""
+        count = self.refused
+        if count > self._told and now - self._told_at >= _QUIET_S:
+            log = structlog.get_logger("towline.gateway").bind(line=self.where)
+            log.warning("calls refused", code="TL-G47", count=count - self._told, total=count)
+            self._told, self._told_at = count, now
 
     def start_call(self, info: Any, headers: Mapping[str, Any]) -> _Admitted:
         """Let a call in, or refuse it in gRPC's own word."""
@@ -288,13 +277,13 @@ def _serve(told: Mapping[str, Any]) -> None:
     log = structlog.get_logger("towline.gateway").bind(line=name)
     door = Gatekeeper(name, TokenFile(settings.token_file), TicketKey.of(name, Path(told["state_dir"])))
     service = _listening(settings.location, ServerCertificate.read(settings), gateway, door)
-    refusals, said, problem, look_at = RefusalLog(name), dict[str, object](), "", 0.0
+    said, problem, look_at = dict[str, object](), "", 0.0
     most = told.get("most_bytes") or max(_LEAST_BYTES, _PAGE * os.sysconf("SC_PHYS_PAGES") // 4)
     while not select.select([sys.stdin], [], [], _GLANCE_S if said else 0)[0]:
         _check_memory(name, most)
         if (status := service.status()) != said:
             _say(said := status)
-        refusals.tell(door.refused)
+        door.tell_refused(time.monotonic())
         if time.monotonic() < look_at:
             continue
         look_at = time.monotonic() + _LOOK_S

@@ -41,7 +41,7 @@ from towline.errors import (
     Unreachable,
 )
 from towline.gateway.identity import directories, end_client, given_up, note_client
-from towline.gateway.sessions import Drain, DrainFacts, DrainStep, WantedFilters, end_session
+from towline.gateway.sessions import Drain, DrainStep, WantedFilters, end_session
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Journal, Outbox
@@ -136,12 +136,8 @@ class Pump:
         self._committed = inbox.committed
         #: What `status` shows; written by the pump's thread only, each value replaced as a whole.
         self._shown: dict[str, Any] = {
-            "broker": None,
-            "connected_since": None,
+            **dict.fromkeys(("broker", "connected_since", "last_error", "held_back", "session_lost")),
             "connects": 0,
-            "last_error": None,
-            "held_back": None,
-            "session_lost": None,
         }
         self._uplink = Uplink(
             inbox,
@@ -359,7 +355,7 @@ class Pump:
             self._receipts.turn(now, online=self._driver.online)
             due.append(self._receipts.due() if self._driver.online else None)
         if self._drain is not None:
-            due.append(self._drain.due())
+            due.append(self._drain.due)
         return due
 
     def _recorded(self, act: Callable[[], object]) -> None:
@@ -469,18 +465,19 @@ class Pump:
 
     def _drain_on(self, drain: Drain) -> None:
         driver, inbox, session, before = self._driver, self._inbox, self._driver.session, drain.step
-        facts = DrainFacts(
-            online=driver.online and session.state is SessionState.ONLINE,
+        waiting = inbox.end - inbox.committed
+        online = driver.online and session.state is SessionState.ONLINE
+        ends = drain.look(
+            time.monotonic(),
+            lambda: driver.handle(Probe()),
             subscribed=bool(session.subscriptions.known),
-            open=session.inbound.unacknowledged + self._uplink.full,
+            quiet=online and not session.inbound.unacknowledged and not self._uplink.full,
             came=(driver.count, self._uplink.received, len(session.inbound.held)),
             probed=session.probed,
-            uncommitted=inbox.end - inbox.committed,
-            owing=self._owing,
+            owing=bool(waiting) or self._owing,
         )
-        ends = drain.look(facts, time.monotonic(), lambda: driver.handle(Probe()))
         if drain.step is not before:
-            self._log.info("drain", step=drain.step.value, waiting=facts.uncommitted, consumers=[*inbox.consumers])
+            self._log.info("drain", step=drain.step.value, waiting=waiting, consumers=[*inbox.consumers])
         if ends:
             self._leave(drain)
 

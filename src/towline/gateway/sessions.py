@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from towline.errors import ConfigError, Unreachable
 from towline.mqtt.events import Event, Filter, Want
@@ -123,29 +123,6 @@ class DrainStep(StrEnum):
     DRAINED = "drained"
 
 
-class DrainFacts(NamedTuple):
-    """What a drain looks at.
-
-    Attributes:
-        online: The session is online.
-        subscribed: A filter is subscribed, or may be.
-        open: Messages that are unacknowledged or not on disk.
-        came: Changes with all that comes: connection, messages received (those too that were not stored), QoS 2 ids
-            that are not released.
-        probed: Every PINGREQ is answered.
-        uncommitted: Rows that a consumer has not committed.
-        owing: A publisher is to get a receipt, or a message is to be sent.
-    """
-
-    online: bool
-    subscribed: bool
-    open: int
-    came: tuple[int, ...]
-    probed: bool
-    uncommitted: int
-    owing: bool = False
-
-
 class Drain:
     """The drain of one gateway: which step it stands at, and when its session counts as empty. Pure: no clock.
 
@@ -154,64 +131,70 @@ class Drain:
 
     Attributes:
         step: How far it is.
+        due: When to look again by the clock; None where commits and answers of the broker wake.
     """
 
     def __init__(self, idle_s: float) -> None:
         self.step = DrainStep.LEAVING
+        self.due: float | None = None
         self._idle_s = idle_s
-        #: `DrainFacts.came` when the silence began, None for no silence; and when that was.
+        #: All that had come when the silence began, None for no silence; when that was; and PINGREQs since then.
         self._here: tuple[int, ...] | None = None
-        self._since = self._looked = 0.0
-        #: PINGREQs since then.
-        self._probes = 0
+        self._since, self._probes = 0.0, 0
         #: When the end of the session is tried again.
         self._again_at = 0.0
 
-    def look(self, facts: DrainFacts, now: float, probe: Callable[[], None]) -> bool:
+    def look(
+        self,
+        now: float,
+        probe: Callable[[], None],
+        *,
+        subscribed: bool,
+        quiet: bool,
+        came: tuple[int, ...],
+        probed: bool,
+        owing: bool,
+    ) -> bool:
         """See how far it is; whether the session is to be ended now.
 
         Args:
-            facts: As they are.
             now: Seconds on a clock that never goes back.
             probe: Sends a PINGREQ.
+            subscribed: A filter is subscribed, or may be.
+            quiet: The session is online, and no message is unacknowledged or not on disk.
+            came: Changes with all that comes: connection, messages received (those too that were not stored), QoS 2
+                ids that are not released.
+            probed: Every PINGREQ is answered.
+            owing: A row is to be committed, a publisher is to get a receipt, or a message is to be sent.
         """
-        if facts.subscribed:
+        self.due = None
+        if subscribed:
             self.step = DrainStep.LEAVING
-        elif not self._is_still(facts, now, probe):
+        elif not self._is_empty(now, probe, came if quiet else None, probed=probed):
             self.step = DrainStep.TAKING
+        elif owing:
+            self.step = DrainStep.COMMITTING
         else:
-            self.step = DrainStep.COMMITTING if facts.uncommitted or facts.owing else DrainStep.ENDING
+            self.step, self.due = DrainStep.ENDING, self._again_at
         return self.step is DrainStep.ENDING and now >= self._again_at
 
-    def _is_still(self, facts: DrainFacts, now: float, probe: Callable[[], None]) -> bool:
+    def _is_empty(self, now: float, probe: Callable[[], None], came: tuple[int, ...] | None, *, probed: bool) -> bool:
         """Whether the broker has no more to send: nothing has come for a while, and the connection is alive."""
-        self._looked = now
-        if not facts.online or facts.open:
-            self._here = None
+        if came is None or came != self._here:
+            self._here, self._since, self._probes = came, now, 0
+        if came is None:
             return False
-        if self._here != facts.came:
-            self._here, self._since, self._probes = facts.came, now, 0
-        if self._probes < _PROBES:
-            if now >= self._next_probe():
-                self._probes += 1
-                probe()
-            return False
-        return facts.probed and now >= self._since + self._idle_s
-
-    def _next_probe(self) -> float:
-        """Behind the last: the end of the silence."""
-        return self._since + self._idle_s * self._probes / _PROBES
-
-    def due(self) -> float | None:
-        """When to look again by the clock; None for not by the clock: commits and answers of the broker wake."""
-        if self.step is DrainStep.ENDING:
-            return self._again_at
-        waits = self.step is DrainStep.TAKING and self._here is not None and self._next_probe() > self._looked
-        return self._next_probe() if waits else None
+        asks = self._probes < _PROBES and now >= self._since + self._idle_s * self._probes / _PROBES
+        if asks:
+            self._probes += 1
+            probe()
+        at = self._since + self._idle_s * self._probes / _PROBES
+        self.due = at if at > now else None
+        return probed and not asks and self._probes == _PROBES and now >= at
 
     def put_off(self, now: float) -> None:
         """The session could not be ended."""
-        self._again_at = now + _AGAIN_S
+        self._again_at = self.due = now + _AGAIN_S
 
 
 def drainable(settings: GatewaySettings) -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access, TicketKey, TokenFile
-from towline.gateway.front import Gatekeeper, RefusalLog
+from towline.gateway.front import Gatekeeper
 
 OLD, NEW = "an-old-token-of-16", "a-new-token-of-16+"
 
@@ -98,16 +98,15 @@ def test_everybody_else_stays_outside(tmp_path: Path, headers: dict[str, Any]) -
     assert OLD not in str(refused.value)
 
 
-def test_refused_calls_are_told_once_a_minute_with_their_number() -> None:
-    now = [0.0]
-    refusals = RefusalLog("plant", lambda: now[0])
+def test_refused_calls_are_told_once_a_minute_with_their_number(tmp_path: Path) -> None:
+    door, now = gatekeeper(written(tmp_path / "t", OLD)), 0.0
     with capture_logs() as said:
         for count in range(1001):
-            refusals.tell(count)
-            now[0] += 0.01
-        now[0] += 60
-        refusals.tell(1000)
-        refusals.tell(1000)
+            door.refused = count
+            door.tell_refused(now)
+            now += 0.01
+        for _ in range(2):
+            door.tell_refused(now + 60)
     assert [(line["event"], line["log_level"], line["count"], line["total"]) for line in said] == [
         ("calls refused", "warning", 1, 1),
         ("calls refused", "warning", 999, 1000),

@@ -14,12 +14,12 @@ from tests.helpers import read_all
 from tests.unit.gateway.brokered import Broker, turn
 from towline.errors import ConfigError
 from towline.gateway.pump import Pump
-from towline.gateway.sessions import Drain, DrainFacts, DrainStep, drainable
+from towline.gateway.sessions import Drain, DrainStep, drainable
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
 
-FACTS = DrainFacts(online=True, subscribed=False, open=0, came=(1, 5, 0), probed=True, uncommitted=0)
+FACTS: dict[str, Any] = {"subscribed": False, "quiet": True, "came": (1, 5, 0), "probed": True, "owing": False}
 
 
 @pytest.mark.parametrize(
@@ -27,15 +27,14 @@ FACTS = DrainFacts(online=True, subscribed=False, open=0, came=(1, 5, 0), probed
     [
         ({"subscribed": True}, True, DrainStep.LEAVING),
         ({}, False, DrainStep.TAKING),
-        ({"uncommitted": 1}, True, DrainStep.COMMITTING),
         ({"owing": True}, True, DrainStep.COMMITTING),
         ({}, True, DrainStep.ENDING),
     ],
 )
 def test_the_steps(changed: dict[str, Any], still: bool, step: DrainStep) -> None:
-    drain, facts = Drain(8.0), FACTS._replace(**changed)
+    drain = Drain(8.0)
     for now in range(20 if still else 4):
-        ends = drain.look(facts, float(now), lambda: None)
+        ends = drain.look(float(now), lambda: None, **FACTS | changed)
     assert drain.step is step
     assert ends is (step is DrainStep.ENDING)
 
@@ -43,38 +42,41 @@ def test_the_steps(changed: dict[str, Any], still: bool, step: DrainStep) -> Non
 def test_a_session_that_could_not_be_ended_is_tried_again_in_a_while() -> None:
     drain = Drain(0.0)
     for _ in range(5):
-        ends = drain.look(FACTS, 7.0, lambda: None)
+        ends = drain.look(7.0, lambda: None, **FACTS)
     assert ends
     drain.put_off(7.0)
-    assert not drain.look(FACTS, 8.9, lambda: None)
-    assert drain.due() == 9.0
-    assert drain.look(FACTS, 9.0, lambda: None)
+    assert drain.due == 9.0
+    assert not drain.look(8.9, lambda: None, **FACTS)
+    assert drain.due == 9.0
+    assert drain.look(9.0, lambda: None, **FACTS)
 
 
 def test_a_session_is_empty_when_nothing_came_for_a_while_on_a_connection_that_lives() -> None:
     drain, asked = Drain(8.0), list[float]()
 
     def look(now: float, **changed: Any) -> bool:
-        facts = FACTS._replace(uncommitted=1, **changed)
-        assert not drain.look(facts, now, lambda: asked.append(now))
+        assert not drain.look(now, lambda: asked.append(now), **FACTS | {"owing": True} | changed)
         return drain.step is DrainStep.COMMITTING
 
-    assert not look(0.0, open=1)
-    assert drain.due() is None
-    assert not asked, "not while something is open"
+    def due() -> float | None:
+        return drain.due
+
+    assert not look(0.0, quiet=False)
+    assert due() is None
+    assert not asked, "not while something is open, or it is offline"
     for now in (1.0, 2.0, 3.0, 5.0, 6.9, 7.0, 8.9):
         assert not look(now)
     assert asked == [1.0, 3.0, 5.0, 7.0], "several PINGREQs over the silence"
-    assert drain.due() == 9.0
+    assert due() == 9.0
     assert not look(9.0, probed=False), "the last is not answered"
-    assert drain.due() is None, "the answer wakes"
+    assert due() is None, "the answer wakes"
     assert look(9.0)
     assert look(99.0), "it stays so while commits are waited for"
 
     for came in ((1, 6, 0), (2, 5, 0), (1, 5, 1), (1, 7, 0)):
         assert not look(100.0, came=came), "something came, or may come: all of it anew"
-    assert not look(100.0, online=False)
-    assert drain.due() is None
+    assert not look(100.0, quiet=False)
+    assert due() is None
 
 
 def test_what_has_several_sessions_is_not_drained(tmp_path: Path) -> None:
