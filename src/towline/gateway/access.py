@@ -1,4 +1,4 @@
-"""What lets a call in to a gateway on a network: its token, or a ticket in place of it.
+"""What lets a call in to a gateway on a network: its certificate, and its token, or a ticket in place of that.
 
 A client holds names of files, so that they travel to Spark's workers without a secret [I12]: the driver reads the
 token, a worker shows a ticket. Import-light, as everything that workers load.
@@ -10,6 +10,7 @@ only the gateway has. It says its version, its kind, what it opens, and until wh
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
@@ -17,7 +18,8 @@ import re
 import secrets
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -25,7 +27,10 @@ from towline import files
 from towline.errors import ConfigError, GatewayError, JournalError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Mapping
+
+    from towline.gateway.settings import ListenSettings
 
 #: Begins the location of a gateway that is reached over a network.
 REMOTE: Final = "grpc+tls://"
@@ -36,6 +41,11 @@ REFUSALS: Final = frozenset({"TL-G40", "TL-G44", "TL-G46"})
 SHORTEST_TOKEN: Final = 16
 _REMEDY: Final = "Make one with: openssl rand -hex 32"
 _READABLE_BY_OTHERS: Final = 0o007
+
+#: OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (x509_vfy.h).
+_NOT_VALID: Final = {9: "the certificate is not valid yet", 10: "the certificate is over"}
+#: More steps than a handshake in memory has.
+_STEPS: Final = 8
 
 #: In the state directory: 64 hex digits. A new file makes every ticket worthless.
 KEY_FILE: Final = "ticket.key"
@@ -171,6 +181,73 @@ class TokenFile:
 
     def _unusable(self, what: str, do: str) -> ConfigError:
         return ConfigError("TL-C98", str(self._path), f"no file of tokens: {what}", do)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCertificate:
+    """What was in the files.
+
+    Attributes:
+        chain: The gateway's certificate and those between it and an authority (PEM).
+        key: Its private key (PEM).
+        until: End of the validity of the gateway's certificate.
+    """
+
+    chain: bytes
+    key: bytes = field(repr=False)
+    until: datetime
+
+    @classmethod
+    def read(cls, settings: ListenSettings) -> ServerCertificate:
+        """Read the files and see that they can be used.
+
+        Raises:
+            ConfigError: TL-C97, a file can't be read, is no certificate or key, does not fit the other, or is over.
+        """
+        import ssl  # noqa: PLC0415 - workers need none
+
+        paths = {"cert_file": settings.cert_file, "key_file": settings.key_file}
+        chain, key = (_certificate_part(setting, path) for setting, path in paths.items())
+        setting, what = "cert_file", "it holds no certificate in PEM"
+        client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        client.check_hostname = False
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            client.load_verify_locations(settings.cert_file)
+            setting, what = "key_file", "it holds no private key in PEM without a password"
+            server.load_cert_chain(settings.cert_file, settings.key_file, password=b"")
+            return cls(chain, key, _valid_until(client, server))
+        except ssl.SSLCertVerificationError as error:
+            setting, what = "cert_file", f"the certificate is not accepted ({error.verify_message})"
+            what = _NOT_VALID.get(error.verify_code, what)
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                what = "the key does not fit the certificate in cert_file"
+        raise _uncertified(setting, paths[setting], what)
+
+
+def _certificate_part(setting: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _uncertified(setting, path, f"it can't be read ({files.why(error)})") from error
+
+
+def _valid_until(client: ssl.SSLContext, server: ssl.SSLContext) -> datetime:
+    """The end of the certificate's validity, which the client's side of a handshake in memory says."""
+    import ssl  # noqa: PLC0415 - see above
+
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
+    for step in range(_STEPS):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            sides[step % 2].do_handshake()
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str((sides[0].getpeercert() or {})["notAfter"])), UTC)
+
+
+def _uncertified(setting: str, path: Path, what: str) -> ConfigError:
+    do = "Correct or renew it; a renewed one is taken while the gateway runs."
+    return ConfigError("TL-C97", f"{setting} {path}", what, do)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,11 @@ from pyarrow import flight
 
 from towline.errors import ConfigError, GatewayError, TowlineError
 from towline.files import why
-from towline.gateway.access import REMOTE, Ticket, TicketKey, TokenFile
+from towline.gateway.access import REMOTE, ServerCertificate, Ticket, TicketKey, TokenFile
 from towline.gateway.endpoint import error_fields
-from towline.gateway.listen import ListenSettings, ServerCertificate
 from towline.gateway.process import configure_logging, give_memory_back
 from towline.gateway.service import errors_on_the_wire, fields_of, on_the_wire, unforeseen
+from towline.gateway.settings import ListenSettings
 from towline.logfile import LogStream
 from towline.threads import guarded_thread
 

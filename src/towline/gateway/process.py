@@ -31,10 +31,9 @@ from pydantic import ValidationError
 from towline import files
 from towline.errors import ConfigError, GatewayError, JournalError, TowlineError
 from towline.files import check_owner
-from towline.gateway.access import TokenFile
+from towline.gateway.access import ServerCertificate, TokenFile
 from towline.gateway.endpoint import ERROR_FILE, error_fields, error_from
 from towline.gateway.identity import check_checkpoint, check_outbox
-from towline.gateway.listen import ServerCertificate
 from towline.gateway.pump import Pump, time_of_row
 from towline.gateway.service import InboxService, unforeseen
 from towline.gateway.settings import GatewaySettings

@@ -16,7 +16,7 @@ from towline.bridge.lines.query import reachable
 from towline.bridge.runtime.session import files_of, secret_of, settings_of, shared_of
 from towline.bridge.runtime.surroundings import environment
 from towline.errors import ConfigError
-from towline.gateway.listen import ListenSettings
+from towline.gateway.settings import ListenSettings
 
 CLUSTER = "spark://m1:7077"
 

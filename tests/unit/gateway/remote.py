@@ -11,9 +11,9 @@ from typing import Any
 import trustme
 
 from tests.unit.gateway.serving import Served, served
-from towline.gateway.access import Access, TokenFile
+from towline.gateway.access import Access, ServerCertificate, TokenFile
 from towline.gateway.front import Gatekeeper, RemoteService
-from towline.gateway.listen import ListenSettings, ServerCertificate
+from towline.gateway.settings import ListenSettings
 from towline.journal import Limits, Outbox
 from towline.schema import OUTBOX_SCHEMA
 

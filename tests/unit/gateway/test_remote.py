@@ -18,10 +18,10 @@ from tests.helpers import wait_until
 from tests.unit.gateway.remote import TOKEN, Pki, Remote, listening, remote
 from tests.unit.gateway.serving import rows
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
-from towline.gateway.access import Access
+from towline.gateway.access import Access, ServerCertificate
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.listen import ListenSettings, ServerCertificate
+from towline.gateway.settings import ListenSettings
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 
 

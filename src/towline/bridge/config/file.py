@@ -46,10 +46,9 @@ from towline.bridge.config.tables import (
     UplinkTable,
 )
 from towline.errors import ConfigError
-from towline.gateway.access import TokenFile
+from towline.gateway.access import ServerCertificate, TokenFile
 from towline.gateway.identity import MEMBERS
-from towline.gateway.listen import ListenSettings, ServerCertificate
-from towline.gateway.settings import GatewaySettings, ShareSettings, ShareWay
+from towline.gateway.settings import GatewaySettings, ListenSettings, ShareSettings, ShareWay
 from towline.guarantee import AckAfter, policy
 from towline.spark.cadence import DEFAULT_DELAY_MS
 from towline.spark.session import is_cluster

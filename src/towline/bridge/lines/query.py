@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from towline.bridge.config.model import Bridge
-    from towline.gateway.listen import ListenSettings
+    from towline.gateway.settings import ListenSettings
 
 #: Addresses that stand for all of a machine's.
 _EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
