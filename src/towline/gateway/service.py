@@ -322,10 +322,16 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             writer.write(json.dumps(self._answer(self._takes, descriptor.command, reader=reader)).encode())
 
     def _answer(self, handler: Callable[..., Any], body: bytes, **more: object) -> Any:
-        """What a handler answers to a request, whose fields are its arguments; TL-G08 for what it does not take."""
+        """What a handler answers to a request, whose fields are its arguments; TL-G08 for what it does not take.
+
+        That a journal has failed under it is told to the owner, too [I6].
+        """
         fields = {**fields_of(self._name, body), **more}
         try:
             return handler(**fields)
+        except JournalFailed as error:
+            self._failed(error)
+            raise
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             name = ".".join(map(str, first["loc"]))
@@ -347,10 +353,9 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         reader: Any,
     ) -> Any:
         outbox, named = self._outgoing(), Batch(writer, batch, origin, attempt)
-        with self._failing():
-            return self._stored(
-                take_batch(outbox, self._name, named, reader, start=start, whole=whole, wake=self._pump.wake)
-            )
+        return self._stored(
+            take_batch(outbox, self._name, named, reader, start=start, whole=whole, wake=self._pump.wake)
+        )
 
     def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         with errors_on_the_wire(self._name):
@@ -468,8 +473,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return {**stored._asdict(), "outbox": KnownOffset(here.journal, here.tip, here.incarnation)}
 
     def _on_over(self, job: Text) -> Any:
-        with self._failing():
-            self._outgoing().end_job(job)
+        self._outgoing().end_job(job)
         self._pump.wake()
         return {}
 
@@ -501,18 +505,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _commit(self, consumer: str, upto: int) -> None:
         """Move a watermark forward, and tell the owner; it never goes back [I1]."""
         if self._journal.consumers.get(consumer, -1) < upto:
-            with self._failing():
-                self._journal.commit(consumer, upto)
+            self._journal.commit(consumer, upto)
             self._pump.committed(self._journal.committed)
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Tell the owner that a journal is dead [I6]."""
-        try:
-            yield
-        except JournalFailed as error:
-            self._failed(error)
-            raise
 
     def _there(self, journal: str, start: int, end: int, incarnation: str) -> None:
         """See that a range is one of this journal, and means the rows that it meant when it was handed out [I14]."""

@@ -25,16 +25,6 @@ from towline.net.settings import BrokerConnection, Brokers, MqttSettings
 from towline.options import OptionText, label, parts
 from towline.validation import SettingsModel
 
-__all__ = [
-    "GatewaySettings",
-    "ListenSettings",
-    "OutboxLimits",
-    "OutboxSettings",
-    "ReceiptSettings",
-    "ShareSettings",
-    "ShareWay",
-]
-
 
 def _one_filter(value: object) -> object:
     """Settings call a filter ``filter``, and may leave the rest of it out."""
@@ -45,9 +35,6 @@ def _one_filter(value: object) -> object:
 
 def subscriptions(text: str) -> list[dict[str, object]]:
     """Read ``telemetry/#:1, alarms/+`` or a JSON list of the same texts (for filters with a comma), or of objects.
-
-    Args:
-        text: Filters, each with ``:QOS`` behind it or not; an object has ``filter`` and any of `_SUBSCRIPTION`.
 
     Raises:
         ValueError: For an empty list, or JSON that is none of these.
