@@ -31,7 +31,7 @@ __all__ = ["ForkedGateway", "ForkedProcess", "fork_gateway"]
 _START_S = 60.0
 
 _forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload(["__main__", "towline.gateway.__main__"])
+_forkserver.set_forkserver_preload(["__main__", "towline.gateway.process"])
 
 
 class ForkedProcess:
@@ -125,7 +125,7 @@ def _run(
     prepare: Callable[[], None] | None,
 ) -> None:
     """In the new process."""
-    from towline.gateway.__main__ import main  # noqa: PLC0415 - long imported here, and by nobody who forks
+    from towline.gateway.process import main  # noqa: PLC0415 - long imported here, and by nobody who forks
 
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -86,7 +86,7 @@ def is_plain(text: str) -> bool:
 @pytest.mark.parametrize(
     ("imports", "broken"),
     [
-        ("from towline.gateway import process\nfrom towline.gateway.__main__ import main", "process.Pump"),
+        ("from towline.gateway import process\nfrom towline.gateway.process import main", "process.Pump"),
         ("from towline.gateway import front\nfrom towline.gateway.front import main", "front._serve"),
     ],
     ids=["gateway", "network"],

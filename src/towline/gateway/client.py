@@ -35,12 +35,8 @@ def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
 
     They run on the main thread only: another one makes a call without a time limit itself.
 
-    Args:
-        call: It goes on, and nobody hears of it, when the time is over.
-        timeout_s: Longest time for it, in seconds; None for no end.
-
     Raises:
-        TimeoutError: The time is over.
+        TimeoutError: So many seconds are over; the call goes on, and nobody hears of it.
     """
     if timeout_s is None and threading.current_thread() is not threading.main_thread():
         return call()
@@ -93,10 +89,8 @@ class Lease:
     """The right to move a consumer's watermark [I8].
 
     Attributes:
-        consumer: Its name.
         token: Proof for every later call.
         name: Of the gateway.
-        journal: Id of the journal.
         first: First offset that can be read.
         tip: Offset after the last durable row.
         committed: The consumer's watermark: the offset after its last committed row.

@@ -39,12 +39,8 @@ class GatewayEndpoint:
 
     Attributes:
         location: Arrow Flight location, ``grpc+unix:///...``.
-        pid: Process id of the gateway.
-        started: Its start time, see `ProcessMark`.
-        host: Its machine.
-        name: Name of the gateway.
-        journal: Id of the journal it serves.
-        epoch: Epoch of the journal's owner [I8].
+        started: Start time of the process `pid` on `host`, see `ProcessMark`.
+        epoch: Of the owner of the journal with the id `journal` [I8].
         since: UTC time of the start, ISO 8601.
         settings: Digest of the settings (`GatewaySettings.digest`), "" when unknown.
         owner_pid: Process whose end ends the gateway, None for a gateway of its own.

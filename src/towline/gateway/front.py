@@ -120,12 +120,6 @@ def check_call(where: str, ticket: Ticket, call: str, body: bytes) -> None:
     Reading may begin later than the ticket says, as after a broken connection, and has to end where it says: only
     there it is known which rows are meant [I14].
 
-    Args:
-        where: The gateway, as errors name it.
-        ticket: What it came in with.
-        call: ``get``, ``put``, or the name of an action.
-        body: What it asks for.
-
     Raises:
         GatewayError: TL-G43, the ticket is for something else. TL-G08, the request can't be read.
     """
@@ -148,12 +142,6 @@ def check_call(where: str, ticket: Ticket, call: str, body: bytes) -> None:
 
 class RemoteService(flight.FlightServerBase):  # type: ignore[misc]  # see above
     """Listens on a network as soon as it is constructed, and hands what is let in to the gateway's unix socket.
-
-    Args:
-        location: Where to listen.
-        certificate: What it shows.
-        gateway: Location of the unix socket.
-        door: Lets calls in.
 
     Raises:
         GatewayError: TL-G45, the address can't be listened on.

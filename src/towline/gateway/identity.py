@@ -40,7 +40,6 @@ class Extent(NamedTuple):
     """Where a journal stands.
 
     Attributes:
-        journal: Its id.
         first: The oldest offset that is still there.
         tip: The offset after its last row.
         incarnation: The opening that wrote the row below the offset that was asked about; "" where there is none.

@@ -41,10 +41,7 @@ _children: list[subprocess.Popen[bytes]] = []
 
 
 def discover(state_dir: Path) -> GatewayClient | None:
-    """Find the running gateway of a state directory.
-
-    Returns:
-        A client whose gateway has just answered, or None: no endpoint, its process is gone, or the socket is dead.
+    """The running gateway of a state directory, which has just answered; None where there is none.
 
     Raises:
         NotAllowed: TL-B59, this user may not look.
@@ -107,11 +104,7 @@ def end_running(state_dir: Path) -> None:
 
 
 def usable(state_dir: Path) -> None:
-    """Make a state directory where there is none.
-
-    Raises:
-        ConfigError: TL-C25 when it can't be used.
-    """
+    """Make a state directory where there is none; raises ConfigError, TL-C25, when it can't be used."""
     os.close(state_lock(state_dir))
 
 

@@ -136,7 +136,7 @@ class Pump:
         self._committed = inbox.committed
         #: What `status` shows; written by the pump's thread only, each value replaced as a whole.
         self._shown: dict[str, Any] = {
-            **dict.fromkeys(("broker", "connected_since", "last_error", "held_back", "session_lost")),
+            **dict.fromkeys(("connected_since", "last_error", "held_back", "session_lost")),
             "connects": 0,
         }
         self._uplink = Uplink(
@@ -181,8 +181,6 @@ class Pump:
         #: A client id whose session is to be ended at the broker, because its owner has given it up; "" for none.
         self._given_up = given_up(settings, inbox.session)
         self._driver = SessionDriver(self._connection, hooks)
-        #: Of the driver, when the last look was taken: another one is a new connection.
-        self._connections = 0
 
     # -- from any thread --
 
@@ -243,6 +241,7 @@ class Pump:
         return {
             "state": "stopped" if self._stopped else self._state.value,
             **self._shown,
+            "broker": str(self._driver.endpoint) if self.heard.is_set() else None,
             "client_id": self._settings.mqtt_client_id,
             "protocol": NAMES[self._driver.level].removeprefix("MQTT "),
             "received": self._uplink.received,
@@ -324,8 +323,6 @@ class Pump:
             driver.renew()
         # Not while rows wait: nothing could be read, and a session made anew would give their numbers to others.
         driver.turn(*due, may_connect=not full)
-        if driver.count != self._connections:
-            self._connections, self._shown["broker"] = driver.count, str(driver.endpoint)
         inbound = driver.session.inbound
         if inbound.repeats or inbound.reused_ids:
             uplink.count_repeats(inbound, str(driver.endpoint))
@@ -542,7 +539,6 @@ class Pump:
 
     def _failed(self, error: BrokerError | ConfigError) -> None:
         self.heard.set()
-        self._shown["broker"] = str(self._driver.endpoint)
         if not error.where.startswith(self._settings.name):  # the way to a broker knows of no line
             error.where = f"{self._settings.name} at {error.where}"
         self._note(error)

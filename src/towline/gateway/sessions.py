@@ -15,11 +15,11 @@ A gateway leaves its line in one pass, ``towline gateway --drain``: takes in wha
     ENDING       a CONNECT with Clean Start is answered: the broker has no session any more
 
 Nothing of it is written down. After a kill the same command takes the same steps, and loses nothing: what was not
-acknowledged comes again, and where the session was ended already an empty one is made, and ended. The order is what
-keeps the promise: nothing new may be queued before what is queued can be taken out [MQTT-3.10.4-2, -3], and a session
-that is ended takes with it what it holds. There is no way to hand a message back: what the broker has queued for this
-client it gives to no other. Nor does MQTT say when a session is empty: a broker answers a PINGREQ while it has yet to
-send. So only silence tells, and how much of it is enough is for the user to say.
+acknowledged comes again, and where the session was ended already an empty one is made, and ended. Nothing new may be
+queued before what is queued can be taken out [MQTT-3.10.4-2, -3], and a session that is ended takes with it what it
+holds: what the broker has queued for this client it gives to no other. Nor does MQTT say when a session is empty: a
+broker answers a PINGREQ while it has yet to send. So only silence tells, and how much of it is enough is for the user
+to say.
 """
 
 from __future__ import annotations
@@ -198,11 +198,7 @@ class Drain:
 
 
 def drainable(settings: GatewaySettings) -> None:
-    """See that a gateway can be drained.
-
-    Raises:
-        ConfigError: TL-G57, it can't.
-    """
+    """See that a gateway can be drained; raises ConfigError, TL-G57, where it can't."""
     if settings.several_sessions:
         what = "its brokers may each have a session of its own, and only the one in use would be emptied"
         do = "Set brokers_share_sessions where they are one cluster, or drain it at each broker by itself."

@@ -28,7 +28,7 @@ SETTINGS = {
 PROGRAM = """
 import sys
 from towline.gateway import process
-from towline.gateway.__main__ import main
+from towline.gateway.process import main
 def fail(*_, **__):
     raise RuntimeError("can't start new thread")
 {}
