@@ -143,10 +143,7 @@ def _unusable(option: str, what: str, do: str) -> GatewayError:
 
 
 class TokenFile:
-    """The tokens of a file, as they are now: it is read again when it has changed.
-
-    Args:
-        path: The file.
+    """The tokens of a file, as they are now.
 
     Raises:
         ConfigError: TL-C98, it can't be used; later, while it can't, it lets nobody in.
@@ -154,7 +151,6 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: tuple[tuple[int, ...], tuple[bytes, ...]] = ((), ())
         self._read()
 
     def allows(self, token: str) -> bool:
@@ -163,21 +159,17 @@ class TokenFile:
             known = self._read()
         except ConfigError:
             return False
-        shown = _digest(token)
-        return sum(hmac.compare_digest(shown, one) for one in known) > 0  # each is compared
+        return sum(hmac.compare_digest(_digest(token), _digest(one)) for one in known) > 0  # each is compared
 
-    def _read(self) -> tuple[bytes, ...]:
+    def _read(self) -> tuple[str, ...]:
         try:
-            version = files.version(self._path)
-            if not version or version != self._known[0]:
-                if self._path.stat().st_mode & _READABLE_BY_OTHERS:
-                    raise self._unusable("every user of this machine may read or write it", "chmod 600 it.")
-                self._known = (version, tuple(map(_digest, tokens(self._path.read_bytes()))))
+            if self._path.stat().st_mode & _READABLE_BY_OTHERS:
+                raise self._unusable("every user of this machine may read or write it", "chmod 600 it.")
+            return tokens(self._path.read_bytes())
         except OSError as error:
             raise self._unusable(f"it can't be read ({files.why(error)})", "Check its name and rights.") from error
         except ValueError as error:
             raise self._unusable(str(error), _REMEDY) from None
-        return self._known[1]
 
     def _unusable(self, what: str, do: str) -> ConfigError:
         return ConfigError("TL-C98", str(self._path), f"no file of tokens: {what}", do)
@@ -206,31 +198,27 @@ class ServerCertificate:
         """
         import ssl  # noqa: PLC0415 - workers need none
 
-        paths = {"cert_file": settings.cert_file, "key_file": settings.key_file}
-        chain, key = (_certificate_part(setting, path) for setting, path in paths.items())
-        setting, what = "cert_file", "it holds no certificate in PEM"
+        setting, path, what = "cert_file", settings.cert_file, "it holds no certificate in PEM"
         client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         client.check_hostname = False
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         try:
-            client.load_verify_locations(settings.cert_file)
-            setting, what = "key_file", "it holds no private key in PEM without a password"
-            server.load_cert_chain(settings.cert_file, settings.key_file, password=b"")
+            chain = path.read_bytes()
+            client.load_verify_locations(path)
+            setting, path, what = "key_file", settings.key_file, "it holds no private key in PEM without a password"
+            key = path.read_bytes()
+            server.load_cert_chain(settings.cert_file, path, password=b"")
             return cls(chain, key, _valid_until(client, server))
         except ssl.SSLCertVerificationError as error:
-            setting, what = "cert_file", f"the certificate is not accepted ({error.verify_message})"
-            what = _NOT_VALID.get(error.verify_code, what)
+            setting, path = "cert_file", settings.cert_file
+            what = _NOT_VALID.get(error.verify_code, f"the certificate is not accepted ({error.verify_message})")
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
                 what = "the key does not fit the certificate in cert_file"
-        raise _uncertified(setting, paths[setting], what)
-
-
-def _certificate_part(setting: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _uncertified(setting, path, f"it can't be read ({files.why(error)})") from error
+        except OSError as error:
+            what = f"it can't be read ({files.why(error)})"
+        do = "Correct or renew it; a renewed one is taken while the gateway runs."
+        raise ConfigError("TL-C97", f"{setting} {path}", what, do)
 
 
 def _valid_until(client: ssl.SSLContext, server: ssl.SSLContext) -> datetime:
@@ -243,11 +231,6 @@ def _valid_until(client: ssl.SSLContext, server: ssl.SSLContext) -> datetime:
         with contextlib.suppress(ssl.SSLWantReadError):
             sides[step % 2].do_handshake()
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(str((sides[0].getpeercert() or {})["notAfter"])), UTC)
-
-
-def _uncertified(setting: str, path: Path, what: str) -> ConfigError:
-    do = "Correct or renew it; a renewed one is taken while the gateway runs."
-    return ConfigError("TL-C97", f"{setting} {path}", what, do)
 
 
 @dataclass(frozen=True, slots=True)

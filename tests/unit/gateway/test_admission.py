@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +110,3 @@ def test_refused_calls_are_told_once_a_minute_with_their_number(tmp_path: Path) 
         ("calls refused", "warning", 1, 1),
         ("calls refused", "warning", 999, 1000),
     ]
-
-
-def test_a_file_is_not_read_again_while_it_is_the_same(tmp_path: Path) -> None:
-    path = written(tmp_path / "t", OLD)
-    allowed = TokenFile(path)
-    before = path.stat().st_atime_ns
-    os.utime(path, ns=(before - 10**9, path.stat().st_mtime_ns))  # relatime would note a read
-    aged = path.stat().st_atime_ns
-    assert allowed.allows(OLD)
-    assert path.stat().st_atime_ns == aged
