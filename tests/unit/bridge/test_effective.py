@@ -124,7 +124,7 @@ def test_the_clients_are_given_what_is_shown(bridge: Bridge, given: list[dict[st
     with pytest.raises(Captured):
         Transactional(settings, settings.transactional_id(settings.sink_id or "", 1), {})
     with pytest.raises(Captured):
-        markerstore._consumer(settings)
+        markerstore.MarkerStore(settings, settings.sink_id or "")._consumer()
     for config, head in zip(given, ("Kafka producer", "Kafka consumer of markers"), strict=True):
         assert config["sasl.password"] == SECRET
         plain = {name: value for name, value in config.items() if not callable(value) and name != "group.id"}
