@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline import files
 from towline.errors import ConfigError, GatewayError, JournalError
+from towline.options import parts, path
+from towline.text import printable
 
 if TYPE_CHECKING:
     import ssl
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 #: Begins the location of a gateway that is reached over a network.
 REMOTE: Final = "grpc+tls://"
+_LOCATION: Final = re.compile(re.escape(REMOTE) + r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")
 #: Codes of the errors by which a gateway and its client do not come together until a person has changed a file: the
 #: token is refused, the certificate is not accepted, or a file of the client's can't be used.
 REFUSALS: Final = frozenset({"TL-G40", "TL-G44", "TL-G46"})
@@ -63,6 +66,35 @@ _LONGEST: Final = 4096
 def is_remote(location: str) -> bool:
     """Whether a location is reached over a network, where a token or a ticket is needed."""
     return location.startswith(REMOTE)
+
+
+def gateway_location(text: str) -> str:
+    """Read where a gateway is: its state directory, or its location.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if not text:
+        raise ValueError("must be the state directory of a running gateway, or its location grpc+tls://HOST:PORT")
+    if "://" not in text:
+        return path(text)
+    if not text.startswith("grpc+unix:///") and not _LOCATION.fullmatch(text):
+        raise ValueError("a location is grpc+unix:///PATH or grpc+tls://HOST:PORT; there is none without TLS")
+    return text
+
+
+def gateway_list(text: str) -> tuple[str, ...]:
+    """Read several gateways: ``/var/lib/g1, grpc+tls://g2:8815``, or a JSON list of the same texts.
+
+    Raises:
+        ValueError: One is none, or stands there twice, or there is none.
+    """
+    named = [gateway_location(part.strip()).rstrip("/") for part in parts(text, "gateways", '["/var/lib/g1"]')]
+    if not named:
+        raise ValueError("it names no gateway")
+    if twice := next((one for one in named if named.count(one) > 1), None):
+        raise ValueError(f"{printable(twice, 200)} stands there twice")
+    return tuple(named)
 
 
 def tokens(content: bytes) -> tuple[str, ...]:

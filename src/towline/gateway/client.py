@@ -204,6 +204,7 @@ class GatewayClient:
         max_rows: int | None = None,
         max_bytes: int | None = None,
         safe: int | None = None,
+        journal: str = "",
         incarnation: str = "",
         sized: bool = False,
     ) -> Window:
@@ -216,6 +217,7 @@ class GatewayClient:
             max_rows: Most rows up to the answered ``end``, which is ``start`` when there is nothing new.
             max_bytes: Most bytes of them; one row is always allowed.
             safe: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for ``start``.
+            journal: Whose offset ``start`` is; that of the lease by default.
             incarnation: What ``start`` came with, "" for unknown.
             sized: Whether the window is to say its size.
 
@@ -224,7 +226,7 @@ class GatewayClient:
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have.
         """
         limits = {"timeout_s": timeout_s, "max_rows": max_rows, "max_bytes": max_bytes, "sized": sized}
-        offset = {"journal": lease.journal, "start": start, "safe": safe, "incarnation": incarnation}
+        offset = {"journal": journal or lease.journal, "start": start, "safe": safe, "incarnation": incarnation}
         fields = {"consumer": lease.consumer, "lease": lease.token, **offset, **limits}
         return Window(**interruptible(lambda: self._action("wait", timeout_s + CALL_S, **fields)))
 

@@ -5,6 +5,7 @@ Secrets are refused: options stand in Spark's plans, UI and logs [I12].
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,13 +16,14 @@ from annotated_types import Ge, Le
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from towline import processes
 from towline.errors import ConfigError, ConfigErrors
-from towline.gateway.access import LONGEST_VALID_S, REMOTE, Access, is_remote
+from towline.gateway.access import LONGEST_VALID_S, REMOTE, Access, gateway_location, is_remote
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee, sharing_problem
 from towline.options import Given, Option, directory, options_of, path
 from towline.processes import ProcessMark
-from towline.spark.link import GatewayPlace, driver_pid, gateway_location
+from towline.spark.link import GatewayPlace
 from towline.validation import requirement
 
 __all__ = [
@@ -87,6 +89,19 @@ PLACE: Final = (
 )
 
 
+def driver_pid() -> int:
+    """The driver's JVM: the nearest ancestor named ``java``, else the parent.
+
+    Spark starts a streaming source's process right below the JVM, others below a daemon.
+    """
+    pid = os.getppid()
+    while pid > 1:
+        if processes.name(pid) == "java":
+            return pid
+        pid = processes.parent(pid)
+    return os.getppid()
+
+
 def missing(name: str, do: str) -> ConfigError:
     """The error for an option that has to be there."""
     return ConfigError("TL-C20", WHERE, f'the option "{name}" is missing', do)
@@ -107,7 +122,7 @@ def gateway_place(given: Given, options: Iterable[Option]) -> GatewayPlace:
     if "gateway" not in given and "gateways" not in given:
         if not given.text("stateDir"):
             raise missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
-        return GatewayPlace(given.value("stateDir"), "", owner=ProcessMark.of(driver_pid()))
+        return GatewayPlace(given.value("stateDir"), owner=ProcessMark.of(driver_pid()))
     several = "gateways" in given
     beside = [name for name in (*(option.name for option in options), "stateDir") if name in given]
     if several and "gateway" in given:
@@ -117,7 +132,7 @@ def gateway_place(given: Given, options: Iterable[Option]) -> GatewayPlace:
         if several:
             what = "it is of one gateway, and the option gateways names those that run already"
         raise ConfigError("TL-C23", f'{WHERE} option "{beside[0]}"', what, "Give one of the two.")
-    place = GatewayPlace("", "") if several else GatewayPlace.of(places[0])
+    place = GatewayPlace("") if several else GatewayPlace(places[0])
     values = given.values(ACCESS)
     return replace(place, **{**values, "access": Access(**values.get("access", {}))})
 

@@ -1,4 +1,4 @@
-"""All gateways of one stream: who answers, who is away, and what waits at each; lives in the runner only.
+"""All gateways of one stream: who answers, who is away, and which rows of whom the next batch has; in the runner only.
 
 Each gateway is asked on a thread of its own, because a long poll holds its call: the first answer with rows wakes the
 reader, the others' polls go on and are still good for the next call while their gateway's place is the same. What an
@@ -7,39 +7,48 @@ gateway is a list of one.
 
 Only what passes by itself, or by a file that a person changes, is done without. A journal that is not the checkpoint's,
 or another reader's lease, stops a query: to go on would be to forget rows silently.
+
+What is planned stands in the checkpoint, as the places where the batch ends. All else follows from start, end and the
+options alone, so that a batch comes again as it was [I4].
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+
+from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalFailed, TowlineError
 from towline.gateway.access import REFUSALS
-from towline.gateway.client import interruptible
+from towline.gateway.client import CALL_S, interruptible
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.spark.link import PATIENCE_S
-from towline.spark.offsets import JournalPlace
-from towline.spark.readplan import signed
+from towline.kafka.pace import BatchLimit
+from towline.spark.link import PATIENCE_S, patiently
+from towline.spark.offsets import JournalPlace, Position
+from towline.spark.readplan import Slice, divided, ranges_between, slices_of
+from towline.spark.tally import pace_of
 from towline.threads import guarded_thread, later
 from towline.timing import Backoff
 
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient, Lease, Window
     from towline.spark.link import GatewayPlace
-    from towline.spark.readplan import JournalRange, ReadPlan, Slice
+    from towline.spark.readplan import ReadPlan
 
-#: Where the errors of the list stand.
-LIST: Final = 'format("mqtt") option "gateways"'
+_LIST: Final = 'format("mqtt") option "gateways"'
 #: Pause before a gateway that is away is asked again, in seconds.
 _PAUSE_S: Final = 0.25
 #: The same for one that refuses: each try is counted there, and a file has to be changed first.
@@ -55,16 +64,19 @@ GRACE_S: Final = 0.02
 #: in seconds.
 MEET_S: Final = 5.0
 
+#: Keeps a wait for no poll at all from ending at once.
+_NEVER: Final[futures.Future[Any]] = futures.Future()
+
 _LOG = logging.getLogger("towline.spark")
 _T = TypeVar("_T")
 
 
-def is_refusal(error: BaseException | None) -> bool:
+def is_refusal(error: TowlineError) -> bool:
     """Whether a gateway and this query do not let each other in, by token or certificate."""
     return isinstance(error, GatewayError) and error.code in REFUSALS
 
 
-def is_absence(error: BaseException | None) -> bool:
+def is_absence(error: TowlineError) -> bool:
     """Whether an error holds back the rows of that gateway only: it refuses, or may be being started again."""
     return isinstance(error, (GatewayUnreachable, JournalFailed)) or is_refusal(error)
 
@@ -78,40 +90,20 @@ class Question:
     max_rows: int | None = None
     max_bytes: int | None = None
 
-
-def has_news(question: Question | None, window: Window | None) -> bool:
-    """Whether an answer has rows, or is the lease that was asked for."""
-    return question is None or (window is not None and window.end > question.here.offset)
-
-
-class _Poll(NamedTuple):
-    """A question on its way, None for the lease alone; since when on `time.monotonic`."""
-
-    question: Question | None
-    answer: futures.Future[Window | None]
-    began: float
+    def rows(self, window: Window) -> int:
+        """How many rows an answer has."""
+        return window.end - self.here.offset
 
 
-@dataclass(slots=True)
-class Absence:
-    """Why a source does without a gateway: it refuses the query, or does not answer.
-
-    Attributes:
-        error: What the gateway, or the way to it, said last.
-        since: In seconds since 1970.
-        again_at: When it is asked again, on `time.monotonic`.
-        logged_at: When the log said it last, on the same clock.
-    """
+class Absence(NamedTuple):
+    """Why a source does without a gateway; `since` in seconds since 1970, the other times on `time.monotonic`."""
 
     error: TowlineError
+    #: Whether only a person ends it.
+    refused: bool
     since: float
     again_at: float
     logged_at: float
-
-    @property
-    def refused(self) -> bool:
-        """Whether only a person ends it."""
-        return is_refusal(self.error)
 
 
 class SourceGateway:
@@ -120,31 +112,26 @@ class SourceGateway:
     Args:
         place: Where the gateway is.
         plan: What the reader was told.
-        meet: Called with this and the gateway's name and id of its journal before a lease is taken; what it raises
-            keeps the lease from being taken.
+        claims: Whose each name and each journal is, of all gateways of the source.
 
     Attributes:
-        name: Its name; set with the first answer, and the same afterwards.
-        journal: Id of its journal; set with the name.
         entry: Where the rows begin that a query without a place there gets; None until it was met, which gave a lease.
         absence: None while it is there.
         tip: Offset after the newest row it told of.
-        reached: Where the planned batch ends in its journal; None before the first.
-        poll: What it was asked last; None when the answer was taken.
+        poll: The answer that is on its way; None when it was taken.
+        began: When it was asked, on `time.monotonic`.
     """
 
-    def __init__(
-        self, place: GatewayPlace, plan: ReadPlan, meet: Callable[[SourceGateway, str, str], None] | None = None
-    ) -> None:
+    def __init__(self, place: GatewayPlace, plan: ReadPlan, claims: dict[str, SourceGateway] | None = None) -> None:
         self.place = place
-        self.name = self.journal = ""
         self.entry: JournalPlace | None = None
         self.absence: Absence | None = None
         self.tip = 0
-        self.reached: int | None = None
-        self.poll: _Poll | None = None
+        self.poll: futures.Future[Window | None] | None = None
+        self.began = 0.0
+        self._question: Question | None = None
         self._plan = plan
-        self._meet = meet
+        self._claims = {} if claims is None else claims
         #: The connection with its lease; None before the first, and after one was given up.
         self._held: tuple[GatewayClient, Lease] | None = None
         #: A second lease would take the first one over: one thread at a time takes one, and none after `release`.
@@ -153,44 +140,69 @@ class SourceGateway:
         self._keeping = guarded_thread(self._keep, "keep-gateway", again_s=1.0)
 
     @property
-    def called(self) -> str:
-        """What a person calls it: its name, as far as it ever answered, and its place."""
-        return f"{self.name} ({self.place.text})" if self.name else self.place.text
-
-    @property
     def is_there(self) -> bool:
         """Whether it was met, and not missed since."""
         return self.entry is not None and self.absence is None
 
-    def ask(self, question: Question | None, timeout_s: float) -> None:
-        """Begin a poll, unless one is on its way, or the gateway is away and its rest not over.
+    @property
+    def called(self) -> str:
+        """What a person calls it: its name, as far as it was met, and its place."""
+        return f"{self.entry.gateway} ({self.place.text})" if self.entry else self.place.text
 
-        Args:
-            question: As `wait`; None for the lease alone.
-            timeout_s: As `wait`.
-        """
-        now = time.monotonic()
-        if self.poll is None and (self.absence is None or now >= self.absence.again_at):
+    def ask(self, question: Question | None, timeout_s: float) -> None:
+        """Begin to `wait`, for the lease alone without a question; unless the same poll is on its way, or it rests."""
+        if self.poll and self._question == question:
+            return
+        self.poll, self._question, self.began = None, question, time.monotonic()
+        if self.absence is None or self.began >= self.absence.again_at:
             call = partial(self.wait, question, timeout_s) if question else partial(self._call, lambda *_: None)
-            self.poll = _Poll(question, later(call, f"gateway {self.name}"), now)
+            self.poll = later(call, f"gateway {self.place.text}")
+
+    def heard(self) -> Window | None:
+        """Take its answer, if that has come; an absence is logged, and no answer.
+
+        Raises:
+            TowlineError: What the gateway said, unless it is an absence.
+        """
+        if self.poll is None or not self.poll.done():
+            return None
+        poll, self.poll = self.poll, None
+        try:
+            window = poll.result()
+        except TowlineError as error:
+            if not is_absence(error):
+                raise
+            self._miss(error)
+            return None
+        if self.absence is not None:
+            since = datetime.fromtimestamp(self.absence.since).astimezone()
+            _LOG.warning("gateway %s is back; it was away since %s", self.called, f"{since:%H:%M:%S}")
+            self.absence = None
+        self.tip = window.tip if window else self.tip
+        return window
+
+    def _miss(self, error: TowlineError) -> None:
+        """Do without it for now, and say so: silence once, a refusal each minute; later it is asked again."""
+        now, before, refused = time.monotonic(), self.absence, is_refusal(error)
+        since, logged_at = (before.since, before.logged_at) if before else (time.time(), now)
+        if before is None or before.refused is not refused or (refused and now - logged_at >= _REMIND_S):
+            logged_at = now
+            how, code, do = ("held back", error.code, f". {error.do}") if refused else ("away", "TL-G54", "")
+            what = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
+            others = ", the others' go on" if len(self._plan.gateways) > 1 else ""
+            _LOG.warning(what, self.called, how, error.what, others, do, code)
+        self.absence = Absence(error, refused, since, now + (_REFUSED_PAUSE_S if refused else _PAUSE_S), logged_at)
 
     def wait(self, question: Question, timeout_s: float) -> Window:
         """Connect, and start the gateway where that is ours to do; take the lease, ask, and wait for rows.
 
-        Args:
-            question: What is asked.
-            timeout_s: Longest wait, in seconds.
-
         Raises:
-            Fenced: TL-G03 when another living reader has the lease, TL-G04 when the gateway serves another journal; as
-                `GatewayClient.wait`.
+            Fenced: TL-G03 when another living reader has the lease; as `GatewayClient.wait`.
             GatewayUnreachable: No gateway answers; the next call connects again.
         """
         here = question.here
 
         def ask(client: GatewayClient, lease: Lease, timeout_s: float = timeout_s) -> Window:
-            if here.journal != lease.journal:
-                raise foreign(here, lease.journal)
             try:
                 window = client.wait(
                     lease,
@@ -199,6 +211,7 @@ class SourceGateway:
                     max_rows=question.max_rows,
                     max_bytes=question.max_bytes,
                     safe=question.safe,
+                    journal=here.journal,
                     incarnation=here.incarnation,
                     sized=question.max_bytes is not None,
                 )
@@ -208,24 +221,24 @@ class SourceGateway:
                     raise
                 self._drop(client)  # not taken over: the gateway was started again and knows no leases
                 return self.wait(question, timeout_s)
-            if self.place.remote and timeout_s and has_news(question, window):
+            if self.place.remote and timeout_s and window.end > here.offset:
                 return ask(client, lease, 0.0)  # the token that let the poll in may be refused since
             return window
 
         return self._call(ask)
 
-    def slices(self, rows: JournalRange, sizes: Sequence[int]) -> list[Slice]:
+    def slices(self, start: int, end: JournalPlace, sizes: Sequence[int]) -> list[Slice]:
         """A range of its journal as tasks get it, in parts of these sizes. Raises as `wait`."""
 
-        def sign(client: GatewayClient, lease: Lease) -> list[Slice]:
-            if lease.journal != rows.end.journal:
-                raise foreign(rows.end, lease.journal)
-            return signed(client, rows.slices(self.place, sizes))
+        def cut(client: GatewayClient, lease: Lease) -> list[Slice]:
+            if lease.journal != end.journal:
+                self.wait(Question(end, 0), 0.0)  # the gateway refuses it
+            return slices_of(client, self.place, start, end, sizes)
 
-        return self._call(sign)
+        return self._call(cut)
 
-    def report(self) -> dict[str, Any]:
-        """What it says of itself within a second, and why it is away; plain values."""
+    def report(self, queued: int) -> dict[str, Any]:
+        """What it says of itself within a second, what waits, and why it is away; plain values."""
         status: Mapping[str, Any] = {}
         if self.absence is None and (held := self._held):
             with contextlib.suppress(GatewayError):  # the next poll tells it better
@@ -234,12 +247,11 @@ class SourceGateway:
         if trouble := (status.get("last_error") or {}).get("text"):
             report["last_error"] = trouble
         if absence := self.absence:
-            error, refused = absence.error, absence.refused
             report["away_since"] = datetime.fromtimestamp(absence.since, UTC).isoformat(timespec="seconds")
-            report["last_error"] = f"{error.what}. {error.do}" if refused else error.what
-            report |= {"refused": True} if refused else {}
-        reached = self.tip if self.reached is None else self.reached
-        return {**report, "tip": self.tip, "queued": max(0, self.tip - reached)}
+            report["last_error"] = absence.error.what
+            if absence.refused:
+                report |= {"refused": True, "last_error": f"{absence.error.what}. {absence.error.do}"}
+        return {**report, "tip": self.tip, "queued": queued}
 
     def release(self) -> None:
         """Give the lease back and close; never commits anything. No other one is taken."""
@@ -249,8 +261,6 @@ class SourceGateway:
             with contextlib.suppress(GatewayError):
                 client.release(lease)
             self._drop(client)
-
-    # -- the connection ------------------------------------------------------------------------------------------------
 
     def _call(self, call: Callable[[GatewayClient, Lease], _T]) -> _T:
         """Call with the lease, while signals are handled; a connection that may be what is wrong is not used again."""
@@ -275,9 +285,7 @@ class SourceGateway:
         if self.place.settings and not self._keeping.is_alive():
             self._keeping.start()
         try:
-            if self._meet:
-                status = client.status()
-                self._meet(self, str(status["name"]), str(status["journal"]))
+            self._claim(client.status())
             lease = client.open(self._plan.consumer, patience_s=TAKEOVER_S)
             self._held = client, lease
             begin = self._plan.beginning(lease.name, lease.first, lease.tip, lease.committed, "committed")
@@ -292,11 +300,20 @@ class SourceGateway:
             raise gone
         return client, lease
 
+    def _claim(self, status: Mapping[str, Any]) -> None:
+        """Refuse a gateway that another one of the list is already, before it takes that one's lease."""
+        for key, same in (("name", 'have the same name "{}"'), ("journal", "serve one journal, {}")):
+            other = self._claims.setdefault(status[key], self)
+            if other is not self:
+                what = f"{other.place.text} and {self.place.text} {same.format(status[key])}"
+                do = "Name each gateway once, and give each a name of its own: it stands in the checkpoint."
+                raise ConfigError("TL-G50", _LIST, what, do)
+
     def _keep(self) -> None:
         """Start the gateway again when it has ended, also while a batch runs and nobody asks for it."""
         pauses = Backoff(first=0.5, most=10.0)
         while not self._released.wait(pauses.next()):
-            endpoint = GatewayEndpoint.read(Path(self.place.state_dir))
+            endpoint = GatewayEndpoint.read(Path(self.place.text))
             if endpoint is None or endpoint.process.gone():
                 with contextlib.suppress(TowlineError):  # the next poll tells it
                     self.place.connect().close()
@@ -310,178 +327,375 @@ class SourceGateway:
             client.close()
 
 
-def foreign(here: JournalPlace, journal: str) -> Fenced:
-    """TL-G04: the checkpoint's journal is not the one that the gateway serves."""
-    return Fenced(
-        "TL-G04",
-        here.gateway,
-        f"the checkpoint belongs to journal {here.journal} (offset {here.offset}), this gateway serves journal "
-        f"{journal}",
-        "Bring back the state directory of that journal, or start the query with a new checkpoint directory and get "
-        "what waits here; rows that only the other journal held stay there.",
-    )
-
-
-class SourceGateways:
-    """The gateways that a stream reads.
-
-    Args:
-        plan: What the reader was told.
+class BatchPlanner:
+    """Plans the batches of one stream.
 
     Attributes:
-        all: Those of the list.
+        gateways: Those of the list.
     """
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
-        self._meeting = threading.Lock()
-        self.all = tuple(SourceGateway(place, plan, self._meet) for place in plan.places)
+        claims: dict[str, SourceGateway] = {}
+        self.gateways = tuple(SourceGateway(place, plan, claims) for place in plan.places)
         #: Gateways that were taken out of the list, and are asked whether they may go; by place.
         self._former: dict[str, SourceGateway] = {}
+        #: Where the query ends in each journal (AvailableNow); None for a query without an end.
+        self._ends: dict[str, int] | None = None
+        #: Begin and end of the batch that was planned last, or is planned anew as more comes; None before the first.
+        self._planned: tuple[Position, Position] | None = None
+        #: Grows with each batch: who is asked first for what can't be divided.
+        self._turn = 0
+        self._order_logged = False
+        #: What Kafka takes in time; None where the checkpoint with the sink's word of it is not known.
+        self._pace = BatchLimit(partial(pace_of, Checkpoint(plan.checkpoint))) if plan.checkpoint else None
 
-    def meet(self, needed: SourceGateway | None = None) -> None:
-        """Take the leases of at least one gateway, and of whoever answers soon; or wait for the one that is needed.
+    def release(self) -> None:
+        """Give all leases back; commits nothing. One that is away has none, and is asked for none any more."""
+        for gateway in (*self.gateways, *self._former.values()):
+            gateway.release()
+
+    # -- begin and end -------------------------------------------------------------------------------------------
+
+    def meet(self) -> None:
+        """Take the leases of at least one gateway, and of whoever answers soon.
 
         Raises:
-            ConfigError: TL-G50, two of them are one.
-            Fenced: TL-G03 when another living reader has a lease.
-            GatewayError: TL-G40, TL-G44 or TL-G46, none of them lets us in.
-            GatewayUnreachable: None answers within `PATIENCE_S` seconds.
+            TowlineError: What the first of those that are away says, if all are.
         """
-        wanted = (needed,) if needed else self.all
-        self.ask(dict.fromkeys(wanted), PATIENCE_S, MEET_S)
-        if not any(gateway.is_there for gateway in wanted):
-            absence = next((gateway.absence.error for gateway in wanted if gateway.absence), None)
-            silence = GatewayUnreachable("TL-G01", wanted[0].place.text, "no gateway answers", "Is it running?")
-            raise absence or silence
+        self._ask({}, PATIENCE_S, MEET_S)
+        if not any(one.is_there for one in self.gateways):
+            silence = GatewayUnreachable("TL-G01", self.gateways[0].place.text, "no gateway answers", "Is it running?")
+            raise next((one.absence.error for one in self.gateways if one.absence), silence)
 
-    def _meet(self, gateway: SourceGateway, name: str, journal: str) -> None:
-        """Refuse a gateway that another one of the list is already, before it takes that one's lease."""
-        with self._meeting:
-            for other in self.all:
-                if other is not gateway and (other.name == name or other.journal == journal):
-                    same = f'have the same name "{name}"' if other.name == name else f"serve one journal, {journal}"
-                    what = f"{other.place.text} and {gateway.place.text} {same}"
-                    do = "Name each gateway once, and give each a name of its own: it stands in the checkpoint."
-                    raise ConfigError("TL-G50", LIST, what, do)
-            gateway.name, gateway.journal = name, journal
+    def fix_end(self) -> None:
+        """End the query at what is durable now at each gateway that answers; one that does not has no part in it."""
+        self.meet()
+        self._ends = {one.entry.journal: one.tip for one in self.gateways if one.entry}
 
-    def ask(
-        self, questions: Mapping[SourceGateway, Question | None], patience_s: float, grace_s: float | None = None
-    ) -> dict[SourceGateway, Window]:
-        """Commit at each gateway and wait until one has news: rows, or a lease where there was none.
+    def ended(self, here: Position) -> bool:
+        """Whether a query with an end is there."""
+        return self._ends is not None and not any(map(self._left, here.places))
 
-        Each is asked on a thread, again and again. A poll with the same question that is on its way from the call
-        before is waited for. One that has ended is asked again, whatever it found: its gateway may have gone since, and
-        the batch with it.
+    def _left(self, place: JournalPlace) -> int:
+        """How many rows a query with an end has behind a place."""
+        return max(0, (self._ends or {}).get(place.journal, 0) - place.offset)
+
+    def beginning(self) -> Position:
+        """Where a query without a checkpoint begins, at each gateway that answers."""
+        self.meet()
+        return Position(tuple(one.entry for one in self.gateways if one.entry))
+
+    # -- the next batch ------------------------------------------------------------------------------------------
+
+    def next(self, here: Position, safe: Position | None, limit: ReadLimit, patience_s: float) -> Position:
+        """The end of the next batch within the limit; ``here`` itself when nothing is new.
 
         Args:
-            questions: What each is asked; None for its lease alone. Where no lease is asked for, those that were never
-                met are looked for beside.
-            patience_s: Longest wait, in seconds; 0 until each that has a question and is not away has answered.
-            grace_s: Longest time for the answers of those beside the news, in seconds since each was asked; None for
-                `GRACE_S`.
+            here: End of the last batch in the commit log.
+            safe: Up to where each gateway may remove rows, ``here`` or one before it.
+            limit: Of the batch, all gateways together.
+            patience_s: Longest wait for rows, in seconds.
 
-        Returns:
-            The answers that have come.
+        Raises:
+            ConfigError: TL-G50 to TL-G52, the list of gateways can't be.
+            TowlineError: What a gateway said.
+        """
+        if self._pace and not (self._planned and here.places == self._planned[0].places):
+            self._pace.next()
+        if not any(one.entry for one in self.gateways):
+            self._ask({}, max(patience_s, MEET_S))
+            patience_s = 0.0
+        places = {one: self._place_of(one.entry, here) for one in self.gateways if one.entry}
+        left = [place.gateway for place in self._taken_out(here, places.values()) if self._may_leave(place, safe)]
+        # Where gateways begin that have no place yet; their rows come with the next batch, and none behind the end.
+        entries = [one.entry for one, place in places.items() if one.entry and not place]
+        joining = [entry for entry in entries if self._ends is None or entry.journal in self._ends]
+        limits = self._limits(limit)
+        questions = {one: self._question(one, place, safe, *limits) for one, place in places.items() if place}
+        answers = self._ask(questions, 0.0 if left or joining else patience_s)
+        moved = [question.here for question in questions.values()] + self._admitted(questions, answers, *limits)
+        there = here.having(*moved, *joining).without(*left)
+        self._planned = here, there
+        for one, question in questions.items() if there == here else ():
+            if one.absence and self._left(question.here):  # the query does not end without its rows
+                self._ask({one: question}, PATIENCE_S)
+                if not one.is_there:
+                    raise one.absence.error
+                return self.next(here, safe, limit, patience_s)
+        return there
+
+    def _place_of(self, entry: JournalPlace, here: Position) -> JournalPlace | None:
+        """The place of a gateway that was met: it is known by its journal; one of another journal it refuses."""
+        # The option ``gateway`` names no list that another one could have joined.
+        only = here.places[0] if not self._plan.gateways and len(here.places) == 1 else None
+        own = (place for place in here.places if place.journal == entry.journal)
+        return next(own, None) or here.place(entry.gateway) or only
+
+    def _question(
+        self, gateway: SourceGateway, here: JournalPlace, safe: Position | None, rows: int | None, size: int | None
+    ) -> Question:
+        if self._ends is not None:  # at the end of the query one row is asked for all the same
+            rows = min(rows or sys.maxsize, max(1, self._left(here)))
+        return Question(replace(here, at=gateway.place.text), _safe(here, safe), rows, size)
+
+    def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
+        """Rows and bytes; Spark has no limit of both in one, and gets all where it wants that (Trigger.Once)."""
+        if isinstance(limit, ReadAllAvailable):
+            return None, None
+        most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._plan.max_bytes
+        sizes = (size for size in (most, self._pace.bytes if self._pace else None) if size is not None)
+        return limit.max_rows if isinstance(limit, ReadMaxRows) else None, min(sizes, default=None)
+
+    def _admitted(
+        self, questions: Mapping[SourceGateway, Question], answers: dict[SourceGateway, Window], *limits: int | None
+    ) -> list[JournalPlace]:
+        """Where the batch ends at the gateways that have rows in it, together within its limits."""
+        windows = {one: window for one, window in answers.items() if questions[one].rows(window)}
+        if self._ends is not None:
+            windows = {one: window for one, window in windows.items() if self._left(questions[one].here)}
+        if len(windows) > 1:  # one alone was asked for no more than the batch may have
+            self._turn += 1
+            caps = admit([(questions[one].rows(window), window.size) for one, window in windows.items()], *limits)
+            capped = {one: cap for one, cap in zip(windows, caps, strict=True) if cap is not None}
+            cut = {one: replace(questions[one], max_rows=rows, max_bytes=size) for one, (rows, size) in capped.items()}
+            anew = self._ask(cut, 0.0, CALL_S) if cut else {}
+            windows = {one: anew.get(one, window) for one, window in windows.items() if one in anew or one not in cut}
+            sizes = [(questions[one].rows(window), window.size) for one, window in windows.items()]
+            fits = fitting(sizes, self._turn, *limits)
+            windows = {one: window for (one, window), fit in zip(windows.items(), fits, strict=True) if fit}
+        if self._pace and windows:
+            self._pace.planned(sum(window.size for window in windows.values()))
+        return [questions[one].here.moved(window.end, window.incarnation) for one, window in windows.items()]
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether more waits than the planned batch takes, by its limits."""
+        return any(self._queued(one) for one in self.gateways if not one.absence)
+
+    def _queued(self, gateway: SourceGateway) -> int:
+        """How many rows wait at a gateway beyond the planned batch."""
+        place = self._place_of(gateway.entry, self._planned[1]) if self._planned and gateway.entry else None
+        return max(0, gateway.tip - place.offset) if place else 0
+
+    # -- what the gateways say -----------------------------------------------------------------------------------
+
+    def _ask(
+        self, questions: Mapping[SourceGateway, Question], patience_s: float, grace_s: float | None = None
+    ) -> dict[SourceGateway, Window]:
+        """Commit at each gateway and wait until one has rows; without questions, until one is there.
+
+        A poll with the same question that is on its way from the call before is waited for. One that has ended is asked
+        again, whatever it found: its gateway may have gone since, and the batch with it. Those that were never met are
+        looked for beside.
+
+        Args:
+            questions: What each is asked.
+            patience_s: Longest wait, in seconds; 0 until each that has a question and is not away has answered.
+            grace_s: Longest time for the answers of those beside the news, since each was asked; None for `GRACE_S`.
 
         Raises:
             TowlineError: What a gateway said, unless it is an absence.
         """
-        unmet = [gateway for gateway in self.all if gateway.entry is None and None not in questions.values()]
-        if len(unmet) == len(self.all):
-            patience_s = max(patience_s, MEET_S)
-        asked: dict[SourceGateway, Question | None] = {**dict.fromkeys(unmet), **questions}
-        answers: dict[SourceGateway, Window | None] = {}
+        asked = {**dict.fromkeys(one for one in self.gateways if not one.entry), **questions}
         grace_s = GRACE_S if grace_s is None else grace_s
-        deadline = time.monotonic() + (patience_s if patience_s > 0 else PATIENCE_S + 30)
+        deadline = time.monotonic() + (patience_s or PATIENCE_S)
+        answers: dict[SourceGateway, Window] = {}
         self._heard(asked)
-        for gateway, question in asked.items():
-            if gateway.poll and gateway.poll.question != question:
-                gateway.poll = None
         while True:
-            timeout_s = min(patience_s, max(0.0, deadline - time.monotonic()))
-            for gateway in asked.keys() - answers.keys():
-                gateway.ask(asked[gateway], timeout_s)
-            windows = self._heard(asked)
-            answers |= {one: windows[one] for one in windows if patience_s <= 0 or has_news(asked[one], windows[one])}
+            for one in asked.keys() - answers.keys():
+                one.ask(asked[one], min(patience_s, max(0.0, deadline - time.monotonic())))
+            heard = self._heard(asked)
+            answers |= {one: window for one, window in heard.items() if not patience_s or questions[one].rows(window)}
             now = time.monotonic()
-            pending = [gateway.poll for gateway in questions if gateway.poll and not gateway.absence]
-            if any(has_news(asked[gateway], window) for gateway, window in answers.items()):
-                over = all(now - poll.began >= grace_s for poll in pending)
+            polls = [one for one in questions or asked if one.poll and not one.absence]
+            news = any(questions[one].rows(window) for one, window in answers.items())
+            if news or (not questions and any(one.is_there for one in self.gateways)):
+                over = all(now - one.began >= grace_s for one in polls)
             else:
-                over = patience_s <= 0 and not pending
+                over = not patience_s and not polls
             if over or now >= deadline:
-                return {gateway: window for gateway, window in answers.items() if window is not None}
+                return answers
             # Not only an answer ends a wait: polls grow older than the grace, and who was away is asked again.
             rests = [one.absence.again_at - now for one in asked if one.absence and not one.poll]
-            pause = max(0.0, min(deadline - now, GRACE_S if answers else 1.0, *rests))
-            if polls := [gateway.poll.answer for gateway in asked if gateway.poll]:
-                futures.wait(polls, pause, futures.FIRST_COMPLETED)
-            else:
-                time.sleep(pause)
+            pause = max(0.0, min(deadline - now, GRACE_S if news else 1.0, *rests))
+            futures.wait([_NEVER, *(one.poll for one in asked if one.poll)], pause, futures.FIRST_COMPLETED)
 
-    def _heard(self, asked: Iterable[SourceGateway]) -> dict[SourceGateway, Window | None]:
+    def _heard(self, asked: Iterable[SourceGateway]) -> dict[SourceGateway, Window]:
         """The answers that have come; what is wrong is raised, that two are one before whatever else they say."""
-        windows: dict[SourceGateway, Window | None] = {}
-        errors: list[BaseException] = []
-        for gateway in asked:
-            if gateway.poll is None or not gateway.poll.answer.done():
-                continue
-            answer, gateway.poll = gateway.poll.answer, None
-            error = answer.exception()
-            if is_absence(error):
-                self.miss(gateway, error)
-            elif error is not None:
+        windows: dict[SourceGateway, Window] = {}
+        errors: list[TowlineError] = []
+        for one in asked:
+            try:
+                window = one.heard()
+            except TowlineError as error:
                 errors.append(error)
             else:
-                self._welcome(gateway)
-                windows[gateway] = window = answer.result()
-                gateway.tip = window.tip if window else gateway.tip
-        refusals = [gateway.absence.error for gateway in self.all if gateway.absence and gateway.absence.refused]
-        if len(refusals) == len(self.all):  # only a person can help then
-            why = "; ".join(
-                f"{gateway.called}: {error.what}" for gateway, error in zip(self.all, refusals, strict=True)
-            )
+                windows |= {one: window} if window else {}
+        refused = [(one.called, one.absence.error) for one in self.gateways if one.absence and one.absence.refused]
+        if len(refused) == len(self.gateways):  # only a person can help then
+            (_, first), *others = refused
+            why = "; ".join(f"{called}: {error.what}" for called, error in refused)
             what = f"no gateway of the list lets this query in ({why})"
-            raise GatewayError(refusals[0].code, LIST, what, refusals[0].do) if len(refusals) > 1 else refusals[0]
-        for error in sorted(errors, key=lambda error: getattr(error, "code", "") != "TL-G50"):
-            raise error
+            raise GatewayError(first.code, _LIST, what, first.do) if others else first
+        if errors:
+            raise min(errors, key=lambda error: error.code != "TL-G50")
         return windows
 
-    # -- who is away -----------------------------------------------------------------------------------------------
+    def report(self) -> dict[str, Any] | None:
+        """What each gateway says of itself, and what waits in all of them; None where there is nothing to say.
 
-    def miss(self, gateway: SourceGateway, error: BaseException | None) -> None:
-        """Do without a gateway for now, and say so: silence once, a refusal each minute; later it is asked again."""
-        assert isinstance(error, TowlineError)
-        now, before, refused = time.monotonic(), gateway.absence, is_refusal(error)
-        since, logged_at = (before.since, before.logged_at) if before else (time.time(), now)
-        if before is None or before.refused is not refused or (refused and now - logged_at >= _REMIND_S):
-            logged_at = now
-            how, code, do = ("held back", error.code, f". {error.do}") if refused else ("away", "TL-G54", "")
-            others = ", the others' go on" if len(self.all) > 1 else ""
-            what = "gateway %s is %s: %s; its messages wait there%s%s   [%s]"
-            _LOG.warning(what, gateway.called, how, error.what, others, do, code)
-        gateway.absence = Absence(error, since, now + (_REFUSED_PAUSE_S if refused else _PAUSE_S), logged_at)
+        Of a source with the option ``gateway`` it is what that one says.
+        """
+        known = {one.entry.gateway if one.entry else one.place.text: one for one in self.gateways}
+        told = {name: one for name, one in sorted(known.items()) if one.entry or one.absence}
+        parts = {name: one.report(self._queued(one)) for name, one in told.items()}
+        if not self._plan.gateways:
+            part = next(iter(parts.values()), {})
+            return part if part.keys() - {"tip", "queued"} else None
+        away = [name for name, part in parts.items() if "away_since" in part]  # warned of when it went
+        errors = [part["last_error"] for name, part in parts.items() if "last_error" in part and name not in away]
+        totals = {key: sum(part[key] for part in parts.values()) for key in ("tip", "queued")}
+        trouble = {"last_error": errors[0]} if errors else {}
+        return {**totals, **trouble, "away": away, "gateways": parts}
 
-    def _welcome(self, gateway: SourceGateway) -> None:
-        if gateway.absence is not None:
-            since = datetime.fromtimestamp(gateway.absence.since).astimezone()
-            _LOG.warning("gateway %s is back; it was away since %s", gateway.called, f"{since:%H:%M:%S}")
-            gateway.absence = None
+    # -- gateways that were taken out of the list ----------------------------------------------------------------
 
-    # -- former gateways -------------------------------------------------------------------------------------------
+    def _taken_out(self, here: Position, listed: Iterable[JournalPlace | None]) -> list[JournalPlace]:
+        """The places of gateways that are not in the list.
 
-    def former(self, place: GatewayPlace) -> SourceGateway:
-        """A gateway that is not in the list, to be asked the same way."""
-        return self._former.setdefault(place.text, SourceGateway(place, self._plan))
+        One that was not met yet is known by where it is; if it is not, it may be any of those that are left.
+        """
+        unmet = {one.place.text for one in self.gateways if not one.entry}
+        others = [place for place in here.places if place not in listed]
+        complete = unmet <= {place.at for place in others}
+        return [place for place in others if place.at not in unmet] if complete else []
 
-    def let_go(self, gateway: SourceGateway) -> None:
-        """Give the lease of a former gateway back."""
-        self._former.pop(gateway.place.text, None)
-        gateway.release()
+    def _may_leave(self, place: JournalPlace, safe: Position | None) -> bool:
+        """Whether a gateway may leave the checkpoint: all that it holds is in the commit log, and surely so."""
+        if place.gateway in self._plan.removed:
+            _LOG.warning("gateway %s leaves the checkpoint unasked, as removedGateways says", place.gateway)
+            return True
+        question = Question(place, _safe(place, safe))
+        try:
+            window = self._at(place.at).wait(question, 0.0)
+        except GatewayError as error:
+            if not is_absence(error):
+                raise
+            why = "does not let this query in" if is_refusal(error) else "does not answer"
+            raise ConfigError(
+                "TL-G51",
+                _LIST,
+                f'gateway "{place.gateway}" is no longer in the list, and whether messages wait there is not known: '
+                f"{place.at} {why} ({error.what})",
+                f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway} "
+                f'(in a bridge file, removed_gateways = ["{place.gateway}"]).',
+            ) from error
+        if waiting := max(0, window.tip - place.offset):
+            raise ConfigError(
+                "TL-G52",
+                _LIST,
+                f'gateway "{place.gateway}" is no longer in the list, and {waiting:,} messages wait at {place.at}',
+                "Put it back, let it take in nothing more and carry what it has; with none waiting it can go.",
+            )
+        if question.safe < place.offset:
+            return False  # in the commit log, and not yet surely so: the next call
+        self._former.pop(place.at).release()
+        return True
 
-    def release(self) -> None:
-        """Give all leases back; commits nothing. One that is away has none, and is asked for none any more."""
-        for gateway in (*self.all, *self._former.values()):
-            gateway.release()
+    def _at(self, text: str) -> SourceGateway:
+        """The gateway at a place: one of the list, or a former one, which is asked the same way."""
+        listed = next((one for one in self.gateways if one.place.text == text), None)
+        return listed or self._former.setdefault(text, SourceGateway(self._plan.at(text), self._plan))
+
+    # -- the partitions of a planned batch -----------------------------------------------------------------------
+
+    def slices(self, here: Position, there: Position) -> list[Slice]:
+        """The partitions of the batch between two positions: always the same, with the same rows.
+
+        Raises:
+            Fenced: TL-G04, a gateway serves another journal.
+            GatewayUnreachable: TL-G53, a gateway that has rows of the batch is away.
+        """
+        ranges, plan = ranges_between(here, there), self._plan
+        sizes = divided([end.offset - start for start, end in ranges], plan.min_partitions, plan.max_records)
+        if any(len(each) > 1 for each in sizes) and not self._order_logged:
+            self._order_logged = True
+            _LOG.warning(
+                "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
+                "device's messages holds only where one task reads them all, as after coalesce(1)"
+            )
+        slices = [part for rows, each in zip(ranges, sizes, strict=True) for part in self._cut(*rows, each)]
+        idle = there.places[0]
+        return slices or [Slice(plan.place, idle.journal, idle.offset, idle.offset, idle.incarnation)]
+
+    def _cut(self, start: int, end: JournalPlace, sizes: Sequence[int]) -> list[Slice]:
+        if end.at not in {one.place.text for one in self.gateways} and not all(one.entry for one in self.gateways):
+            self.meet()  # it may have moved
+        met = (one for one in self.gateways if one.entry and self._place_of(one.entry, Position((end,))))
+        gateway = next(met, None) or self._at(end.at)
+        try:
+            return patiently(partial(gateway.slices, start, end, sizes))
+        except GatewayError as error:
+            if not is_absence(error):
+                raise
+            way = error.do if is_refusal(error) else f"Start it at {gateway.place.text}."
+            raise GatewayUnreachable(
+                "TL-G53",
+                f'gateway "{end.gateway}"',
+                f"it is away ({error.what}), and a batch that was begun needs its messages {start:,} to "
+                f"{end.offset - 1:,}",
+                f"Nothing is lost, and the batch is then served as it was planned. {way}",
+            ) from error
+
+
+def _safe(place: JournalPlace, safe: Position | None) -> int:
+    """Up to where a gateway may remove rows; 0 where its journal was another one."""
+    before = safe and safe.place(place.gateway)
+    return before.offset if before and before.journal == place.journal else 0
+
+
+Offer = tuple[int, int]
+"""Rows that wait at a gateway, as far as the whole batch could take them, and their bytes in the journal."""
+
+
+def admit(
+    offers: Sequence[Offer], max_rows: int | None, max_bytes: int | None
+) -> list[tuple[int | None, int | None] | None]:
+    """Share both limits of a batch among gateways, max-min: as equal as can be, and nobody more than waits.
+
+    Whoever has little waiting gets all of it: messages of a quiet gateway never wait behind another's backlog, as they
+    would by shares in proportion to it. A gateway's share is the larger of its parts of the two limits.
+
+    Returns:
+        Most rows and bytes that the batch takes of each, at least one of both; None for all of it.
+    """
+    limits = (max_rows, max_bytes)
+    parts = [[Fraction(size, most) for size, most in zip(offer, limits, strict=True) if most] for offer in offers]
+    shares = [max(each, default=Fraction(0)) for each in parts]
+    level, left = Fraction(1), Fraction(1)
+    for number, share in zip(range(len(shares), 0, -1), sorted(shares), strict=True):
+        if share * number > left:
+            level = left / number
+            break
+        left -= share
+    rows, size = (most and max(1, int(most * level)) for most in limits)
+    return [None if share <= level else (rows, size) for share in shares]
+
+
+def fitting(offers: Sequence[Offer], turn: int, max_rows: int | None, max_bytes: int | None) -> list[bool]:
+    """Which ranges go into the batch, once their sizes are known: a gateway gives one row at least, however large.
+
+    Args:
+        offers: What each would give.
+        turn: Who is asked first, a number that grows with each batch. The first is taken whatever its size: one huge
+            message passes, ten of them one after the other, and nobody starves, however small the limits are.
+        max_rows: Most rows of the batch; None for no limit.
+        max_bytes: Most bytes of the batch; None for no limit.
+    """
+    taken, rows, size = [False] * len(offers), 0, 0
+    for one in sorted(range(len(offers)), key=lambda other: (other - turn) % len(offers)):
+        more, larger = rows + offers[one][0], size + offers[one][1]
+        if not rows or (more <= (max_rows or more) and larger <= (max_bytes or larger)):
+            taken[one], rows, size = True, more, larger
+    return taken

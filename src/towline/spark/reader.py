@@ -32,7 +32,7 @@ from towline.errors import ConfigError, GatewayError, one_line
 from towline.mosquitto_conf import DEFAULTS
 from towline.spark.cadence import Cadence
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.readplan import JournalRange, ReadPlan, Slice, divided, ranges_between, signed
+from towline.spark.readplan import ReadPlan, Slice, divided, for_gateway, ranges_between, slices_of
 from towline.spark.tasks import settle
 from towline.threads import later
 
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from towline.spark.gateways import BatchPlanner
     from towline.spark.link import GatewayPlace
-    from towline.spark.planning import BatchPlanner
 
 
 _RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
@@ -288,7 +288,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Give the leases back; a batch may be uncommitted, so no watermark moves."""
         if self._planner:
-            self._planner.gateways.release()
+            self._planner.release()
         self._planner = None
         if is_runner() and isinstance(sys.exception(), EOFError | SystemExit):
             os._exit(0)  # the JVM has closed the socket: reporting there would only print a traceback
@@ -327,7 +327,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _opened(self) -> BatchPlanner:
         """The planner, which only the runner needs."""
         if self._planner is None:
-            from towline.spark.planning import BatchPlanner  # noqa: PLC0415 - see above
+            from towline.spark.gateways import BatchPlanner  # noqa: PLC0415 - see above
 
             self._plan.check(streaming=True)
             end_in_order()
@@ -362,7 +362,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _rest(self, here: Position, there: Position) -> float:
         """Seconds until what waits is to be looked at again; 0 for a batch now, or for none."""
-        rows = sum(one.rows for one in ranges_between(here, there))
+        rows = sum(end.offset - start for start, end in ranges_between(here, there))
         if not rows or self._ends or self._opened.cut_short:
             return 0.0
         return self._cadence.wait_s(rows, time.monotonic())
@@ -385,35 +385,35 @@ class MqttBatchReader(DataSourceReader):
         """Slices from ``startingOffset`` (default earliest) to ``endingOffset`` (default the newest)."""
         plan = self._plan
         plan.check(streaming=False)
-        ranges = sorted(((self._range(place), place) for place in plan.places), key=lambda one: one[0].end.gateway)
-        for (rows, place), (other, beside) in combinations(ranges, 2):
-            if rows.end.gateway == other.end.gateway or rows.end.journal == other.end.journal:
-                what = f'{place.text} and {beside.text} are both gateway "{rows.end.gateway}"'
+        ranges = sorted(((*self._range(place), place) for place in plan.places), key=lambda one: one[1].gateway)
+        for (_, end, place), (_, other, beside) in combinations(ranges, 2):
+            if end.gateway == other.gateway or end.journal == other.journal:
+                what = f'{place.text} and {beside.text} are both gateway "{end.gateway}"'
                 raise ConfigError("TL-G50", 'format("mqtt") option "gateways"', what, "Name each gateway once.")
-        sizes = divided([max(1, rows.rows) for rows, _ in ranges], plan.min_partitions, plan.max_records)
+        rows = [max(1, end.offset - start) for start, end, _ in ranges]
         slices: list[Slice] = []
-        for (rows, place), each in zip(ranges, sizes, strict=True):
+        for (start, end, place), sizes in zip(
+            ranges, divided(rows, plan.min_partitions, plan.max_records), strict=True
+        ):
             with place.connect() as client:
-                slices += signed(client, rows.slices(place, each if rows.rows else [0]))
+                slices += slices_of(client, place, start, end, sizes if start < end.offset else [0])
         return slices
 
-    def _range(self, place: GatewayPlace) -> JournalRange:
-        """What is read of a gateway."""
+    def _range(self, place: GatewayPlace) -> tuple[int, JournalPlace]:
+        """What is read of a gateway: its first offset, and the place where it ends."""
         with place.connect() as client:
             status = client.status()
             name, first, tip = str(status["name"]), int(status["first"]), int(status["end"])
-            end = self._plan.told(self._plan.ending, name, tip)
-            assert isinstance(end, int)
+            ending: int | None = for_gateway(self._plan.ending, name)
+            end = tip if ending is None else ending
             there = JournalPlace(name, str(status["journal"]), end, client.extent(end).incarnation, place.text)
         committed = int(status["consumers"].get(self._plan.consumer, first))
         start = self._plan.beginning(name, first, tip, committed, "earliest")
         if start > end:
-            what, do = (
-                f"it is {end}, before the start at {start}",
-                f"The journal holds the offsets {first} to {tip - 1}.",
-            )
+            what = f"it is {end}, before the start at {start}"
+            do = f"The journal holds the offsets {first} to {tip - 1}."
             raise ConfigError("TL-C23", 'format("mqtt") option "endingOffset"', what, do)
-        return JournalRange(start, there)
+        return start, there
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the range."""

@@ -10,15 +10,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from annotated_types import Ge
 from pyspark.sql.datasource import InputPartition
 
 from towline.errors import ConfigError
+from towline.gateway.access import gateway_list
 from towline.options import OptionText, label, size
 from towline.spark.cadence import LONGEST_DELAY_MS
-from towline.spark.link import GatewayPlace, gateway_list
+from towline.spark.link import GatewayPlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,13 +33,16 @@ StartingOffset = str | int
 _T = TypeVar("_T")
 
 
-def _starting(text: str) -> str | int:
-    if text.lower() in ("committed", "earliest", "latest"):
-        return text.lower()
-    try:
-        return _offset(text)
-    except ValueError:
-        raise ValueError("must be committed, earliest, latest or an offset from 0") from None
+def _offset(text: str, wanted: str = "an offset from 0") -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ValueError(f"must be {wanted}")
+    return int(text)
+
+
+def _starting(text: str) -> StartingOffset:
+    word = text.lower()
+    words = ("committed", "earliest", "latest")
+    return word if word in words else _offset(text, "committed, earliest, latest or an offset from 0")
 
 
 def _by_gateway(read_one: Callable[[str], _T]) -> Callable[[str], _T | dict[str, _T]]:
@@ -48,8 +52,7 @@ def _by_gateway(read_one: Callable[[str], _T]) -> Callable[[str], _T | dict[str,
         if not text.startswith("{"):
             return read_one(text)
         try:
-            values = json.loads(text)
-            return {label(name): read_one(str(value)) for name, value in values.items()}
+            return {label(name): read_one(str(value)) for name, value in json.loads(text).items()}
         except (ValueError, AttributeError) as error:
             why = "" if isinstance(error, json.JSONDecodeError) else f"; {error}"
             raise ValueError(
@@ -70,12 +73,6 @@ def _seconds(text: str) -> float:
     if int(text) > LONGEST_DELAY_MS:
         raise ValueError(f"must be at most {LONGEST_DELAY_MS}, or Spark's idle Python workers end meanwhile")
     return int(text) / 1000
-
-
-def _offset(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise ValueError("must be an offset from 0")
-    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +139,10 @@ class ReadPlan:
 
     def at(self, text: str) -> GatewayPlace:
         """The place of a gateway that is named by its state directory or location, reached as all are."""
-        named = GatewayPlace.of(text)
-        return replace(self.place, state_dir=named.state_dir, location=named.location, settings="")
+        return replace(self.place, text=text, settings="")
 
     def beginning(self, gateway: str, first: int, tip: int, committed: int, default: StartingOffset) -> int:
-        """The offset where a read without a place in that gateway's journal begins.
+        """The offset where a read without a place in a gateway's journal begins.
 
         Args:
             gateway: Its name.
@@ -156,15 +152,9 @@ class ReadPlan:
             default: Where the option does not say it.
         """
         starts = {"committed": max(committed, first), "earliest": first, "latest": tip}
-        wanted = self.told(self.starting, gateway, default)
-        return wanted if isinstance(wanted, int) else starts[wanted]
-
-    def told(
-        self, value: StartingOffset | Mapping[str, StartingOffset] | None, gateway: str, default: StartingOffset
-    ) -> StartingOffset:
-        """What a value says for one gateway."""
-        said = value.get(gateway) if isinstance(value, Mapping) else value
-        return default if said is None else said
+        start: StartingOffset | None = for_gateway(self.starting, gateway)
+        start = default if start is None else start
+        return start if isinstance(start, int) else starts[start]
 
     def check(self, *, streaming: bool) -> None:
         """Refuse what only shows once Spark has said how it reads.
@@ -180,6 +170,11 @@ class ReadPlan:
         if streaming and self.ending is not None:
             do = "Use spark.read for a range, or trigger(availableNow=True) for all that is there."
             raise ConfigError("TL-C24", 'format("mqtt") option "endingOffset"', "a stream has no end", do)
+
+
+def for_gateway(value: Any, gateway: str) -> Any:
+    """What an option says for one gateway."""
+    return value.get(gateway) if isinstance(value, Mapping) else value
 
 
 @dataclass(frozen=True)
@@ -203,101 +198,52 @@ class Slice(InputPartition):
     watermark_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JournalRange:
-    """The rows ``start`` to ``end.offset`` - 1 of a gateway's journal.
+def slices_of(
+    client: GatewayClient, place: GatewayPlace, start: int, end: JournalPlace, sizes: Sequence[int]
+) -> list[Slice]:
+    """The rows from `start` to `end` of a gateway's journal in parts of these sizes, as tasks get them. On the driver.
 
-    Attributes:
-        start: Offset of the first row.
-        end: The place after the last one.
-    """
-
-    start: int
-    end: JournalPlace
-
-    @property
-    def rows(self) -> int:
-        """How many they are."""
-        return self.end.offset - self.start
-
-    def slices(self, place: GatewayPlace, sizes: Sequence[int]) -> list[Slice]:
-        """Its parts; only of the end it is known which opening of the journal wrote the row below.
-
-        Args:
-            place: Where the gateway is.
-            sizes: Rows of the parts.
-        """
-        bounds = [*pairwise(accumulate(sizes, initial=self.start))]
-        incarnations = [""] * (len(bounds) - 1) + [self.end.incarnation]
-        return [
-            Slice(place, self.end.journal, *part, incarnation)
-            for part, incarnation in zip(bounds, incarnations, strict=True)
-        ]
-
-
-def signed(client: GatewayClient, slices: Sequence[Slice]) -> list[Slice]:
-    """Slices as tasks get them: those of a gateway on a network each with a ticket. On the driver.
+    Those of a gateway on a network have a ticket each. Only of the end it is known which opening of the journal wrote
+    the row below.
 
     Raises:
         GatewayError: TL-G46, the file with the authorities of the gateway's certificate can't be read.
     """
-    place = slices[0].place
-    if not place.remote:
-        return list(slices)
-    bounds, incarnations = [(part.start, part.end) for part in slices], [part.incarnation for part in slices]
-    tickets = client.sign(slices[0].journal, bounds, incarnations=incarnations, valid_s=place.ticket_s)
-    place = place.admitted("")
-    return [replace(part, place=replace(place, ticket=ticket)) for part, ticket in zip(slices, tickets, strict=True)]
+    bounds = [*pairwise(accumulate(sizes, initial=start))]
+    incarnations = [""] * (len(bounds) - 1) + [end.incarnation]
+    places = [place] * len(bounds)
+    if place.remote:
+        tickets = client.sign(end.journal, bounds, incarnations=incarnations, valid_s=place.ticket_s)
+        places = [replace(admitted, ticket=ticket) for admitted in [place.admitted("")] for ticket in tickets]
+    parts = zip(places, bounds, incarnations, strict=True)
+    return [Slice(at, end.journal, *part, incarnation) for at, part, incarnation in parts]
 
 
-def ranges_between(start: Position, end: Position) -> list[JournalRange]:
-    """What a batch has of each gateway, in the order of their names.
+def ranges_between(start: Position, end: Position) -> list[tuple[int, JournalPlace]]:
+    """What a batch has of each gateway, in the order of their names: its first offset, and the place where it ends.
 
     A gateway that comes in with this batch has no rows in it: where it begins is only known from its end. One that
     leaves with it has none either.
     """
     known = ((start.place(place.gateway), place) for place in end.places)
-    return [JournalRange(here.offset, there) for here, there in known if here and here.offset < there.offset]
+    return [(here.offset, there) for here, there in known if here and here.offset < there.offset]
 
 
 def divided(rows: Sequence[int], min_partitions: int | None, max_records: int | None) -> list[list[int]]:
-    """Into how many parts each range is cut, and how many rows each part has: as Spark's Kafka source does it.
-
-    First by ``maxRecordsPerPartition``. Where that leaves fewer parts than ``minPartitions``, those are cut again, each
-    in proportion to its rows; a part whose share is less than one and a half stays whole and does not count
-    (KafkaOffsetRangeCalculator.getRanges). The number is a hint: rounding may give a few more or fewer.
+    """How many rows each part of each range has, in order: at least 1, and all parts of a range about the same.
 
     Args:
         rows: Of each range, at least 1.
-        min_partitions: Wanted number of all parts together; None for one each.
+        min_partitions: Wanted number of all parts together, a hint: one for each range, and the others in proportion to
+            their rows, rounded. None for one each.
         max_records: Most rows of a part; None for no limit.
-
-    Returns:
-        The rows of the parts of each range, in order; each at least 1.
     """
-    parts = [_even(count, -(-count // max_records) if max_records else 1) for count in rows]
-    sizes = [size for part in parts for size in part]
-    if min_partitions is None or len(sizes) >= min_partitions:
-        return parts
-    total = sum(sizes)
-    whole = [size for size in sizes if _count(size, total, min_partitions) == 1]
-    left, wanted = total - sum(whole), max(min_partitions - len(whole), 1)
+    total, others = sum(rows), max(0, (min_partitions or 0) - len(rows))
 
-    def again(size: int) -> list[int]:
-        return [size] if _count(size, total, min_partitions) == 1 else _even(size, _count(size, left, wanted))
+    def cut(count: int) -> list[int]:
+        wanted = 1 + (2 * count * others + total) // (2 * total)  # a half is rounded up
+        parts = min(count, max(wanted, -(-count // max_records) if max_records else 1))
+        least, more = divmod(count, parts)
+        return [least] * (parts - more) + [least + 1] * more
 
-    return [[piece for size in part for piece in again(size)] for part in parts]
-
-
-def _count(rows: int, total: int, wanted: int) -> int:
-    """The share of a number of parts; a half is rounded up, as Java does, and there is no part without a row."""
-    return min(max((2 * rows * wanted + total) // (2 * total), 1), rows)
-
-
-def _even(rows: int, parts: int) -> list[int]:
-    """Cut a range as evenly as can be; what can't be divided goes to the last parts."""
-    sizes = []
-    for left in range(parts, 0, -1):
-        sizes.append(rows // left)
-        rows -= sizes[-1]
-    return sizes
+    return [cut(count) for count in rows]

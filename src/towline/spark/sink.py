@@ -13,17 +13,18 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from annotated_types import Ge
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull
 from towline.gateway.identity import KnownOffset, check_offset
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 from towline.sinks import check_append, check_columns, column_types, lower_case
-from towline.spark.link import GatewayPlace, Retry, patiently
+from towline.spark.link import GatewayPlace, patiently
 from towline.spark.tasks import SinkWriter, TaskAnswer, batch_task
 
 if TYPE_CHECKING:
@@ -43,6 +44,34 @@ _CHUNK_BYTES: Final = 16 << 20
 _GLANCE_S: Final = 30.0
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often, and how soon, a full outbox or a gateway that does not answer is tried again.
+
+    Attributes:
+        strategy: ``never``, ``constant``, ``exponential`` or ``capped`` (exponential up to a cap).
+        interval_s: First pause, in seconds.
+        multiplier: Of each pause over the one before.
+        cap_s: Longest pause, in seconds.
+        attempts: Repeats; 0 for one try only, below 0 for ever.
+    """
+
+    strategy: Literal["never", "constant", "exponential", "capped"] = "capped"
+    interval_s: Annotated[float, Ge(0.001)] = 0.1
+    multiplier: Annotated[float, Ge(1)] = 2.0
+    cap_s: Annotated[float, Ge(0.001)] = 5.0
+    attempts: Annotated[int, Ge(-1)] = 120
+
+    def pauses(self) -> Iterator[float]:
+        """The pause before each repeat, in seconds."""
+        pause, left = self.interval_s, 0 if self.strategy == "never" else self.attempts
+        while left:
+            left -= 1
+            yield pause
+            if self.strategy != "constant":
+                pause = min(pause * self.multiplier, self.cap_s if self.strategy == "capped" else 86_400.0)
 
 
 @dataclass
@@ -313,8 +342,10 @@ def _admitted(place: GatewayPlace, writer: str, known: KnownOffset | None = None
         with place.connect() as client:
             if known is not None:
                 here = client.extent(known.offset, outbox=True)
-                check_offset(place.state_dir or place.location, known, here, rows="outbox")
-            return place.for_writer(client, writer)
+                check_offset(place.text, known, here, rows="outbox")
+            if not place.remote:
+                return place
+            return place.admitted(client.sign_writer(writer, valid_s=place.ticket_s))
 
     return patiently(attempt)
 

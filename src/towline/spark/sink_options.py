@@ -21,7 +21,8 @@ from towline.options import SPARKS, Format, Given, OptionText, options_of
 from towline.spark import gateway_options as gateway
 from towline.spark import options as source
 from towline.spark.gateway_options import WHERE
-from towline.spark.link import GatewayPlace, Retry
+from towline.spark.link import GatewayPlace
+from towline.spark.sink import Retry
 
 
 def _topic(text: str) -> str:
@@ -154,7 +155,7 @@ def places_of(parsed: SinkOptions) -> tuple[GatewayPlace, ...]:
     place, clients = parsed.place, parsed.clients
     if not place.settings:
         return (place,)
-    directory = Path(place.state_dir)
+    directory = Path(place.text)
     matches = (re.fullmatch(r"\d+-of-(\d+)", entry.name) for entry in directory.glob("*-of-*"))
     totals = {int(match[1]) for match in matches if match}
     if other := ({1} if (directory / "outbox").exists() else totals) - {clients}:
@@ -167,7 +168,7 @@ def places_of(parsed: SinkOptions) -> tuple[GatewayPlace, ...]:
 def _numbered(place: GatewayPlace, number: int, clients: int) -> GatewayPlace:
     """As Jet's sink names its clients: the id and a number."""
     told = json.loads(place.settings)
-    directory = str(Path(place.state_dir) / f"{number}-of-{clients}")
+    directory = str(Path(place.text) / f"{number}-of-{clients}")
     told |= {"client_id": f"{told['client_id'] or told['name']}-{number}", "name": f"{told['name']}-{number}"}
     told |= {"state_dir": directory, "outbox": {**told["outbox"], "number": number}}
-    return replace(place, state_dir=directory, settings=json.dumps(told))
+    return replace(place, text=directory, settings=json.dumps(told))

@@ -64,7 +64,7 @@ class MqttDataSource(DataSource):
 
         plan = self._plan
         if plan.place.settings:  # a gateway that runs has its directory
-            usable(Path(plan.place.state_dir))
+            usable(Path(plan.place.text))
         for line in Checkpoint(plan.checkpoint).mend():
             logging.getLogger("towline.spark").warning(line)
         timed = f", {EVENT_TIME} timestamp COMMENT 'received_at, and never before the watermark of the query'"
@@ -112,7 +112,7 @@ def _fitted(source: MqttDataSource, schema: StructType) -> ReadPlan:
     try:
         plan = source._plan  # noqa: SLF001 - a part of it
     except ConfigError as error:
-        return ReadPlan(GatewayPlace("", ""), refused=error)
+        return ReadPlan(GatewayPlace(""), refused=error)
     if to_arrow_schema(schema, timezone="UTC").equals(TIMED_SCHEMA if plan.event_time else ROW_SCHEMA):
         return plan
     what, do = "the schema of this source is fixed", "Leave out schema() and select columns."

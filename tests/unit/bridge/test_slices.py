@@ -17,8 +17,8 @@ from towline.spark import reader
 from towline.spark.link import GatewayPlace
 from towline.spark.readplan import ReadPlan, Slice
 
-LOCAL = GatewayPlace("/state/é", "", settings='{"name": "g"}', owner=ProcessMark(7, 8, "host"))
-REMOTE = GatewayPlace("", "grpc+tls://h:1", access=Access("/token", "/ca", "name"), ticket_s=5)
+LOCAL = GatewayPlace("/state/é", settings='{"name": "g"}', owner=ProcessMark(7, 8, "host"))
+REMOTE = GatewayPlace("grpc+tls://h:1", access=Access("/token", "/ca", "name"), ticket_s=5)
 ADMITTED = replace(REMOTE, ticket="ticket", authority="PEM")
 SLICES = (
     Slice(LOCAL, "j1", 3, 9, "inc"),

@@ -245,7 +245,7 @@ def test_a_stream_goes_on_where_it_broke_off(fronted: Fronted) -> None:
     journal, end = fronted.server.journal.journal_id, fronted.server.journal.end
     with fronted.driver() as driver:
         (ticket,) = driver.sign(journal, [(end - 200_000, end)])
-    place = GatewayPlace("", fronted.front.location, ticket=ticket, authority=fronted.pki.authority_text)
+    place = GatewayPlace(fronted.front.location, ticket=ticket, authority=fronted.pki.authority_text)
     offsets: list[int] = []
     for batch in place.rows(journal, end - 200_000, end):
         if not offsets:

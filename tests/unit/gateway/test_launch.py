@@ -324,7 +324,7 @@ def killed(state_dir: Path) -> GatewayEndpoint:
 
 
 def place_of(state_dir: Path, owner: ProcessMark) -> GatewayPlace:
-    return GatewayPlace(str(state_dir), "", settings(state_dir).model_dump_json(), owner=owner)
+    return GatewayPlace(str(state_dir), settings(state_dir).model_dump_json(), owner=owner)
 
 
 def test_a_gateway_is_started_again_while_nobody_asks_for_it_and_by_tasks_that_find_it_gone(

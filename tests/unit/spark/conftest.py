@@ -21,7 +21,7 @@ def server(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def plan(server: Served) -> ReadPlan:
-    return ReadPlan(GatewayPlace(str(server.state_dir), ""), "default", poll_s=0.05)
+    return ReadPlan(GatewayPlace(str(server.state_dir)), "default", poll_s=0.05)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def new_reader(tmp_path: Path) -> Iterator[NewReader]:
 
     def make(*names: str, **more: Any) -> MqttStreamReader:
         at = tuple(str(tmp_path / name) for name in names or ("g1", "g2"))
-        plan = ReadPlan(GatewayPlace("", ""), "default", poll_s=0.05, gateways=at)
+        plan = ReadPlan(GatewayPlace(""), "default", poll_s=0.05, gateways=at)
         made.append(MqttStreamReader(replace(plan, **more)))
         return made[-1]
 

@@ -19,6 +19,7 @@ from tests.unit.gateway.serving import rows
 from tests.unit.spark.reading import ALL, table
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import KEY_FILE, Access
+from towline.gateway.client import GatewayClient
 from towline.sinks import Task
 from towline.spark import tasks
 from towline.spark.link import GatewayPlace
@@ -133,7 +134,7 @@ def test_a_ticket_is_worth_as_long_as_the_option_says(far: Remote) -> None:
 
 def test_on_a_unix_socket_nothing_changes(far: Remote) -> None:
     far.server.add(5)
-    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(far.server.state_dir), ""), "default", poll_s=0.05))
+    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(far.server.state_dir)), "default", poll_s=0.05))
     start = stream.initialOffset()
     end = stream.latestOffset(start, ALL)
     (part,) = stream.partitions(start, end)
@@ -210,15 +211,15 @@ def test_a_gateway_that_is_being_started_again_is_waited_for(
     far: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[str] = []
-    real = GatewayPlace.for_writer
+    real = GatewayClient.sign_writer
 
-    def at_the_third(place: GatewayPlace, client: Any, writer: str) -> GatewayPlace:
+    def at_the_third(client: GatewayClient, writer: str, **more: float) -> str:
         tries.append(writer)
         if len(tries) < 3:
             raise GatewayUnreachable("TL-G01", "x", "no gateway answers")
-        return real(place, client, writer)
+        return real(client, writer, **more)
 
-    monkeypatch.setattr(GatewayPlace, "for_writer", at_the_third)
+    monkeypatch.setattr(GatewayClient, "sign_writer", at_the_third)
     stream_writer(options(far, checkpointLocation=checkpoint(tmp_path / "ck", "q")), SCHEMA)
     assert tries == ["q", "q", "q"]
 
@@ -232,7 +233,7 @@ def test_the_options_become_the_access() -> None:
     files = {"gatewayCaFile": "/ca", "gatewayServerName": "g"}
     for parsed in (parse_options({**PLACE, **files}), parse_sink_options({**PLACE, **files})):
         access = Access("/t", "/ca", "g")
-        assert parsed.place == GatewayPlace("", "grpc+tls://g1:8815", "", access, 3600.0)
+        assert parsed.place == GatewayPlace("grpc+tls://g1:8815", "", access, 3600.0)
 
 
 @pytest.mark.parametrize("parse", [parse_options, parse_sink_options])

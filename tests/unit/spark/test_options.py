@@ -49,7 +49,7 @@ def test_three_options_are_enough() -> None:
             "subscriptions": [{"filter": "telemetry/#", "qos": 1}],
         }
     )
-    assert options.place.state_dir == "/var/lib/towline/plant-7"
+    assert options.place.text == "/var/lib/towline/plant-7"
     assert (options.consumer, options.serves_again) == ("default", True)
     assert (options.max_rows, options.max_bytes) == (DEFAULT_MAX_ROWS, DEFAULT_MAX_BYTES)
     assert (options.starting, options.ending, options.poll_s) == (None, None, 5.0)
@@ -166,8 +166,8 @@ def test_options_of_a_table_are_those_that_its_catalogue_marks() -> None:
 
 
 def test_a_running_gateway_is_named_by_its_directory_or_location() -> None:
-    assert parse_options({"gateway": "/var/lib/towline/x"}).place == GatewayPlace("/var/lib/towline/x", "")
-    assert parse_options({"gateway": "grpc+unix:///run/x.sock"}).place == GatewayPlace("", "grpc+unix:///run/x.sock")
+    assert parse_options({"gateway": "/var/lib/towline/x"}).place == GatewayPlace("/var/lib/towline/x")
+    assert parse_options({"gateway": "grpc+unix:///run/x.sock"}).place == GatewayPlace("grpc+unix:///run/x.sock")
 
 
 def test_at_most_once_subscribes_with_qos_0() -> None:
@@ -473,7 +473,7 @@ def test_gateways_are_a_list_of_either_kind() -> None:
     wanted = ("/var/lib/g1", "grpc+unix:///var/lib/g2/gateway.sock")
     assert several().gateways == wanted
     assert several(gateways='["/var/lib/g1/", "grpc+unix:///var/lib/g2/gateway.sock"]').gateways == wanted
-    assert several().place == GatewayPlace("", "")
+    assert several().place == GatewayPlace("")
 
 
 def test_several_on_a_network_need_a_token() -> None:

@@ -224,7 +224,7 @@ def restored(state: Path, copied_at: int) -> dict[str, Any]:
     shutil.copytree(state / "inbox", state / "older")
     with served(state) as server:
         server.add(20 - copied_at)
-        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(state), ""), "default", poll_s=0.05))
+        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(state)), "default", poll_s=0.05))
         at = stream.latestOffset(stream.initialOffset(), ALL)
         wait_until(lambda: stream.latestOffset(at, ALL) and server.journal.consumers["default"] == 20)
         stream.stop()
@@ -242,7 +242,7 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path, copied_
     """The same journal, and longer than the checkpoint: only the incarnation tells that its rows are others."""
     at = restored(tmp_path / "state", copied_at)
     with served(tmp_path / "state") as server:
-        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "state"), ""), "default", poll_s=0.05))
+        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "state")), "default", poll_s=0.05))
         with pytest.raises(Fenced, match=r"an older copy that has gone on.*newest state directory.*Or .*TL-G26"):
             stream.latestOffset(at, ALL)
         before = copy.deepcopy(at)
@@ -260,7 +260,7 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path, copied_
 def test_a_copy_that_has_all_the_query_read_goes_on(tmp_path: Path) -> None:
     at = restored(tmp_path / "state", 20)
     with served(tmp_path / "state") as server:
-        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "state"), ""), "default", poll_s=0.05))
+        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "state")), "default", poll_s=0.05))
         assert table(stream, at, stream.latestOffset(at, ALL)).num_rows == 30
         stream.stop()
         assert server.journal.end == 50

@@ -22,7 +22,8 @@ from tests.unit.spark.several import until
 from towline.errors import Fenced, GatewayUnreachable
 from towline.gateway.client import GatewayClient
 from towline.spark import gateways, link
-from towline.spark.link import GatewayPlace, driver_pid, patiently
+from towline.spark.gateway_options import driver_pid
+from towline.spark.link import GatewayPlace, patiently
 from towline.spark.reader import MqttStreamReader
 from towline.spark.readplan import ReadPlan, Slice
 
@@ -30,7 +31,7 @@ from towline.spark.readplan import ReadPlan, Slice
 
 
 def test_a_stream_survives_a_restart_of_its_gateway(tmp_path: Path) -> None:
-    plan = ReadPlan(GatewayPlace(str(tmp_path), ""), "default", poll_s=0.05)
+    plan = ReadPlan(GatewayPlace(str(tmp_path)), "default", poll_s=0.05)
     stream = MqttStreamReader(plan)
     with served(tmp_path) as first:
         first.add(10)
@@ -69,19 +70,19 @@ def test_the_one_gateway_of_a_source_is_away_as_one_of_several_is(
 
 @pytest.fixture
 def lonely(tmp_path: Path) -> Iterator[MqttStreamReader]:
-    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path), ""), "default", poll_s=0.05))
+    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path)), "default", poll_s=0.05))
     yield stream
     stream.stop()
 
 
 def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path: Path) -> None:
     """The channel connects again by itself: only the epoch tells a restart from a takeover."""
-    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path), ""), "default", poll_s=0.05))
+    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path)), "default", poll_s=0.05))
     with served(tmp_path):
         at = stream.latestOffset(stream.initialOffset(), ALL)
     with served(tmp_path) as second:
         assert stream._planner is not None
-        held = stream._planner.gateways.all[0]._held
+        held = stream._planner.gateways[0]._held
         assert held is not None
 
         def connected() -> bool:
@@ -114,7 +115,7 @@ def test_a_second_query_is_refused(server: Served, stream: MqttStreamReader, mon
 
 
 def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = GatewayPlace(str(tmp_path), "")
+    place = GatewayPlace(str(tmp_path))
     with served(tmp_path) as server:
         for _ in range(5):
             server.add(10)
@@ -137,7 +138,7 @@ def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: 
 
 def test_no_gateway_in_a_directory_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(GatewayUnreachable) as caught:
-        GatewayPlace(str(tmp_path), "").connect()
+        GatewayPlace(str(tmp_path)).connect()
     assert str(caught.value) == (
         f"{tmp_path}: no gateway runs in this state directory. Start it, or give the options broker, subscribe and "
         "stateDir instead of gateway.   [TL-G01]"
@@ -188,7 +189,7 @@ def test_the_driver_is_the_nearest_java(tmp_path: Path) -> None:
     """A process named java starts a daemon that starts us: the first is the one whose end ends the gateway."""
     java = tmp_path / "java"
     java.symlink_to("/bin/sh")
-    program = "from towline.spark.link import driver_pid; print(driver_pid())"
+    program = "from towline.spark.gateway_options import driver_pid; print(driver_pid())"
     script = f'echo $$; sh -c \'"{sys.executable}" -c "{program}"; :\'; :'
     out = subprocess.run([str(java), "-c", script], capture_output=True, text=True, check=True, timeout=60)
     shell, found = out.stdout.split()
@@ -211,7 +212,7 @@ from towline.spark import reader
 from towline.spark.link import GatewayPlace
 
 reader._RUNNER = "runner"
-place = GatewayPlace({state_dir!r}, "")
+place = GatewayPlace({state_dir!r})
 made = reader.MqttStreamReader(reader.ReadPlan(place, "default", poll_s=30, gateways={gateways!r}))
 at = made.initialOffset()
 try:

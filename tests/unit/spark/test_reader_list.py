@@ -39,7 +39,7 @@ def test_one_gateway_under_two_places_is_refused(two: tuple[Served, Served], new
 
 
 def test_a_checkpoint_of_one_gateway_goes_on(tmp_path: Path, two: tuple[Served, Served], new_reader: NewReader) -> None:
-    single = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "g1"), ""), "default", poll_s=0.05))
+    single = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "g1")), "default", poll_s=0.05))
     two[0].add(3)
     at = single.latestOffset(single.initialOffset(), ALL)
     assert at["gateways"]["g1"]["at"] == str(tmp_path / "g1")

@@ -16,7 +16,7 @@ from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, until
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
-from towline.spark import gateways, planning
+from towline.spark import gateways
 from towline.spark.link import GatewayPlace
 from towline.spark.reader import MqttStreamReader
 from towline.spark.readplan import ReadPlan, Slice
@@ -29,7 +29,6 @@ OTHER = "0123456789abcdef-another-token"
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "PATIENCE_S", 3.0)
-    monkeypatch.setattr(planning, "PATIENCE_S", 0.2)
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ class Readers:
         self._made: list[MqttStreamReader] = []
 
     def of(self, *places: str) -> MqttStreamReader:
-        plan = ReadPlan(GatewayPlace("", "", access=self.access), "default", poll_s=0.05, gateways=places)
+        plan = ReadPlan(GatewayPlace("", access=self.access), "default", poll_s=0.05, gateways=places)
         self._made.append(MqttStreamReader(plan))
         return self._made[-1]
 
@@ -182,7 +181,7 @@ def test_the_one_gateway_of_a_source_refuses_at_once(far: Remote, readers: Reade
     far.pki.tokens(OTHER)
     readers.trust(far.pki)
     stream = readers.of(far.location)
-    stream._plan = replace(stream._plan, gateways=(), place=replace(stream._plan.place, location=far.location))
+    stream._plan = replace(stream._plan, gateways=(), place=replace(stream._plan.place, text=far.location))
     with pytest.raises(GatewayError, match=r"the token is missing.*TL-G40"):
         stream.initialOffset()
 

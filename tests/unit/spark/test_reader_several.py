@@ -18,7 +18,7 @@ from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, two, until
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable
-from towline.spark import gateways, planning
+from towline.spark import gateways
 from towline.spark.reader import MqttStreamReader
 from towline.spark.readplan import Slice
 
@@ -249,7 +249,6 @@ def test_a_batch_that_was_begun_waits_for_its_gateway(
     tmp_path: Path, new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateways, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(planning, "PATIENCE_S", 0.2)
     first = new_reader()
     with served(tmp_path / "g1", name="g1"):
         with served(tmp_path / "g2", name="g2") as other:

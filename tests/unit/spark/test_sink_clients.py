@@ -8,8 +8,7 @@ import pytest
 
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
-from towline.spark.link import Retry
-from towline.spark.sink import PartitionSender, SinkColumns
+from towline.spark.sink import PartitionSender, Retry, SinkColumns
 from towline.spark.sink_options import parse_sink_options, places_of
 
 
@@ -34,7 +33,7 @@ def test_a_part_has_one_client_and_parts_are_shared_out_evenly(tmp_path: Path) -
     options = {"broker": "mqtt://h", "stateDir": str(tmp_path / "s"), "topic": "t", "clients": "3"}
     columns = SinkColumns.bind({"payload": "binary"}, topic="t", qos=1, retain=False, levels=(1,))
     sender = PartitionSender(places_of(parse_sink_options(options)), columns, Retry(), None)
-    assert [Path(sender.place_of(part).state_dir).name[0] for part in range(7)] == [*"0120120"]
+    assert [Path(sender.place_of(part).text).name[0] for part in range(7)] == [*"0120120"]
 
 
 def test_a_directory_of_one_client_stays_one(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from towline.bridge.config.document import KeyPath
 from towline.bridge.config.subscriptions import SubscribedRoute
 from towline.bridge.messages import COLUMNS, DOCUMENT, FIELDS, VALUES
 from towline.bridge.patterns import Pattern, Template, kafka_name_problem, payload_path
-from towline.gateway.access import DEFAULT_VALID_S, LONGEST_VALID_S, Access
+from towline.gateway.access import DEFAULT_VALID_S, LONGEST_VALID_S, Access, gateway_list
 from towline.gateway.settings import OutboxLimits, ReceiptSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.journal import Limits
@@ -25,7 +25,6 @@ from towline.mqtt.events import Filter
 from towline.net.settings import FunctionName, MqttSettings
 from towline.options import path
 from towline.spark.cadence import LONGEST_DELAY_MS
-from towline.spark.link import gateway_list
 from towline.spark.quickstart import Tier
 from towline.validation import SettingsModel
 

@@ -84,7 +84,7 @@ def status_of(gateway: GatewayClient) -> dict[str, Any]:
 def gateway_status(state_dir: Path) -> dict[str, Any] | None:
     """What the gateway of a state directory says of itself; None when none answers; raises NotAllowed."""
     try:
-        with GatewayPlace(str(state_dir), "").attach() as client:
+        with GatewayPlace(str(state_dir)).attach() as client:
             return status_of(client)
     except NotAllowed:
         raise
@@ -125,7 +125,7 @@ _Answer = TypeVar("_Answer")
 
 def places_of(gateways: Iterable[str], access: Access) -> list[GatewayPlace]:
     """Where gateways are, as a bridge file or a checkpoint names them."""
-    return [GatewayPlace.of(one, access) for one in gateways]
+    return [GatewayPlace(one, access=access) for one in gateways]
 
 
 def each(places: Sequence[GatewayPlace], ask: Callable[[GatewayClient], _Answer]) -> dict[str, _Answer | GatewayError]:
