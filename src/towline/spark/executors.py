@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import RDD, cloudpickle
 from pyspark.serializers import CPickleSerializer
@@ -55,30 +56,27 @@ _able: Final[dict[str, set[str]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class ExecutorReport:
-    """An executor, and what it said, or why it said nothing.
+    """An executor, and what it lacks.
 
     Attributes:
         name: Spark's id of it.
-        address: Where it listens, ``HOST:PORT``.
-        facts: From `facts`; empty when its Python did not answer.
-        error: What Spark said instead.
+        address: Where it listens, ``HOST:PORT``, as Spark names it.
+        host: Its machine, as that calls itself; "" when its Python did not answer.
+        lacks: What it lacks, in words.
+        unshared: Of the directories that it must share with the driver, those that it does not.
     """
 
     name: str
     address: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-
-    @property
-    def host(self) -> str:
-        """Its machine, as Spark names it."""
-        return self.address.rpartition(":")[0]
+    host: str = ""
+    lacks: Sequence[str] = ()
+    unshared: Sequence[str] = ()
 
     @property
     def called(self) -> str:
         """What a person calls it."""
-        host = self.facts.get("host", "")
-        return f"executor {self.name} on {f'{host} ({self.host})' if host else self.host}"
+        host = self.address.rpartition(":")[0]
+        return f"executor {self.name} on {f'{self.host} ({host})' if self.host else host}"
 
 
 def check_executors(
@@ -108,51 +106,26 @@ def check_executors(
     if context is None or not is_cluster(context.master):
         return 0
     able = _able.setdefault(context.applicationId, set())
-    needed = {**NEEDED, **(more or {})}
-    with _Marks(shared) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = partial(facts, (_OURS, *needed), marks.places, tuple(files))
+    needed, nonce = {_OURS: version(), **NEEDED, **(more or {})}, secrets.token_hex(16)
+    with _marked(shared, nonce) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked = partial(lacking, needed, nonce, marks, tuple(files))
         coming = (one for one in _registered(context, wait_s) if one.name not in able)
         # One is asked while others are waited for.
         answers = [pool.submit(_ask, context, one, asked) for one in coming]
         reports = [answer.result() for answer in answers]
-    if error := complaint([(one, lacks(one, needed, version())) for one in reports]):
+    if error := complaint(reports):
         raise error
     for one in reports:
-        if unseen := marks.unseen(one.facts):
-            what = f"it can't read and write {unseen} as the driver does, where a line with dedupe keeps its state"
-            raise SetupError("TL-S33", one.called, what, _SHARE)
+        if one.unshared:
+            what = "it can't read and write {} as the driver does, where a line with dedupe keeps its state"
+            raise SetupError("TL-S33", one.called, what.format(one.unshared[0]), _SHARE)
     able.update(one.name for one in reports)
     return len(reports)
 
 
-def lacks(report: ExecutorReport, needed: Mapping[str, str], ours: str) -> list[str]:
-    """What an executor lacks, in words; nothing for one that is able. Pure.
-
-    Args:
-        report: What it said.
-        needed: Distributions with their oldest versions.
-        ours: The driver's version of Towline; "" for one that has none.
-    """
-    if not report.facts:
-        return [_said_instead(report.error)]
-    versions, faults = report.facts["versions"], report.facts["faults"]
-    found = []
-    for name, oldest in {_OURS: ours, **needed}.items():
-        there = versions.get(name)
-        if name in faults:
-            found.append(f"{name} can't be loaded ({faults[name]})")
-        elif there is None:
-            found.append(f"{name} is missing")
-        elif name == _OURS:
-            found += [f"towline is {there or 'of an unknown version'}, the driver's is {ours}"] * (there != ours)
-        elif there and _parts(there) < _parts(oldest):
-            found.append(f"{name} {there} is older than {oldest}")
-    return [*found, *(f"the file {file} can't be read" for file in report.facts["absent"])]
-
-
-def complaint(problems: Sequence[tuple[ExecutorReport, Sequence[str]]]) -> SetupError | None:
+def complaint(reports: Sequence[ExecutorReport]) -> SetupError | None:
     """One line for all executors that lack something; None where none does. Pure."""
-    told = [(report.called, ", ".join(words)) for report, words in problems if words]
+    told = [(one.called, ", ".join(one.lacks)) for one in reports if one.lacks]
     if not told:
         return None
     (where, what), *others = told
@@ -162,8 +135,8 @@ def complaint(problems: Sequence[tuple[ExecutorReport, Sequence[str]]]) -> Setup
     return SetupError("TL-S31", where, what, _ADVICE)
 
 
-def _said_instead(error: str) -> str:
-    """Why there are no facts."""
+def without_answer(error: str) -> str:
+    """What an executor lacks whose Python did not answer, by what Spark says. Pure."""
     if other := _OTHER_PYTHON.search(error):
         return f"its Python is {other[1]}, the driver's is {other[2]}"
     if none := _NO_PYTHON.search(error):
@@ -174,35 +147,20 @@ def _said_instead(error: str) -> str:
     return f"its Python gave no answer ({first[:_LONGEST]})"
 
 
-def _parts(text: str) -> tuple[int, ...]:
-    """A version as numbers, as far as they go: ``2.13.2rc1`` is (2, 13, 2)."""
-    return tuple(int(part) for part in re.match(r"[\d.]*", text.strip())[0].split(".") if part)  # type: ignore[index]
-
-
 # -- asking --------------------------------------------------------------------------------------------------------
 
 
-class _Marks:
+@contextmanager
+def _marked(places: Iterable[Path], nonce: str) -> Iterator[tuple[str, ...]]:
     """A file in each directory that must be shared, with a content that nobody can guess."""
-
-    def __init__(self, places: Iterable[Path]) -> None:
-        self._text = secrets.token_hex(16)
-        self._files = [place / f".towline-{secrets.token_hex(4)}" for place in places]
-        self.places = tuple(map(str, self._files))
-
-    def __enter__(self) -> Self:
-        for file in self._files:
-            file.write_text(self._text, encoding="ascii")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            file.unlink(missing_ok=True)
-
-    def unseen(self, facts: Mapping[str, Any]) -> str:
-        """The first directory whose file was not seen; "" for none."""
-        seen = facts.get("marks", {})
-        return next((str(file.parent) for file in self._files if seen.get(str(file)) != self._text), "")
+    marks = [place / f".towline-{secrets.token_hex(4)}" for place in places]
+    try:
+        for mark in marks:
+            mark.write_text(nonce, encoding="ascii")
+        yield tuple(map(str, marks))
+    finally:
+        for mark in marks:
+            mark.unlink(missing_ok=True)
 
 
 def _registered(context: Any, wait_s: float) -> Iterator[ExecutorReport]:
@@ -238,71 +196,74 @@ def _listed(context: Any) -> list[ExecutorReport]:
     return [ExecutorReport(one.id(), one.hostPort()) for one in summaries if one.id() != "driver"]
 
 
-def _ask(context: Any, executor: ExecutorReport, asked: Callable[[], dict[str, Any]]) -> ExecutorReport:
+def _ask(context: Any, executor: ExecutorReport, asked: Callable[[], tuple[Any, ...]]) -> ExecutorReport:
     """One task on one executor, which takes its function and plain values along instead of names of modules."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     try:
-        (answer,) = _located(context, executor).map(lambda _: asked()).collect()
+        ((host, lacks, unshared),) = _located(context, executor).map(lambda _: asked()).collect()
     except Exception as error:  # noqa: BLE001 - whatever Spark says is this executor's answer
-        return replace(executor, error=str(error))
-    return replace(executor, facts=answer)
+        return replace(executor, lacks=[without_answer(str(error))])
+    return replace(executor, host=host, lacks=lacks, unshared=unshared)
 
 
 def _located(context: Any, executor: ExecutorReport) -> RDD[Any]:
     """One element that wants to be on this executor (`ExecutorCacheTaskLocation`)."""
     jvm, serializer = context._jvm, CPickleSerializer()  # noqa: SLF001 - Python has no call that names an executor
     element = bytearray(serializer.dumps(None))  # type: ignore[no-untyped-call]
-    place = jvm.PythonUtils.toSeq([f"executor_{executor.host}_{executor.name}"])
+    place = jvm.PythonUtils.toSeq([f"executor_{executor.address.rpartition(':')[0]}_{executor.name}"])
     kind = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
     located = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([jvm.scala.Tuple2(element, place)]), kind)  # noqa: SLF001
     return RDD(jvm.org.apache.spark.api.java.JavaRDD(located, kind), context, serializer)
 
 
-def facts(names: tuple[str, ...], marks: tuple[str, ...], files: tuple[str, ...]) -> dict[str, Any]:
-    """The host, its Python, which version it has of each distribution, and which files; asked in a task.
-
-    It travels as code: an executor may have nothing of Towline's.
+def lacking(
+    needed: Mapping[str, str], nonce: str, marks: tuple[str, ...], files: tuple[str, ...]
+) -> tuple[str, list[str], list[str]]:
+    """What an executor lacks, asked in a task. It travels as code: an executor may have nothing of Towline's.
 
     Args:
-        names: Of distributions, as PyPI has them; a module has the same name with underscores.
-        marks: Files of which the content is wanted, as far as they can be written too.
+        needed: Distributions, as PyPI has them, with their oldest versions; of Towline the driver's own. A module has
+            the same name with underscores.
+        nonce: What stands in each of `marks`.
+        marks: A file of each shared directory, which it must read and write.
         files: Files that must be readable.
 
     Returns:
-        ``host``, ``python``, ``versions`` ("" for one that is there without its version, None for one that is not or
-        can't be loaded), ``faults`` (why one that is there can't be loaded), ``marks`` (contents) and ``absent`` (those
-        of `files` that can't be read).
+        Its host's name, what it lacks in words, and those of the shared directories that it does not see.
     """
     import os  # noqa: PLC0415 - the code travels without its module
+    import re  # noqa: PLC0415
     import socket  # noqa: PLC0415
-    import sys  # noqa: PLC0415
     from importlib import import_module, metadata  # noqa: PLC0415
 
-    versions: dict[str, str | None] = {}
-    faults: dict[str, str] = {}
-    for name in names:
+    def numbers(text: str) -> list[int]:
+        """A version as far as it is one: ``2.13.2rc1`` is 2, 13, 2."""
+        return [int(part) for part in re.findall(r"^[\d.]*", text.strip())[0].split(".") if part]
+
+    lacks = []
+    for name, oldest in needed.items():
         try:
             import_module(name.replace("-", "_"))
-            versions[name] = metadata.version(name)
+            there = metadata.version(name)
         except metadata.PackageNotFoundError:
-            versions[name] = ""
+            there = ""  # it is, without its version
         except ModuleNotFoundError:
-            versions[name] = None
+            lacks.append(f"{name} is missing")
+            continue
         except Exception as error:  # noqa: BLE001 - a library of the system is missing, for another libc, ...
-            versions[name] = None
-            faults[name] = f"{type(error).__name__}: {error}"
-    contents: dict[str, str | None] = {}
+            lacks.append(f"{name} can't be loaded ({type(error).__name__}: {error})")
+            continue
+        if name == "towline" and there != oldest:
+            lacks.append(f"towline is {there or 'of an unknown version'}, the driver's is {oldest}")
+        elif name != "towline" and there and numbers(there) < numbers(oldest):
+            lacks.append(f"{name} {there} is older than {oldest}")
+    lacks += [f"the file {file} can't be read" for file in files if not os.access(os.path.expanduser(file), os.R_OK)]  # noqa: PTH111
+    unshared = []
     for mark in marks:
         try:
             with open(mark, "r+", encoding="utf-8") as file:  # noqa: PTH123 - one import less
-                contents[mark] = file.read(4096)
+                seen = file.read(4096) == nonce
         except OSError:
-            contents[mark] = None
-    return {
-        "host": socket.gethostname(),
-        "python": ".".join(map(str, sys.version_info[:2])),
-        "versions": versions,
-        "faults": faults,
-        "marks": contents,
-        "absent": [file for file in files if not os.access(os.path.expanduser(file), os.R_OK)],  # noqa: PTH111
-    }
+            seen = False
+        unshared += [] if seen else [os.path.dirname(mark)]  # noqa: PTH120
+    return socket.gethostname(), lacks, unshared

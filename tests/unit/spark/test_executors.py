@@ -2,60 +2,75 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
+import socket
 import subprocess
 import sys
 import tomllib
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 
 from towline.spark import executors
-from towline.spark.executors import NEEDED, ExecutorReport, complaint, lacks
+from towline.spark.executors import NEEDED, ExecutorReport, complaint, lacking, without_answer
 
 ABLE = {"towline": "0.1.0", "pyarrow": "26.0.1", "confluent-kafka": "2.16.1", "crc32c": "2.9.post0"}
-FIRST = "0", "10.0.0.6:41000"
+ASKED = {"towline": "0.1.0", **NEEDED}
 
 
-def report(host: str = "worker-1", **more: Any) -> ExecutorReport:
-    facts = {"host": host, "python": "3.11", "versions": ABLE, "faults": {}, "marks": {}, "absent": [], **more}
-    return ExecutorReport(*FIRST, facts)
+def lacks(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str | Exception]) -> list[str]:
+    """What a task says where these distributions are."""
+
+    def found(name: str) -> str:
+        version = versions.get(name.replace("_", "-"), ModuleNotFoundError(name))
+        if isinstance(version, Exception):
+            raise version
+        return version
+
+    def version(name: str) -> str:
+        return found(name) or _without_version(name)
+
+    monkeypatch.setattr(importlib, "import_module", found)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    return lacking(ASKED, "", (), ())[1]
 
 
-def test_one_that_has_all_lacks_nothing() -> None:
-    assert lacks(report(), NEEDED, "0.1.0") == []
-    assert complaint([(report(), [])]) is None
+def _without_version(name: str) -> str:
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def test_one_that_has_all_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lacks(monkeypatch, {**ABLE}) == []
+    assert complaint([ExecutorReport("0", "10.0.0.6:41000", "worker-1")]) is None
 
 
 @pytest.mark.parametrize(
     ("versions", "words"),
     [
-        ({"pyarrow": None}, ["pyarrow is missing"]),
+        ({"pyarrow": ModuleNotFoundError("pyarrow")}, ["pyarrow is missing"]),
         ({"pyarrow": "15.0.2"}, ["pyarrow 15.0.2 is older than 20"]),
         ({"confluent-kafka": "2.13.1"}, ["confluent-kafka 2.13.1 is older than 2.13.2"]),
         ({"confluent-kafka": "2.13.2"}, []),
         ({"confluent-kafka": "2.14.0rc1"}, []),
         ({"crc32c": ""}, []),  # there, without its version
-        ({"towline": None}, ["towline is missing"]),
+        ({"towline": ModuleNotFoundError("towline")}, ["towline is missing"]),
         ({"towline": "0.2.0"}, ["towline is 0.2.0, the driver's is 0.1.0"]),
         ({"towline": ""}, ["towline is of an unknown version, the driver's is 0.1.0"]),
     ],
 )
-def test_each_thing_that_can_be_missing(versions: dict[str, str | None], words: list[str]) -> None:
-    assert lacks(report(versions=ABLE | versions), NEEDED, "0.1.0") == words
+def test_each_thing_that_can_be_missing(
+    versions: dict[str, str | Exception], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lacks(monkeypatch, {**ABLE, **versions}) == words
 
 
-def test_what_is_there_and_does_not_load_is_told_with_its_reason() -> None:
-    faults = {"pyarrow": "ImportError: libstdc++.so.6: version `GLIBCXX_3.4.30' not found"}
-    words = lacks(report(versions=ABLE | {"pyarrow": None}, faults=faults), NEEDED, "0.1.0")
-    assert words == [f"pyarrow can't be loaded ({faults['pyarrow']})"]
-
-
-def test_a_file_that_cant_be_read_is_named() -> None:
-    assert lacks(report(absent=["/etc/kafka.pw"]), NEEDED, "0.1.0") == ["the file /etc/kafka.pw can't be read"]
+def test_what_is_there_and_does_not_load_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = ImportError("libstdc++.so.6: version `GLIBCXX_3.4.30' not found")
+    words = lacks(monkeypatch, {**ABLE, "pyarrow": fault})
+    assert words == [f"pyarrow can't be loaded (ImportError: {fault})"]
 
 
 OTHER_PYTHON = (
@@ -81,14 +96,16 @@ OTHER_PYTHON = (
     ],
 )
 def test_a_python_that_does_not_answer_is_told_by_what_spark_says(error: str, words: str) -> None:
-    assert lacks(ExecutorReport(*FIRST, error=error), NEEDED, "0.1.0") == [words]
+    assert without_answer(error) == words
 
 
 def test_all_executors_are_one_line() -> None:
     told = complaint(
         [
-            (report(), ["confluent-kafka is missing", "pyarrow 15 is older than 20"]),
-            (ExecutorReport("1", "10.0.0.7:41000", error="x"), ["its Python is 3.10, the driver's is 3.11"]),
+            ExecutorReport(
+                "0", "10.0.0.6:1", "worker-1", ["confluent-kafka is missing", "pyarrow 15 is older than 20"]
+            ),
+            ExecutorReport("1", "10.0.0.7:1", lacks=["its Python is 3.10, the driver's is 3.11"]),
         ]
     )
     assert told is not None
@@ -100,8 +117,7 @@ def test_all_executors_are_one_line() -> None:
 
 
 def test_of_many_executors_a_few_are_named() -> None:
-    many = [(ExecutorReport(str(n), f"10.0.0.{n}:1"), ["towline is missing"]) for n in range(1, 8)]
-    told = complaint(many)
+    told = complaint([ExecutorReport(str(n), f"10.0.0.{n}:1", lacks=["towline is missing"]) for n in range(1, 8)])
     assert told is not None
     assert told.what.endswith("executor 3 on 10.0.0.3: towline is missing; and 4 more executors")
 
@@ -113,32 +129,31 @@ def test_what_executors_need_is_what_the_package_needs() -> None:
 
 
 def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
-    mark, absent = tmp_path / "mark", str(tmp_path / "absent")
+    mark, absent = tmp_path / "mark", str(tmp_path / "none" / "absent")
     mark.write_text("nonce")
-    facts = executors.facts(("pyarrow", "confluent-kafka", "no-such"), (str(mark), absent), (str(mark), absent))
-    assert facts["versions"]["no-such"] is None
-    assert facts["versions"]["pyarrow"] >= "2"
-    assert facts["versions"]["confluent-kafka"] >= "2.13"
-    assert facts["marks"] == {str(mark): "nonce", absent: None}
-    assert facts["absent"] == [absent]
+    needed = {"pyarrow": "2", "confluent-kafka": "2.13", "no-such": "1"}
+    host, lacks, unshared = lacking(needed, "nonce", (str(mark), absent), (str(mark), absent))
+    assert host == socket.gethostname()
+    assert lacks == ["no-such is missing", f"the file {absent} can't be read"]
+    assert unshared == [str(tmp_path / "none")]
+    assert lacking({}, "another nonce", (str(mark),), ())[2] == [str(tmp_path)]
 
 
 def test_what_a_task_can_only_read_is_not_shared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Path(sys.executable).resolve()  # a program that runs can't be written, not even by root (ETXTBSY)
     monkeypatch.setenv("HOME", str(there.parent))
-    facts = executors.facts((), (str(there),), (f"~/{there.name}",))
-    assert (facts["marks"], facts["absent"]) == ({str(there): None}, [])
+    assert lacking({}, "", (str(there),), (f"~/{there.name}",))[1:] == ([], [str(there.parent)])
 
 
 def test_the_question_travels_as_code_to_a_python_without_towline(tmp_path: Path) -> None:
     cloudpickle.register_pickle_by_value(executors)  # type: ignore[no-untyped-call]
     try:
-        text = cloudpickle.dumps(partial(executors.facts, ("towline",), (), ()))  # type: ignore[no-untyped-call]
+        text = cloudpickle.dumps(partial(lacking, {"towline": "0.1.0"}, "", (), ()))  # type: ignore[no-untyped-call]
     finally:
         cloudpickle.unregister_pickle_by_value(executors)  # type: ignore[no-untyped-call]
     (tmp_path / "question").write_bytes(text)
-    program = f"import pickle; print(pickle.load(open({str(tmp_path / 'question')!r}, 'rb'))()['versions'])"
+    program = f"import pickle; print(pickle.load(open({str(tmp_path / 'question')!r}, 'rb'))()[1:])"
     place = Path(cloudpickle.__file__).parents[2]  # PySpark's alone
     found = f"import sys; sys.path.append({str(place)!r}); sys.modules['towline'] = None; {program}"
     done = subprocess.run([sys.executable, "-c", found], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "{'towline': None}"
+    assert done.stdout.strip() == "(['towline is missing'], [])"
