@@ -11,7 +11,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
@@ -44,6 +44,7 @@ _CHUNK_BYTES: Final = 16 << 20
 _GLANCE_S: Final = 30.0
 
 _T = TypeVar("_T")
+_WriterT = TypeVar("_WriterT", bound="MqttStreamWriter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,47 +90,80 @@ class MqttWritten(TaskAnswer):
     outbox: KnownOffset | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionSender:
-    """Brings one partition's rows to the gateway; picklable, and free of secrets [I12].
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """Rows in pieces of about `_CHUNK_BYTES`, and whether a piece is the last; without any row one empty piece."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        for rows in _slices(batch):
+            if waiting and size + rows.nbytes > _CHUNK_BYTES:
+                yield pa.concat_batches(waiting), False
+                waiting, size = [], 0
+            waiting.append(rows)
+            size += rows.nbytes
+    yield pa.concat_batches(waiting) if waiting else NO_MESSAGES, True
+
+
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Halve a batch until each piece is at most `_CHUNK_BYTES` or one row; nothing is copied."""
+    if batch.num_rows < 2 or batch.nbytes <= _CHUNK_BYTES:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _slices(batch.slice(0, half))
+    yield from _slices(batch.slice(half))
+
+
+@dataclass(frozen=True)
+class MqttStreamWriter(SinkWriter[MqttWritten]):
+    """Writes the micro-batches of a stream; picklable, and free of secrets [I12].
+
+    The commit of a batch remembers how far the outbox has come. What is in the outbox when a batch is given up is sent,
+    and does not enter again when Spark runs the batch again.
 
     Attributes:
-        places: Where the gateways of the clients are.
+        places: Where the gateways of the clients are; a part of a batch goes to the one of its number, modulo theirs.
         columns: Which columns there are.
         retry: Patience with a full outbox.
         confirm_s: Longest wait until the broker has a batch; None where the outbox is enough.
-        origin: Hash of what the offset log says about the newest batch; empty for unknown.
-        origin_batch: That batch.
+        checkpoint: Where the query's checkpoint is; "" for unknown.
+        origins: Hash of what the offset log says about a batch, of the newest.
         scope: What the names of a stream's writers begin with, before the query's id.
+        remembered: How far the outbox of each client had come, as the checkpoint has it.
     """
 
     places: tuple[GatewayPlace, ...]
     columns: SinkColumns
     retry: Retry
     confirm_s: float | None
-    origin: str = ""
-    origin_batch: int | None = None
+    checkpoint: str = ""
+    origins: Mapping[int, str] = field(default_factory=dict)
     scope: str = ""
+    remembered: Sequence[KnownOffset | None] = ()
 
-    def place_of(self, partition: int) -> GatewayPlace:
-        """Where the gateway of the client is to which a part goes."""
-        return self.places[partition % len(self.places)]
+    _kind = MqttWritten
+
+    @staticmethod
+    def _refuse(what: str, do: str) -> GatewayError:
+        return GatewayError("TL-G25", _WHERE, what, do)
+
+    def _owner(self, task: Task) -> str:
+        """Whose batch it is, in the outbox."""
+        return f"{self.scope}{task.query}"
+
+    def _written(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttWritten:
+        stored = self.bring(self._owner(task), task.partition, task.batch or 0, batches)
+        return MqttWritten(task.partition, task.batch, stored.rows, stored.already, stored.outbox)
 
     def bring(self, owner: str, partition: int, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
-        """Bring all rows of a part of a batch, and wait for the broker if that was asked for.
-
-        Args:
-            owner: The query or job.
-            partition: Number of the part.
-            batch: Number of the batch.
-            batches: The rows.
+        """Bring all rows of a part of a query's or job's batch, and wait for the broker if that was asked for.
 
         Raises:
             GatewayError: TL-G22 a checkpoint that is too old, TL-G23 no room for too long, TL-G24 not confirmed.
             TowlineError: What the gateway says.
         """
-        origin = self.origin if batch == self.origin_batch else ""
-        writer, attempt, place = f"{owner}/{partition}", uuid.uuid4().hex, self.place_of(partition)
+        place, origin = self.places[partition % len(self.places)], self.origins.get(batch, "")
+        writer, attempt = f"{owner}/{partition}", uuid.uuid4().hex
         stored = self._patiently(place, lambda client: client.place(writer, batch, origin, attempt))
         if stored.newest > batch:
             raise GatewayError(
@@ -183,102 +217,42 @@ class PartitionSender:
                     "Its messages are in the outbox and go on; start the query again, the batch does not enter twice.",
                 )
 
-
-def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Rows in pieces of about `_CHUNK_BYTES`, and whether a piece is the last; without any row one empty piece."""
-    waiting: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        for rows in _slices(batch):
-            if waiting and size + rows.nbytes > _CHUNK_BYTES:
-                yield pa.concat_batches(waiting), False
-                waiting, size = [], 0
-            waiting.append(rows)
-            size += rows.nbytes
-    yield pa.concat_batches(waiting) if waiting else NO_MESSAGES, True
-
-
-def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Halve a batch until each piece is at most `_CHUNK_BYTES` or one row; nothing is copied."""
-    if batch.num_rows < 2 or batch.nbytes <= _CHUNK_BYTES:
-        yield batch
-        return
-    half = batch.num_rows // 2
-    yield from _slices(batch.slice(0, half))
-    yield from _slices(batch.slice(half))
-
-
-class MqttStreamWriter(SinkWriter[MqttWritten]):
-    """Writes the micro-batches of a stream.
-
-    The commit of a batch remembers how far the outbox has come. What is in the outbox when a batch is given up is sent,
-    and does not enter again when Spark runs the batch again.
-
-    Args:
-        sender: Brings the rows.
-        checkpoint: Where the query's checkpoint is; "" for unknown.
-        remembered: How far the outbox of each client had come, as the checkpoint has it.
-    """
-
-    _kind = MqttWritten
-
-    def __init__(
-        self, sender: PartitionSender, checkpoint: str = "", remembered: Sequence[KnownOffset | None] = ()
-    ) -> None:
-        self._sender = sender
-        self._checkpoint = checkpoint
-        self._remembered = remembered
-
-    @staticmethod
-    def _refuse(what: str, do: str) -> GatewayError:
-        return GatewayError("TL-G25", _WHERE, what, do)
-
-    def _owner(self, task: Task) -> str:
-        """Whose batch it is, in the outbox."""
-        return f"{self._sender.scope}{task.query}"
-
-    def _written(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttWritten:
-        stored = self._sender.bring(self._owner(task), task.partition, task.batch or 0, batches)
-        return MqttWritten(task.partition, task.batch, stored.rows, stored.already, stored.outbox)
-
     def _account(self, written: Sequence[MqttWritten], batch: int | None) -> None:  # noqa: ARG002 - the outbox knows it
-        clients = len(self._sender.places)
+        clients = len(self.places)
         for number in range(clients):
             own = [one for one in written if one.partition % clients == number]
             newest = max((one.outbox for one in own if one.outbox), key=lambda place: place.offset, default=None)
-            before = self._remembered[number] if self._remembered else None
+            before = self.remembered[number] if self.remembered else None
             if newest is not None and newest != before:
-                newest.keep(self._checkpoint, number)
+                newest.keep(self.checkpoint, number)
 
 
+@dataclass(frozen=True)
 class MqttBatchWriter(MqttStreamWriter):
     """Writes the result of a batch query; a task that Spark repeats sends nothing twice, a repeated query does.
 
     When it is over, the outbox forgets the job: of one that is given up what is there of whole partitions is sent, the
     rest never.
 
-    Args:
-        sender: Brings the rows.
+    Attributes:
         job: Id of this run, which no other has.
     """
 
-    def __init__(self, sender: PartitionSender, job: str) -> None:
-        super().__init__(sender)
-        self._job = f"job-{job}"
+    job: str = ""
 
     def _task(self) -> Task:
         return batch_task(self._refuse)
 
     def _owner(self, task: Task) -> str:
         del task
-        return self._job
+        return self.job
 
     def _account(self, written: Sequence[MqttWritten], batch: int | None) -> None:
         """Nothing depends on it: a gateway that is away lets go of the job's names by itself, days later."""
         del written, batch
-        for place in self._sender.places:
+        for place in self.places:
             with contextlib.suppress(GatewayError, JournalError), replace(place, ticket="").connect() as client:
-                client.end_job(self._job)
+                client.end_job(self.job)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803 - Spark's
         """Let the outbox forget the job."""
@@ -299,16 +273,15 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
         TowlineError: Whatever keeps the gateway from starting.
     """
     location = next((value for key, value in options.items() if key.lower() == "checkpointlocation"), "")
-    sender = _sender(options, schema, location)
+    writer = _bound(MqttStreamWriter, options, schema, location)
     checkpoint = Checkpoint(location)
     checkpoint.sync()
     batch = checkpoint.last_offsets_batch()
-    origin = checkpoint.offsets_hash(batch) if batch is not None else None
-    remembered = [KnownOffset.read(location, number) for number in range(len(sender.places))]
-    scope, owner = _named(checkpoint, location) if any(place.remote for place in sender.places) else ("", "")
-    places = tuple(_admitted(place, owner, known) for place, known in zip(sender.places, remembered, strict=True))
-    sender = replace(sender, places=places, origin=origin or "", origin_batch=batch, scope=scope)
-    return MqttStreamWriter(sender, location, remembered)
+    origins = {batch: checkpoint.offsets_hash(batch) or ""} if batch is not None else {}
+    remembered = [KnownOffset.read(location, number) for number in range(len(writer.places))]
+    scope, owner = _named(checkpoint, location) if any(place.remote for place in writer.places) else ("", "")
+    places = tuple(_admitted(place, owner, known) for place, known in zip(writer.places, remembered, strict=True))
+    return replace(writer, places=places, checkpoint=location, origins=origins, scope=scope, remembered=remembered)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> MqttBatchWriter:
@@ -318,18 +291,18 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
         ConfigError: Options or columns that can't be; TL-C49 for ``mode("overwrite")``.
     """
     check_append(_WHERE, overwrite=overwrite)
-    sender, job = _sender(options, schema), uuid.uuid4().hex
-    places = tuple(_admitted(place, f"job-{job}") if place.remote else place for place in sender.places)
-    return MqttBatchWriter(replace(sender, places=places), job)
+    writer, job = _bound(MqttBatchWriter, options, schema), f"job-{uuid.uuid4().hex}"
+    places = tuple(_admitted(place, job) if place.remote else place for place in writer.places)
+    return replace(writer, places=places, job=job)
 
 
-def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> PartitionSender:
+def _bound(kind: type[_WriterT], options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> _WriterT:
     from towline.spark.sink_options import parse_sink_options, places_of  # noqa: PLC0415 - workers need no pydantic
 
     parsed = parse_sink_options(options, checkpoint)
     types = column_types(schema.fields, _WHERE)
     columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
-    return PartitionSender(places_of(parsed), columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
+    return kind(places_of(parsed), columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
 
 
 def _admitted(place: GatewayPlace, writer: str, known: KnownOffset | None = None) -> GatewayPlace:

@@ -26,7 +26,7 @@ from towline.spark.link import GatewayPlace
 from towline.spark.options import parse_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader
 from towline.spark.readplan import ReadPlan, Slice
-from towline.spark.sink import MqttBatchWriter, MqttStreamWriter, PartitionSender, batch_writer, stream_writer
+from towline.spark.sink import MqttStreamWriter, batch_writer, stream_writer
 from towline.spark.sink_options import parse_sink_options
 from towline.spark.source import MqttDataSource
 
@@ -153,33 +153,28 @@ def checkpoint(directory: Path, query: str) -> str:
     return str(directory)
 
 
-def sender_of(writer: MqttStreamWriter | MqttBatchWriter) -> PartitionSender:
-    return writer._sender
-
-
 @pytest.mark.parametrize("uri", [str, "file:{}".format, "file://{}".format])
 def test_a_task_brings_its_rows_without_a_file(far: Remote, tmp_path: Path, uri: Callable[[str], str]) -> None:
     location = checkpoint(tmp_path / "ck", "query-1")
     given = options(far, checkpointLocation=uri(location), retryStrategy="never")
     (writer,) = as_a_worker_gets_it(far, stream_writer(given, SCHEMA))
     away(far)
-    sender = sender_of(writer)
     batch = pa.record_batch({"topic": ["t"] * 10, "payload": [str(number) for number in range(10)]})
-    assert sender.bring("query-1", 3, 0, iter([batch])).rows == 10
-    assert sender.bring("query-1", 3, 0, iter([batch])).already
+    assert writer.bring("query-1", 3, 0, iter([batch])).rows == 10
+    assert writer.bring("query-1", 3, 0, iter([batch])).already
     for other in ("query-2", "job-1"):
         with pytest.raises(GatewayError, match="TL-G43"):
-            sender.bring(other, 3, 0, iter([batch]))
+            writer.bring(other, 3, 0, iter([batch]))
 
 
 def test_a_batch_query_brings_its_rows_as_well(far: Remote) -> None:
     driver = batch_writer(options(far, retryStrategy="never"), SCHEMA, overwrite=False)
     (writer,) = as_a_worker_gets_it(far, driver)
     batch = pa.record_batch({"topic": ["t"], "payload": ["x"]})
-    assert sender_of(writer).bring(writer._job, 0, 0, iter([batch])).rows == 1
+    assert writer.bring(writer.job, 0, 0, iter([batch])).rows == 1
     driver.commit([])  # on the driver, with the token
     with pytest.raises(Exception, match="TL-J17"):
-        sender_of(writer).bring(writer._job, 0, 0, iter([batch]))
+        writer.bring(writer.job, 0, 0, iter([batch]))
 
 
 @pytest.mark.parametrize("again", ["s3a://Bucket/a//ck/", "S3A://bucket/a/ck"])
@@ -197,9 +192,9 @@ def test_a_ticket_is_for_the_checkpoint_where_that_is_no_path(
     other = stream_writer({**given, "checkpointLocation": "s3a://bucket/a/other"}, SCHEMA)
     assert not other.write(iter([batch])).already
     assert isinstance(other, MqttStreamWriter)
-    for name in (f"{writer._sender.scope}query-1", "query-1"):
+    for name in (f"{writer.scope}query-1", "query-1"):
         with pytest.raises(GatewayError, match="TL-G43"):
-            other._sender.bring(name, 3, 0, iter([batch]))
+            other.bring(name, 3, 0, iter([batch]))
 
 
 def test_a_query_whose_id_is_not_known_gets_no_ticket(far: Remote, tmp_path: Path) -> None:

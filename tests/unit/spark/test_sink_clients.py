@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from towline.errors import ConfigError
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.settings import GatewaySettings
-from towline.spark.sink import PartitionSender, Retry, SinkColumns
+from towline.spark.link import GatewayPlace
+from towline.spark.sink import MqttStreamWriter, Retry, SinkColumns
 from towline.spark.sink_options import parse_sink_options, places_of
 
 
@@ -29,11 +31,21 @@ def test_each_has_a_directory_an_id_and_a_number(tmp_path: Path) -> None:
             places_of(parse_sink_options({**options, "clients": wrong}))
 
 
-def test_a_part_has_one_client_and_parts_are_shared_out_evenly(tmp_path: Path) -> None:
+def test_a_part_has_one_client_and_parts_are_shared_out_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"broker": "mqtt://h", "stateDir": str(tmp_path / "s"), "topic": "t", "clients": "3"}
     columns = SinkColumns.bind({"payload": "binary"}, topic="t", qos=1, retain=False, levels=(1,))
-    sender = PartitionSender(places_of(parse_sink_options(options)), columns, Retry(), None)
-    assert [Path(sender.place_of(part).text).name[0] for part in range(7)] == [*"0120120"]
+    writer = MqttStreamWriter(places_of(parse_sink_options(options)), columns, Retry(strategy="never"), None)
+    asked: list[str] = []
+
+    def connect(place: GatewayPlace) -> NoReturn:
+        asked.append(Path(place.text).name[0])
+        raise GatewayUnreachable("TL-G01", place.text, "no gateway answers")
+
+    monkeypatch.setattr(GatewayPlace, "connect", connect)
+    for part in range(7):
+        with pytest.raises(GatewayError, match="TL-G23"):
+            writer.bring("query", part, 0, iter([]))
+    assert asked == [*"0120120"]
 
 
 def test_a_directory_of_one_client_stays_one(tmp_path: Path) -> None:
