@@ -5,9 +5,8 @@ places whose exceptions Spark shows as they are. What is pickled to the tasks ho
 
 A transaction of Kafka belongs to one producer, and a producer to one process. A plan that ends in several tasks would
 need ``coalesce(1)``, and with it all work since the last shuffle in one task. So where it is asked for, each task
-leaves its rows for the driver, which writes them in the order of the partitions before Spark's entry in the commit log.
-The first MiB, and all of a task on another machine, comes with the task's answer; the rest in a file, where both see
-the same files.
+leaves its rows for the driver, which writes them in the order of the partitions before Spark's entry in the commit log:
+in a file, or with the answer of a task on another machine.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import stat
 import tempfile
 import uuid
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -88,8 +87,8 @@ class KafkaGathered(TaskAnswer):
         query: Streaming query id.
         run: Id of this run of the query; None if unknown.
         rows: How many rows.
-        content: The Arrow stream of the first ones; empty without a row.
-        file: Path of the stream of the others; "" for none.
+        content: The Arrow stream with them; empty where they are in a file, or there are none.
+        file: Path of a file with that stream; "" for none.
         file_size: Its bytes.
     """
 
@@ -430,8 +429,6 @@ def log_outcome(written: Sequence[KafkaWritten], batch: int | None) -> None:
         _log.info("%s: batch %s: %s of %s partitions were in Kafka already", FORMAT, batch, skipped, len(parts))
 
 
-#: Bytes of rows that come with a task's answer although there is a file system that both see.
-INLINE_BYTES: Final = 1 << 20
 #: Most bytes of rows in one answer: Java's arrays end at 2 GiB, and Spark copies an answer several times.
 ANSWER_BYTES: Final = 512 << 20
 _PRIVATE: Final = 0o700
@@ -486,31 +483,25 @@ class RowsForDriver:
         left = KafkaGathered(task.partition, task.batch, task.query, task.run)
         shared = bool(self.directory) and Path(self.directory).is_dir()
         answer = pa.BufferOutputStream()
-        sink: Any = answer
-        writer: Any = None
         try:
-            for batch in batches:
-                left.rows += batch.num_rows
-                if shared and not left.file and sink.tell() + batch.nbytes > INLINE_BYTES:
-                    if writer is not None:
-                        writer.close()
-                    left.file = str(Path(self.directory) / uuid.uuid4().hex)  # a second attempt may be at work
-                    sink, writer = pa.OSFile(left.file, "wb"), None
-                writer = writer or pa.ipc.new_stream(sink, batch.schema)
-                writer.write_batch(batch)
-                if left.file and self.disk is not None and sink.tell() > self.disk:
-                    raise full(f"a task needs more than {self.disk:,} bytes there", _MORE_DISK)
-                if not shared and sink.tell() > ANSWER_BYTES:
-                    raise _too_many(sink.tell())
-            if writer is not None:
-                writer.close()
-            left.file_size = sink.tell() if left.file else 0
+            with ExitStack() as opened:
+                sink, writer = answer, None
+                for batch in batches:
+                    if writer is None:
+                        if shared:  # a second attempt may be at work
+                            left.file = str(Path(self.directory) / uuid.uuid4().hex)
+                            sink = opened.enter_context(pa.OSFile(left.file, "wb"))
+                        writer = opened.enter_context(pa.ipc.new_stream(sink, batch.schema))
+                    left.rows += batch.num_rows
+                    writer.write_batch(batch)
+                    if shared and self.disk is not None and sink.tell() > self.disk:
+                        raise full(f"a task needs more than {self.disk:,} bytes there", _MORE_DISK)
+                    if not shared and sink.tell() > ANSWER_BYTES:
+                        raise _too_many(sink.tell())
+            left.file_size = Path(left.file).stat().st_size if left.file else 0
         except OSError as problem:
             why = problem.strerror or str(problem)
             raise full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
-        finally:
-            with suppress(OSError):
-                sink.close()
         left.content = answer.getvalue().to_pybytes()
         return left
 

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from towline.errors import KafkaError
 from towline.sinks import Task
 from towline.spark import kafka_sink
-from towline.spark.kafka_sink import INLINE_BYTES, KafkaGathered, RowsForDriver
+from towline.spark.kafka_sink import KafkaGathered, RowsForDriver
+
+LARGE = 1 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def values(left: KafkaGathered) -> list[bytes]:
     return [value for one in travelled.batches() for value in one.column("value").to_pylist()]
 
 
-@given(st.lists(st.lists(st.integers(0, INLINE_BYTES), max_size=4), max_size=4), st.booleans())
+@given(st.lists(st.lists(st.integers(0, LARGE), max_size=4), max_size=4), st.booleans())
 def test_rows_come_back_as_they_were_left(sizes: list[list[int]], shared: bool) -> None:
     place = RowsForDriver.beside("/ck", 3, None) if shared else RowsForDriver()
     rows = [[b"%d" % number * (size // 4) for number, size in enumerate(part)] for part in sizes]
@@ -42,20 +44,18 @@ def test_rows_come_back_as_they_were_left(sizes: list[list[int]], shared: bool) 
     assert (left.partition, left.batch, left.query, left.run) == (2, 3, "q", "r")
     assert values(left) == [value for part in rows for value in part]
     assert left.rows == sum(map(len, rows))
-    size = sum(batch(*part).nbytes for part in rows)
-    assert shared or not left.file
-    assert not shared or left.file or size <= INLINE_BYTES
-    assert not left.file or size > INLINE_BYTES // 2, "what is small comes with the answer"
+    assert bool(left.file) == (shared and bool(rows)), "what both can see travels by no answer"
+    assert bool(left.content) == (bool(rows) and not shared)
     place.clear([left])
     assert not left.file or not Path(left.file).exists()
 
 
 def test_both_writers_of_a_batch_find_one_place_and_the_next_batch_cleans_it() -> None:
     first = RowsForDriver.beside("/ck", 3, None)
-    left = first.leave(TASK, [batch(b"x" * (2 * INLINE_BYTES))])
+    left = first.leave(TASK, [batch(b"x" * (2 * LARGE))])
     assert RowsForDriver.beside("/ck", 3, None) == first
     other = RowsForDriver.beside("/other", 4, None)
-    kept = other.leave(TASK, [batch(b"y" * (2 * INLINE_BYTES))])
+    kept = other.leave(TASK, [batch(b"y" * (2 * LARGE))])
     assert values(left)
     assert RowsForDriver.beside("/ck", 4, None) != first
     with pytest.raises(KafkaError, match="TL-K65"):
@@ -70,7 +70,7 @@ def test_an_empty_place_is_taken_away() -> None:
 
 
 def test_half_a_file_is_not_taken_for_a_whole_one() -> None:
-    left = RowsForDriver.beside("/ck", 0, None).leave(TASK, [batch(b"x" * (2 * INLINE_BYTES))])
+    left = RowsForDriver.beside("/ck", 0, None).leave(TASK, [batch(b"x" * (2 * LARGE))])
     with Path(left.file).open("r+b") as file:
         file.truncate(left.file_size - 1)
     with pytest.raises(KafkaError, match="TL-K65"):
@@ -79,7 +79,7 @@ def test_half_a_file_is_not_taken_for_a_whole_one() -> None:
 
 def test_a_second_attempt_leaves_its_own() -> None:
     place = RowsForDriver.beside("/ck", 0, None)
-    one, two = (place.leave(TASK, [batch(text * (2 * INLINE_BYTES))]) for text in (b"a", b"b"))
+    one, two = (place.leave(TASK, [batch(text * (2 * LARGE))]) for text in (b"a", b"b"))
     assert one.file != two.file
     assert values(one)[0][:1] == b"a"
     assert values(two)[0][:1] == b"b"
@@ -87,7 +87,7 @@ def test_a_second_attempt_leaves_its_own() -> None:
 
 def test_a_limit_on_the_disk() -> None:
     with pytest.raises(KafkaError, match="TL-K23"):
-        RowsForDriver.beside("/ck", 0, INLINE_BYTES).leave(TASK, [batch(b"x" * (2 * INLINE_BYTES))])
+        RowsForDriver.beside("/ck", 0, LARGE).leave(TASK, [batch(b"x" * (2 * LARGE))])
 
 
 def test_a_limit_on_what_comes_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
