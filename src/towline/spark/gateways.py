@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -93,6 +92,10 @@ class Question:
     def rows(self, window: Window) -> int:
         """How many rows an answer has."""
         return window.end - self.here.offset
+
+    def within(self, max_rows: int | None, max_bytes: int | None) -> Question:
+        """The same within closer limits."""
+        return replace(self, max_rows=_least(self.max_rows, max_rows), max_bytes=max_bytes)
 
 
 class Absence(NamedTuple):
@@ -436,7 +439,7 @@ class BatchPlanner:
         self, gateway: SourceGateway, here: JournalPlace, safe: Position | None, rows: int | None, size: int | None
     ) -> Question:
         if self._ends is not None:  # at the end of the query one row is asked for all the same
-            rows = min(rows or sys.maxsize, max(1, self._left(here)))
+            rows = _least(rows, max(1, self._left(here)))
         return Question(replace(here, at=gateway.place.text), _safe(here, safe), rows, size)
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
@@ -444,8 +447,8 @@ class BatchPlanner:
         if isinstance(limit, ReadAllAvailable):
             return None, None
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._plan.max_bytes
-        sizes = (size for size in (most, self._pace.bytes if self._pace else None) if size is not None)
-        return limit.max_rows if isinstance(limit, ReadMaxRows) else None, min(sizes, default=None)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return rows, _least(most, self._pace.bytes if self._pace else None)
 
     def _admitted(
         self, questions: Mapping[SourceGateway, Question], answers: dict[SourceGateway, Window], *limits: int | None
@@ -457,8 +460,7 @@ class BatchPlanner:
         if len(windows) > 1:  # one alone was asked for no more than the batch may have
             self._turn += 1
             caps = admit([(questions[one].rows(window), window.size) for one, window in windows.items()], *limits)
-            capped = {one: cap for one, cap in zip(windows, caps, strict=True) if cap is not None}
-            cut = {one: replace(questions[one], max_rows=rows, max_bytes=size) for one, (rows, size) in capped.items()}
+            cut = {one: questions[one].within(*cap) for one, cap in zip(windows, caps, strict=True) if cap is not None}
             anew = self._ask(cut, 0.0, CALL_S) if cut else {}
             windows = {one: anew.get(one, window) for one, window in windows.items() if one in anew or one not in cut}
             sizes = [(questions[one].rows(window), window.size) for one, window in windows.items()]
@@ -647,6 +649,11 @@ class BatchPlanner:
                 f"{end.offset - 1:,}",
                 f"Nothing is lost, and the batch is then served as it was planned. {way}",
             ) from error
+
+
+def _least(*limits: int | None) -> int | None:
+    """The least of limits, of which None is none."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _safe(place: JournalPlace, safe: Position | None) -> int:

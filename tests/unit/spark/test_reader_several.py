@@ -302,6 +302,20 @@ def test_available_now_ends_where_each_gateway_was(two: tuple[Served, Served], n
     assert [one.journal.consumers["default"] for one in two] == [20, 20]
 
 
+def test_available_now_ends_there_within_a_limit_in_bytes(two: tuple[Served, Served], new_reader: NewReader) -> None:
+    stream = new_reader()
+    for one in two:
+        one.add(20, payload=b"x" * 1_000)
+    stream.prepareForTriggerAvailableNow()
+    for one in two:
+        one.add(20)  # so small that all of them were within a share
+    places = [stream.initialOffset()]
+    while (end := stream.latestOffset(places[-1], ReadMaxBytes(30_000))) is not places[-1]:
+        places.append(end)
+    assert ends(places[-1]) == {"g1": 20, "g2": 20}
+    assert len(places) > 2
+
+
 def test_available_now_does_not_end_without_the_rows_of_one_that_is_away(
     tmp_path: Path, new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
