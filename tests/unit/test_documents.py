@@ -19,7 +19,7 @@ from towline.guarantee import Guarantee
 from towline.kafka.options import NAMES as SINK_OPTIONS
 from towline.net.settings import WillSettings
 from towline.net.tls import Tls
-from towline.spark.options import OPTIONS as SOURCE_OPTIONS
+from towline.spark.options import SOURCE_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r'"(TL-[A-Z]\d{2,3})"')

@@ -15,8 +15,8 @@ from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.kafka.options import NAMES as KAFKA
 from towline.net.settings import WillSettings
 from towline.net.tls import Tls
-from towline.spark.options import OPTIONS as SOURCE
-from towline.spark.sink_options import OPTIONS as SINK
+from towline.spark.options import SINK_OPTIONS as SINK
+from towline.spark.options import SOURCE_OPTIONS as SOURCE
 
 SECTIONS = [one for one in vars(tables).values() if isinstance(one, type) and issubclass(one, tables.Section)]
 KEYS = [key for kind in (GatewaySettings, OutboxSettings, WillSettings, Tls, *SECTIONS) for key in _keys_of(kind)]

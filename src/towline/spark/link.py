@@ -87,7 +87,7 @@ class GatewayPlace:
         if not self.settings or self.owner is None or not self.owner.runs_here():
             return self.attach()
         from towline.gateway.settings import GatewaySettings  # noqa: PLC0415 - workers need no pydantic
-        from towline.spark.gateway_options import in_options  # noqa: PLC0415 - see above
+        from towline.spark.options import in_options  # noqa: PLC0415 - see above
 
         try:
             return ensure(GatewaySettings.model_validate_json(self.settings), owner_pid=self.owner.pid)

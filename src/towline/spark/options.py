@@ -1,54 +1,241 @@
-"""The options of ``format("mqtt")`` as a source: those of its gateway, and how Spark reads from it."""
+"""The options of ``format("mqtt")``: of the gateway that both directions need, of a source, and of a sink.
+
+Secrets are refused: options stand in Spark's plans, UI and logs [I12].
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Final
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Final
 
-from towline.errors import ConfigError
+from annotated_types import Ge, Le
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from towline import processes
+from towline.errors import ConfigError, ConfigErrors
+from towline.gateway.access import LONGEST_VALID_S, REMOTE, Access, gateway_location, is_remote
 from towline.gateway.settings import GatewaySettings
-from towline.guarantee import Guarantee, policy, qos_problem
-from towline.options import Format, Given, Option, options_of
-from towline.spark import gateway_options as gateway
-from towline.spark.gateway_options import WHERE
+from towline.guarantee import Guarantee, policy, qos_problem, sharing_problem
+from towline.options import SPARKS, Format, Given, Option, OptionText, directory, options_of, path
+from towline.processes import ProcessMark
+from towline.spark.link import GatewayPlace
 from towline.spark.readplan import ReadPlan
+from towline.spark.sink import Retry
+from towline.validation import requirement
 
+_WHERE: Final = 'format("mqtt")'
 #: Rows of one micro-batch unless told otherwise: about 40 MB of small messages, 0.3 to 0.7 s of Spark's time.
 DEFAULT_MAX_ROWS = 200_000
-
 #: Bytes of one micro-batch unless told otherwise: what a crash repeats, and what the sink keeps until it is written.
 DEFAULT_MAX_BYTES = 256 << 20
 
+# -- the gateway -------------------------------------------------------------------------------------------------------
 
-_GATEWAY: Final = (*gateway.CONNECTION, *gateway.RECEIVING)
+#: Why neither direction takes a password.
+_PASSWORD: Final = (
+    "TL-C22",
+    f'{_WHERE} option "password"',
+    "a password in an option would stand in Spark's plans, web UI and logs",
+    "Write it to a file of mode 0600 and give its path as passwordFile.",
+)
+
+
+#: Settings of a gateway that are no options of a query that starts it.
+_NO_OPTIONS: Final = frozenset(
+    {
+        "state_dir", "guarantee", "receipts", "linger_after_silence_ms", "owner_pid", "drain_s", "checkpoint", "listen",
+        "share", "repeatable", "journal.segment_bytes", "outbox.segment_bytes", "outbox.checkpoint", "outbox.number",
+    }
+)  # fmt: skip
+#: Of them, what only a gateway that receives needs.
+_RECEIVING: Final = frozenset(
+    {"subscriptions", "ack_after", "receive_maximum", "topic_alias_maximum", "retain_handling", "linger_ms", "journal"}
+)
+#: Their values are judged together, by the model.
+_ALL: Final = tuple(replace(option, kind=Any) for option in options_of(GatewaySettings, leave_out=_NO_OPTIONS))
+#: What only a gateway that receives needs.
+RECEIVING: Final = tuple(option for option in _ALL if option.path[0] in _RECEIVING)
+#: What only a gateway that sends needs.
+SENDING: Final = tuple(option for option in _ALL if option.path[0] == "outbox")
+#: What both need: how the gateway reaches its brokers.
+CONNECTION: Final = tuple(option for option in _ALL if option.path[0] not in _RECEIVING | {"outbox"})
+
+
+#: The files that let Spark in to a gateway on a network, in fields of `GatewayPlace`.
+_ACCESS: Final = (
+    Option("gatewayTokenFile", ("access", "token_file"), read=path),
+    Option("gatewayCaFile", ("access", "ca_file"), read=path),
+    Option("gatewayServerName", ("access", "server_name")),
+    Option("gatewayTicketValidity", ("ticket_s",), Annotated[float, Ge(60), Le(LONGEST_VALID_S)]),
+)
+#: Where the gateway is: the directory of one to start or to find, or one that runs already.
+_PLACE: Final = (
+    Option("stateDir", (), read=directory),
+    Option("gateway", (), read=gateway_location, hidden=True),
+    *_ACCESS,
+)
+
+
+def driver_pid() -> int:
+    """The driver's JVM: the nearest ancestor named ``java``, else the parent.
+
+    Spark starts a streaming source's process right below the JVM, others below a daemon.
+    """
+    pid = os.getppid()
+    while pid > 1:
+        if processes.name(pid) == "java":
+            return pid
+        pid = processes.parent(pid)
+    return os.getppid()
+
+
+def _missing(name: str, do: str) -> ConfigError:
+    """The error for an option that has to be there."""
+    return ConfigError("TL-C20", _WHERE, f'the option "{name}" is missing', do)
+
+
+def _gateway_place(given: Given, options: Iterable[Option]) -> GatewayPlace:
+    """Where the gateway is, without the settings of one to start; of several only how they are reached.
+
+    Args:
+        given: By the user.
+        options: Those that describe a gateway to start; they make no sense beside ``gateway``, where one runs already.
+
+    Raises:
+        ConfigError: TL-C20, TL-C21, TL-C23.
+    """
+    places = given.value("gateways", ()) or (given.value("gateway", ""),)
+    _check_access(given, places)
+    if "gateway" not in given and "gateways" not in given:
+        if not given.text("stateDir"):
+            raise _missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
+        return GatewayPlace(given.value("stateDir"), owner=ProcessMark.of(driver_pid()))
+    several = "gateways" in given
+    beside = [name for name in (*(option.name for option in options), "stateDir") if name in given]
+    if several and "gateway" in given:
+        beside = ["gateway"]
+    if beside:
+        what = "it belongs to the gateway, and the option gateway names one that runs already"
+        if several:
+            what = "it is of one gateway, and the option gateways names those that run already"
+        raise ConfigError("TL-C23", f'{_WHERE} option "{beside[0]}"', what, "Give one of the two.")
+    place = GatewayPlace("") if several else GatewayPlace(places[0])
+    values = given.values(_ACCESS)
+    return replace(place, **{**values, "access": Access(**values.get("access", {}))})
+
+
+def _check_access(given: Given, places: Sequence[str]) -> None:
+    """See that what lets Spark in to a gateway is there for one on a network, and for no other."""
+    said = [option.name for option in _ACCESS if option.name in given]
+    if not any(map(is_remote, places)):
+        if said:
+            what = "it belongs to a gateway on a network, and this one is on this machine"
+            raise ConfigError(
+                "TL-C23", f'{_WHERE} option "{said[0]}"', what, f"Leave it out, or give gateway={REMOTE}."
+            )
+        return
+    if not given.text("gatewayTokenFile"):
+        raise _missing("gatewayTokenFile", "It is a file of mode 0600 on the driver, with a token of the gateway.")
+
+
+def _gateway_values(given: Given, guarantee: Guarantee, options: Iterable[Option]) -> dict[str, Any]:
+    """What the options say for `_gateway_settings`, and what follows from them: a gateway has a name."""
+    values = given.values(options)
+    state_dir = given.value("stateDir")
+    likely = re.sub(r"[^A-Za-z0-9._-]+", "-", given.text("clientId") or Path(state_dir).name).strip("-._")
+    return {"name": likely[:64] or "mqtt", "state_dir": state_dir, "guarantee": guarantee, **values}
+
+
+def _gateway_settings(given: Given, values: Mapping[str, Any], options: Iterable[Option]) -> GatewaySettings:
+    """The settings, or each of pydantic's findings as a line about the option it came from.
+
+    Raises:
+        ConfigError: TL-C21 for one option, TL-C12 for several that don't go together.
+    """
+    try:
+        return GatewaySettings.model_validate(values)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    ConfigErrors.check(_option_error(given, one, options) for one in details)
+    raise AssertionError(details)
+
+
+def _option_error(given: Given, details: ErrorDetails, options: Iterable[Option]) -> ConfigError:
+    """One of pydantic's findings as the error of an option; TL-C12 for settings that don't go together."""
+    place = tuple(part for part in details["loc"] if isinstance(part, str))
+    message = _named(_SETTINGS, requirement(details))[:200]
+    option = next((one for one in options if place[: len(one.path)] == one.path), None)
+    return given.wrong(option.name, message) if option else ConfigError("TL-C12", _WHERE, message)
+
+
+def _check_sharing(settings: GatewaySettings, publish_qos: int | None = None) -> None:
+    """Refuse brokers that would break the promise as they take over from each other.
+
+    Raises:
+        ConfigError: TL-C90.
+    """
+    if settings.several_sessions:
+        problem = sharing_problem(settings.guarantee, len(settings.brokers), publish_qos)
+        raise ConfigError("TL-C90", f'{_WHERE} option "broker"', *map(in_options, problem))
+
+
+def _settings_of(names: Iterable[str]) -> re.Pattern[str]:
+    """Settings as a message names them, with what they are set to; not such words in a path."""
+    return re.compile(rf'(?<![\w/.-])(?:tls\.|journal\.)?({"|".join(names)})(?![\w/-]|\.\w)(?: = (?:"([^"]*)"|(\w+)))?')
+
+
+#: Settings of a gateway, and the options that hold them.
+_SPOKEN: Final = {option.path[-1]: option.name for option in (*CONNECTION, *RECEIVING) if option.path[0] != "will"}
+#: All of them, for a message that speaks of settings alone; and those that are no English word.
+_SETTINGS: Final = _settings_of(_SPOKEN)
+_SETTING: Final = _settings_of(setting for setting in _SPOKEN if "_" in setting)
+
+
+def in_options(message: str) -> str:
+    """Name a gateway's settings in its words as the options that hold them: ``x_y = "z"`` is ``xY=z`` here."""
+    return _named(_SETTING, message)
+
+
+def _named(settings: re.Pattern[str], message: str) -> str:
+    return settings.sub(lambda m: _SPOKEN[m[1]] + (f"={m[2] or m[3]}" if m[2] or m[3] else ""), message)
+
+
+# -- a source ----------------------------------------------------------------------------------------------------------
+
+_SOURCES_GATEWAY: Final = (*CONNECTION, *RECEIVING)
 _READING: Final = tuple(options_of(ReadPlan, leave_out={"place", "serves_again", "refused"}))
 _GUARANTEE: Final = Option("guarantee", (), Guarantee, str.lower)
 _UNTRUE_PROGRESS: Final = (
     "asynchronous progress tracking makes Spark report batches as done that are not, and messages would be lost"
 )
-_FORMAT: Final = Format(
-    WHERE,
-    (*_GATEWAY, *gateway.PLACE, _GUARANTEE, *_READING),
+_SOURCE: Final = Format(
+    _WHERE,
+    (*_SOURCES_GATEWAY, *_PLACE, _GUARANTEE, *_READING),
     # What people expect and that can't be: the reason and the way out.
     refused={
-        "password": gateway.PASSWORD,
+        "password": _PASSWORD,
         "asyncprogresstrackingenabled": (
             "TL-C22",
-            f'{WHERE} option "asyncProgressTrackingEnabled"',
+            f'{_WHERE} option "asyncProgressTrackingEnabled"',
             _UNTRUE_PROGRESS,
             "Leave it out, of the writer's options too.",
         ),
         "path": (
             "TL-C22",
-            f'{WHERE} option "path"',
+            f'{_WHERE} option "path"',
             "a path is no MQTT broker",
             'Call load() without an argument and give option("broker", "mqtt://HOST").',
         ),
     },
 )
-#: Every option, as users write it.
-OPTIONS: Final = _FORMAT.names
+#: Every option of a source, as users write it.
+SOURCE_OPTIONS: Final = _SOURCE.names
 
 
 def parse_options(texts: Mapping[str, str]) -> ReadPlan:
@@ -62,20 +249,20 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
             option, TL-C21 a value that can't be, TL-C22 an option that is refused, TL-C23 two that contradict
             each other.
     """
-    given = _FORMAT.read(texts)
+    given = _SOURCE.read(texts)
     if not texts:  # of a table: Spark keeps its options, and gives a Python source those of the reader (4.3)
-        raise gateway.missing("stateDir", "Of a table too: spark.readStream.options(...).table(NAME).")
+        raise _missing("stateDir", "Of a table too: spark.readStream.options(...).table(NAME).")
     guarantee = given.value("guarantee", Guarantee.AT_LEAST_ONCE)
-    place = gateway.gateway_place(given, _GATEWAY)
+    place = _gateway_place(given, _SOURCES_GATEWAY)
     if "gateway" not in given and "gateways" not in given:
-        told = _settings(given, guarantee).model_copy(update={"checkpoint": given.text("checkpointLocation")})
+        told = _source_settings(given, guarantee).model_copy(update={"checkpoint": given.text("checkpointLocation")})
         place = replace(place, settings=told.model_dump_json())
     limits = {"max_rows": DEFAULT_MAX_ROWS, "max_bytes": DEFAULT_MAX_BYTES}
     plan = ReadPlan(place, serves_again=policy(guarantee).serves_again, **{**limits, **given.values(_READING)})
     if plan.event_time and not plan.checkpoint:
         raise ConfigError(
             "TL-C23",
-            f'{WHERE} option "eventTime"',
+            f'{_WHERE} option "eventTime"',
             "it follows the query's watermark, and without checkpointLocation nobody knows it",
             "Give checkpointLocation, the same as the writer's, on a file system of this machine.",
         )
@@ -92,24 +279,24 @@ def _check_offsets(given: Given, plan: ReadPlan) -> None:
     for name, value in values.items():
         if plan.gateways and isinstance(value, int) and name in given:
             what, do = "an offset is one of a single journal", 'Give one for each gateway by its name: {"g1": 4711}.'
-            raise ConfigError("TL-C23", f'{WHERE} option "{name}"', what, do)
+            raise ConfigError("TL-C23", f'{_WHERE} option "{name}"', what, do)
         if not plan.gateways and isinstance(value, Mapping):
             what = "it names gateways, and the source has only one"
             raise ConfigError(
-                "TL-C23", f'{WHERE} option "{name}"', what, "Give it without a name, or the option gateways."
+                "TL-C23", f'{_WHERE} option "{name}"', what, "Give it without a name, or the option gateways."
             )
     if plan.removed and not plan.gateways:
         what = "it belongs to the option gateways"
-        raise ConfigError("TL-C23", f'{WHERE} option "removedGateways"', what, "Leave it out.")
+        raise ConfigError("TL-C23", f'{_WHERE} option "removedGateways"', what, "Leave it out.")
 
 
-def _settings(given: Given, guarantee: Guarantee) -> GatewaySettings:
+def _source_settings(given: Given, guarantee: Guarantee) -> GatewaySettings:
     for name, meaning in (("broker", "mqtt://HOST[:PORT]"), ("subscribe", "topic filters such as telemetry/#:1")):
         if not given.text(name):
-            raise gateway.missing(name, f"It is {meaning}.")
-    values = gateway.gateway_values(given, guarantee, _GATEWAY)
+            raise _missing(name, f"It is {meaning}.")
+    values = _gateway_values(given, guarantee, _SOURCES_GATEWAY)
     values["subscriptions"] = [{"qos": policy(guarantee).qos, **one} for one in values["subscriptions"]]
-    settings = gateway.gateway_settings(given, values, _GATEWAY)
+    settings = _gateway_settings(given, values, _SOURCES_GATEWAY)
     _check_promise(settings)
     return settings
 
@@ -121,6 +308,158 @@ def _check_promise(settings: GatewaySettings) -> None:
         if problem := qos_problem(guarantee, one.qos):
             what = f'{problem[0]}, "{one.pattern}" is subscribed with QoS {one.qos}'
             weaker = "at_least_once and drop repeats by a key of your own" if one.qos else "at_most_once"
-            raise ConfigError("TL-C12", f'{WHERE} option "subscribe"', what, f"Raise it, or take {weaker}.")
+            raise ConfigError("TL-C12", f'{_WHERE} option "subscribe"', what, f"Raise it, or take {weaker}.")
     if guarantee is Guarantee.EXACTLY_ONCE:
-        gateway.check_sharing(settings)
+        _check_sharing(settings)
+
+
+# -- a sink ------------------------------------------------------------------------------------------------------------
+
+
+def _topic(text: str) -> str:
+    if not text or re.search(r"[+#\0]", text):
+        raise ValueError("a topic is not empty and has no +, # or U+0000 [MQTT-3.3.2-2]")
+    return text
+
+
+def _confirmed(text: str) -> bool:
+    """Whether it is the broker that confirms a batch."""
+    if text.lower() not in ("outbox", "broker"):
+        raise ValueError("must be outbox or broker")
+    return text.lower() == "broker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """What a sink was told.
+
+    Attributes:
+        place: Where the gateway is, or that of the first of several clients' would be.
+        guarantee: ``at_most_once`` publishes with QoS 0, ``at_least_once`` with 1 (or 2), ``exactly_once`` with 2.
+            Default by ``qos``, else ``at_least_once``.
+        levels: QoS that the promise allows.
+        topic: Of rows without one; without it each row has to have its own.
+        qos: Of rows without one; default by guarantee.
+        retain: Of rows without one.
+        to_broker: When a batch counts as written: on the disk of the outbox (``outbox``, the default), or when the
+            broker has it (``broker``).
+        confirm_s: Seconds a task waits for the broker.
+        retry: Patience with a full outbox.
+        clients: MQTT clients, ``<clientId>-0`` and so on, each with an outbox in ``<number>-of-<n>`` of the state
+            directory; a part of a batch always goes to the same one (docs/jet.md#several-clients).
+    """
+
+    place: GatewayPlace
+    guarantee: Guarantee
+    levels: tuple[int, ...]
+    topic: Annotated[str, OptionText(read=_topic)] | None = None
+    qos: Annotated[int, Ge(0), Le(2)]
+    retain: bool = False
+    to_broker: Annotated[bool, OptionText("confirm", _confirmed)] = False
+    confirm_s: Annotated[float, Ge(0.001), OptionText("confirmTimeout")] = 600.0
+    retry: Retry
+    clients: Annotated[int, Ge(1), Le(64)] = 1
+
+
+_SINKS_GATEWAY: Final = (*CONNECTION, *SENDING)
+_SENDING: Final = tuple(options_of(SinkOptions, leave_out={"place", "levels"}))
+_OPTIONS: Final = (*_SINKS_GATEWAY, *_PLACE, *_SENDING)
+#: Every option of a sink, as users write it; Spark adds two of its own.
+SINK_OPTIONS: Final = tuple(option.name for option in _OPTIONS)
+
+_SINK: Final = Format(
+    _WHERE,
+    _OPTIONS,
+    refused={
+        "password": _PASSWORD,
+        **{
+            name.lower(): ("TL-C01", _WHERE, f'option "{name}" is for reading, this is a sink', "Leave it out.")
+            for name in SOURCE_OPTIONS
+            if name not in SINK_OPTIONS
+        },
+    },
+    ignored=SPARKS,
+)
+
+
+def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOptions:
+    """Validate the options of a sink.
+
+    Args:
+        texts: Option names in any case, values as text.
+        checkpoint: Where the checkpoint of the query is; "" for a batch query.
+
+    Raises:
+        ConfigError: TL-C01 unknown option, TL-C12 a contradiction to the guarantee, TL-C20 a missing option, TL-C21 a
+            value that can't be, TL-C22 an option that is refused, TL-C23 two that contradict each other.
+    """
+    given = _SINK.read(texts)
+    guarantee, qos = _promise(given)
+    place = _gateway_place(given, _SINKS_GATEWAY)
+    settings = None if "gateway" in given else _sink_settings(given, guarantee, qos, checkpoint)
+    if settings is None and "clients" in given:
+        where, what = f'{_WHERE} option "clients"', "the option gateway names one client that runs already"
+        raise ConfigError("TL-C23", where, what, "Give one of the two.")
+    several = settings is not None and settings.several_sessions  # no row may ask for QoS 2 then
+    values = given.values(_SENDING)
+    retry = Retry(**values.get("retry", {}))
+    return SinkOptions(
+        place=replace(place, settings=settings.model_dump_json() if settings else ""),
+        levels=tuple(level for level in policy(guarantee).publish_levels if level < 2 or not several),
+        **{**values, "guarantee": guarantee, "qos": qos, "retry": retry},
+    )
+
+
+def _promise(given: Given) -> tuple[Guarantee, int]:
+    """The guarantee and the QoS; each decides about the other when only one is given."""
+    qos = given.value("qos")
+    implied = {0: Guarantee.AT_MOST_ONCE, 2: Guarantee.EXACTLY_ONCE}.get(qos, Guarantee.AT_LEAST_ONCE)
+    guarantee: Guarantee = given.value("guarantee", implied)
+    levels = policy(guarantee).publish_levels
+    if qos is not None and qos not in levels:
+        wanted = " or ".join(map(str, levels))
+        raise ConfigError(
+            "TL-C12", f'{_WHERE} option "qos"', f"guarantee {guarantee} publishes with QoS {wanted}", "Change one."
+        )
+    return guarantee, levels[0] if qos is None else qos
+
+
+def _sink_settings(given: Given, guarantee: Guarantee, qos: int, checkpoint: str) -> GatewaySettings:
+    if not given.text("broker"):
+        raise _missing("broker", "It is mqtt://HOST[:PORT].")
+    values = _gateway_values(given, guarantee, _SINKS_GATEWAY)
+    values["outbox"] = {"checkpoint": checkpoint, **values.get("outbox", {})}
+    settings = _gateway_settings(given, values, _SINKS_GATEWAY)
+    if qos == 2:
+        _check_sharing(settings, publish_qos=2)
+    return settings
+
+
+def places_of(parsed: SinkOptions) -> tuple[GatewayPlace, ...]:
+    """Where the gateways of the clients are: of one the state directory, of several ``<number>-of-<clients>`` in it.
+
+    A part always goes to the same outbox [I10]: so the number stays as it was for a state directory.
+
+    Raises:
+        ConfigError: TL-C28, the state directory has another number of clients.
+    """
+    place, clients = parsed.place, parsed.clients
+    if not place.settings:
+        return (place,)
+    directory = Path(place.text)
+    matches = (re.fullmatch(r"\d+-of-(\d+)", entry.name) for entry in directory.glob("*-of-*"))
+    totals = {int(match[1]) for match in matches if match}
+    if other := ({1} if (directory / "outbox").exists() else totals) - {clients}:
+        what = f"the state directory {directory} has {other.pop()}, and a batch that is run again meets what each has"
+        do = "Set it back; for another number take a new stateDir and a new checkpoint, when all is delivered."
+        raise ConfigError("TL-C28", f'{_WHERE} option "clients" = "{clients}"', what, do)
+    return (place,) if clients == 1 else tuple(_numbered(place, number, clients) for number in range(clients))
+
+
+def _numbered(place: GatewayPlace, number: int, clients: int) -> GatewayPlace:
+    """As Jet's sink names its clients: the id and a number."""
+    told = json.loads(place.settings)
+    directory = str(Path(place.text) / f"{number}-of-{clients}")
+    told |= {"client_id": f"{told['client_id'] or told['name']}-{number}", "name": f"{told['name']}-{number}"}
+    told |= {"state_dir": directory, "outbox": {**told["outbox"], "number": number}}
+    return replace(place, text=directory, settings=json.dumps(told))

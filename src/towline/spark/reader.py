@@ -251,7 +251,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if report is None:
             return None
         if trouble := report.get("last_error"):
-            from towline.spark.gateway_options import in_options  # noqa: PLC0415 - workers need no pydantic
+            from towline.spark.options import in_options  # noqa: PLC0415 - workers need no pydantic
 
             report["last_error"] = trouble = in_options(str(trouble))
             if not self._warned and "away_since" not in report:  # that was told when it went

@@ -297,7 +297,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
 
 
 def _bound(kind: type[_WriterT], options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> _WriterT:
-    from towline.spark.sink_options import parse_sink_options, places_of  # noqa: PLC0415 - workers need no pydantic
+    from towline.spark.options import parse_sink_options, places_of  # noqa: PLC0415 - workers need no pydantic
 
     parsed = parse_sink_options(options, checkpoint)
     types = column_types(schema.fields, _WHERE)

@@ -20,7 +20,7 @@ from towline import Client, ClientSettings
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import discover
 from towline.net.client import Message
-from towline.spark.sink_options import parse_sink_options
+from towline.spark.options import parse_sink_options
 from towline_prove.devstack import Mosquitto
 
 #: A Spark that starts on a busy machine.

@@ -12,8 +12,7 @@ from towline.net.endpoint import Endpoint
 from towline.net.reconnect import Attempts
 from towline.net.settings import BrokerConnection, ClientSettings
 from towline.net.tls import Tls
-from towline.spark.options import parse_options
-from towline.spark.sink_options import parse_sink_options
+from towline.spark.options import parse_options, parse_sink_options
 
 SUBSCRIBE = (
     '[{"filter": "a/#", "qos": 1, "noLocal": true, "retainAsPublished": false, "retainHandling": 2, '

@@ -23,11 +23,10 @@ from towline.gateway.client import GatewayClient
 from towline.sinks import Task
 from towline.spark import tasks
 from towline.spark.link import GatewayPlace
-from towline.spark.options import parse_options
+from towline.spark.options import parse_options, parse_sink_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader
 from towline.spark.readplan import ReadPlan, Slice
 from towline.spark.sink import MqttStreamWriter, batch_writer, stream_writer
-from towline.spark.sink_options import parse_sink_options
 from towline.spark.source import MqttDataSource
 
 SCHEMA = StructType([StructField("topic", StringType()), StructField("payload", StringType())])

@@ -14,12 +14,12 @@ from towline.gateway.settings import GatewaySettings, subscriptions
 from towline.guarantee import AckAfter
 from towline.net.endpoint import Endpoint
 from towline.net.tls import Tls
-from towline.spark.gateway_options import in_options
 from towline.spark.link import GatewayPlace
 from towline.spark.options import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_ROWS,
-    OPTIONS,
+    SOURCE_OPTIONS,
+    in_options,
     parse_options,
 )
 from towline.spark.readplan import ReadPlan
@@ -196,7 +196,7 @@ def test_subscriptions(text: str, wanted: list[tuple[str, int | None]]) -> None:
 MISTAKES = [
     ({"brokr": "x"}, 'unknown option "brokr". Did you mean "broker"?   [TL-C01]'),
     ({"client_id": "x"}, 'unknown option "client_id". Did you mean "clientId"?   [TL-C01]'),
-    ({"zzz": "x"}, f'unknown option "zzz". The options are {", ".join(OPTIONS)}.   [TL-C01]'),
+    ({"zzz": "x"}, f'unknown option "zzz". The options are {", ".join(SOURCE_OPTIONS)}.   [TL-C01]'),
     (
         {"password": "x"},
         (
@@ -445,7 +445,7 @@ def test_settings_are_named_as_options_are(message: str, here: str | None) -> No
     assert in_options(message) == (here or "the brokers share no sessions; brokersShareSessions=true")
 
 
-@given(st.dictionaries(st.sampled_from(OPTIONS) | st.text(max_size=12), st.text(max_size=20), max_size=6))
+@given(st.dictionaries(st.sampled_from(SOURCE_OPTIONS) | st.text(max_size=12), st.text(max_size=20), max_size=6))
 def test_any_options_give_a_value_or_one_line(options: dict[str, str]) -> None:
     lines = _parsed(BASE | options).split("\n")
     assert all(re.search(r"\[TL-C\d\d\]$|^$", line) for line in lines)

@@ -22,8 +22,8 @@ from tests.unit.spark.several import until
 from towline.errors import Fenced, GatewayUnreachable
 from towline.gateway.client import GatewayClient
 from towline.spark import gateways, link
-from towline.spark.gateway_options import driver_pid
 from towline.spark.link import GatewayPlace, patiently
+from towline.spark.options import driver_pid
 from towline.spark.reader import MqttStreamReader
 from towline.spark.readplan import ReadPlan, Slice
 
@@ -189,7 +189,7 @@ def test_the_driver_is_the_nearest_java(tmp_path: Path) -> None:
     """A process named java starts a daemon that starts us: the first is the one whose end ends the gateway."""
     java = tmp_path / "java"
     java.symlink_to("/bin/sh")
-    program = "from towline.spark.gateway_options import driver_pid; print(driver_pid())"
+    program = "from towline.spark.options import driver_pid; print(driver_pid())"
     script = f'echo $$; sh -c \'"{sys.executable}" -c "{program}"; :\'; :'
     out = subprocess.run([str(java), "-c", script], capture_output=True, text=True, check=True, timeout=60)
     shell, found = out.stdout.split()

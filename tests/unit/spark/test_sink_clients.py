@@ -10,8 +10,8 @@ import pytest
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.settings import GatewaySettings
 from towline.spark.link import GatewayPlace
+from towline.spark.options import parse_sink_options, places_of
 from towline.spark.sink import MqttStreamWriter, Retry, SinkColumns
-from towline.spark.sink_options import parse_sink_options, places_of
 
 
 def test_each_has_a_directory_an_id_and_a_number(tmp_path: Path) -> None:

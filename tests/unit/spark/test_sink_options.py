@@ -11,8 +11,8 @@ from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
 from towline.schema import MESSAGE_SCHEMA
+from towline.spark.options import parse_sink_options
 from towline.spark.sink import Retry, SinkColumns
-from towline.spark.sink_options import parse_sink_options
 
 BASE = {"broker": "mqtt://127.0.0.1", "stateDir": "/tmp/out"}  # noqa: S108 - never made
 PROPERTIES = "array<struct<key:string,value:string>>"
