@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final
 
 from annotated_types import Ge, Le
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from towline import processes
 from towline.errors import ConfigError, ConfigErrors
@@ -37,15 +36,21 @@ DEFAULT_MAX_BYTES = 256 << 20
 
 # -- the gateway -------------------------------------------------------------------------------------------------------
 
-#: Why neither direction takes a password.
-_PASSWORD: Final = (
-    "TL-C22",
-    f'{_WHERE} option "password"',
+
+def _error(code: str, option: str, what: str, do: str) -> ConfigError:
+    return ConfigError(code, f'{_WHERE} option "{option}"', what, do)
+
+
+def _refused(option: str, what: str, do: str) -> dict[str, tuple[str, str, str, str]]:
+    """An option that has an error of its own, as `Format` takes it."""
+    return {option.lower(): ("TL-C22", f'{_WHERE} option "{option}"', what, do)}
+
+
+_PASSWORD: Final = _refused(
+    "password",
     "a password in an option would stand in Spark's plans, web UI and logs",
     "Write it to a file of mode 0600 and give its path as passwordFile.",
 )
-
-
 #: Settings of a gateway that are no options of a query that starts it.
 _NO_OPTIONS: Final = frozenset(
     {
@@ -117,35 +122,28 @@ def _gateway_place(given: Given, options: Iterable[Option]) -> GatewayPlace:
             raise _missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
         return GatewayPlace(given.value("stateDir"), owner=ProcessMark.of(driver_pid()))
     several = "gateways" in given
-    beside = [name for name in (*(option.name for option in options), "stateDir") if name in given]
-    if several and "gateway" in given:
-        beside = ["gateway"]
-    if beside:
+    one = ("gateway",) if several else ()
+    if beside := next((name for name in (*one, *(option.name for option in options), "stateDir") if name in given), ""):
         what = "it belongs to the gateway, and the option gateway names one that runs already"
         if several:
             what = "it is of one gateway, and the option gateways names those that run already"
-        raise ConfigError("TL-C23", f'{_WHERE} option "{beside[0]}"', what, "Give one of the two.")
-    place = GatewayPlace("") if several else GatewayPlace(places[0])
+        raise _error("TL-C23", beside, what, "Give one of the two.")
     values = given.values(_ACCESS)
-    return replace(place, **{**values, "access": Access(**values.get("access", {}))})
+    return GatewayPlace("" if several else places[0], **{**values, "access": Access(**values.get("access", {}))})
 
 
 def _check_access(given: Given, places: Sequence[str]) -> None:
     """See that what lets Spark in to a gateway is there for one on a network, and for no other."""
-    said = [option.name for option in _ACCESS if option.name in given]
-    if not any(map(is_remote, places)):
-        if said:
-            what = "it belongs to a gateway on a network, and this one is on this machine"
-            raise ConfigError(
-                "TL-C23", f'{_WHERE} option "{said[0]}"', what, f"Leave it out, or give gateway={REMOTE}."
-            )
-        return
-    if not given.text("gatewayTokenFile"):
+    remote = any(map(is_remote, places))
+    if remote and not given.text("gatewayTokenFile"):
         raise _missing("gatewayTokenFile", "It is a file of mode 0600 on the driver, with a token of the gateway.")
+    if not remote and (said := next((option.name for option in _ACCESS if option.name in given), "")):
+        what = "it belongs to a gateway on a network, and this one is on this machine"
+        raise _error("TL-C23", said, what, f"Leave it out, or give gateway={REMOTE}.")
 
 
 def _gateway_values(given: Given, guarantee: Guarantee, options: Iterable[Option]) -> dict[str, Any]:
-    """What the options say for `_gateway_settings`, and what follows from them: a gateway has a name."""
+    """What the options say of a gateway, and what follows from them: it has a name."""
     values = given.values(options)
     state_dir = given.value("stateDir")
     likely = re.sub(r"[^A-Za-z0-9._-]+", "-", given.text("clientId") or Path(state_dir).name).strip("-._")
@@ -162,16 +160,14 @@ def _gateway_settings(given: Given, values: Mapping[str, Any], options: Iterable
         return GatewaySettings.model_validate(values)
     except ValidationError as error:
         details = error.errors(include_url=False)
-    ConfigErrors.check(_option_error(given, one, options) for one in details)
+    errors = []
+    for one in details:
+        place = tuple(part for part in one["loc"] if isinstance(part, str))
+        message = _named(_SETTINGS, requirement(one))[:200]
+        option = next((option for option in options if place[: len(option.path)] == option.path), None)
+        errors.append(given.wrong(option.name, message) if option else ConfigError("TL-C12", _WHERE, message))
+    ConfigErrors.check(errors)
     raise AssertionError(details)
-
-
-def _option_error(given: Given, details: ErrorDetails, options: Iterable[Option]) -> ConfigError:
-    """One of pydantic's findings as the error of an option; TL-C12 for settings that don't go together."""
-    place = tuple(part for part in details["loc"] if isinstance(part, str))
-    message = _named(_SETTINGS, requirement(details))[:200]
-    option = next((one for one in options if place[: len(one.path)] == one.path), None)
-    return given.wrong(option.name, message) if option else ConfigError("TL-C12", _WHERE, message)
 
 
 def _check_sharing(settings: GatewaySettings, publish_qos: int | None = None) -> None:
@@ -182,7 +178,7 @@ def _check_sharing(settings: GatewaySettings, publish_qos: int | None = None) ->
     """
     if settings.several_sessions:
         problem = sharing_problem(settings.guarantee, len(settings.brokers), publish_qos)
-        raise ConfigError("TL-C90", f'{_WHERE} option "broker"', *map(in_options, problem))
+        raise _error("TL-C90", "broker", *map(in_options, problem))
 
 
 def _settings_of(names: Iterable[str]) -> re.Pattern[str]:
@@ -211,24 +207,20 @@ def _named(settings: re.Pattern[str], message: str) -> str:
 _SOURCES_GATEWAY: Final = (*CONNECTION, *RECEIVING)
 _READING: Final = tuple(options_of(ReadPlan, leave_out={"place", "serves_again", "refused"}))
 _GUARANTEE: Final = Option("guarantee", (), Guarantee, str.lower)
-_UNTRUE_PROGRESS: Final = (
-    "asynchronous progress tracking makes Spark report batches as done that are not, and messages would be lost"
-)
 _SOURCE: Final = Format(
     _WHERE,
     (*_SOURCES_GATEWAY, *_PLACE, _GUARANTEE, *_READING),
     # What people expect and that can't be: the reason and the way out.
     refused={
-        "password": _PASSWORD,
-        "asyncprogresstrackingenabled": (
-            "TL-C22",
-            f'{_WHERE} option "asyncProgressTrackingEnabled"',
-            _UNTRUE_PROGRESS,
+        **_PASSWORD,
+        **_refused(
+            "asyncProgressTrackingEnabled",
+            "asynchronous progress tracking makes Spark report batches as done that are not, and messages would be "
+            "lost",
             "Leave it out, of the writer's options too.",
         ),
-        "path": (
-            "TL-C22",
-            f'{_WHERE} option "path"',
+        **_refused(
+            "path",
             "a path is no MQTT broker",
             'Call load() without an argument and give option("broker", "mqtt://HOST").',
         ),
@@ -260,9 +252,9 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
     limits = {"max_rows": DEFAULT_MAX_ROWS, "max_bytes": DEFAULT_MAX_BYTES}
     plan = ReadPlan(place, serves_again=policy(guarantee).serves_again, **{**limits, **given.values(_READING)})
     if plan.event_time and not plan.checkpoint:
-        raise ConfigError(
+        raise _error(
             "TL-C23",
-            f'{_WHERE} option "eventTime"',
+            "eventTime",
             "it follows the query's watermark, and without checkpointLocation nobody knows it",
             "Give checkpointLocation, the same as the writer's, on a file system of this machine.",
         )
@@ -272,22 +264,15 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
 
 def _check_offsets(given: Given, plan: ReadPlan) -> None:
     """An offset is one of a journal: of several gateways each has its own."""
-    values = {
-        "startingOffset": plan.starting,
-        "endingOffset": plan.ending,
-    }
-    for name, value in values.items():
+    for name, value in {"startingOffset": plan.starting, "endingOffset": plan.ending}.items():
         if plan.gateways and isinstance(value, int) and name in given:
-            what, do = "an offset is one of a single journal", 'Give one for each gateway by its name: {"g1": 4711}.'
-            raise ConfigError("TL-C23", f'{_WHERE} option "{name}"', what, do)
+            do = 'Give one for each gateway by its name: {"g1": 4711}.'
+            raise _error("TL-C23", name, "an offset is one of a single journal", do)
         if not plan.gateways and isinstance(value, Mapping):
-            what = "it names gateways, and the source has only one"
-            raise ConfigError(
-                "TL-C23", f'{_WHERE} option "{name}"', what, "Give it without a name, or the option gateways."
-            )
+            do = "Give it without a name, or the option gateways."
+            raise _error("TL-C23", name, "it names gateways, and the source has only one", do)
     if plan.removed and not plan.gateways:
-        what = "it belongs to the option gateways"
-        raise ConfigError("TL-C23", f'{_WHERE} option "removedGateways"', what, "Leave it out.")
+        raise _error("TL-C23", "removedGateways", "it belongs to the option gateways", "Leave it out.")
 
 
 def _source_settings(given: Given, guarantee: Guarantee) -> GatewaySettings:
@@ -297,20 +282,14 @@ def _source_settings(given: Given, guarantee: Guarantee) -> GatewaySettings:
     values = _gateway_values(given, guarantee, _SOURCES_GATEWAY)
     values["subscriptions"] = [{"qos": policy(guarantee).qos, **one} for one in values["subscriptions"]]
     settings = _gateway_settings(given, values, _SOURCES_GATEWAY)
-    _check_promise(settings)
-    return settings
-
-
-def _check_promise(settings: GatewaySettings) -> None:
-    """Refuse what is valid by itself, and less than the guarantee needs without the key or promise of a route."""
-    guarantee = settings.guarantee
-    for one in settings.subscriptions:
+    for one in settings.subscriptions:  # without the key or promise that a route may have
         if problem := qos_problem(guarantee, one.qos):
             what = f'{problem[0]}, "{one.pattern}" is subscribed with QoS {one.qos}'
             weaker = "at_least_once and drop repeats by a key of your own" if one.qos else "at_most_once"
-            raise ConfigError("TL-C12", f'{_WHERE} option "subscribe"', what, f"Raise it, or take {weaker}.")
+            raise _error("TL-C12", "subscribe", what, f"Raise it, or take {weaker}.")
     if guarantee is Guarantee.EXACTLY_ONCE:
         _check_sharing(settings)
+    return settings
 
 
 # -- a sink ------------------------------------------------------------------------------------------------------------
@@ -371,7 +350,7 @@ _SINK: Final = Format(
     _WHERE,
     _OPTIONS,
     refused={
-        "password": _PASSWORD,
+        **_PASSWORD,
         **{
             name.lower(): ("TL-C01", _WHERE, f'option "{name}" is for reading, this is a sink', "Leave it out.")
             for name in SOURCE_OPTIONS
@@ -398,8 +377,9 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
     place = _gateway_place(given, _SINKS_GATEWAY)
     settings = None if "gateway" in given else _sink_settings(given, guarantee, qos, checkpoint)
     if settings is None and "clients" in given:
-        where, what = f'{_WHERE} option "clients"', "the option gateway names one client that runs already"
-        raise ConfigError("TL-C23", where, what, "Give one of the two.")
+        raise _error(
+            "TL-C23", "clients", "the option gateway names one client that runs already", "Give one of the two."
+        )
     several = settings is not None and settings.several_sessions  # no row may ask for QoS 2 then
     values = given.values(_SENDING)
     retry = Retry(**values.get("retry", {}))
@@ -418,9 +398,7 @@ def _promise(given: Given) -> tuple[Guarantee, int]:
     levels = policy(guarantee).publish_levels
     if qos is not None and qos not in levels:
         wanted = " or ".join(map(str, levels))
-        raise ConfigError(
-            "TL-C12", f'{_WHERE} option "qos"', f"guarantee {guarantee} publishes with QoS {wanted}", "Change one."
-        )
+        raise _error("TL-C12", "qos", f"guarantee {guarantee} publishes with QoS {wanted}", "Change one.")
     return guarantee, levels[0] if qos is None else qos
 
 
