@@ -41,7 +41,7 @@ from towline.kafka.spool import full
 from towline.sinks import Task, check_append, column_types, lower_case
 from towline.spark.session import check_pyspark
 from towline.spark.tally import BatchResult, SinkNote, pace_of
-from towline.spark.tasks import SinkWriter, TaskAnswer, batch_task, micro_batch, settle, speculates, streaming_task
+from towline.spark.tasks import BATCH_ID, SPECULATION, SinkWriter, TaskAnswer, settle, task_property
 from towline.text import printable
 
 if TYPE_CHECKING:
@@ -248,24 +248,21 @@ class StreamWriter(SinkWriter[KafkaWritten]):
     """
 
     _kind: type[TaskAnswer] = KafkaWritten
+    _refusal = KafkaError, "TL-K08", FORMAT
 
     def __init__(self, delivery: Delivery, location: str = "") -> None:
         self._delivery = delivery
         self._location = location
 
-    @staticmethod
-    def _refuse(what: str, do: str) -> KafkaError:
-        return KafkaError("TL-K08", FORMAT, what, do)
-
     def _task(self) -> Task:
         settings = self._delivery.settings
-        return streaming_task(self._refuse, settings.batch, settings.sink_id)
+        return self._streaming_task(settings.batch, settings.sink_id)
 
     def _number(self, given: int | None) -> int | None:
         return self._delivery.settings.batch if given is None else given
 
     def _written(self, task: Task, batches: Iterator[RecordBatch]) -> KafkaWritten:
-        if isinstance(self._delivery, ExactlyOnce) and task.batch is not None and speculates():
+        if isinstance(self._delivery, ExactlyOnce) and task.batch is not None and task_property(SPECULATION) == "true":
             what = "spark.speculation is on: two attempts of one task would write beside each other"
             raise KafkaError("TL-K25", FORMAT, what, "Set spark.speculation=false for this application.")
         given = 0
@@ -399,11 +396,11 @@ class BatchWriter(StreamWriter):
     """
 
     def _task(self) -> Task:
-        if isinstance(self._delivery, ExactlyOnce) and (batch := micro_batch()):
+        if isinstance(self._delivery, ExactlyOnce) and (batch := task_property(BATCH_ID)):
             what = f"batch {batch} of a stream is written in foreachBatch without its id: its repeat would be doubled"
             do = 'Add option("batchId", batch_id) and option("sinkId", NAME), or choose guarantee at_least_once.'
             raise KafkaError("TL-K80", FORMAT, what, do)
-        return batch_task(self._refuse)
+        return self._batch_task()
 
     def _account(self, written: Sequence[KafkaWritten], batch: int | None) -> None:
         log_outcome(written, batch)

@@ -25,7 +25,7 @@ from towline.gateway.identity import KnownOffset, check_offset
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 from towline.sinks import check_append, check_columns, column_types, lower_case
 from towline.spark.link import GatewayPlace, patiently
-from towline.spark.tasks import SinkWriter, TaskAnswer, batch_task
+from towline.spark.tasks import SinkWriter, TaskAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,10 +142,7 @@ class MqttStreamWriter(SinkWriter[MqttWritten]):
     remembered: Sequence[KnownOffset | None] = ()
 
     _kind = MqttWritten
-
-    @staticmethod
-    def _refuse(what: str, do: str) -> GatewayError:
-        return GatewayError("TL-G25", _WHERE, what, do)
+    _refusal = GatewayError, "TL-G25", _WHERE
 
     def _owner(self, task: Task) -> str:
         """Whose batch it is, in the outbox."""
@@ -241,7 +238,7 @@ class MqttBatchWriter(MqttStreamWriter):
     job: str = ""
 
     def _task(self) -> Task:
-        return batch_task(self._refuse)
+        return self._batch_task()
 
     def _owner(self, task: Task) -> str:
         del task

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -20,14 +20,11 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 #: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
-_BATCH_ID: Final = "streaming.sql.batchId"
+BATCH_ID: Final = "streaming.sql.batchId"
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
 #: Spark hands a session's settings to its tasks as local properties (SQLExecution.withSQLConfPropagated).
-_SPECULATION: Final = "spark.speculation"
-
-Refuse: TypeAlias = Callable[[str, str], TowlineError]
-"""Makes the format's error of what is wrong and what to do."""
+SPECULATION: Final = "spark.speculation"
 
 
 @dataclass
@@ -46,69 +43,10 @@ class TaskAnswer(WriterCommitMessage):
 _AnswerT = TypeVar("_AnswerT", bound=TaskAnswer)
 
 
-def micro_batch() -> str | None:
-    """Number of the micro-batch that this task belongs to; None outside one, and in a thread that the user began."""
+def task_property(name: str) -> str | None:
+    """A local property of the task that runs here; None outside one, and in a thread that the user began."""
     context = TaskContext.get()
-    return context.getLocalProperty(_BATCH_ID) if context else None
-
-
-def streaming_task(refuse: Refuse, given: int | None = None, sink_id: str | None = None) -> Task:
-    """The task of a micro-batch that runs here.
-
-    Args:
-        refuse: See `Refuse`.
-        given: The option ``batchId`` of a write in foreachBatch; None in a stream.
-        sink_id: Stands for the query's id in such a write where Spark does not say it: Spark Connect, a user's thread.
-
-    Raises:
-        TowlineError: As `refuse` makes it, where Spark does not name batch and query, or runs another batch.
-    """
-    context, batch = TaskContext.get(), micro_batch()
-    query = context.getLocalProperty(_QUERY_ID) if context else None
-    if given is not None:
-        if batch not in (None, str(given)):
-            do = 'Give the id that foreachBatch gives: option("batchId", batch_id). A stream needs none.'
-            raise refuse(f'option "batchId" is {given}, and Spark runs batch {batch}', do)
-        batch, query = str(given), query or sink_id
-    if context is None or not batch or not query:
-        what = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
-        raise refuse(what, "Use it with writeStream in micro-batch mode, not inside other code.")
-    run = context.getLocalProperty(_RUN_ID)
-    return Task(context.partitionId(), context.attemptNumber(), int(batch), query, run)
-
-
-def batch_task(refuse: Refuse) -> Task:
-    """The task of a batch query that runs here.
-
-    Raises:
-        TowlineError: As `refuse` makes it, where there is none.
-    """
-    context = TaskContext.get()
-    if context is None:
-        raise refuse("there is no Spark task around this call", "Use it as a sink of a Spark query.")
-    return Task(context.partitionId(), context.attemptNumber())
-
-
-def speculates() -> bool:
-    """Whether Spark may start this task a second time beside itself."""
-    context = TaskContext.get()
-    return context is not None and context.getLocalProperty(_SPECULATION) == "true"
-
-
-def answers(
-    messages: Sequence[WriterCommitMessage | None], kind: type[_AnswerT], batch: int | None, refuse: Refuse
-) -> list[_AnswerT]:
-    """The answers of all tasks of a batch.
-
-    Raises:
-        TowlineError: As `refuse` makes it, if one is missing or belongs to another batch.
-    """
-    given: list[Any] = list(messages)
-    strange = [message for message in given if not isinstance(message, kind) or message.batch != batch]
-    if strange:
-        what = f"{len(strange)} of {len(given)} tasks did not answer for batch {batch}"
-        raise refuse(what, "The batch is not committed and runs again when the query restarts.")
-    return given
+    return context.getLocalProperty(name) if context else None
 
 
 class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_AnswerT]):
@@ -120,6 +58,8 @@ class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_An
 
     #: Type of its tasks' answers.
     _kind: type[TaskAnswer]
+    #: Class, code and place of the error of a task, or an answer, that can't be.
+    _refusal: tuple[type[TowlineError], str, str]
 
     @one_line
     def write(self, iterator: Iterator[RecordBatch]) -> _AnswerT:
@@ -140,7 +80,11 @@ class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_An
         """
         settle()
         batch = self._number(batchId)
-        self._account(answers(messages, self._kind, batch, self._refuse), batch)
+        strange = [one for one in messages if not isinstance(one, self._kind) or one.batch != batch]
+        if strange:
+            what = f"{len(strange)} of {len(messages)} tasks did not answer for batch {batch}"
+            raise self._refuse(what, "The batch is not committed and runs again when the query restarts.")
+        self._account(messages, batch)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
         """Do nothing: what was written stays."""
@@ -151,12 +95,36 @@ class SinkWriter(DataSourceStreamArrowWriter, DataSourceArrowWriter, Generic[_An
 
     def _task(self) -> Task:
         """The task that runs here."""
-        return streaming_task(self._refuse)
+        return self._streaming_task()
 
-    @staticmethod
-    @abstractmethod
-    def _refuse(what: str, do: str) -> TowlineError:
-        """The format's error of what is wrong and what to do."""
+    def _streaming_task(self, given: int | None = None, sink_id: str | None = None) -> Task:
+        """The task of a micro-batch that runs here.
+
+        Args:
+            given: The option ``batchId`` of a write in foreachBatch; None in a stream.
+            sink_id: Stands for the query's id in such a write where Spark does not say it: Connect, a user's thread.
+        """
+        context, batch, query = TaskContext.get(), task_property(BATCH_ID), task_property(_QUERY_ID)
+        if given is not None:
+            if batch not in (None, str(given)):
+                do = 'Give the id that foreachBatch gives: option("batchId", batch_id). A stream needs none.'
+                raise self._refuse(f'option "batchId" is {given}, and Spark runs batch {batch}', do)
+            batch, query = str(given), query or sink_id
+        if context is None or not batch or not query:
+            what = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
+            raise self._refuse(what, "Use it with writeStream in micro-batch mode, not inside other code.")
+        return Task(context.partitionId(), context.attemptNumber(), int(batch), query, task_property(_RUN_ID))
+
+    def _batch_task(self) -> Task:
+        """The task of a batch query that runs here."""
+        context = TaskContext.get()
+        if context is None:
+            raise self._refuse("there is no Spark task around this call", "Use it as a sink of a Spark query.")
+        return Task(context.partitionId(), context.attemptNumber())
+
+    def _refuse(self, what: str, do: str) -> TowlineError:
+        kind, code, where = self._refusal
+        return kind(code, where, what, do)
 
     @abstractmethod
     def _written(self, task: Task, batches: Iterator[RecordBatch]) -> _AnswerT:

@@ -21,7 +21,6 @@ from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import KEY_FILE, Access
 from towline.gateway.client import GatewayClient
 from towline.sinks import Task
-from towline.spark import tasks
 from towline.spark.link import GatewayPlace
 from towline.spark.options import parse_options, parse_sink_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader
@@ -182,7 +181,7 @@ def test_a_ticket_is_for_the_checkpoint_where_that_is_no_path(
 ) -> None:
     """Whoever has it brings batches of that query alone, and they come once, however the place is written."""
     task = Task(3, 0, 0, "query-1", None)
-    monkeypatch.setattr(tasks, "streaming_task", lambda _: task)
+    monkeypatch.setattr(MqttStreamWriter, "_task", lambda _: task)
     batch = pa.record_batch({"topic": ["t"] * 10, "payload": [str(number) for number in range(10)]})
     given = options(far, retryStrategy="never")
     (writer,) = as_a_worker_gets_it(far, stream_writer({**given, "checkpointLocation": "s3a://bucket/a/ck"}, SCHEMA))
