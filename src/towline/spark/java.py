@@ -162,10 +162,6 @@ def _download(dependencies: str, jars: Path) -> None:
         raise SetupError("TL-S15", "mvn", "Maven is missing, which fetches jars", "Debian: apt install maven.")
     pom = jars.with_name("pom.xml")
     pom.write_text(POM.format(dependencies=dependencies), encoding="utf-8")
-    _copy_dependencies(maven, pom, jars)
-
-
-def _copy_dependencies(maven: str, pom: Path, jars: Path) -> None:
     # The plugin in full: of a repository that it can't reach Maven else says that it knows no "dependency".
     goal = ["org.apache.maven.plugins:maven-dependency-plugin:copy-dependencies"]
     settings = [f"-DoutputDirectory={jars}", "-DincludeScope=runtime", "-Dstyle.color=never"]
@@ -188,30 +184,16 @@ def _fault(output: str) -> str:
     return re.sub(r"://[^/\s@]+@", "://…@", fault[max(fault.rfind("Could not "), 0) :])
 
 
+_CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+_PROVIDER: Final = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
 #: What the connector needs beside itself, as its own releases name it.
 _BESIDE: Final = ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.12.1")
 #: Works with PySpark 4.3 where the matching version was never published (batch and stream, read and write).
 _TESTED: Final = ("4.2.0", "4.0.0")
-_CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+#: The tested package of ``format("kafka")``, for ``spark.jars.packages``.
+SPARK_KAFKA_PACKAGE: Final = f"{_CONNECTOR}:{_TESTED[0]}"
 #: What the package would bring and Spark has.
 _BROUGHT: Final = "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-client-runtime"
-
-
-def spark_kafka_jars(version: str) -> list[Path]:
-    """The jars of ``format("kafka")``, for ``spark.jars``; Maven is asked once.
-
-    Args:
-        version: Of PySpark; its own connector is taken where it can be had, else the tested pair.
-
-    Raises:
-        SetupError: TL-S15 when Maven can't bring either.
-    """
-    if jars := known_spark_kafka_jars(version):
-        return jars
-    try:
-        return _fetched(version, version)
-    except SetupError:
-        return _fetched(*_TESTED)
 
 
 def spark_kafka_conf(version: str) -> dict[str, str]:
@@ -226,31 +208,39 @@ def spark_kafka_conf(version: str) -> dict[str, str]:
     try:
         return {"spark.jars": ",".join(map(str, spark_kafka_jars(version)))}
     except SetupError:
-        return {"spark.jars.packages": spark_kafka_package(), "spark.jars.excludes": _BROUGHT}
+        return {"spark.jars.packages": SPARK_KAFKA_PACKAGE, "spark.jars.excludes": _BROUGHT}
 
 
-def spark_kafka_package() -> str:
-    """The tested package of ``format("kafka")``, for ``spark.jars.packages``."""
-    return f"{_CONNECTOR}:{_TESTED[0]}"
+def spark_kafka_jars(version: str) -> list[Path]:
+    """The jars of ``format("kafka")``, for ``spark.jars``; Maven is asked once.
+
+    Args:
+        version: Of PySpark; its own connector is taken where it can be had, else the tested pair.
+
+    Raises:
+        SetupError: TL-S15 when Maven can't bring either.
+    """
+    if jars := known_spark_kafka_jars(version):
+        return jars
+    (own, first), (tested, second) = _artifacts(version)
+    try:
+        place = resolve_jars(own, first, alone=True)
+    except SetupError:
+        place = resolve_jars(tested, second, alone=True)
+    return sorted(place.glob("*.jar"))
 
 
 def known_spark_kafka_jars(version: str) -> list[Path]:
     """The jars as far as they are on this machine; empty when Maven would have to be asked."""
     cache = cache_directory()
-    for connector, provider in ((version, version), _TESTED):
-        if cache is not None and (jars := cache / _name(connector, provider)).is_dir():
-            return sorted(jars.glob("*.jar"))
-    return []
+    places = [cache / name for name, _ in _artifacts(version)] if cache is not None else []
+    return next((sorted(place.glob("*.jar")) for place in places if place.is_dir()), [])
 
 
-def _name(connector: str, provider: str) -> str:
-    return f"spark-kafka-{connector}-{provider}"
-
-
-def _fetched(connector: str, provider: str) -> list[Path]:
-    wanted = (
-        f"{_CONNECTOR}:{connector}",
-        f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{provider}",
-        *_BESIDE,
-    )
-    return sorted(resolve_jars(_name(connector, provider), wanted, alone=True).glob("*.jar"))
+def _artifacts(version: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The connector of a version, and the tested pair: the directory in the cache, and what belongs into it."""
+    pairs = ((version, version), _TESTED)
+    return [
+        (f"spark-kafka-{one}-{other}", (f"{_CONNECTOR}:{one}", f"{_PROVIDER}:{other}", *_BESIDE))
+        for one, other in pairs
+    ]

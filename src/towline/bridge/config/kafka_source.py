@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towline.errors import ConfigError, SetupError
-from towline.spark.java import known_spark_kafka_jars, spark_kafka_jars, spark_kafka_package
+from towline.spark.java import SPARK_KAFKA_PACKAGE, known_spark_kafka_jars, spark_kafka_jars
 from towline.spark.session import pyspark_version
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def equipped(bridge: Bridge) -> Bridge:
         what = f"a line reads with Spark's Kafka source, whose jars can't be had ({error.what})"
         do = (
             f'{error.do} Or name their directory with kafka_jars = ["DIR"] in [spark], or let Spark '
-            f'fetch them: in [spark.conf] "{_PACKAGES}" = "{spark_kafka_package()}".'
+            f'fetch them: in [spark.conf] "{_PACKAGES}" = "{SPARK_KAFKA_PACKAGE}".'
         )
         raise ConfigError("TL-B07", str(bridge.file), what, do) from error
     return bridge.model_copy(update={"spark": bridge.spark.model_copy(update={"kafka_jars": tuple(jars)})})
