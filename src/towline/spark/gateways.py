@@ -113,8 +113,6 @@ class SourceGateway:
     """One gateway of a source: the connection to it, the lease of its reader, and whether it is there.
 
     Args:
-        place: Where the gateway is.
-        plan: What the reader was told.
         claims: Whose each name and each journal is, of all gateways of the source.
 
     Attributes:
@@ -693,12 +691,8 @@ def admit(
 def fitting(offers: Sequence[Offer], turn: int, max_rows: int | None, max_bytes: int | None) -> list[bool]:
     """Which ranges go into the batch, once their sizes are known: a gateway gives one row at least, however large.
 
-    Args:
-        offers: What each would give.
-        turn: Who is asked first, a number that grows with each batch. The first is taken whatever its size: one huge
-            message passes, ten of them one after the other, and nobody starves, however small the limits are.
-        max_rows: Most rows of the batch; None for no limit.
-        max_bytes: Most bytes of the batch; None for no limit.
+    Who is asked first goes by a number that grows with each batch, and is taken whatever its size: one huge message
+    passes, ten of them one after the other, and nobody starves, however small the limits are.
     """
     taken, rows, size = [False] * len(offers), 0, 0
     for one in sorted(range(len(offers)), key=lambda other: (other - turn) % len(offers)):

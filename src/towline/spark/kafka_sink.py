@@ -21,6 +21,7 @@ import uuid
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,9 +85,7 @@ class KafkaGathered(TaskAnswer):
     """What a task has left for the driver to write.
 
     Attributes:
-        query: Streaming query id.
         run: Id of this run of the query; None if unknown.
-        rows: How many rows.
         content: The Arrow stream with them; empty where they are in a file, or there are none.
         file: Path of a file with that stream; "" for none.
         file_size: Its bytes.
@@ -125,10 +124,7 @@ class KafkaGathered(TaskAnswer):
 
 
 class KafkaTransactional(DataSource):
-    """Sink of Kafka records with a guarantee; options and columns as Spark's own Kafka sink has them.
-
-    docs/options.md has all options.
-    """
+    """Sink of Kafka records with a guarantee; columns as of Spark's own Kafka sink, options in docs/options.md."""
 
     @one_line
     def __init__(self, options: dict[str, str]) -> None:
@@ -208,8 +204,9 @@ class KafkaTransactional(DataSource):
         return StreamWriter(delivery, location)
 
     def _delivery(self, schema: StructType, origin: BatchOrigin, location: str = "") -> Delivery:
-        _tell(self._settings)
         settings = self._settings
+        for insecurity in sorted(insecurities(settings.client)):
+            _warn_of(insecurity)
         pace = pace_of(Checkpoint(location)) if location else None
         if pace is not None and pace.rate is not None:
             origin, settings = replace(origin, rate=pace.rate or None), settings.in_requests_of(pace.rate)
@@ -225,26 +222,19 @@ class KafkaTransactional(DataSource):
 _ANEW: Final = (
     "To read the new one, start the query with a new checkpoint and a new sinkId; startingOffsets says from where."
 )
-#: What was told of settings in this process.
-_told: Final[set[str]] = set()
 
 
-def _tell(settings: SinkSettings) -> None:
-    """Warn of what is insecure; once in a process, not at every batch."""
-    for line in sorted({f"insecure: kafka.{line}" for line in insecurities(settings.client)} - _told):
-        _told.add(line)
-        _log.warning("%s: %s", FORMAT, line)
+@cache
+def _warn_of(insecurity: str) -> None:
+    """Once in a process, not at every batch."""
+    _log.warning("%s: insecure: kafka.%s", FORMAT, insecurity)
 
 
 class StreamWriter(SinkWriter[KafkaWritten]):
     """Writes the micro-batches of a stream, or one of them in foreachBatch, which the option ``batchId`` names.
 
     The commit of a batch writes the markers of partitions that had no task, and makes durable what a stateful query
-    remembers after it, before Spark's entry in the commit log.
-
-    Args:
-        delivery: The strategy.
-        location: The checkpoint; empty if unknown.
+    remembers after it, before Spark's entry in the commit log. `location` is the checkpoint; "" for unknown.
     """
 
     _kind: type[TaskAnswer] = KafkaWritten
@@ -332,12 +322,7 @@ class GatheringWriter(StreamWriter):
     """Writes the micro-batches of a stream from the driver: each is one transaction, of however many partitions.
 
     A task writes nothing, so a second attempt of it does no harm, and its plan need not be deterministic: what counts
-    is the answers that Spark takes, and they reach Kafka all at once.
-
-    Args:
-        delivery: The strategy.
-        location: The checkpoint.
-        place: Where the tasks of this batch leave their rows (TL-K23, TL-K65, TL-K66).
+    is the answers that Spark takes, and they reach Kafka all at once (TL-K23, TL-K65, TL-K66).
     """
 
     _kind = KafkaGathered
@@ -366,10 +351,7 @@ class FailingWriter(StreamWriter):
     """Writes nothing and says why.
 
     Spark makes a writer anew to abort a batch whose commit failed; an error of that one would hide the error of the
-    commit from the user ("Writing job failed").
-
-    Args:
-        problem: What each task says, and the commit.
+    commit from the user ("Writing job failed"). Each task says what the problem is, and so does the commit.
     """
 
     def __init__(self, problem: KafkaError) -> None:  # it has no delivery
@@ -446,14 +428,10 @@ class RowsForDriver:
 
     @classmethod
     def beside(cls, location: str, batch: int | None, disk: int | None) -> RowsForDriver:
-        """A place for the batch of a query; what other batches of it left is removed.
+        """A place for the batch that is about to run of the query with a checkpoint, which runs one at a time.
 
-        Spark makes one writer for the tasks of a batch and another one for its commit, so the same batch may ask twice.
-
-        Args:
-            location: The query's checkpoint: it runs one batch at a time.
-            batch: Which one is about to run; None if unknown, and nothing is removed.
-            disk: See the attribute.
+        What other batches of it left is removed, unless it is not known which one this is. Spark makes one writer for
+        the tasks of a batch and another one for its commit, so the same batch may ask twice.
         """
         root = Path(tempfile.gettempdir()) / f"towline-rows-{os.geteuid()}"
         query = root / hashlib.sha256(location.encode()).hexdigest()[:16]

@@ -105,11 +105,9 @@ def light_home() -> Path | None:
 
 
 def archive_for(jars: Path, stem: Path) -> Path:
-    """Where the archive for the Java that is found and a directory of jars is; jars installed anew have another.
+    """Where the archive for the Java that is found and a directory of jars is: ``STEM-JAVA-JARS.jsa``.
 
-    Args:
-        jars: The directory.
-        stem: What its name begins with, and where: ``STEM-JAVA-JARS.jsa``.
+    Jars installed anew have another.
 
     Raises:
         SetupError: There is no Java (TL-S14).

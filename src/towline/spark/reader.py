@@ -85,9 +85,6 @@ class Cut:
     checkpoint is known (option ``checkpointLocation``) its entry is synced first, 1 to 2 ms a batch. Elsewhere the
     whole machine is synced in the background, sync(2), at most once a second, and the cut follows it: Spark does not
     tell a source where its checkpoint is.
-
-    Args:
-        location: The query's checkpoint, or "" where it is not known.
     """
 
     def __init__(self, location: str) -> None:
@@ -100,9 +97,7 @@ class Cut:
     def upto(self, here: Position, *, wait: bool = False) -> Position | None:
         """Up to where rows may be removed at each gateway, ``here`` or one before it; None when nothing may be yet.
 
-        Args:
-            here: End of the last batch in the commit log.
-            wait: Sync before answering, whatever it takes: there will be no other call.
+        With `wait` it syncs before it answers, whatever it takes: there will be no other call.
 
         Raises:
             JournalError: TL-J20, the checkpoint can't be made durable.
@@ -352,8 +347,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _patience(self, *, settled: bool) -> float:
         """How long this call may wait, in seconds: not at all for AvailableNow, and not beyond the next tick.
 
-        Args:
-            settled: Whether all that is done could be removed; else the next call is to come soon.
+        Where not all that is done could be removed, the next call is to come soon.
         """
         if self._ends:
             return 0.0

@@ -142,14 +142,9 @@ class ReadPlan:
         return replace(self.place, text=text, settings="")
 
     def beginning(self, gateway: str, first: int, tip: int, committed: int, default: StartingOffset) -> int:
-        """The offset where a read without a place in a gateway's journal begins.
+        """The offset where a read without a place in a gateway's journal begins; by default where no option says it.
 
-        Args:
-            gateway: Its name.
-            first: First offset that can be read.
-            tip: Offset after the last row.
-            committed: The consumer's watermark.
-            default: Where the option does not say it.
+        The journal can be read from `first` to before `tip`, the consumer has come to `committed`.
         """
         starts = {"committed": max(committed, first), "earliest": first, "latest": tip}
         start: StartingOffset | None = for_gateway(self.starting, gateway)
@@ -182,10 +177,7 @@ class Slice(InputPartition):
     """The rows ``start`` to ``end`` - 1 of one journal: all that a worker is told.
 
     Attributes:
-        place: Where the gateway is, and what lets the worker in there (`signed`).
-        journal: Id of its journal.
-        start: Offset of the first row.
-        end: Offset after the last one.
+        place: Where the gateway is, and what lets the worker in there (`slices_of`).
         incarnation: Which opening of the journal wrote the row below `end`; "" for unknown.
         watermark_ms: The query's watermark, in ms since 1970; None for rows without an event time.
     """

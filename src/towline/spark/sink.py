@@ -379,14 +379,7 @@ class SinkColumns:
     def bind(
         cls, schema: Mapping[str, str], *, topic: str | None, qos: int, retain: bool, levels: tuple[int, ...]
     ) -> SinkColumns:
-        """Check a schema against the contract of the sink.
-
-        Args:
-            schema: As `column_types` has it.
-            topic: The option ``topic``.
-            qos: The option ``qos``.
-            retain: The option ``retain``.
-            levels: QoS that the guarantee allows.
+        """Check a schema, as `column_types` has it, against the contract of the sink.
 
         Raises:
             ConfigError: TL-C48 for a column that is missing, unknown or of another type.

@@ -58,12 +58,9 @@ class BatchMessages(NamedTuple):
 
     @classmethod
     def of(cls, before: BatchTotals | None, start: Iterable[JournalPlace], end: Sequence[JournalPlace]) -> Self:
-        """The messages between two places.
+        """The messages between two places: where the batch before ends, as far as that is known, and where it ends.
 
-        Args:
-            before: Of the batches before; None where nobody knows them.
-            start: Where the batch before ends; nothing where that is not known, or it is the first.
-            end: Where the batch ends. A journal that it begins with has no message yet.
+        A journal that it begins with has no message yet. What the batches before have may not be known either.
         """
         spans, own, gap = {**before.spans} if before else {}, 0, 0
         begins = {name: span.upto for name, span in spans.items()} | {one.journal: one.offset for one in start}
@@ -222,13 +219,7 @@ class SinkNote:
         return next((one for one in self.totals if one.batch == batch), None)
 
     def after(self, batch: int, result: BatchResult, pace: WritePace | None = None) -> Self:
-        """With a batch.
-
-        Args:
-            batch: The batch.
-            result: What the sink says of it.
-            pace: How Kafka took it; None for what was noted before.
-        """
+        """With a batch, and how Kafka took it; None for what was noted before."""
         before, former = self.before(batch), self.upto(batch)  # of the batches before; and by a run before this one
         marks, histogram = result.marks, Histogram(BATCHES) if before is None else before.histogram
         for seconds in result.seconds:
