@@ -128,7 +128,7 @@ class MqttStreamWriter(SinkWriter[MqttWritten]):
         confirm_s: Longest wait until the broker has a batch; None where the outbox is enough.
         checkpoint: Where the query's checkpoint is; "" for unknown.
         origins: Hash of what the offset log says about a batch, of the newest.
-        scope: What the names of a stream's writers begin with, before the query's id.
+        scope: What stands before the query's id in the name of the batches.
         remembered: How far the outbox of each client had come, as the checkpoint has it.
     """
 
@@ -144,12 +144,8 @@ class MqttStreamWriter(SinkWriter[MqttWritten]):
     _kind = MqttWritten
     _refusal = GatewayError, "TL-G25", _WHERE
 
-    def _owner(self, task: Task) -> str:
-        """Whose batch it is, in the outbox."""
-        return f"{self.scope}{task.query}"
-
     def _written(self, task: Task, batches: Iterator[pa.RecordBatch]) -> MqttWritten:
-        stored = self.bring(self._owner(task), task.partition, task.batch or 0, batches)
+        stored = self.bring(f"{self.scope}{task.query or ''}", task.partition, task.batch or 0, batches)
         return MqttWritten(task.partition, task.batch, stored.rows, stored.already, stored.outbox)
 
     def bring(self, owner: str, partition: int, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
@@ -163,13 +159,9 @@ class MqttStreamWriter(SinkWriter[MqttWritten]):
         writer, attempt = f"{owner}/{partition}", uuid.uuid4().hex
         stored = self._patiently(place, lambda client: client.place(writer, batch, origin, attempt))
         if stored.newest > batch:
-            raise GatewayError(
-                "TL-G22",
-                _WHERE,
-                f"this query has brought batch {stored.newest} to the outbox, now it comes with batch {batch}",
-                "Its checkpoint was restored from an older copy: bring back the newest one, or start the query with a "
-                "new checkpoint directory.",
-            )
+            what = f"this query has brought batch {stored.newest} to the outbox, now it comes with batch {batch}"
+            do = "bring back the newest one, or start the query with a new checkpoint directory."
+            raise GatewayError("TL-G22", _WHERE, what, f"Its checkpoint was restored from an older copy: {do}")
         if not stored.whole:
             start, names = 0, {"origin": origin, "attempt": attempt}
             for rows, last in _chunks(map(self.columns.rows, batches)):
@@ -188,31 +180,21 @@ class MqttStreamWriter(SinkWriter[MqttWritten]):
                 with place.connect() as client:
                     return call(client)
             except (JournalFull, GatewayUnreachable) as error:
-                pause = next(pauses, None)
-                if pause is None:
-                    raise GatewayError(
-                        "TL-G23",
-                        _WHERE,
-                        f"the outbox took nothing for the whole retry strategy: {error.what}",
-                        "Nothing is lost: deliver or make room, then start the query again; retryAttempts = -1 waits "
-                        "for ever.",
-                    ) from error
+                if (pause := next(pauses, None)) is None:
+                    what = f"the outbox took nothing for the whole retry strategy: {error.what}"
+                    do = "deliver or make room, then start the query again; retryAttempts = -1 waits for ever."
+                    raise GatewayError("TL-G23", _WHERE, what, f"Nothing is lost: {do}") from error
                 time.sleep(pause)
 
     def _confirmed(self, place: GatewayPlace, upto: int, confirm_s: float) -> None:
+        left = confirm_s
         deadline = time.monotonic() + confirm_s
-        while True:
-            left = deadline - time.monotonic()
-            glance_s = max(0.0, min(left, _GLANCE_S))
-            if self._patiently(place, methodcaller("sent", upto, timeout_s=glance_s)):
-                return
+        while not self._patiently(place, methodcaller("sent", upto, timeout_s=max(0.0, min(left, _GLANCE_S)))):
             if left <= 0:
-                raise GatewayError(
-                    "TL-G24",
-                    _WHERE,
-                    f"the broker has not confirmed a batch within {confirm_s:g} s",
-                    "Its messages are in the outbox and go on; start the query again, the batch does not enter twice.",
-                )
+                what = f"the broker has not confirmed a batch within {confirm_s:g} s"
+                do = "Its messages are in the outbox and go on; start the query again, the batch does not enter twice."
+                raise GatewayError("TL-G24", _WHERE, what, do)
+            left = deadline - time.monotonic()
 
     def _account(self, written: Sequence[MqttWritten], batch: int | None) -> None:  # noqa: ARG002 - the outbox knows it
         clients = len(self.places)
@@ -229,27 +211,18 @@ class MqttBatchWriter(MqttStreamWriter):
     """Writes the result of a batch query; a task that Spark repeats sends nothing twice, a repeated query does.
 
     When it is over, the outbox forgets the job: of one that is given up what is there of whole partitions is sent, the
-    rest never.
-
-    Attributes:
-        job: Id of this run, which no other has.
+    rest never. Its scope is the name of this run, which no other has.
     """
-
-    job: str = ""
 
     def _task(self) -> Task:
         return self._batch_task()
-
-    def _owner(self, task: Task) -> str:
-        del task
-        return self.job
 
     def _account(self, written: Sequence[MqttWritten], batch: int | None) -> None:
         """Nothing depends on it: a gateway that is away lets go of the job's names by itself, days later."""
         del written, batch
         for place in self.places:
             with contextlib.suppress(GatewayError, JournalError), replace(place, ticket="").connect() as client:
-                client.end_job(self.job)
+                client.end_job(self.scope)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803 - Spark's
         """Let the outbox forget the job."""
@@ -290,7 +263,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     check_append(_WHERE, overwrite=overwrite)
     writer, job = _bound(MqttBatchWriter, options, schema), f"job-{uuid.uuid4().hex}"
     places = tuple(_admitted(place, job) if place.remote else place for place in writer.places)
-    return replace(writer, places=places, job=job)
+    return replace(writer, places=places, scope=job)
 
 
 def _bound(kind: type[_WriterT], options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> _WriterT:

@@ -169,10 +169,10 @@ def test_a_batch_query_brings_its_rows_as_well(far: Remote) -> None:
     driver = batch_writer(options(far, retryStrategy="never"), SCHEMA, overwrite=False)
     (writer,) = as_a_worker_gets_it(far, driver)
     batch = pa.record_batch({"topic": ["t"], "payload": ["x"]})
-    assert writer.bring(writer.job, 0, 0, iter([batch])).rows == 1
+    assert writer.bring(writer.scope, 0, 0, iter([batch])).rows == 1
     driver.commit([])  # on the driver, with the token
     with pytest.raises(Exception, match="TL-J17"):
-        writer.bring(writer.job, 0, 0, iter([batch]))
+        writer.bring(writer.scope, 0, 0, iter([batch]))
 
 
 @pytest.mark.parametrize("again", ["s3a://Bucket/a//ck/", "S3A://bucket/a/ck"])
