@@ -144,12 +144,8 @@ class KafkaTransactional(DataSource):
         Raises:
             ConfigError: TL-C49, always.
         """
-        raise ConfigError(
-            "TL-C49",
-            FORMAT,
-            "this format only writes",
-            'Read with format("kafka"), kafka.isolation.level=read_committed.',
-        )
+        do = 'Read with format("kafka"), kafka.isolation.level=read_committed.'
+        raise ConfigError("TL-C49", FORMAT, "this format only writes", do)
 
     @one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
@@ -397,14 +393,11 @@ def log_outcome(written: Sequence[KafkaWritten], batch: int | None) -> None:
     rows, lost, dead = (sum(getattr(one, name) for one in parts) for name in ("rows", "lost", "dead_lettered"))
     why = next((one.why for one in parts if one.why), "")
     if lost:
-        total = f"{rows + lost:,}"
-        _log.warning(
-            "%s: batch %s: %s of %s rows lost (at_most_once): %s", FORMAT, batch, f"{lost:,}", total, printable(why)
-        )
+        what = f"{lost:,} of {rows + lost:,} rows lost (at_most_once): {printable(why)}"
+        _log.warning("%s: batch %s: %s", FORMAT, batch, what)
     if dead:
         _log.warning("%s: batch %s: %s rows went to the dead-letter topic", FORMAT, batch, f"{dead:,}")
-    skipped = sum(one.skipped for one in parts)
-    if skipped:
+    if skipped := sum(one.skipped for one in parts):
         _log.info("%s: batch %s: %s of %s partitions were in Kafka already", FORMAT, batch, skipped, len(parts))
 
 
@@ -412,6 +405,9 @@ def log_outcome(written: Sequence[KafkaWritten], batch: int | None) -> None:
 ANSWER_BYTES: Final = 512 << 20
 _PRIVATE: Final = 0o700
 _MORE_DISK: Final = "Raise spoolDiskBytes, or leave it out"
+_SMALLER: Final = (
+    "Make batches smaller (maxOffsetsPerTrigger), or set parallelism=1 and put .coalesce(1) before writeStream."
+)
 
 
 @dataclass(frozen=True)
@@ -472,7 +468,10 @@ class RowsForDriver:
                     if shared and self.disk is not None and sink.tell() > self.disk:
                         raise full(f"a task needs more than {self.disk:,} bytes there", _MORE_DISK)
                     if not shared and sink.tell() > ANSWER_BYTES:
-                        raise _too_many(sink.tell())
+                        what = (
+                            f"a task has {sink.tell() >> 20:,} MiB of rows for the driver, which is on another machine"
+                        )
+                        raise KafkaError("TL-K66", FORMAT, what, _SMALLER)
             left.file_size = Path(left.file).stat().st_size if left.file else 0
         except OSError as problem:
             why = problem.strerror or str(problem)
@@ -495,9 +494,3 @@ def _is_private(directory: Path) -> bool:
     """Whether nobody else could have put it there, or can write into it: a temporary directory is everybody's."""
     found = directory.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-
-
-def _too_many(size: int) -> KafkaError:
-    what = f"a task has {size >> 20:,} MiB of rows for the driver, which is on another machine"
-    do = "Make batches smaller (maxOffsetsPerTrigger), or set parallelism=1 and put .coalesce(1) before writeStream."
-    return KafkaError("TL-K66", FORMAT, what, do)

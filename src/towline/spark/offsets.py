@@ -46,9 +46,8 @@ class JournalPlace:
         Raises:
             KeyError, TypeError, ValueError, AttributeError: It is no place.
         """
-        journal, offset = str(fields["journal"]), int(fields["offset"])
-        known, at = str(fields.get("incarnation", "")), str(fields.get("at", ""))
-        return cls(name, journal, offset, known, at)
+        texts = [str(fields.get(key, "")) for key in ("incarnation", "at")]
+        return cls(name, str(fields["journal"]), int(fields["offset"]), *texts)
 
     def to_json(self) -> dict[str, Any]:
         """What stands under the gateway's name, keys in their fixed order."""
@@ -126,9 +125,6 @@ def places_at(logs: Checkpoint, batch: int | None) -> tuple[JournalPlace, ...]:
 
 
 def _another_kind(offset: object) -> GatewayError:
-    return GatewayError(
-        "TL-G12",
-        'format("mqtt")',
-        f"the checkpoint holds an offset of another kind ({str(offset)[:80]})",
-        "It belongs to another source: give this query a checkpoint directory of its own.",
-    )
+    what = f"the checkpoint holds an offset of another kind ({str(offset)[:80]})"
+    do = "It belongs to another source: give this query a checkpoint directory of its own."
+    return GatewayError("TL-G12", 'format("mqtt")', what, do)

@@ -252,12 +252,9 @@ def parse_options(texts: Mapping[str, str]) -> ReadPlan:
     limits = {"max_rows": DEFAULT_MAX_ROWS, "max_bytes": DEFAULT_MAX_BYTES}
     plan = ReadPlan(place, serves_again=policy(guarantee).serves_again, **{**limits, **given.values(_READING)})
     if plan.event_time and not plan.checkpoint:
-        raise _error(
-            "TL-C23",
-            "eventTime",
-            "it follows the query's watermark, and without checkpointLocation nobody knows it",
-            "Give checkpointLocation, the same as the writer's, on a file system of this machine.",
-        )
+        what = "it follows the query's watermark, and without checkpointLocation nobody knows it"
+        do = "Give checkpointLocation, the same as the writer's, on a file system of this machine."
+        raise _error("TL-C23", "eventTime", what, do)
     _check_offsets(given, plan)
     return plan
 

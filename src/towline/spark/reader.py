@@ -336,12 +336,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         found = Checkpoint(self._plan.checkpoint).watermark_ms(there.to_json())
         if found is None:
-            raise ConfigError(
-                "TL-C24",
-                'format("mqtt") option "eventTime"',
-                f'the watermark of this batch can\'t be read in the checkpoint "{self._plan.checkpoint}"',
-                "Give checkpointLocation, the same as the writer's, on a file system of this machine.",
-            )
+            what = f'the watermark of this batch can\'t be read in the checkpoint "{self._plan.checkpoint}"'
+            do = "Give checkpointLocation, the same as the writer's, on a file system of this machine."
+            raise ConfigError("TL-C24", 'format("mqtt") option "eventTime"', what, do)
         return found
 
     def _patience(self, *, settled: bool) -> float:

@@ -303,13 +303,9 @@ def _named(checkpoint: Checkpoint, location: str) -> tuple[str, str]:
     if place := checkpoint.place:
         return f"checkpoint-{place}/", f"checkpoint-{place}"
     if not (query := checkpoint.query):
-        raise GatewayError(
-            "TL-G48",
-            _WHERE,
-            f'a ticket for this query needs its id, and the checkpoint "{location}" can\'t be read on the driver',
-            "Give checkpointLocation with the name of its file system (hdfs://..., s3a://...), or run the gateway "
-            "beside Spark.",
-        )
+        what = f'a ticket for this query needs its id, and the checkpoint "{location}" can\'t be read on the driver'
+        do = "Give checkpointLocation with the name of its file system (hdfs://..., s3a://...)"
+        raise GatewayError("TL-G48", _WHERE, what, f"{do}, or run the gateway beside Spark.")
     return "", query
 
 
@@ -388,13 +384,9 @@ class SinkColumns:
     def _check_levels(self, column: Any) -> None:
         strange = [level for level in column.unique().to_pylist() if level not in self.levels]
         if strange:
-            wanted = " or ".join(map(str, self.levels))
-            raise ConfigError(
-                "TL-C12",
-                f'{_WHERE} column "qos"',
-                f"a row has QoS {strange[0]}, the guarantee publishes with {wanted}",
-                "Change the row, or the option guarantee. Nothing of this batch was sent beyond what is in the outbox.",
-            )
+            what = f"a row has QoS {strange[0]}, the guarantee publishes with {' or '.join(map(str, self.levels))}"
+            do = "Change the row, or the option guarantee. Nothing of this batch was sent beyond what is in the outbox."
+            raise ConfigError("TL-C12", f'{_WHERE} column "qos"', what, do)
 
 
 def _within_a_byte(column: Any) -> Any:
