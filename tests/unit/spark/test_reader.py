@@ -19,6 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, rows, served
 from tests.unit.spark.reading import ALL, offset, table
+from tests.unit.spark.several import until
 from towline.errors import ConfigError, Fenced, GatewayError
 from towline.spark import reader
 from towline.spark.cadence import Cadence
@@ -37,7 +38,7 @@ def test_a_query_goes_batch_by_batch(server: Served, stream: MqttStreamReader) -
     assert offset(at) == 0
     seen = []
     for _ in range(3):
-        end = stream.latestOffset(at, ReadMaxRows(10))
+        end = until(stream, at, lambda place, at=at: offset(place) > offset(at), ReadMaxRows(10))  # type: ignore[misc]
         seen.append(table(stream, at, end))
         at = end
     assert [batch.num_rows for batch in seen] == [10, 10, 5]
