@@ -98,7 +98,7 @@ def retire(
 
 
 def _reload(file: Path, line: str = "") -> None:
-    from towline.bridge.runtime.line_requests import REFUSED, reload_from_outside  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.state import REFUSED, reload_from_outside  # noqa: PLC0415 - loaded when it is called
 
     told = reload_from_outside(load_bridge(file), line)
     refused = told["outcome"] == REFUSED
@@ -107,6 +107,6 @@ def _reload(file: Path, line: str = "") -> None:
 
 
 def _pause(file: Path, line: str, *, pausing: bool) -> None:
-    from towline.bridge.runtime.line_requests import carried_out  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.state import carried_out  # noqa: PLC0415 - loaded when it is called
 
     print_lines([carried_out(load_bridge(file), line, pausing=pausing)])

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from towline.bridge.lines.evidence import AWAY
-from towline.bridge.runtime.line_requests import APPLIED, REFUSED, UNCHANGED
-from towline.bridge.runtime.state import PAUSED, BridgeState, LineView
+from towline.bridge.runtime.state import APPLIED, PAUSED, REFUSED, UNCHANGED, BridgeState, LineView
 from towline.errors import codes_in
 from towline.monitor.gateway import WINDOW_S, GatewayFacts, Problem, gateway_ready, of_gateway, problem, verdict
 from towline.monitor.table import Sample, read
@@ -92,7 +91,7 @@ def of_bridge(
     labels = (state.name,)
     yield Sample("towline_spark_running", labels, int(state.spark == "running"))
     yield Sample("towline_spark_restarts_total", labels, state.spark_restarts)
-    if (reloaded := _RELOADED.get(state.reload.get("outcome", ""))) is not None:
+    if (reloaded := _RELOADED.get(state.outcomes.get("", {}).get("outcome", ""))) is not None:
         yield Sample("towline_config_last_reload_successful", labels, int(reloaded))
     if state.kafka != "unknown":
         yield Sample("towline_kafka_reachable", labels, int(state.kafka == "reachable"))

@@ -39,7 +39,7 @@ from towline import files
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.tables import read_address
-from towline.bridge.runtime import line_requests
+from towline.bridge.runtime.state import pause, request_restart, resume
 from towline.bridge.runtime.status import collect_bridge
 from towline.errors import ConfigError, GatewayError, TowlineError, did_you_mean
 from towline.gateway.access import TokenFile
@@ -175,9 +175,9 @@ def serve(monitor: BridgeMonitor | GatewayMonitor, address: str, more: Sequence[
 
 #: What may be asked for of a line, by the last part of the path.
 _REQUESTS: Final[dict[str, Callable[[Path], object]]] = {
-    "pause": partial(line_requests.pause, by="[monitor]"),
-    "resume": line_requests.resume,
-    "restart": line_requests.request_restart,
+    "pause": partial(pause, by="[monitor]"),
+    "resume": resume,
+    "restart": request_restart,
 }
 #: Code of an error → status of the answer; every other one is 503.
 _STATUS: Final = {"TL-B73": 403, "TL-B74": 401, "TL-C73": 404}

@@ -26,8 +26,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.gateway.serving import served
 from towline.bridge.config.model import CONSUMER
 from towline.bridge.runtime.driver import LineRunner
-from towline.bridge.runtime.line_requests import APPLIED
-from towline.bridge.runtime.state import read_state
+from towline.bridge.runtime.state import APPLIED, read_state
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.gateway.client import GatewayClient
@@ -307,4 +306,4 @@ def test_a_load_runs_through_pauses_reloads_a_restart_and_a_kill(
     assert [int(one) for one in in_gone] == [*range(old_sent)], "none of what was received before its route went"
     assert [int(one) for one in in_new] == [*range(new_sent)]
     state = read_state(bridge.directory / "state") or {}
-    assert state["reload"]["outcome"] == APPLIED
+    assert state["outcomes"][""]["outcome"] == APPLIED

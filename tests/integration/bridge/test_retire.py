@@ -24,9 +24,9 @@ from tests.unit.cli.test_main import ran
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines.identity import left_lines, remember, settle
-from towline.bridge.runtime.line_requests import pause
 from towline.bridge.runtime.retiring import retire
 from towline.bridge.runtime.screen import PlainScreen
+from towline.bridge.runtime.state import pause
 from towline.errors import ConfigError
 from towline.gateway.identity import read_clients
 from towline.gateway.launch import discover

@@ -14,8 +14,9 @@ from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.monitor.knowing import UP_STATUS, a_bridge
 from towline import files
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime.line_requests import (
+from towline.bridge.runtime.state import (
     PAUSED_FILE,
+    BridgeState,
     carried_out,
     pause,
     paused,
@@ -23,7 +24,6 @@ from towline.bridge.runtime.line_requests import (
     resume,
     take_restart,
 )
-from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect, render
 from towline.errors import ConfigError, GatewayError
 

@@ -20,16 +20,17 @@ from tests.unit.gateway.serving import served
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import reloading
-from towline.bridge.runtime.line_requests import (
+from towline.bridge.runtime.reloading import Reloading
+from towline.bridge.runtime.state import (
     APPLIED,
     REFUSED,
     UNCHANGED,
     UNDER_WAY,
+    BridgeState,
+    read_state,
     reload_from_outside,
     take_restart,
 )
-from towline.bridge.runtime.reloading import Reloading
-from towline.bridge.runtime.state import BridgeState, read_state
 from towline.bridge.runtime.status import collect, render
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.sessions import ChangeState
@@ -129,7 +130,7 @@ class Scene:
     def reload(self, text: str) -> dict[str, Any]:
         self.write(text) if "[[" in text else (self._place / "bridge.toml").write_text(text)
         self.reloading.reload()
-        return dict(self.state.reload)
+        return dict(self.state.outcomes[""])
 
     def lines(self) -> list[list[str]]:
         return [[one.from_ for one in child.line.route] for child in self.children.values()]
@@ -178,7 +179,7 @@ def test_a_line_that_comes_is_started_and_no_other_is_touched(scene: Scene) -> N
     assert scene.lines() == [*BEFORE, ["n/#"]]
     assert scene.state.lines["new"].direction == "up"
     assert scene.reload(line("a/#", "b/#"))["texts"][0].startswith(
-        f'{scene.reloading._file.file}: uplink "new", which is gone, needs a restart'
+        f'{scene.reloading.file.file}: uplink "new", which is gone, needs a restart'
     )
 
 
@@ -207,27 +208,27 @@ def test_a_gateway_that_refuses_to_start_changes_nothing(scene: Scene) -> None:
 def test_one_line_is_restarted_by_the_file_and_no_other_is_taken_up(scene: Scene) -> None:
     scene.write(line("a/#", "c/#").replace('"o/#"', '"p/#"') + NEW)
     scene.reloading.reload("up")
-    told = dict(scene.state.lines["up"].restarted)
+    told = dict(scene.state.outcomes["up"])
     assert told["outcome"] == APPLIED
     assert told["texts"] == ['line "up": 2 routes → 2; subscribed c/#; unsubscribed b/#; restarted']
     assert scene.asked == ["judge up", "hold up", "end up 60", "start up 60", "take {'up': ['a/#', 'c/#']}"]
     assert scene.lines() == [["a/#", "c/#"], ["o/#"]]
-    assert scene.state.reload == {"number": 0}
+    assert "" not in scene.state.outcomes
     scene.asked.clear()
     scene.reloading.reload("up")
-    assert scene.state.lines["up"].restarted["texts"] == ['line "up": restarted']
+    assert scene.state.outcomes["up"]["texts"] == ['line "up": restarted']
     assert scene.asked[1:4] == ["hold up", "end up 60", "start up 60"]
     scene.write(line("a/#", "c/#").replace("k:9092", "l:9092"))
     scene.reloading.reload("up")
-    assert "[kafka] bootstrap_servers needs a restart" in scene.state.lines["up"].restarted["texts"][0]
+    assert "[kafka] bootstrap_servers needs a restart" in scene.state.outcomes["up"]["texts"][0]
     scene.write(line("a/#", "c/#").replace('"up"', '"down"'))
     scene.reloading.reload("up")
-    assert scene.state.lines["up"].restarted["texts"][0].endswith("[TL-C73]")
+    assert scene.state.outcomes["up"]["texts"][0].endswith("[TL-C73]")
     assert "restart refused, the bridge goes on as before" in scene.state.heard()[-1]
 
 
 def test_a_line_that_goes_with_something_in_it_is_named_with_what_it_holds(scene: Scene) -> None:
-    with served(scene.reloading._file.state_dir / "other", name="other") as server:
+    with served(scene.reloading.file.state_dir / "other", name="other") as server:
         server.add(3)
         told = scene.reload(line("a/#", "b/#").replace(OTHER, ""))
     assert told["outcome"] == REFUSED
@@ -342,7 +343,7 @@ def test_a_mistake_is_told_as_check_tells_it(
 ) -> None:
     (tmp_path / "bridge.toml").write_text(text)
     scene.reloading.reload()
-    told = dict(scene.state.reload)
+    told = dict(scene.state.outcomes[""])
     said = ran(capsys, "check", str(tmp_path / "bridge.toml"))[2]
     assert told["outcome"] == REFUSED
     assert told["texts"] == said.splitlines()
@@ -384,7 +385,7 @@ def asked_from_outside(tmp_path: Path) -> Bridge:
 
 def told_by(bridge: Bridge, **more: Any) -> BridgeState:
     state = BridgeState("plant", bridge.state_dir, {"up": "up"}, file=bridge.file)
-    state.reload = {"number": 0, **more}
+    state.outcomes[""] = more
     state.save()
     return state
 
@@ -406,7 +407,7 @@ def test_the_answer_is_that_of_a_reload_that_began_after_the_question(
     after = {"began": time.monotonic()}
     for told in ({**before, "outcome": APPLIED}, {**after, "outcome": UNDER_WAY}, {**after, "outcome": REFUSED}):
         assert not found
-        state.reload = {"number": 1, "texts": [], **told}
+        state.outcomes[""] = {"texts": [], **told}
         state.save()
     wait_until(lambda: bool(found), what="the answer")
     asking_thread.join()
@@ -427,10 +428,10 @@ def test_a_restart_is_asked_for_in_the_directory_of_its_line(asked_from_outside:
     asking = threading.Thread(target=lambda: found.append(reload_from_outside(asked_from_outside, "up", 60.0)))
     asking.start()
     wait_until(lambda: take_restart(place / "up"), what="the request")
-    state.lines["up"].restarted = {"began": time.monotonic(), "outcome": REFUSED}
+    state.outcomes["up"] = {"began": time.monotonic(), "outcome": REFUSED}
     state.save()
     asking.join(60)
-    assert found == [state.lines["up"].restarted]
+    assert found == [state.outcomes["up"]]
 
 
 def test_without_a_bridge_that_can_reload_nothing_is_sent(

@@ -25,9 +25,8 @@ from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import supervisor as supervisor_module
 from towline.bridge.runtime import supervisors
-from towline.bridge.runtime.line_requests import pause, resume
 from towline.bridge.runtime.screen import PlainScreen
-from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.state import BridgeState, pause, resume
 from towline.bridge.runtime.supervisor import Supervisor
 from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor
 from towline.errors import ConfigError, GatewayUnreachable
@@ -182,7 +181,6 @@ def test_a_bridge_ends_though_its_driver_and_its_gateways_do_not(
     kafka: Any = SimpleNamespace(ready=threading.Event())
     child = supervisor._driver = DriverSupervisor(bridge, state, kafka, supervisor._spark_ending)
     child.command = (sys.executable, "-c", DEAF)
-    supervisor._reloading = SimpleNamespace(join=lambda _: None)  # type: ignore[assignment]
     child.start()
     driver = wait_until(lambda: child._process, what="a driver")
     state.lines["telemetry"].query = "running"
@@ -259,7 +257,7 @@ def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping
         child._take(report)
     child._take('{"kind": "started", "line": "line"}')
     assert state.lines["line"].query == "running"
-    assert sum("[TL-B55]" in text for text in state.heard()) == 3
+    assert sum("[TL-B55]" in text for text in state.heard()) == 4
 
 
 def test_a_supervisor_that_ended_is_no_secret(tmp_path: Path) -> None:
@@ -439,7 +437,7 @@ def test_a_query_that_is_held_stays_so_over_the_end_of_its_driver(stopping: thre
         first = child._process
         child.kill()
         wait_until(lambda: child._process is not first, what="the next driver")
-        child._take(json.dumps({"kind": "progress", "line": "telemetry", "batch": 1, "rows": 0, "observed": {}}))
+        child._take(json.dumps({"kind": "progress", "line": "telemetry", "batch": 1, "at": 0.0, "millis": {}}))
         child.take(child._bridge, ["telemetry"])
         child.heed_pauses()
         assert view.query == "paused", "whatever is reported, reloaded and started again"

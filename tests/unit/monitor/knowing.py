@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from towline.bridge.lines.account import LineAccount
-from towline.bridge.runtime.line_requests import APPLIED
-from towline.bridge.runtime.state import LineView
+from towline.bridge.runtime.state import APPLIED, LineView
 from towline.monitor.bridge import bridge_ready, of_bridge
 from towline.monitor.gateway import GatewayFacts, Problem
 from towline.monitor.table import Sample
@@ -135,5 +134,5 @@ def a_bridge(
     if not gateways and up and status is UP_STATUS:
         lines["back"] = a_line("back", "down", SOUND)
         known["back"] = (GatewayFacts("b", "back", "back", "down", DOWN_STATUS, (10.0, 100.0)),)
-    told = {"spark": spark, "kafka": kafka, "spark_restarts": spark_restarts, "reload": {"outcome": APPLIED}}
+    told = {"spark": spark, "kafka": kafka, "spark_restarts": spark_restarts, "outcomes": {"": {"outcome": APPLIED}}}
     return Known(SimpleNamespace(name="b", lines=lines, **told), known)

@@ -10,8 +10,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read, told
 from tests.unit.monitor.test_server import Served
-from towline.bridge.runtime.line_requests import PAUSED_FILE, paused, take_restart
-from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.state import PAUSED_FILE, BridgeState, paused, take_restart
 from towline.bridge.runtime.status import collect_bridge
 from towline.errors import ConfigError
 from towline.monitor.bridge import BridgeMonitor

@@ -121,6 +121,8 @@ class LineRunner:
         self.given_up = False
         #: Held while a batch is reported: the listener's thread, and a stop, may come to it at once.
         self._reporting = threading.Lock()
+        #: Query id and number of the last batch that was reported.
+        self._reported = "", -1
 
     @property
     def begins(self) -> bool:
@@ -173,21 +175,20 @@ class LineRunner:
         self._batch_done.set()
 
     def _report(self, progress: Mapping[str, Any]) -> None:
-        """Report a committed batch.
+        """Report a committed batch, once.
 
         A trigger without a batch is reported by Spark too, with the number of the next batch: it added none.
         """
-        millis = progress.get("durationMs", {})
-        if "addBatch" not in millis:
-            return
+        millis, (query, batch) = progress.get("durationMs", {}), (progress.get("id", ""), progress["batchId"])
         with self._reporting:
+            if "addBatch" not in millis or (query == self._reported[0] and batch <= self._reported[1]):
+                return
+            self._reported = query, batch
             try:
                 self._current.count_spark(progress)
             except Exception as error:  # noqa: BLE001 - numbers that are not counted stop nothing
                 sys.stderr.write(f"--- line {self._name}: not counted\n{printable_lines(str(error))}\n")
-        self._host.say(
-            "progress", line=self._name, query=progress.get("id", ""), batch=progress["batchId"], millis=millis
-        )
+        self._host.say("progress", line=self._name, query=query, batch=batch, millis=millis)
 
     def take(self, query: LineQuery[Any]) -> None:
         """Go on with another query of the line, at once, whatever became of the one before."""

@@ -1,15 +1,10 @@
 """Takes up a changed bridge file while its bridge runs, as a whole or not at all; or one line of it, anew.
 
-    step                                                     what ends it otherwise: nothing has changed then
-    read the file, as `towline check` does                   a mistake, in the same words
-    compare it with what runs (`bridge.config.reload`)       a key that needs a new start; a line that is gone
-    judge its SQL, see to new topics                         a mistake; a topic that is not there; Kafka away
-    stop the queries of the lines that change, between       Spark does not answer
-    two batches; their gateways go on receiving
-    subscribe what comes, beside what goes; or start the     the broker refuses a filter, or does not answer; the
-    gateway again, where a running one can't take it up      gateway refuses to start
-    start the queries as the file says                       from here on the file is what runs
-    unsubscribe what goes                                    asked again by the gateway at its next connection
+    read the file, compare it with what runs (`bridge.config.reload`), judge its SQL, see to new topics
+    stop the queries of the lines that change, between two batches; their gateways go on receiving
+    subscribe what comes, beside what goes; or start the gateway again, where a running one can't take it up
+    start the queries as the file says: from here on the file is what runs
+    unsubscribe what goes; asked again by the gateway at its next connection
 
 While a query stands nothing reads the journal, so what the new filters bring is read by the new routes alone. Which
 routes each message goes by after that, and after a kill between two of these steps, is said in
@@ -22,21 +17,20 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.reload import LineChange, changes
 from towline.bridge.lines.identity import left_lines, remember, settle
-from towline.bridge.runtime.line_requests import APPLIED, REFUSED, UNCHANGED, UNDER_WAY
-from towline.bridge.runtime.state import BridgeState, digest_of
+from towline.bridge.runtime.state import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, BridgeState, digest_of
 from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, see_to, unforeseen
 from towline.errors import ConfigError, ConfigErrors, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.launch import discover
 from towline.gateway.sessions import ChangeState
 from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter
-from towline.threads import guarded_thread
 from towline.timing import until
 
 #: A file with a secret is no part of a reload: what is connected keeps what it was let in with.
@@ -49,54 +43,27 @@ _GRANT_S: Final = 30.0
 _BACK_S: Final = 5.0
 
 
+@dataclass
 class Reloading:
     """The reloads of one bridge, one after the other.
 
-    Args:
+    Attributes:
         file: The bridge as its file was read.
         bridge: What runs: the same with what the start added.
         read: Reads the file anew.
-        state: Where the outcome goes.
-        driver: Runs the queries.
         gateways: Of the lines, by their names.
         gateway_of: Makes one.
         stopping: Set when the bridge ends.
     """
 
-    def __init__(
-        self,
-        file: Bridge,
-        bridge: Bridge,
-        read: Callable[[], Bridge],
-        state: BridgeState,
-        driver: DriverSupervisor,
-        gateways: dict[str, GatewaySupervisor],
-        gateway_of: Callable[[Line | DownLine], GatewaySupervisor],
-        stopping: threading.Event,
-    ) -> None:
-        self._file, self._bridge = file, bridge
-        self._read = read
-        self._state = state
-        self._driver = driver
-        self._gateways, self._gateway_of = gateways, gateway_of
-        self._stopping = stopping
-        self._thread: threading.Thread | None = None
-        self._count = 0
-
-    @property
-    def under_way(self) -> bool:
-        """Whether one has begun and not ended."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def begin(self, line: str = "") -> None:
-        """Begin one, on a thread of its own; not while one is under way."""
-        self._thread = guarded_thread(self.reload, "reload", line)
-        self._thread.start()
-
-    def join(self, patience_s: float) -> None:
-        """Wait for one that is under way."""
-        if self._thread is not None:
-            self._thread.join(patience_s)
+    file: Bridge
+    bridge: Bridge
+    read: Callable[[], Bridge]
+    state: BridgeState
+    driver: DriverSupervisor
+    gateways: dict[str, GatewaySupervisor]
+    gateway_of: Callable[[AnyLine], GatewaySupervisor]
+    stopping: threading.Event
 
     def reload(self, line: str = "") -> None:
         """Take the file up, or say why not; nothing is raised.
@@ -104,58 +71,51 @@ class Reloading:
         Args:
             line: Only this line is taken up, and started again with its gateway whatever has changed; "" for all.
         """
-        self._count += 1
-        begun = {"number": self._count, "began": time.monotonic()}
-        self._note(line, {**begun, "outcome": UNDER_WAY})
+        begun = {"began": time.monotonic()}
+        self.state.outcomes[line] = {**begun, "outcome": UNDER_WAY}
         try:
-            digest = digest_of(self._file.file)  # before it is read: what changes after that shows as a change
-            wanted = self._read()
+            digest = digest_of(self.file.file)  # before it is read: what changes after that shows as a change
+            wanted = self.read()
             outcome, texts = APPLIED, self._reload(wanted, line)
             if not texts:
-                outcome, texts = UNCHANGED, [f"{self._file.file} says what runs; {_SECRETS}"]
-            if self._file == wanted:
-                self._state.file_read(digest)
+                outcome, texts = UNCHANGED, [f"{self.file.file} says what runs; {_SECRETS}"]
+            if self.file == wanted:
+                self.state.file_read(digest)
         except TowlineError as error:
             outcome, texts = REFUSED, str(error).splitlines()
         except Exception as error:  # noqa: BLE001 - a reload that fails ends nothing
             outcome, texts = REFUSED, str(unforeseen("reload", error)).splitlines()
         what = "restart" if line else "reload"
         head = f"{what} refused, the bridge goes on as before:\n" if outcome == REFUSED else f"{what}: "
-        self._note(line, {**begun, "outcome": outcome, "at": time.time(), "texts": texts})
-        self._state.say(head + "\n".join(texts))
-
-    def _note(self, line: str, record: Mapping[str, Any]) -> None:
-        if line:
-            self._state.lines[line].restarted = record
-        else:
-            self._state.reload = record
+        self.state.outcomes[line] = {**begun, "outcome": outcome, "at": time.time(), "texts": texts}
+        self.state.say(head + "\n".join(texts))
 
     def _reload(self, wanted: Bridge, only: str) -> list[str]:
         wanted, found = self._found(wanted, only)
         if not found:
-            self._file = wanted
+            self.file = wanted
             return []
-        bridge = self._bridge.model_copy(update={"lines": wanted.lines})
+        bridge = self.bridge.model_copy(update={"lines": wanted.lines})
         self._judge([one.after for one in found])
         self._see_to_topics(bridge)
         change = uuid.uuid4().hex
         self._pass(bridge, found, change)
-        self._file, self._bridge = wanted, bridge
+        self.file, self.bridge = wanted, bridge
         for one in found:
-            self._gateways[one.after.name].line = one.after
-        self._driver.take(bridge, [one.after.name for one in found])
+            self.gateways[one.after.name].line = one.after
+        self.driver.take(bridge, [one.after.name for one in found])
         return [f"{one.told()}{self._unsubscribe(one, change)}" for one in found]
 
     def _found(self, wanted: Bridge, only: str) -> tuple[Bridge, list[LineChange]]:
         """What is to run by the file, of which one line is taken or all, and what that changes."""
         if only:
-            lines = tuple(wanted.line(only) if one.name == only else one for one in self._file.lines)
+            lines = tuple(wanted.line(only) if one.name == only else one for one in self.file.lines)
             wanted = wanted.model_copy(update={"lines": lines})
         for left in left_lines(wanted):
-            if left.refused or left.directory.name in self._gateways:
+            if left.refused or left.directory.name in self.gateways:
                 raise left.error
-        found = changes(self._file, wanted)
-        return wanted, [LineChange(self._file.line(only), wanted.line(only), again=True)] if only else found
+        found = changes(self.file, wanted)
+        return wanted, [LineChange(self.file.line(only), wanted.line(only), again=True)] if only else found
 
     def _pass(self, bridge: Bridge, found: Sequence[LineChange], change: str) -> None:
         """Bring lines to where their queries can start as the file says, or leave all as it was."""
@@ -173,34 +133,34 @@ class Reloading:
             for one in asked:
                 with contextlib.suppress(TowlineError):
                     self._take_back(one, f"{change}-back")
-            self._driver.take(self._bridge, running)
-            self._settle(self._bridge)
+            self.driver.take(self.bridge, running)
+            self._settle(self.bridge)
             raise
 
     def _hold(self, names: Sequence[str]) -> None:
-        if not self._driver.hold(names, _HOLD_S):
+        if not self.driver.hold(names, _HOLD_S):
             raise self._unanswered("the queries were not stopped between two batches")
 
     def _settle(self, bridge: Bridge) -> None:
         """Write down who the lines are and what they are, as a start does. Raises as `settle`."""
         for text in settle(bridge):
-            self._state.say(text)
+            self.state.say(text)
         remember(bridge)
 
     def _start(self, line: Line | DownLine, patience_s: float) -> None:
         """Start a line's gateway in the place of the one that runs; one that is slow is looked after as any other."""
         self._end(line.name)
-        self._state.add(line.name, line.direction)
-        child = self._gateway_of(line)
+        self.state.add(line.name, line.direction)
+        child = self.gateway_of(line)
         child.start()
-        until(lambda: child.up.is_set() or child.fatal, patience_s, self._stopping.wait)
+        until(lambda: child.up.is_set() or child.fatal, patience_s, self.stopping.wait)
         if child.fatal is not None and patience_s:
             raise child.fatal
-        self._gateways[line.name] = child
+        self.gateways[line.name] = child
 
     def _end(self, name: str) -> None:
         """End the gateway of a line, if it has one; who supervises it looks after it no more."""
-        if child := self._gateways.get(name):
+        if child := self.gateways.get(name):
             child.replaced = True
             child.end(time.monotonic() + _GRANT_S)
             child.join(_GRANT_S)
@@ -208,8 +168,8 @@ class Reloading:
     def _take_back(self, one: LineChange, change: str) -> None:
         if one.before is None:
             self._end(one.after.name)
-            self._gateways.pop(one.after.name, None)
-            self._state.lines = {name: view for name, view in self._state.lines.items() if name != one.after.name}
+            self.gateways.pop(one.after.name, None)
+            self.state.lines = {name: view for name, view in self.state.lines.items() if name != one.after.name}
         elif one.starts:
             self._start(one.before, 0.0)
         elif one.refilters:
@@ -217,7 +177,7 @@ class Reloading:
 
     def _judge(self, lines: Sequence[AnyLine]) -> None:
         """Let Spark judge the SQL of the lines that change: TL-C74, as `towline check --spark` says it."""
-        mistakes = self._driver.judge(lines, _HOLD_S)
+        mistakes = self.driver.judge(lines, _HOLD_S)
         if mistakes is None:
             raise self._unanswered("the SQL of the routes was not looked at")
         if mistakes:
@@ -225,12 +185,12 @@ class Reloading:
 
     def _see_to_topics(self, bridge: Bridge) -> None:
         """See that the topics which the file names for the first time are there: TL-B03, TL-K09."""
-        topics = sorted({*bridge.topics} - {*self._bridge.topics})
+        topics = sorted({*bridge.topics} - {*self.bridge.topics})
         if not topics:
             return
         try:
             if made := see_to(bridge, topics):
-                self._state.say(made)
+                self.state.say(made)
         except KafkaError as error:
             if error.code != "TL-K01":
                 raise
@@ -238,8 +198,8 @@ class Reloading:
             raise ConfigError("TL-C173", str(bridge.file), what, "Reload again when Kafka answers.") from error
 
     def _unanswered(self, what: str) -> ConfigError:
-        why = "the bridge ends" if self._stopping.is_set() else "Spark does not answer"
-        return ConfigError("TL-C174", str(self._file.file), f"{what}: {why}", "Reload again when Spark runs.")
+        why = "the bridge ends" if self.stopping.is_set() else "Spark does not answer"
+        return ConfigError("TL-C174", str(self.file.file), f"{what}: {why}", "Reload again when Spark runs.")
 
     def _subscribe(self, one: LineChange, change: str) -> None:
         """Have a gateway want what comes: TL-C176; what keeps the gateway from running."""
@@ -247,7 +207,7 @@ class Reloading:
         for number, filters in enumerate(steps if one.after.guarantee is Guarantee.AT_MOST_ONCE else steps[:1]):
             state, text = self._want(one.after, filters, f"{change}-{number}", _GRANT_S)
             if state is not ChangeState.GRANTED:
-                status = self._state.lines[one.after.name].status
+                status = self.state.lines[one.after.name].status
                 text = text or (status.get("last_error") or {}).get("text") or status.get("held_back") or ""
                 what = str(text or "the broker gave no answer in time").partition("   [TL-")[0].rstrip(".")
                 do = "Correct the filter or the broker's access list, and reload again."
@@ -274,7 +234,7 @@ class Reloading:
 
         def is_answered() -> bool:
             nonlocal answer
-            if fatal := self._gateways[line.name].fatal:
+            if fatal := self.gateways[line.name].fatal:
                 raise fatal
             # One that has ended is started again, with the filters before, and asked anew.
             with contextlib.suppress(GatewayUnreachable):
@@ -284,5 +244,5 @@ class Reloading:
                         answer = ChangeState(state), text
             return answer[0] is not ChangeState.ASKED
 
-        until(is_answered, patience_s, self._stopping.wait)
+        until(is_answered, patience_s, self.stopping.wait)
         return answer

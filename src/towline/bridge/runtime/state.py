@@ -1,41 +1,61 @@
-"""What is known about a running bridge, gathered from its children and kept in ``bridge.json`` for `towline status`."""
+"""What a bridge that runs and the commands beside it tell each other, by files in its state directory.
+
+``bridge.json`` has what the bridge knows, gathered from its children. A reload is asked for by SIGHUP; the rest of what
+is asked are files in a line's directory, ``state_dir/NAME``, that the bridge looks for at every tick:
+
+    paused    {"at": SECONDS, "by": NAME}; while it is there the line's query does not run, whoever starts what
+    restart   taken away when the restart begins
+
+A pause outlives every process, and may be asked for while no bridge runs, or before the line ever ran.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from towline import files
-from towline.bridge.config.model import CHECKPOINT
+from towline.bridge.config.model import CHECKPOINT, Bridge
 from towline.bridge.lines.account import LineAccount, LineNotes, downlink_account, uplink_account
-from towline.gateway.endpoint import text_of
+from towline.errors import ConfigError, GatewayError
+from towline.files import user_name
+from towline.gateway.endpoint import not_allowed, text_of
+from towline.gateway.launch import usable
+from towline.guarantee import AckAfter
 from towline.processes import ProcessMark
-from towline.timing import BATCHES, Histogram, Pace
+from towline.text import span
+from towline.timing import BATCHES, Histogram, Pace, until
 from towline.version import revision, version
 
-BRIDGE_FILE = "bridge.json"
-#: What the query of a paused line is.
-PAUSED: Final = "paused"
+BRIDGE_FILE: Final = "bridge.json"
+PAUSED_FILE: Final = "paused"
+RESTART_FILE: Final = "restart"
+#: What the query of a paused line is, and that of one which a reload has stopped.
+PAUSED, HELD = "paused", "held for a reload"
+#: What becomes of a reload, or a restart.
+APPLIED, REFUSED, UNCHANGED, UNDER_WAY = "applied", "refused", "unchanged", "under way"
 #: Rates are taken over this many seconds.
 WINDOW_S = 5.0
 #: An answer of a gateway, or a word of the bridge, is as old as this at most, in seconds, to say how things are now.
 SILENT_S = 10.0
+#: Longest wait for a reload, in seconds: as long as it waits for Spark and for brokers, and some more.
+_PATIENCE_S: Final = 300.0
 
 #: By direction: the key of a gateway's status without which there is no account, and what makes it.
 _ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]], LineAccount]]]] = {
     "up": ("received", uplink_account),
     "down": ("outbox", downlink_account),
 }
-
-
 #: Attributes of a view that ``bridge.json`` has as they are.
 _SAVED: Final = (
     *("direction", "query", "heard", "gateway_error", "query_error"),
@@ -53,80 +73,48 @@ def notes_of(directory: Path) -> LineNotes | None:
 
 @dataclass
 class LineView:
-    """One line as the bridge sees it.
-
-    Attributes:
-        name: Of the line.
-        direction: ``up`` or ``down``.
-        query: ``starting``, ``running``, ``waiting to retry``, ``stopped``, ``paused``, ``held for a reload``.
-        status: Last answer of its gateway; empty before the first.
-        heard: When that was, in seconds since 1970; None before the first.
-        gateway_error: Why its gateway does not run, or None.
-        query_error: Why its query failed last, or None since the last good batch.
-        remarks: What weakens its promise since its query started, or has cost something; a line each.
-        directory: Its own, with its checkpoint.
-        notes: What the checkpoint said of its batches when the gateway was asked last, so that the answer knows of
-            every message that they are about; None before that, and where it can't be read.
-        lettered: Whether dead letters came since the bridge began.
-        behind: Of a downlink, offsets in Kafka, up to its high watermarks, that are not taken; control records of
-            transactions are among them. None for not known.
-        hidden: Of those, how many are behind an open transaction, where nobody gets them yet. None for not known.
-        restarts: How often the query failed since the bridge began.
-        gateway_restarts: How often the gateway was started again.
-        restarted: What became of its last `towline restart` (`towline.bridge.runtime.reloading`).
-        pace: Of what was received, and of what is done.
-        before: The gateway's last answer to the bridge that ran before this one.
-        gateways: State directories and locations of gateways elsewhere that the line reads; none for one of its own.
-        access: The files that let the bridge in to those, as plain values.
-        batches: How long the committed batches of this run took.
-        batch_at: When the last of them was heard of, in seconds since 1970; None before the first.
-        timed: Its query and number.
-    """
+    """One line as the bridge sees it."""
 
     name: str
     direction: str = "up"
+    #: ``starting``, ``running``, ``waiting to retry``, ``stopped``, `PAUSED`, `HELD`.
     query: str = "starting"
+    #: Last answer of its gateway, empty before the first; and when that was, in seconds since 1970.
     status: Mapping[str, Any] = field(default_factory=dict)
     heard: float | None = None
     gateway_error: str | None = None
+    #: Why its query failed last, or None since the last good batch.
     query_error: str | None = None
+    #: What weakens its promise since its query started, or has cost something; a line each.
     remarks: Sequence[str] = ()
+    #: Its own, with its checkpoint.
     directory: Path = Path()
+    #: Of the checkpoint, read before the gateway was asked: its answer knows of every message that they are about.
     notes: LineNotes | None = None
+    #: Whether dead letters came since the bridge began.
     lettered: bool = False
+    #: Of a downlink, offsets in Kafka, up to its high watermarks, that are not taken, with control records of
+    #: transactions; and how many of them are behind an open transaction, where nobody gets them yet.
     behind: int | None = None
     hidden: int | None = None
+    #: How often its query failed, and its gateway was started again, since the bridge began.
     restarts: int = 0
     gateway_restarts: int = 0
-    restarted: Mapping[str, Any] = field(default_factory=dict)
+    #: Milliseconds of the last batch.
     batch_ms: int = 0
+    #: Of what was received, and of what is done.
     pace: Pace = field(default_factory=lambda: Pace(WINDOW_S))
+    #: The gateway's last answer, that to the bridge that ran before this one included.
     before: Mapping[str, Any] = field(default_factory=dict)
+    #: State directories and locations of gateways elsewhere that the line reads, and the files that let the bridge in.
     gateways: Sequence[str] = ()
     access: Mapping[str, str] = field(default_factory=dict)
+    #: How long the committed batches of this run took; and when the last one was, in seconds since 1970.
     batches: Histogram = field(default_factory=lambda: Histogram(BATCHES))
     batch_at: float | None = None
-    timed: tuple[str, int] = ("", -1)
-
-    def took(self, report: Mapping[str, Any]) -> None:
-        """Note how long a committed batch took; one that was noted before changes nothing.
-
-        Args:
-            report: ``query``, ``batch``, and ``millis`` as Spark's ``durationMs``.
-        """
-        query, batch = str(report.get("query", "")), int(report.get("batch", -1))
-        if query == self.timed[0] and batch <= self.timed[1]:
-            return
-        self.timed, self.batch_at = (query, batch), float(report.get("at", time.time()))
-        self.batches.observe(float(report.get("millis", {}).get("triggerExecution", 0)) / 1000)
 
     def hear(self, status: Mapping[str, Any], notes: LineNotes | None) -> int:
-        """Take an answer of the gateway; the number of the first dead letters that came since the bridge began.
-
-        Args:
-            status: The answer.
-            notes: Of the checkpoint, read before the gateway was asked: what is committed later it may not know of.
-        """
+        """Take an answer of the gateway; the number of the first dead letters that came since the bridge began."""
         before, self.notes = self.notes, notes
         self.status, self.heard = status, time.time()
         if self.lettered or before is None or notes is None:
@@ -183,7 +171,6 @@ class LineView:
             **self._backlog,
             "gateway": dict(self.status),
             "remarks": list(self.remarks),
-            "restarted": dict(self.restarted),
             "rate_in": rate_in,
             "rate_out": rate_out,
             "lag_s": None if self.silent else round(self.lag_s(), 1),
@@ -221,8 +208,8 @@ class BridgeState:
         self._file = state_dir / BRIDGE_FILE
         self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
         self._started = time.time()
-        #: What became of the last reload (`towline.bridge.runtime.reloading`).
-        self.reload: Mapping[str, Any] = {"number": 0}
+        #: What became of the last reload, under "", and of the last restart of each line (`Reloading.reload`).
+        self.outcomes: dict[str, Mapping[str, Any]] = {}
         #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
         self.beat = time.monotonic()
         self._events: deque[str] = deque(maxlen=1000)
@@ -265,7 +252,7 @@ class BridgeState:
                 "version": version(),
                 "revision": revision(),
                 "file": self._read,
-                "reload": dict(self.reload),
+                "outcomes": {name: dict(outcome) for name, outcome in self.outcomes.items()},
                 "pid": None if ended else os.getpid(),
                 "ticks": ProcessMark.of(os.getpid()).started,
                 "started": self._started,
@@ -302,3 +289,166 @@ def read_state(state_dir: Path) -> dict[str, Any] | None:
     except ValueError:
         return None
     return values if isinstance(values, dict) and isinstance(values.get("lines"), dict) else None
+
+
+# -- what is asked of it ---------------------------------------------------------------------------------------------
+
+
+def pause(directory: Path, by: str = "") -> bool:
+    """Pause a line, durably; its gateway goes on receiving, or delivering.
+
+    Args:
+        directory: Of the line.
+        by: Who asks, for `towline status`; this process's user by default.
+
+    Returns:
+        False if it was paused before, which stays as it is.
+
+    Raises:
+        ConfigError: TL-C25 the directory can't be used, TL-J23 it is another user's.
+        GatewayError: TL-B64, the request can't be written; TL-B59, this user may not look there.
+    """
+    if new := paused(directory) is None:
+        _put(directory / PAUSED_FILE, json.dumps({"at": time.time(), "by": by or user_name(os.geteuid())}))
+    return new
+
+
+def resume(directory: Path) -> bool:
+    """End the pause of a line, durably; False if it was not paused. Raises as `pause`."""
+    if there := paused(directory) is not None:
+        _put(directory / PAUSED_FILE, None)
+    return there
+
+
+def paused(directory: Path) -> dict[str, Any] | None:
+    """``at`` and ``by`` of a line's pause, which may be 0 and ""; None where it has none. Raises as `pause`."""
+    file = directory / PAUSED_FILE
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return {"at": float(values["at"]), "by": str(values["by"])}
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError:
+        raise not_allowed(file) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"at": 0.0, "by": ""}
+
+
+def request_restart(directory: Path) -> None:
+    """Ask the bridge that runs to restart a line. Raises as `pause`."""
+    _put(directory / RESTART_FILE, "")
+
+
+def take_restart(directory: Path) -> bool:
+    """Take the request to restart a line away; False where there is none."""
+    with suppress(OSError):
+        (directory / RESTART_FILE).unlink()
+        return True
+    return False
+
+
+def carried_out(bridge: Bridge, name: str, *, pausing: bool, patience_s: float = 30.0) -> str:
+    """Pause a line, or end its pause, and wait until the bridge that runs, if one does, has done so.
+
+    Args:
+        bridge: What its file says.
+        name: Of the line.
+        pausing: Or to resume.
+        patience_s: Seconds to wait.
+
+    Returns:
+        What is so now, in one line.
+
+    Raises:
+        ConfigError: TL-C73, there is no such line; and as `pause`.
+        GatewayError: TL-B66, the bridge has not done so in time, and will; and as `pause`.
+    """
+    directory, word = bridge.state_dir / bridge.line(name).name, "paused" if pausing else "resumed"
+    (pause if pausing else resume)(directory)
+    deadline = time.monotonic() + patience_s
+    while is_there(state := read_state(bridge.state_dir) or {}) and (view := state["lines"].get(name)):
+        if (view["query"] == PAUSED) is pausing:
+            return f'line "{name}": {word}{_meanwhile(view) if pausing else ""}'
+        if time.monotonic() >= deadline:
+            what = f"it is not {word} after {patience_s:.0f} s: its query is {view['query']}, its batch has to end"
+            raise GatewayError("TL-B66", f'line "{name}"', what, "It is as soon as that has; towline status shows it.")
+        time.sleep(0.1)
+    return f'line "{name}": {word}; no bridge runs it now, and the next start leaves it so'
+
+
+def _meanwhile(view: Mapping[str, Any]) -> str:
+    """What becomes of messages while a line is paused, and for how long that can go on."""
+    if view["direction"] == "down":
+        return ": what the outbox has is delivered, and what comes stays in Kafka"
+    gateway, rate = view["gateway"], view.get("rate_in") or 0.0
+    if gateway.get("ack_after") == AckAfter.KAFKA:
+        return ": what comes is not acknowledged, and stays in the queue of the broker"
+    inbox = (gateway.get("measured") or {}).get("inbox") or {}
+    if (room := inbox.get("room_left")) is None:
+        return ": intake goes on"
+    pace = rate * inbox["bytes_waiting"] / (gateway.get("waiting") or 1)  # bytes a second
+    lasts = f"; at {rate:,.0f} messages/s that lasts {span(room / pace)}" if pace else ""
+    return f": intake goes on, with room on disk for {room / 1e9:,.1f} GB{lasts}"
+
+
+def _put(file: Path, text: str | None) -> None:
+    """Write a request, or take it away."""
+    usable(file.parent)
+    try:
+        if text is not None:
+            files.replace_durably(file, text)
+        else:
+            file.unlink(missing_ok=True)
+            files.sync_directory(file.parent)
+    except OSError as error:
+        do = "Free some room there, and ask again."
+        raise GatewayError("TL-B64", str(file), f"the request can't be written ({files.why(error)})", do) from error
+
+
+def reload_from_outside(bridge: Bridge, line: str = "", patience_s: float = _PATIENCE_S) -> dict[str, Any]:
+    """Have the bridge that runs take its file up, or restart a line, and wait for what becomes of it.
+
+    Args:
+        bridge: What its file says.
+        line: That is to be restarted; "" for the whole file.
+        patience_s: Seconds to wait for the answer.
+
+    Returns:
+        ``outcome`` and ``texts``.
+
+    Raises:
+        GatewayError: TL-B65, no bridge runs in its state directory, or it does not have the line.
+        ConfigError: TL-C73, nor has the file; TL-C177, the bridge was started from another file; TL-C178, it gives no
+            answer.
+    """
+    state_dir, state = bridge.state_dir, _running(bridge)
+    other = (state.get("file") or {}).get("path")
+    if other != str(bridge.file):
+        what, do = f"the bridge that runs was started from {other}", "Name that file."
+        raise ConfigError("TL-C177", str(bridge.file), what, do)
+    asked = time.monotonic()  # which is that of all processes of this machine, and never set
+    if not line:
+        with suppress(ProcessLookupError):
+            os.kill(state["pid"], signal.SIGHUP)
+    elif bridge.line(line).name in state["lines"]:
+        request_restart(state_dir / line)
+    else:
+        do = "It comes with towline reload."
+        raise GatewayError("TL-B65", str(state_dir), f'the bridge that runs has no line "{line}" yet', do)
+
+    def outcome() -> dict[str, Any] | None:
+        told: dict[str, Any] = _running(bridge)["outcomes"].get(line, {})
+        # One that was under way may have read the file before it was changed.
+        return told if told.get("began", 0.0) >= asked and told["outcome"] != UNDER_WAY else None
+
+    if (told := until(outcome, patience_s)) is not None:
+        return told
+    what, do = f"no answer in {patience_s:.0f} s", "Look at towline status, and at what towline run says."
+    raise ConfigError("TL-C178", str(state_dir), what, do)
+
+
+def _running(bridge: Bridge) -> dict[str, Any]:
+    """The last word of the bridge that runs there."""
+    if is_there(state := read_state(bridge.state_dir) or {}):
+        return state
+    raise GatewayError("TL-B65", str(bridge.state_dir), "no bridge runs here", "Start it with towline run.")

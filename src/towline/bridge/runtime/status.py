@@ -33,9 +33,18 @@ from towline.bridge.lines.identity import (
     places_in,
     wanted_clients,
 )
-from towline.bridge.runtime.line_requests import REFUSED, paused
 from towline.bridge.runtime.screen import lag_text
-from towline.bridge.runtime.state import PAUSED, SILENT_S, LineView, digest_of, is_there, notes_of, read_state
+from towline.bridge.runtime.state import (
+    PAUSED,
+    REFUSED,
+    SILENT_S,
+    LineView,
+    digest_of,
+    is_there,
+    notes_of,
+    paused,
+    read_state,
+)
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import Access
 from towline.gateway.identity import MEMBERS
@@ -78,7 +87,7 @@ def collect(
         "running": running,
         "silent": there and not running,
         "file": (read := state.get("file") or {}).get("path"),
-        "reload": state.get("reload") or {"number": 0},
+        "reload": state.get("outcomes", {}).get("", {}),
         "file_changed": running and bool(read) and digest_of(Path(read["path"])) != read["sha256"],
         "spark": state.get("spark", "not started") if running else "not running",
         "kafka": state.get("kafka", "unknown") if running else "unknown",
@@ -345,7 +354,7 @@ def render(status: dict[str, Any]) -> str:
 
 def _render_reload(reload: Mapping[str, Any]) -> list[str]:
     """What became of the last reload; a refusal in its own words."""
-    if not reload.get("number"):
+    if not reload:
         return []
     at, texts = reload.get("at"), reload.get("texts") or []
     head = f"  reload    {reload.get('outcome')}{f' {_moment(at)}' if at else ''}"

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Final
 
@@ -20,10 +21,9 @@ from towline.bridge.config.file import load
 from towline.bridge.config.kafka_source import equipped, source_text
 from towline.bridge.config.model import AnyLine, Bridge
 from towline.bridge.lines.identity import left_texts, remember, settle
-from towline.bridge.runtime.line_requests import take_restart
 from towline.bridge.runtime.reloading import Reloading
 from towline.bridge.runtime.screen import Screen, line_state
-from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.state import BridgeState, take_restart
 from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, check_python
 from towline.errors import ConfigError, TowlineError
@@ -63,14 +63,8 @@ def _has_terminal() -> bool:
 class Terminal:
     """The controlling terminal of this process, if it has one: it tells which of its two meanings a SIGHUP has.
 
-    A process whose terminal goes away is told so with SIGHUP, by the kernel or by its shell, and from then on it has no
-    controlling terminal any more: ``/dev/tty`` can't be opened. A bridge that was started on a terminal ends with it,
-    as any other program; with ``nohup``, which asks for that, it goes on. Any other SIGHUP is meant as a reload: a
-    service has no terminal, and one that lost its terminal a while ago is told nothing by the kernel.
-
-    Args:
-        there: Whether it has one now.
-        clock: Seconds on a clock that never goes back.
+    A process whose terminal goes away is told so with SIGHUP, by the kernel or by its shell, and has no ``/dev/tty``
+    from then on. Any other SIGHUP is meant as a reload.
     """
 
     def __init__(self, there: Callable[[], bool] = _has_terminal, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +92,7 @@ class Supervisor:
     Args:
         bridge: What to run.
         screen: Where to show it.
-        observe: Given the bridge's state once it has one, before anything is started.
+        observe: Takes the bridge's state before anything is started.
         read: Reads the file anew, for a reload.
     """
 
@@ -117,6 +111,9 @@ class Supervisor:
         self._interrupts = 0
         #: A reload was asked for and has not begun.
         self._reload_asked = False
+        #: The last reload or restart; one that does not exist is done.
+        self._reload = Future[None]()
+        self._reload.set_result(None)
         #: What the service manager was told last.
         self._notified: dict[str, str] = {}
         self._terminal = Terminal()
@@ -169,17 +166,9 @@ class Supervisor:
             for line in bridge.downlinks if unequipped else ():
                 self._driver.give_up(line.name, str(unequipped))
             self._gateways = {line.name: self._gateway_of(line) for line in bridge.lines}
-            self._reloading = Reloading(
-                self._file,
-                bridge,
-                lambda: _check_members(self._read()),
-                self._state,
-                self._driver,
-                self._gateways,
-                self._gateway_of,
-                self._spark_ending,
-            )
-            self._heed_before_the_start()
+            parts = self._state, self._driver, self._gateways, self._gateway_of, self._spark_ending
+            self._reloading = Reloading(self._file, bridge, lambda: _check_members(self._read()), *parts)
+            self._driver.heed_pauses()
             self._at_once = self._driver.kill
             for child in (*self._gateways.values(), self._kafka, self._driver):
                 child.start()
@@ -198,6 +187,8 @@ class Supervisor:
     def _watch(self) -> TowlineError | None:
         """Show the account until the end is asked for, or nothing can go on."""
         saved = 0.0
+        for name in self._gateways:  # this start is the restart that somebody may have asked for
+            take_restart(self._bridge.state_dir / name)
         while not self._interrupts:
             now = time.monotonic()
             if now - saved >= 1.0:
@@ -209,30 +200,20 @@ class Supervisor:
                 self._terminal.look()
                 trim(self._driver.log)
             self._refresh()
-            if not self._reloading.under_way:
+            if self._reload.done():
                 self._heed()
             if fatal := self._fatal():
                 return fatal
             self._ending.wait(TICK_S)
         return None
 
-    def _heed_before_the_start(self) -> None:
-        """A pause of before is one, and this start is the restart that somebody may have asked for."""
-        self._driver.heed_pauses()
-        for name in self._gateways:
-            take_restart(self._bridge.state_dir / name)
-
     def _heed(self) -> None:
         """Begin what was asked for; what comes while a reload is under way waits, and several of a kind are one."""
         self._driver.heed_pauses()
-        if self._reload_asked:
-            self._reload_asked = False
-            self._reloading.begin()
-            return
-        for name in self._state.lines:
-            if take_restart(self._bridge.state_dir / name):
-                self._reloading.begin(name)
-                return
+        asked, self._reload_asked = self._reload_asked, False
+        restarts = (name for name in self._state.lines if take_restart(self._bridge.state_dir / name))
+        if (line := "" if asked else next(restarts, None)) is not None:
+            self._reload = later(partial(self._reloading.reload, line), "reload")
 
     def _save(self, *, ended: bool = False) -> None:
         """Write ``bridge.json``; a full disk is the gateways' concern, and no reason to end them."""
@@ -248,7 +229,7 @@ class Supervisor:
             views = self._state.lines.values()
             states = [f"{view.name}: {line_state(view, self._state.spark)}" for view in views]
             answered = all(view.status or view.gateway_error for view in views)
-        news = {**({"READY": "1"} if answered else {}), "STATUS": printable("; ".join(states))}
+        news = ({"READY": "1"} if answered else {}) | {"STATUS": printable("; ".join(states))}
         if news != self._notified:
             self._notified = news
             notify(**news)
@@ -260,7 +241,7 @@ class Supervisor:
                 return unforeseen(child.where)
         if fatal := self._kafka.fatal or self._driver.fatal:
             return fatal
-        dead = [child for child in [*self._gateways.values()] if child.fatal is not None]
+        dead = [child for child in (*self._gateways.values(),) if child.fatal is not None]
         if len(dead) == len(self._gateways):
             return dead[0].fatal
         broken = {child.line.name for child in dead} | set(self._driver.given_up)
@@ -292,7 +273,7 @@ class Supervisor:
         if self._interrupts == 1 and working:
             self._screen.say("stopping: the batch in work is finished first (Ctrl-C again ends at once)")
         self._spark_ending.set()
-        self._reloading.join(GIVE_UP_S)
+        wait([self._reload], GIVE_UP_S)
         if working:
             later(self._driver.stop, "stop")  # a driver that stands still takes no command
         else:
@@ -308,7 +289,9 @@ class Supervisor:
         self._ending.set()
         interrupts = self._interrupts
         deadline = time.monotonic() + (END_AT_ONCE_S if interrupts > 1 else END_S)
-        ends = [later(partial(_end, child, deadline), f"end {child.name}") for child in self._gateways.values()]
+        ends = [
+            later(partial(child.end, deadline, look=True), f"end {child.name}") for child in self._gateways.values()
+        ]
         while self._interrupts == interrupts and time.monotonic() < deadline + TICK_S:
             if all(end.done() for end in ends):
                 break
@@ -330,12 +313,6 @@ class Supervisor:
                 yield f'line "{name}": {counted(account.pending)} on disk; the next start carries on'
             goes_on = "its gateways go on" if view.gateways else kept_by_broker(view.status)
             yield f'line "{name}": {goes_on}'
-
-
-def _end(child: GatewaySupervisor, deadline: float) -> None:
-    """Take one more answer of a line's gateway, after Spark's last batch, and end it."""
-    child.look()
-    child.end(deadline)
 
 
 def _check_members(bridge: Bridge) -> Bridge:

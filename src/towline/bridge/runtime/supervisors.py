@@ -21,7 +21,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import AnyLine, Bridge, Line
@@ -43,8 +42,7 @@ from towline.bridge.lines.evidence import (
 from towline.bridge.lines.identity import is_drained, wanted_clients
 from towline.bridge.lines.recovery import refused
 from towline.bridge.runtime.failures import MAX_TEXT, NO_JVM
-from towline.bridge.runtime.line_requests import PAUSED_FILE
-from towline.bridge.runtime.state import PAUSED, BridgeState, LineView, notes_of
+from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, BridgeState, LineView, notes_of
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import (
     ConfigError,
@@ -327,11 +325,15 @@ class GatewaySupervisor(ChildSupervisor):
         elif own := gateway_status(self.line.gateway.state_dir):
             self._hear(own, notes)
 
-    def end(self, deadline: float) -> None:
+    def end(self, deadline: float, *, look: bool = False) -> None:
         """End a gateway that is ours: it acknowledges what is safe and leaves its session alive.
 
-        One that has not ended by `deadline` (`time.monotonic`) is killed: what it has acknowledged is on disk [I2].
+        Args:
+            deadline: By `time.monotonic`; one that runs then is killed: what it has acknowledged is on disk [I2].
+            look: Take one more answer before, which knows of Spark's last batch.
         """
+        if look:
+            self.look()
         endpoint = None if self._elsewhere else GatewayEndpoint.read(self.line.gateway.state_dir)
         if endpoint is None or endpoint.owner_pid != os.getpid() or not endpoint.process.runs_here():
             return
@@ -443,9 +445,6 @@ def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 # -- Spark's driver ----------------------------------------------------------------------------------------------------
 
-#: Seconds after which a command that was not carried out is given once more.
-_AGAIN_S: Final = 1.0
-
 
 class DriverSupervisor(ChildSupervisor):
     """Keeps the driver process running and takes its reports.
@@ -473,10 +472,11 @@ class DriverSupervisor(ChildSupervisor):
         self._process: subprocess.Popen[str] | None = None
         #: Held by whoever starts a process, or writes to it: each command is a line, and none is for the one before.
         self._writing = threading.RLock()
-        #: Lines whose query is to stop and stay so, each set when it has: those that are paused, and for a reload.
-        self._holding: dict[str, threading.Event] = {}
-        #: The lines that are judged last, and where the answer goes.
-        self._judging: tuple[str, SimpleQueue[list[ConfigError]]] = "", SimpleQueue()
+        #: Lines whose query is to stop and stay so: those that are paused, and for a reload.
+        self._holding: set[str] = set()
+        #: The order to judge lines, while it waits for its answer; and the answers.
+        self._judging: list[str] = []
+        self._mistakes: dict[str, list[ConfigError]] = {}
         self._last_word = ""
         #: Why it ended last; said in full only once.
         self._why = ""
@@ -534,22 +534,21 @@ class DriverSupervisor(ChildSupervisor):
         A driver that is started meanwhile does not start them.
         """
         with self._writing:  # a process that is started from here on is told at its start
-            events = [self._holding.setdefault(line, threading.Event()) for line in lines]
+            self._holding.update(lines)
             for line in lines:
                 self._command(json.dumps({"hold": line}))
-        return until(lambda: all(event.is_set() for event in events), patience_s, self._stopping.wait)
+        views = [self._state.lines[line] for line in lines]
+        return until(lambda: all(view.query in (PAUSED, HELD) for view in views), patience_s, self._stopping.wait)
 
     def judge(self, lines: Sequence[AnyLine], patience_s: float) -> list[ConfigError] | None:
         """The mistakes that Spark finds in the SQL of lines as they are to be; None if it does not answer in time."""
-        of, answer = uuid.uuid4().hex, SimpleQueue[list[ConfigError]]()
-        self._judging = of, answer
-        order = json.dumps({"judge": [line.model_dump(mode="json", by_alias=True) for line in lines], "of": of})
-        deadline = time.monotonic() + patience_s
-        while not self._stopping.is_set() and time.monotonic() < deadline:
-            self._command(order)  # the process before may have had the last one
-            with contextlib.suppress(Empty):
-                return answer.get(timeout=_AGAIN_S)
-        return None
+        of, changed = uuid.uuid4().hex, [line.model_dump(mode="json", by_alias=True) for line in lines]
+        with self._writing:  # a process that is started from here on is told at its start
+            self._judging = [json.dumps({"judge": changed, "of": of})]
+            self._command(*self._judging)
+        until(lambda: of in self._mistakes, patience_s, self._stopping.wait)
+        self._judging = []
+        return self._mistakes.pop(of, None)
 
     def give_up(self, name: str, why: str) -> None:
         """Leave the query of a line out, and say why."""
@@ -571,7 +570,7 @@ class DriverSupervisor(ChildSupervisor):
 
     def _pause(self, name: str) -> None:
         with self._writing, self._state.lock:
-            self._holding.setdefault(name, threading.Event())
+            self._holding.add(name)
             if self._state.spark != "running":  # the next driver is told before it starts a query
                 self._state.lines[name].query = PAUSED
             self._command(json.dumps({"hold": name}))
@@ -591,7 +590,7 @@ class DriverSupervisor(ChildSupervisor):
                 if self._is_paused(name):
                     self._pause(name)
                     continue
-                self._holding.pop(name, None)
+                self._holding.discard(name)
                 with self._state.lock:
                     view = self._state.lines[name]
                     view.query, view.query_error = "starting", None
@@ -634,7 +633,7 @@ class DriverSupervisor(ChildSupervisor):
             bridge = json.dumps(going.model_dump(mode="json", by_alias=True))
             held = [json.dumps({"hold": name}) for name in self._holding]
             go = ["go"] if self._kafka.ready.is_set() else []  # else it is told when Kafka has answered
-            process.stdin.write("\n".join((bridge, *held, *go, "")))
+            process.stdin.write("\n".join((bridge, *held, *self._judging, *go, "")))
             process.stdin.flush()
         return process, place
 
@@ -687,8 +686,9 @@ class DriverSupervisor(ChildSupervisor):
 
     def _on_progress(self, report: dict[str, Any]) -> None:
         view = self._state.lines[report["line"]]
-        view.took(report)
-        view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
+        view.batch_ms = int(report["millis"].get("triggerExecution", 0))
+        view.batch_at = float(report["at"])
+        view.batches.observe(view.batch_ms / 1000)
         if view.query_error is not None:
             self._state.say(f'line "{view.name}": goes on')
         view.query_error = None
@@ -711,15 +711,10 @@ class DriverSupervisor(ChildSupervisor):
             self._state.say(f'{report["text"]}\nline "{view.name}": {then}')
 
     def _on_held(self, report: dict[str, Any]) -> None:
-        query = PAUSED if self._is_paused(report["line"]) else "held for a reload"
-        self._state.lines[report["line"]].query = query
-        if event := self._holding.get(report["line"]):
-            event.set()
+        self._state.lines[report["line"]].query = PAUSED if self._is_paused(report["line"]) else HELD
 
     def _on_judged(self, report: dict[str, Any]) -> None:
-        of, answer = self._judging
-        if report["of"] == of:
-            answer.put([ConfigError(*one) for one in report["mistakes"]])
+        self._mistakes[report["of"]] = [ConfigError(*one) for one in report["mistakes"]]
 
     def _on_stopped(self, report: dict[str, Any]) -> None:
         self._state.lines[report["line"]].query = "stopped"
