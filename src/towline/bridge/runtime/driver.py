@@ -15,6 +15,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -55,6 +56,8 @@ _PROCESSING: Final = "Processing new data"
 _BEGINS_S: Final = 15.0
 #: More than the listener can be behind.
 _LAST_BATCHES: Final = 10
+#: So many seconds after a call that failed a JVM that was killed has ended.
+_LOST_S: Final = 0.5
 #: What a process that lost its JVM ends with.
 EXIT_JVM_GONE: Final = 3
 
@@ -349,34 +352,20 @@ class Driver:
 
     def ending(self) -> bool:
         """Whether the driver stops, or the JVM has ended; a moment's patience tells a lost JVM from a lost call."""
-        if self.stopping.is_set():
-            return True
-        process = self._jvm()
-        deadline = time.monotonic() + 0.5
-        while process is not None and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-            if self._alive():
-                return False
-        return process is not None and process.poll() is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.stopping.is_set() or self._jvm.wait(_LOST_S) is not None
+        return False
 
-    def _jvm(self) -> Any:
-        gateway = getattr(self.spark.sparkContext, "_gateway", None)
-        return getattr(gateway, "proc", None)
-
-    def _alive(self) -> bool:
-        try:
-            return bool(self.spark.sparkContext.applicationId)
-        except Exception:  # noqa: BLE001 - any failure means the same
-            return False
+    @property
+    def _jvm(self) -> subprocess.Popen[bytes]:
+        return self.spark.sparkContext._gateway.proc  # type: ignore[union-attr,no-any-return]  # noqa: SLF001 - PySpark's
 
     def _watch_jvm(self) -> None:
         """A driver without its JVM is of no use: end, so that the supervisor starts another."""
-        process = self._jvm()
-        if process is not None:
-            process.wait()
-            if not self.stopping.is_set():
-                self.say("jvm", text="Spark's JVM has ended")
-            os._exit(0 if self.stopping.is_set() else EXIT_JVM_GONE)
+        self._jvm.wait()
+        if not self.stopping.is_set():
+            self.say("jvm", text="Spark's JVM has ended")
+        os._exit(0 if self.stopping.is_set() else EXIT_JVM_GONE)
 
     def _lost(self, error: BaseException) -> None:
         """Without its commands, or an eye on its JVM, a driver ends, and the supervisor starts another."""

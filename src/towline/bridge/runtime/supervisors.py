@@ -72,11 +72,8 @@ if TYPE_CHECKING:
 class ChildSupervisor(threading.Thread, ABC):
     """A thread that goes on whatever happens in it: what it supervises would end with it, and nobody would know.
 
-    Args:
-        name: Of the thread.
-        state: Where it reports.
-        stopping: Set when the bridge ends.
-        longest_pause_s: Between two rounds that failed, in seconds.
+    It reports to `state`, ends when `stopping` is set, and pauses `longest_pause_s` seconds at most between two rounds
+    that failed.
     """
 
     #: What it starts, and whose that is, for messages.
@@ -140,13 +137,7 @@ _KAFKA_S, _ANSWER_S = 2.0, 5.0
 
 
 class KafkaSupervisor(ChildSupervisor):
-    """Waits for Kafka before any query begins, then follows how it is; a query looks at its topics when it starts.
-
-    Args:
-        bridge: Its Kafka.
-        state: Where Kafka's state goes.
-        stopping: Set when the bridge ends.
-    """
+    """Waits for Kafka before any query begins, then follows how it is; a query looks at its topics when it starts."""
 
     what = "Kafka's client"
     where = "kafka"
@@ -222,10 +213,6 @@ class KafkaSupervisor(ChildSupervisor):
 def see_to(bridge: Bridge, topics: Iterable[str]) -> str:
     """See that topics are there, and make them where the file says so; what was made, in words.
 
-    Args:
-        bridge: Says how they are made.
-        topics: Their names.
-
     Raises:
         KafkaError: TL-B03, one is not there; TL-K01, Kafka does not answer; TL-K09, one can't be made.
     """
@@ -257,14 +244,7 @@ _REMIND_S: Final = 60.0
 
 
 class GatewaySupervisor(ChildSupervisor):
-    """Keeps a line's gateway running, and knows the account of the line; gateways elsewhere it asks, and ends none.
-
-    Args:
-        line: Whose.
-        bridge: The file, for messages, and for what a gateway needs of it.
-        state: Where their status goes.
-        stopping: Set when the bridge ends.
-    """
+    """Keeps a line's gateway running, and knows the account of the line; gateways elsewhere it asks, and ends none."""
 
     what = "the gateway"
 
@@ -323,7 +303,7 @@ class GatewaySupervisor(ChildSupervisor):
                 self._view.gateway_error = str(silent) if status["state"] == "away" else None
             self._take(status, notes)
         elif own := gateway_status(self.line.gateway.state_dir):
-            self._hear(own, notes)
+            self._take(own, notes)
 
     def end(self, deadline: float, *, look: bool = False) -> None:
         """End a gateway that is ours: it acknowledges what is safe and leaves its session alive.
@@ -381,7 +361,10 @@ class GatewaySupervisor(ChildSupervisor):
     def _take(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
         """Take an answer, and say what has changed at each gateway since it was said last."""
         if status.get("state") != "away":
-            self._hear(status, notes)
+            with self._state.lock:
+                letters = self._view.hear(status, notes)
+            if letters:  # the first of a run are mentioned, the others are in the account
+                self._say(f"{counted(letters)} went to the dead-letter topic; towline dlq show tells why")
         before = parts_of(self._view.before)
         for name, part in parts_of(status).items():
             said, at = self._trouble.get(name, (None, 0.0))
@@ -394,13 +377,6 @@ class GatewaySupervisor(ChildSupervisor):
             for event in _grown(before.get(name, {}), part) if AWAY not in part else ():
                 self._say(f"gateway {name}: {event}" if name else event)
         self._view.before = status
-
-    def _hear(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
-        """The first dead letters of a run are mentioned, the others are in the account."""
-        with self._state.lock:
-            letters = self._view.hear(status, notes)
-        if letters:
-            self._say(f"{counted(letters)} went to the dead-letter topic; towline dlq show tells why")
 
     def _say(self, text: str) -> None:
         """Tell an event, and whose it is; a gateway begins its errors with the name of its line."""
@@ -447,14 +423,7 @@ def _grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 
 class DriverSupervisor(ChildSupervisor):
-    """Keeps the driver process running and takes its reports.
-
-    Args:
-        bridge: What it runs.
-        state: Where the reports go.
-        kafka: Queries begin when it is ready.
-        stopping: Set when the bridge ends.
-    """
+    """Keeps the driver process running and takes its reports; queries begin when Kafka is ready."""
 
     what = "Spark's driver"
     where = "spark"
@@ -507,11 +476,11 @@ class DriverSupervisor(ChildSupervisor):
 
     def _last_line(self, begun: int) -> str:
         """What the driver's log says last, behind a place in it, as the end of a sentence."""
+        text = ""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
             log.seek(max(begun, log.seek(0, os.SEEK_END) - (MAX_TEXT << 2)))
-            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-            return f": {printable(lines[-1].strip(), MAX_TEXT)}" if lines else ""
-        return ""
+            text = log.read().decode(errors="replace").rstrip().rpartition("\n")[2].strip()
+        return f": {printable(text, MAX_TEXT)}" if text else ""
 
     def _look_at_java(self) -> None:
         """Why a JVM did not start: one that is too old starts no better at the next try."""
@@ -576,13 +545,7 @@ class DriverSupervisor(ChildSupervisor):
             self._command(json.dumps({"hold": name}))
 
     def take(self, bridge: Bridge, lines: Sequence[str]) -> None:
-        """Run another bridge from now on.
-
-        Args:
-            bridge: What is to run.
-            lines: Names of those whose query goes on, or begins, as the bridge says; of one that is paused once it is
-                resumed.
-        """
+        """Run another bridge; the queries of `lines` go on, or begin, as it says, those of paused ones once resumed."""
         with self._writing:
             self._bridge = self._kafka.bridge = bridge
             for name in lines:
