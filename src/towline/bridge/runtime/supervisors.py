@@ -61,6 +61,7 @@ from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import ensure
 from towline.guarantee import AckAfter
 from towline.mqtt.reasons import KEEP_SESSIONS
+from towline.spark.link import GatewayPlace
 from towline.spark.session import is_cluster
 from towline.text import cause, counted, printable
 from towline.timing import Backoff, until
@@ -239,6 +240,7 @@ ASK_S: Final = 0.5
 _SILENCES: Final = 3
 #: What a person has to mend before another try makes sense.
 _FATAL: Final = (ConfigError, Refused, SessionUnknown, JournalLocked, JournalDamaged)
+_TAKES_PART: Final = "Start towline run again, and it takes part."
 #: A gateway that lets nobody in is told of again after so many seconds: only a person ends that.
 _REMIND_S: Final = 60.0
 
@@ -258,12 +260,11 @@ class GatewaySupervisor(ChildSupervisor):
         self.replaced = False
         #: By gateway, "" for the line's own: what was wrong with it when it was said last, and when that was.
         self._trouble: dict[str, tuple[str, float]] = {}
+        self._elsewhere: list[GatewayPlace] = []
         if elsewhere := line.gateways if isinstance(line, Line) else ():
             access = bridge.gateway.access()
             self._view.gateways, self._view.access = elsewhere, asdict(access)
             self._elsewhere = places_of(elsewhere, access)
-        else:
-            self._elsewhere = []
 
     @property
     def wanted(self) -> bool:
@@ -333,30 +334,25 @@ class GatewaySupervisor(ChildSupervisor):
             self._say(f"the gateway is back; what it had acknowledged is {place}")
 
     def _ask(self, client: GatewayClient) -> None:
-        silent = 0
-        while not self._stopping.wait(ASK_S):
+        """Ask until it has ended; one that has left its line is not started again, for it would take part: TL-G55."""
+        silences, place = 0, self.line.gateway.state_dir
+        while silences < _SILENCES and not self._stopping.wait(ASK_S):
+            notes = notes_of(self._view.directory)
             try:
-                notes = notes_of(self._view.directory)
                 status = client.status(timeout_s=5.0)
             except GatewayError:
-                silent += 1
-                endpoint = GatewayEndpoint.read(self.line.gateway.state_dir)
-                if gone := endpoint is None or endpoint.process.gone():
-                    self._see_whether_drained()
-                if silent >= _SILENCES or gone:
-                    if self.wanted:
-                        self._say("the gateway has ended; starting it again")
-                    return
-                continue
-            silent = 0
-            self._pauses.reset()
-            self._take(status, notes)
-
-    def _see_whether_drained(self) -> None:
-        """A gateway that has left its line is not started again, for it would take part: TL-G55."""
-        if self._view.status.get("drain") and is_drained(self.line.gateway.state_dir, wanted_clients(self.line)):
-            what = "its gateway was drained while it ran, and is not started again"
-            raise GatewayError("TL-G55", self.where, what, "Start towline run again, and it takes part.")
+                endpoint = GatewayEndpoint.read(place)
+                gone = endpoint is None or endpoint.process.gone()
+                if gone and self._view.status.get("drain") and is_drained(place, wanted_clients(self.line)):
+                    what, do = "its gateway was drained while it ran, and is not started again", _TAKES_PART
+                    raise GatewayError("TL-G55", self.where, what, do) from None
+                silences = _SILENCES if gone else silences + 1
+            else:
+                silences = 0
+                self._pauses.reset()
+                self._take(status, notes)
+        if self.wanted:
+            self._say("the gateway has ended; starting it again")
 
     def _take(self, status: Mapping[str, Any], notes: LineNotes | None) -> None:
         """Take an answer, and say what has changed at each gateway since it was said last."""
@@ -460,7 +456,6 @@ class DriverSupervisor(ChildSupervisor):
         begun, heard = self.log.stat().st_size if self.log.exists() else 0, False
         with self._writing:
             started, place = self._start()
-            self._process = started
         with started as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -504,8 +499,7 @@ class DriverSupervisor(ChildSupervisor):
         """
         with self._writing:  # a process that is started from here on is told at its start
             self._holding.update(lines)
-            for line in lines:
-                self._command(json.dumps({"hold": line}))
+            self._command(*(json.dumps({"hold": line}) for line in lines))
         views = [self._state.lines[line] for line in lines]
         return until(lambda: all(view.query in (PAUSED, HELD) for view in views), patience_s, self._stopping.wait)
 
@@ -529,7 +523,11 @@ class DriverSupervisor(ChildSupervisor):
         for name in (line.name for line in self._bridge.lines):
             if self._is_paused(name) and name not in self._holding:
                 self._state.say(f'line "{name}": paused; towline resume carries on what comes meanwhile')
-                self._pause(name)
+                with self._writing, self._state.lock:
+                    self._holding.add(name)
+                    if self._state.spark != "running":  # the next driver is told before it starts a query
+                        self._state.lines[name].query = PAUSED
+                    self._command(json.dumps({"hold": name}))
             elif name in self._holding and not self._is_paused(name):
                 self._state.say(f'line "{name}": resumed')
                 self.take(self._bridge, [name])
@@ -537,26 +535,19 @@ class DriverSupervisor(ChildSupervisor):
     def _is_paused(self, name: str) -> bool:
         return (self._bridge.state_dir / name / PAUSED_FILE).exists()
 
-    def _pause(self, name: str) -> None:
-        with self._writing, self._state.lock:
-            self._holding.add(name)
-            if self._state.spark != "running":  # the next driver is told before it starts a query
-                self._state.lines[name].query = PAUSED
-            self._command(json.dumps({"hold": name}))
-
     def take(self, bridge: Bridge, lines: Sequence[str]) -> None:
         """Run another bridge; the queries of `lines` go on, or begin, as it says, those of paused ones once resumed."""
-        with self._writing:
+        with self._writing, self._state.lock:
             self._bridge = self._kafka.bridge = bridge
             for name in lines:
                 self.given_up.pop(name, None)
-                if self._is_paused(name):
-                    self._pause(name)
+                view = self._state.lines[name]
+                if self._is_paused(name):  # it is held, and told what it is when it is resumed
+                    self._holding.add(name)
+                    view.query = PAUSED
                     continue
                 self._holding.discard(name)
-                with self._state.lock:
-                    view = self._state.lines[name]
-                    view.query, view.query_error = "starting", None
+                view.query, view.query_error = "starting", None
                 self._command(json.dumps({"take": bridge.line(name).model_dump(mode="json", by_alias=True)}))
 
     def kill(self) -> None:
@@ -588,24 +579,21 @@ class DriverSupervisor(ChildSupervisor):
                 pass_fds=(lock,),
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
             )
+        self._process = process
         lines = [line for line in self._bridge.lines if line.name not in self.given_up]
         going = self._bridge.model_copy(update={"lines": tuple(lines)})
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
-            bridge = json.dumps(going.model_dump(mode="json", by_alias=True))
-            held = [json.dumps({"hold": name}) for name in self._holding]
-            go = ["go"] if self._kafka.ready.is_set() else []  # else it is told when Kafka has answered
-            process.stdin.write("\n".join((bridge, *held, *self._judging, *go, "")))
-            process.stdin.flush()
+        # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
+        bridge = json.dumps(going.model_dump(mode="json", by_alias=True))
+        held = [json.dumps({"hold": name}) for name in self._holding]
+        go = ["go"] if self._kafka.ready.is_set() else []  # else it is told when Kafka has answered
+        self._command(bridge, *held, *self._judging, *go)
         return process, place
 
-    def _command(self, word: str) -> None:
+    def _command(self, *words: str) -> None:
         with self._writing, contextlib.suppress(BrokenPipeError, ValueError):
-            process = self._process
-            if process is not None and process.stdin is not None:
-                process.stdin.write(word + "\n")
-                process.stdin.flush()
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.write("".join(f"{word}\n" for word in words))
+                self._process.stdin.flush()
 
     def _ended(self, why: str) -> None:
         pause = self._pauses.next()
