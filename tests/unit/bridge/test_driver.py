@@ -15,9 +15,8 @@ import pytest
 from tests.unit.bridge.spark_texts import TOPICS_GONE
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.driver import LineRunner, Reports, step_all
-from towline.bridge.runtime.session import settings_of
+from towline.bridge.runtime.session import EACH_ONCE, settings_of
 from towline.bridge.uplink.query import UplinkQuery
 from towline.errors import KafkaError
 

@@ -33,9 +33,8 @@ from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, LINE_NAME, MESSAG
 from towline.bridge.lines.account import add_spark_counts
 from towline.bridge.lines.evidence import awaited, kafka_offsets, places_of, read_checkpoint, status_of
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.query import LineQuery
+from towline.bridge.lines.query import LineQuery, asked, refusal, tried
 from towline.bridge.lines.recovery import again_command, examine
-from towline.bridge.lines.sql import asked, refusal, tried
 from towline.bridge.messages import COLUMNS, KINDS, NOTICE, RENDERED_SCHEMA, TEXT, lasting, message_table, own
 from towline.bridge.routes import REJECT, WHERE
 from towline.checkpoint import Checkpoint

@@ -145,13 +145,9 @@ def each(places: Sequence[GatewayPlace], ask: Callable[[GatewayClient], _Answer]
 def awaited(
     places: Sequence[GatewayPlace], ask: Callable[[GatewayClient], _Answer], *, every: bool = True, own: bool = False
 ) -> list[_Answer]:
-    """What gateways answer, which are waited for; nothing of those that are away, where one of them is enough.
+    """What gateways answer, which are waited for; nothing of those that are away, unless `every` one has to answer.
 
-    Args:
-        places: Where they are.
-        ask: What is asked.
-        every: Whether each has to answer.
-        own: Whether it is the line's own gateway, which the bridge starts again.
+    With `own` it is the line's own gateway, which the bridge starts again.
 
     Raises:
         GatewayError: What one says that is needed, when it does not answer for a while.

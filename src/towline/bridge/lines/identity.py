@@ -1,9 +1,5 @@
 """Who a line is: a small file in its state directory that outlives renamed lines, crashes and new checkpoints.
 
-It holds the name under which the line's markers stand in Kafka (the sink id), the id of the query whose checkpoint
-belongs to it, and how many transactions a batch was split into. What is found later is compared with it
-(`towline.bridge.lines.recovery`).
-
 A changed bridge file leaves things behind: lines that it does not have any more, and former dead-letter topics [I18].
 Each line is written down as it was started last, and so is every dead-letter topic: what was acknowledged and waits is
 named, and carried on, by what stands in the state directory, whatever the file says now.
@@ -40,15 +36,8 @@ _KeptT = TypeVar("_KeptT")
 def read_kept(file: Path, kind: TypeAdapter[_KeptT], code: str, what: str, do: str) -> _KeptT | None:
     """What was written down of a line; None where nothing was.
 
-    Args:
-        file: Of its state directory.
-        kind: Of the content.
-        code: Of the error where it is none of ours.
-        what: It says, for that.
-        do: About that.
-
     Raises:
-        ConfigError: Of that code.
+        ConfigError: Of `code`, with `what` the file has and what to `do`, where it is none of ours.
         NotAllowed: TL-B59.
     """
     try:
@@ -123,12 +112,7 @@ class Identity:
         files.replace_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
     def started(self, query: str, line: AnyLine) -> None:
-        """Note whose checkpoint it is and how a batch is split.
-
-        Args:
-            query: Id of the query that was started.
-            line: As the file says it.
-        """
+        """Note the id of the query that was started, whose checkpoint it is, and how a batch is split."""
         noted = replace(self, query=query, parallelism=line.parallelism)
         if noted != self:
             noted.save(line.gateway.state_dir)
@@ -144,13 +128,7 @@ class Identity:
         return self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
 
     def again(self, places: str = "", offsets: str = "", taken: Container[str] = ()) -> Identity:
-        """The same line with a new sink id and without a checkpoint, to begin in its gateways' journals or in Kafka.
-
-        Args:
-            places: As the attribute.
-            offsets: As the attribute.
-            taken: Sink ids of other lines (`sinks`).
-        """
+        """The same line without a checkpoint, with a sink id not `taken`, to begin at `places` or `offsets`."""
         sink, number = self._next(taken)
         return Identity(self.line, sink, number, places=places, offsets=offsets, brokers=self.brokers)
 
@@ -166,11 +144,7 @@ class Identity:
 
 
 def sinks(state_dir: Path) -> set[str]:
-    """The sink ids of a line and of those beside it.
-
-    Args:
-        state_dir: Of the line.
-    """
+    """The sink ids of a line, by its state directory, and of those beside it."""
     return {identity.sink for identity in _kept(state_dir.parent).values()}
 
 
@@ -188,7 +162,9 @@ def settle(bridge: Bridge) -> list[str]:
     notes = []
     for line in bridge.lines:
         former = kept.get(line.name)
-        mine = former or _fresh(bridge, line.name, kept)
+        mine, taken = former or Identity.new(bridge.name, line.name), {one.sink for one in kept.values()}
+        if not former and mine.sink in taken:  # of another line since it began again
+            mine = mine.again(taken=taken)
         if mine.line != line.name:
             notes.append(f'line "{line.name}" was "{mine.line}": it goes on where that stood, as sink "{mine.sink}"')
             mine = replace(mine, line=line.name)
@@ -207,12 +183,8 @@ def settle(bridge: Bridge) -> list[str]:
 
 def _kept(state_dir: Path) -> dict[str, Identity]:
     """The identities under a bridge's state directory, by directory."""
-    identities: dict[str, Identity] = {}
-    for file in sorted(state_dir.glob(f"*/{IDENTITY_FILE}")):
-        identity = Identity.read(file.parent)
-        if identity is not None:
-            identities[file.parent.name] = identity
-    return identities
+    places = sorted(file.parent for file in state_dir.glob(f"*/{IDENTITY_FILE}"))
+    return {place.name: identity for place in places if (identity := Identity.read(place)) is not None}
 
 
 def _renamed(bridge: Bridge, kept: Mapping[str, Identity]) -> None:
@@ -220,28 +192,19 @@ def _renamed(bridge: Bridge, kept: Mapping[str, Identity]) -> None:
     names = {line.name for line in bridge.lines}
     fresh = [line for line in bridge.lines if line.name not in kept and not line.gateway.inbox.exists()]
     gone = sorted(set(kept) - names - {*bridge.leave_waiting})
-    if fresh and gone:
-        raise _ambiguous(bridge, fresh[0], gone[0])
-
-
-def _ambiguous(bridge: Bridge, fresh: AnyLine, gone: str) -> ConfigError:
-    place, own = bridge.state_dir, fresh.gateway
+    if not (fresh and gone):
+        return
+    line, own, former = fresh[0], fresh[0].gateway, bridge.state_dir / gone[0]
     what = (
-        f'line "{fresh.name}" is new, and line "{gone}" is no longer in {bridge.file.name} but has left journal and '
-        f"checkpoint in {place / gone}"
+        f'line "{line.name}" is new, and line "{gone[0]}" is no longer in {bridge.file.name} but has left journal and '
+        f"checkpoint in {former}"
     )
     do = (
-        f"Was it renamed? Then: mv {place / gone} {own.state_dir}, and keep its MQTT session with "
-        f'mqtt = {{ client_id = "{own.mqtt_client_id.removesuffix(fresh.name)}{gone}" }}. '
-        f"Is it another line? Then: towline retire {bridge.file} {gone}, which carries on what waits there."
+        f"Was it renamed? Then: mv {former} {own.state_dir}, and keep its MQTT session with "
+        f'mqtt = {{ client_id = "{own.mqtt_client_id.removesuffix(line.name)}{gone[0]}" }}. '
+        f"Is it another line? Then: towline retire {bridge.file} {gone[0]}, which carries on what waits there."
     )
-    return ConfigError("TL-B20", str(bridge.file), what, do)
-
-
-def _fresh(bridge: Bridge, name: str, kept: Mapping[str, Identity]) -> Identity:
-    """The identity of a new line; a sink id that another line has since it began again is passed over."""
-    fresh, taken = Identity.new(bridge.name, name), {one.sink for one in kept.values()}
-    return fresh.again(taken=taken) if fresh.sink in taken else fresh
+    raise ConfigError("TL-B20", str(bridge.file), what, do)
 
 
 def _copied(place: Path, names: Iterable[str], kept: Mapping[str, Identity]) -> None:
@@ -269,8 +232,6 @@ class LeftLine:
     """The state directory of a line that the file does not have, with something in it.
 
     Attributes:
-        bridge: The file.
-        directory: With the line's name.
         waiting: Acknowledged messages there that are neither in Kafka nor delivered; None where that can't be read.
         sessions: Client ids whose session at a broker was not ended.
         elsewhere: Gateways of the line that run elsewhere; what waits there is not known here [I19].
@@ -347,29 +308,17 @@ def wanted_clients(line: AnyLine) -> dict[str, str]:
 
 
 def left_sessions(line_dir: Path, wanted: Mapping[str, str] | None) -> list[dict[str, Any]]:
-    """Sessions that were not ended, of client ids that the file does not have any more.
-
-    Args:
-        line_dir: State directory of the line.
-        wanted: `wanted_clients`; None where no file was read: nobody knows then what is wanted.
-    """
-    if wanted is None:
-        return []
+    """Sessions that were not ended, of client ids that the file does not have (`wanted_clients`); None for no file."""
     return [
         {"member": name, "client_id": one.client_id, "brokers": list(one.brokers), "since": one.since}
         for name, directory in places_in(line_dir)
         for one in read_clients(directory)
-        if one.ended is None and wanted.get(name) != one.client_id
+        if wanted is not None and one.ended is None and wanted.get(name) != one.client_id
     ]
 
 
 def is_drained(line_dir: Path, wanted: Mapping[str, str] | None) -> bool:
-    """Whether the line's one gateway left it by a drain, and was not started again.
-
-    Args:
-        line_dir: State directory of the line.
-        wanted: `wanted_clients`; None where no file was read, and then the last client id counts.
-    """
+    """Whether the line's one gateway left it by a drain for good; without a file that of the last client id."""
     known = read_clients(line_dir)
     own = known[-1].client_id if wanted is None and known else (wanted or {}).get("")
     return any(one.client_id == own and one.how == "drained" for one in known)

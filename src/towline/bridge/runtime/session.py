@@ -18,7 +18,6 @@ from towline import files, providers
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.tables import SparkSection
-from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.surroundings import quoted, short_sockets
 from towline.bridge.uplink.sink import FORMATS
 from towline.errors import SetupError
@@ -44,6 +43,8 @@ _SECRET: Final = "spark.authenticate.secret"  # noqa: S105 - its name
 #: Names whose values Spark shows nowhere (the default of ``spark.redaction.regex``).
 _REDACTED: Final = re.compile("(?i)secret|password|token|access[.]?key")
 _LOOPBACK: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+#: Else ``observe`` counts the rows of all attempts of a task: Spark's default, which [spark.conf] must not change.
+EACH_ONCE: Final[Mapping[str, str]] = {"spark.sql.legacy.observeMetricsAggregateAllAttempts": "false"}
 #: Where executors have the sockets of their Python processes: a directory that every machine has. The driver's, or that
 #: of a container of YARN, may have a name too long for a socket.
 _SOCKETS: Final = {"spark.python.unix.domain.socket.dir": "/tmp"}  # noqa: S108 - on other machines; the names are UUIDs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from towline.bridge.lines.sql import NO_TEXT, asked, refusal, template, tried
+from towline.bridge.lines.query import NO_TEXT, asked, refusal, template, tried
 from towline.bridge.patterns import Template
 from towline.bridge.routes import DEDUPE, HEADER_MAP, REJECT, ROUTE, WHERE, Route
 from towline.schema import EVENT_TIME, ROW_SCHEMA
