@@ -48,10 +48,7 @@ print(json.dumps(told))
 """
 MODULES = [
     *(f"towline.cli.{name}" for name in ("status", "lines", "refused", "dlq")),
-    *(
-        f"towline.bridge.{name}"
-        for name in ("runtime.status", "runtime.line_requests", "deadletters.dlq", "config.file")
-    ),
+    *(f"towline.bridge.{name}" for name in ("runtime.status", "runtime.state", "deadletters.dlq", "config.file")),
     *("towline.delivery.refused", "towline.gateway.launch", "difflib", "encodings.idna", "pwd"),
 ]
 

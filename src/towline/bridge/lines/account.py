@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline.bridge.lines.evidence import AWAY, away_text, parts_of
 from towline.checkpoint import Checkpoint
@@ -81,12 +81,7 @@ def keep_spark_counts(logs: Checkpoint, batch: int, counts: Mapping[str, int]) -
 
 
 def add_spark_counts(checkpoint: Path, batch: int, numbers: Callable[[Counter[str]], Mapping[str, int]]) -> None:
-    """Add Spark's numbers of a batch, unless they were heard before, or the sink has noted nothing of it.
-
-    Args:
-        checkpoint: The line's.
-        batch: The batch.
-        numbers: Makes them, from what the sink has counted of the batch alone.
+    """Add Spark's numbers of a batch, made of the sink's own of it, unless they are there or the sink has none.
 
     Raises:
         OSError: The notes can't be read.
@@ -244,13 +239,7 @@ def remark(*counts: tuple[int, str]) -> str:
 
 
 def sink_disagreements(counts: Counter[str], given: str, others: str = "") -> Iterator[str]:
-    """Where the sink to Kafka, or Kafka's markers, say something else than what was given to it.
-
-    Args:
-        counts: Its totals.
-        given: What was given, in words.
-        others: What did not come to it, in words.
-    """
+    """Where the sink to Kafka, or Kafka's markers, say something else than what was ``given`` to it, in words."""
     said = f"{counts['acknowledged']:,} acknowledged by Kafka + {counts['dead_lettered']:,} dead letters"
     if counts["given"] != sum(counts[name] for name in ("acknowledged", "dead_lettered", "lost", "unknown")):
         lost = "".join(f" + {counts[name]:,} {name}" for name in ("lost", "unknown") if counts[name])
@@ -285,39 +274,31 @@ _UP: Final = {
 _NOT_GIVEN: Final = ("filtered", "undecided", "unrouted", "skipped", "dropped", "left_out", "astray", "unwitnessed")
 
 
-class _JournalCounts(NamedTuple):
-    """What a gateway says of itself; the sum of several is a member-wise one.
+def _of_gateway(status: Mapping[str, Any], span: Span | None) -> Counter[str]:
+    """What a gateway says of itself, or what was carried of one that says nothing.
 
-    ``before`` are the messages that were carried before the totals begin, ``waiting`` those that are not known to be
-    carried, of which the gateway calls some committed.
+    ``repeats`` came again under an open QoS 2 id: answered, and not stored [I3]. ``before`` were carried before the
+    totals begin; ``waiting`` are not known to be carried, though the gateway calls some of them ``committed``.
+
+    Args:
+        status: ``received``, ``end``, ``committed``, ``deduplicated`` ...
+        span: What the totals have of its journal; None for nothing yet.
     """
-
-    #: Sent again under an open QoS 2 id: answered, and not stored [I3].
-    repeats: int
-    received: int
-    arriving: int
-    before: int
-    waiting: int
-    committed: int
-
-    @classmethod
-    def of(cls, status: Mapping[str, Any], span: Span | None) -> Self:
-        """What one says; of one that says nothing, what was carried.
-
-        Args:
-            status: ``received``, ``end``, ``committed``, ``deduplicated`` ...
-            span: What the totals have of its journal; None for nothing yet.
-        """
-        upto = span.upto if span else int(status.get("committed", 0))
-        end, repeats = int(status.get("end", upto)), int(status.get("deduplicated", 0))
-        if AWAY in status:
-            end = max(end, upto)  # its last answer is older than the last batch
-        # The status is not one instant: rows may become durable between reading `received` and `end`.
-        received = max(int(status.get("received", end)), end + repeats)
-        counted = min(upto, end)
-        before = min(span.since if span else upto, counted)
-        committed = max(0, int(status.get("committed", 0)) - counted)
-        return cls(repeats, received, received - end - repeats, before, end - counted, committed)
+    upto = span.upto if span else int(status.get("committed", 0))
+    end, repeats = int(status.get("end", upto)), int(status.get("deduplicated", 0))
+    if AWAY in status:
+        end = max(end, upto)  # its last answer is older than the last batch
+    # The status is not one instant: rows may become durable between reading `received` and `end`.
+    received = max(int(status.get("received", end)), end + repeats)
+    counted = min(upto, end)
+    return Counter(
+        repeats=repeats,
+        received=received,
+        arriving=received - end - repeats,
+        before=min(span.since if span else upto, counted),
+        waiting=end - counted,
+        committed=max(0, int(status.get("committed", 0)) - counted),
+    )
 
 
 def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
@@ -331,42 +312,36 @@ def uplink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccount:
     """
     several, spans = parts_of(gateway), notes.totals.spans if notes.totals else {}
     parts = {str(part.get("journal", name)): (name, part) for name, part in several.items()}
-    total, restored = _JournalCounts(*[0] * len(_JournalCounts._fields)), list[str]()
+    journals, disagreements = Counter[str](), list[str]()
     for journal in sorted({*parts, *spans}):
         (name, part), span = parts.get(journal, (journal, {})), spans.get(journal)
         if span is not None and AWAY not in part and (fault := _restored(part, span)):
-            restored.append(f"gateway {name}: {fault}" if name else fault)
-        total = _JournalCounts(*map(sum, zip(total, _JournalCounts.of(part, span), strict=True)))
-    away = tuple(away_text(name, part) for name, part in several.items() if name and AWAY in part)
-    return _sum(notes, total, restored, away)
-
-
-def _sum(notes: LineNotes, journals: _JournalCounts, restored: list[str], away: tuple[str, ...]) -> LineAccount:
+            disagreements.append(f"gateway {name}: {fault}" if name else fault)
+        journals.update(_of_gateway(part, span))
     counts, spark = notes.counts, notes.spark
-    not_witnessed = journals.before + counts["unwitnessed"] + counts["unknown"]
-    parts = {
+    not_witnessed = journals["before"] + counts["unwitnessed"] + counts["unknown"]
+    sums = {
         "in_kafka": not_witnessed + counts["acknowledged"],
         **{name: counts[name] for name in ("filtered", "undecided", "unrouted", "skipped", "lost", "dead_lettered")},
-        "deduplicated": spark.get("deduplicated", 0) + journals.repeats,
+        "deduplicated": spark.get("deduplicated", 0) + journals["repeats"],
         "left_out": counts["left_out"] + counts["dropped"] - spark.get("dropped", 0),
-        "arriving": journals.arriving,
-        "waiting": journals.waiting,
+        "arriving": journals["arriving"],
+        "waiting": journals["waiting"],
     }
-    disagreements = [*restored, *_of_uplink(notes, counts)]
-    whole = sum(parts.values())
-    if whole != journals.received and not disagreements:
-        disagreements = [f"{journals.received:,} were received · the parts are {whole:,}"]
+    disagreements += _of_uplink(notes, counts)
+    if (whole := sum(sums.values())) != journals["received"] and not disagreements:
+        disagreements = [f"{journals['received']:,} were received · the parts are {whole:,}"]
     return LineAccount(
         _UP,
-        {"received": journals.received, **parts},
+        {"received": journals["received"], **sums},
         disagreements,
-        uncounted=journals.committed,
+        uncounted=journals["committed"],
         remarks={
             "in_kafka": remark((not_witnessed, "not witnessed"), (counts["again"], "again")),
-            "waiting": remark((journals.committed, "committed")),
+            "waiting": remark((journals["committed"], "committed")),
         },
         more={"not_witnessed": not_witnessed, "again": counts["again"]},
-        away=away,
+        away=tuple(away_text(name, part) for name, part in several.items() if name and AWAY in part),
     )
 
 

@@ -183,17 +183,7 @@ SetMarkers = Callable[[Identity, int], None]
 def examine(
     line: AnyLine, file: Path | str, identity: Identity, seen: Evidence, mark: SetMarkers | None = None
 ) -> Identity:
-    """Let a query start, or say why not.
-
-    Args:
-        line: The line.
-        file: The bridge's, as a command names it.
-        identity: The line's.
-        seen: What its checkpoint and its gateway say.
-        mark: Sets markers; a line that drops repeats needs it.
-
-    Returns:
-        The identity to start with: a new one where a changed setting takes one (`step`).
+    """Let a query start, or say why not; the identity to start with is a new one where a changed setting takes one.
 
     Raises:
         TowlineError: TL-B22 to TL-B25, TL-B50, TL-B52, TL-B53, with both ways out; what `mark` raises.
@@ -233,15 +223,10 @@ def refusal(line: AnyLine, file: Path | str, code: str, what: str, way: str) -> 
 
 
 def refused(line: AnyLine, file: Path | str, error: TowlineError) -> TowlineError | None:
-    """What a gateway that found its journal not to be the checkpoint's says to the bridge's user [TL-B24].
-
-    Returns:
-        None for any other error.
-    """
-    if error.code not in MISMATCHES:
-        return None
+    """What a gateway that found its journal not to be the checkpoint's says to the bridge's user [TL-B24], or None."""
     way = _THE_OTHER if error.code == "TL-G04" else _NEWEST
-    return refusal(line, file, "TL-B24", f"{error.what}; nothing was taken in", way)
+    what = f"{error.what}; nothing was taken in"
+    return refusal(line, file, "TL-B24", what, way) if error.code in MISMATCHES else None
 
 
 #: What beginning again may cost.
@@ -255,11 +240,7 @@ _COST_OF_A_COPY: Final = "what waits in this journal is carried, and what of it 
 
 
 def begin_again(line: AnyLine) -> str:
-    """Keep the checkpoint under another name and take a new sink id; the query then starts where the account stands.
-
-    Returns:
-        What was done, for the person asked.
-    """
+    """Keep the checkpoint under another name and take a new sink id; the query then starts where the account stands."""
     identity = Identity.read(line.gateway.state_dir)
     if identity is None:
         return f'line "{line.name}" begins anyway: it has never run here'
