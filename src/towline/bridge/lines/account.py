@@ -151,29 +151,24 @@ def begin_totals(
 
 @dataclass(frozen=True, slots=True)
 class LineAccount:
-    """Where every message of a line is.
+    """Where every message of a line is."""
 
-    Attributes:
-        words: Of its direction: key in JSON → word of each number, in the order of the sum: what came into the line,
-            what is where it was to go, everything else, and what waits on disk.
-        counts: The numbers, by the same keys.
-        disagreements: Which source says what, where they can't all be right; empty when the account adds up.
-        uncounted: Messages of a batch in work, or of one that no note tells of.
-        broken: What the guarantee promises and was not kept, or "".
-        remarks: On some of the numbers, by their keys.
-        more: What else stands in JSON.
-        away: Gateways that do not answer, in words; their numbers are those of their last word.
-        stopped: The line has stopped for good: what its sources say of it is not judged, unless they disagree.
-    """
-
+    #: Of its direction: key in JSON → word of each number, in the order of the sum: what came into the line, what is
+    #: where it was to go, everything else, and what waits on disk. And the numbers, by the same keys.
     words: Mapping[str, str]
     counts: Mapping[str, int]
+    #: Which source says what, where they can't all be right; empty when the account adds up.
     disagreements: Sequence[str] = ()
+    #: Messages of a batch in work, or of one that no note tells of.
     uncounted: int = 0
+    #: What the guarantee promises and was not kept, or "".
     broken: str = ""
+    #: On some of the numbers, by their keys; and what else stands in JSON.
     remarks: Mapping[str, str] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
+    #: Gateways that do not answer, in words; their numbers are those of their last word.
     away: tuple[str, ...] = ()
+    #: The line has stopped for good: what its sources say of it is not judged, unless they disagree.
     stopped: bool = False
 
     @property

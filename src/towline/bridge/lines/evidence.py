@@ -28,39 +28,31 @@ KafkaOffsets: TypeAlias = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a checkpoint and a gateway say of themselves.
+    """What a checkpoint and a gateway say of themselves."""
 
-    Attributes:
-        query: Query id in the checkpoint; "" when there is none.
-        planned: Newest batch in the offset log; None when there is none.
-        done: Newest batch in the commit log.
-        journal: Journal of a gateway in the newest planned batch; "" when there is none.
-        planned_end: Offset after its last row there.
-        done_end: Offset after its last row in the newest batch that is done.
-        gateway_journal: Journal the gateway serves.
-        committed: Offset up to which the bridge told the gateway that it is done.
-        tip: Offset after the last row of the journal.
-        incarnation: Which opening of the journal wrote the row below `planned_end`, as the checkpoint has it.
-        first: First offset that the gateway has.
-        written_by: Which opening wrote the row below `planned_end` as the gateway has it; below where the line
-            begins, for a query without a checkpoint.
-        stateful: Whether the checkpoint holds state, which is what repeats are recognised by.
-        form: First line of the newest planned batch in the offset log; "" when there is none.
-    """
-
+    #: Id of the query in the checkpoint; "" when there is none.
     query: str = ""
+    #: Newest batch in the offset log, and in the commit log; None when there is none.
     planned: int | None = None
     done: int | None = None
+    #: Journal of a gateway in the newest planned batch, "" when there is none, and the offset after its last row there.
     journal: str = ""
     planned_end: int = 0
+    #: Offset after its last row in the newest batch that is done.
     done_end: int | None = None
+    #: Journal the gateway serves, up to where the bridge told it that it is done, and the offset after its last row.
     gateway_journal: str = ""
     committed: int = 0
     tip: int = 0
+    #: Which opening of the journal wrote the row below `planned_end`, as the checkpoint has it.
     incarnation: str = ""
+    #: First offset that the gateway has.
     first: int = 0
+    #: `incarnation` as the gateway has it; of the row below where the line begins, for a query without a checkpoint.
     written_by: str = ""
+    #: Whether the checkpoint holds state, which is what repeats are recognised by.
     stateful: bool = False
+    #: First line of the newest planned batch in the offset log; "" when there is none.
     form: str = ""
 
     @property

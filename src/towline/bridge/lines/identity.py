@@ -52,37 +52,32 @@ def read_kept(file: Path, kind: TypeAdapter[_KeptT], code: str, what: str, do: s
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The line of a state directory.
+    """The line of a state directory."""
 
-    Attributes:
-        line: Its name when it ran last.
-        sink: Its name in Kafka: first part of transactional ids and key of its markers.
-        generation: 1, and one more for each time it was told to begin again.
-        query: Id of the streaming query whose checkpoint is its own; "" before the first start.
-        parallelism: Transactions of a batch when it ran last; 0 before the first start.
-        places: Where the query of an uplink without a checkpoint begins: the ``gateways`` of a source offset
-            (`towline.spark.offsets`) as JSON; "" for where each gateway's account stands.
-        offsets: The same of a downlink: offsets in Kafka as Spark's source takes them; "" for where the file says.
-        topic_ids: Ids of the Kafka topics of those offsets, by name, as JSON.
-        mapping: The settings, as JSON, by which the last batches of a downlink were begun.
-        packet_limit: Largest packet of the broker in those batches, in bytes; 0 for no limit.
-        guarantee: Its promise when it ran last; "" before the first start.
-        split: Digest of what the rows of a batch are made of, where that has several transactions; else "".
-        brokers: Where its MQTT session may be.
-    """
-
+    #: Its name when it ran last.
     line: str
+    #: Its name in Kafka: first part of transactional ids and key of its markers.
     sink: str
+    #: 1, and one more for each time it was told to begin again.
     generation: int = 1
+    #: Id of the streaming query whose checkpoint is its own, and transactions of a batch, when it ran last.
     query: str = ""
     parallelism: int = 0
+    #: Where the query of an uplink without a checkpoint begins: the ``gateways`` of a source offset
+    #: (`towline.spark.offsets`) as JSON; "" for where each gateway's account stands.
     places: str = ""
+    #: The same of a downlink: offsets in Kafka as Spark's source takes them, "" for where the file says; and the ids of
+    #: their topics, by name, as JSON.
     offsets: str = ""
     topic_ids: str = "{}"
+    #: By what the last batches of a downlink were begun: settings, as JSON, and the broker's largest packet in bytes.
     mapping: str = ""
     packet_limit: int = 0
+    #: Its promise when it ran last; "" before the first start.
     guarantee: str = ""
+    #: Digest of what the rows of a batch are made of, where that has several transactions; else "".
     split: str = ""
+    #: Where its MQTT session may be.
     brokers: tuple[str, ...] = ()
 
     @classmethod

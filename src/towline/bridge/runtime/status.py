@@ -68,7 +68,7 @@ def collect(
     Args:
         state_dir: Of the bridge.
         lines: Names of the lines; from ``bridge.json`` when not given.
-        clients: Of each line, the client ids that the file says (`towline.bridge.lines.identity.wanted_clients`).
+        clients: Of each line, the client ids that the file says (`wanted_clients`).
 
     Raises:
         ConfigError: TL-B11 if no bridge has ever run there.
@@ -156,8 +156,12 @@ def _line(
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     view = LineView(state_dir.name, saved.get("direction", "up"), directory=state_dir, notes=notes_of(state_dir))
     view.query, view.query_error = saved.get("query", _UNKNOWN_LINE), saved.get("query_error")
-    elsewhere = saved.get("gateways") or ()
-    status = _several(saved) if elsewhere else gateway_status(state_dir)
+    if elsewhere := saved.get("gateways") or ():
+        places = places_of(elsewhere, Access(**saved.get("access") or {}))
+        together = combined(each(places, status_of), saved.get("gateway") or {})
+        status = None if together["state"] == "away" else together
+    else:
+        status = gateway_status(state_dir)
     if running and status:
         view.behind, view.hidden = saved.get("behind"), saved.get("hidden")
     now: dict[str, Any] = {
@@ -192,13 +196,6 @@ def _members(line_dir: Path, wanted: Mapping[str, str] | None) -> dict[str, Any]
     }
 
 
-def _several(saved: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the gateways of a line that reads several say together; None when none answers."""
-    places = places_of(saved["gateways"], Access(**saved.get("access") or {}))
-    status = combined(each(places, status_of), saved.get("gateway") or {})
-    return None if status["state"] == "away" else status
-
-
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What to do about what is wrong with a line, or what weakens its promise."""
     gateway, last = line["gateway"] or {}, line.get("last") or {}
@@ -207,7 +204,11 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
     yield from line.get("remarks", ())
-    yield from _troubles(gateway)
+    for name, part in parts_of(gateway).items():
+        if AWAY in part:
+            yield away_trouble(name, part)
+        elif trouble := (part.get("last_error") or {}).get("text"):
+            yield str(trouble)
     yield from _told_of_sharing(line)
     account = line["account"] or last.get("account") or {}  # these only grow
     yield from (f"sources disagree: {each}   [TL-K61]" for each in account.get("disagreements") or ())
@@ -244,28 +245,14 @@ def _stopped(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     elif line.get("members") and not line.get("gateways"):
         if not any(line["members"].values()):
             yield "no member of the line answers on this machine. Start it with towline gateway --member."
+    elif not line["gateway_running"] and line.get("drained"):
+        yield "it is drained: it takes nothing, and the broker has no session for it. Started again, it takes part."
     elif not line["gateway_running"]:
-        yield _no_gateway(line, running=running)
+        yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
     elif not running and line["direction"] == "down":
         yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
     elif not running:
         yield "messages are received and wait on disk; nothing carries them to Kafka. Start towline run."
-
-
-def _no_gateway(line: Mapping[str, Any], *, running: bool) -> str:
-    if line.get("drained"):
-        what = "it is drained: it takes nothing, and the broker has no session for it"
-        return f"{what}. Started again, it takes part."
-    return _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
-
-
-def _troubles(gateway: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong at a gateway, or at each of several."""
-    for name, part in parts_of(gateway).items():
-        if AWAY in part:
-            yield away_trouble(name, part)
-        elif trouble := (part.get("last_error") or {}).get("text"):
-            yield str(trouble)
 
 
 #: The query of a line that the running bridge does not have.
@@ -342,7 +329,10 @@ def render(status: dict[str, Any]) -> str:
     out += [f"  ! {one['text']}" for one in status.get("left", ())]
     for topic in status.get("former_dead_letter_topics", ()):
         out.append(f'  dead letters of former files may wait in "{topic}": towline dlq show counts them')
-    out += _render_reload(status.get("reload", {})) if status["running"] else []
+    if (reload := status.get("reload")) and status["running"]:
+        when = f" {_moment(reload['at'])}" if "at" in reload else ""
+        out.append(f"  reload    {reload['outcome']}{when}")
+        out += [f"  ! {text}" for text in reload["texts"]] if reload["outcome"] == REFUSED else []
     if status["kafka_error"] and status["running"]:
         out.append(f"  ! {status['kafka_error']}")
     running = status["running"] or status["silent"]
@@ -350,15 +340,6 @@ def render(status: dict[str, Any]) -> str:
     out += [row for rows in sorted(lines, key=lambda rows: _MARKS.index(rows[0][0])) for row in rows]
     # Errors, broker names and states came over the network; each line stays one line.
     return "\n".join(map(printable, out)) + "\n"
-
-
-def _render_reload(reload: Mapping[str, Any]) -> list[str]:
-    """What became of the last reload; a refusal in its own words."""
-    if not reload:
-        return []
-    at, texts = reload.get("at"), reload.get("texts") or []
-    head = f"  reload    {reload.get('outcome')}{f' {_moment(at)}' if at else ''}"
-    return [head, *(f"  ! {text}" for text in texts)] if reload.get("outcome") == REFUSED else [head]
 
 
 def _moment(at: float | None) -> str:
@@ -396,15 +377,6 @@ def _mark(line: Mapping[str, Any], told: list[str]) -> str:
     return "!" if told else "▸"
 
 
-def _render_listen(listen: dict[str, Any]) -> list[str]:
-    if not listen:
-        return []
-    until = str(listen.get("certificate_until", "unknown"))[:10]
-    refused = f"   refused calls {listen['refused']:,}" if listen.get("refused") else ""
-    state = "" if listen.get("running", True) else "   being started again"
-    return [f"  network   {listen.get('location')}   token   certificate until {until}{refused}{state}"]
-
-
 def _render_member(name: str, status: Mapping[str, Any] | None) -> str:
     """One line about a member."""
     if status is None:
@@ -434,7 +406,11 @@ def _render_gateway(name: str, gateway: Mapping[str, Any], line: Mapping[str, An
         yield f"  gateway   {name}   {gateway['at']}{f'   away{last}' if away else ''}"
     if away:
         return
-    yield from _render_listen(gateway.get("listen") or {})
+    if listen := gateway.get("listen"):
+        until = str(listen.get("certificate_until", "unknown"))[:10]
+        refused = f"   refused calls {listen['refused']:,}" if listen.get("refused") else ""
+        state = "" if listen.get("running", True) else "   being started again"
+        yield f"  network   {listen.get('location')}   token   certificate until {until}{refused}{state}"
     session = f"{gateway.get('state')}   {gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}"
     if line["direction"] == "down":
         yield f"  session   {session}"
