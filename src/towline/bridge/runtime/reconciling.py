@@ -7,15 +7,14 @@ they are equal to what the sink has noted, or one batch ahead of it where a kill
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from towline.bridge.config.model import CONSUMER, AnyLine, Bridge, Line
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.recovery import refusal
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
-from towline.kafka.markers import ANYONE, Marker, MarkerTotals
+from towline.kafka.markers import ANYONE, Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline.spark.offsets import places_at
@@ -29,72 +28,54 @@ _TIMEOUT: Final = "15"
 _SOON: Final = "5"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One thing that two sources say.
-
-    Attributes:
-        what: It is about.
-        kafka: What Kafka says; None for nothing.
-        line: What the line says; None for nothing.
-        agrees: None where they can't be compared.
-        why: What is wrong, with its code, or why they can't be compared.
-    """
+class Comparison(NamedTuple):
+    """One thing that two sources say."""
 
     what: str
+    #: What each says; None for nothing.
     kafka: int | None
     line: int | None
+    #: None where they can't be compared.
     agrees: bool | None
+    #: What is wrong, with its code, or why they can't be compared.
     why: str = ""
 
 
 def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What Kafka says of each line, and the line.
-
-    Args:
-        bridge: The file.
-        status: Of `towline.bridge.runtime.status.collect`, asked before.
+    """What Kafka says of each line, and the line, as `towline.bridge.runtime.status.collect` asked it before.
 
     Raises:
         KafkaError: As `MarkerStore.read`.
         ConfigError: The client's configuration is impossible.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    found = {}
     for line in bridge.lines:
-        known = status["lines"].get(line.name) or {}
-        journal = _journal(line, known.get("gateway") or {}) if isinstance(line, Line) else ()
-        found[line.name] = [asdict(one) for one in (*journal, *_markers(bridge, line))]
+        gateway = (status["lines"].get(line.name) or {}).get("gateway") or {}
+        comparisons = (*_journal(line, gateway), *_markers(bridge, line))
+        found[line.name] = [one._asdict() for one in comparisons]
     return found
 
 
-def _journal(line: Line, gateway: Mapping[str, Any]) -> Iterator[Comparison]:
-    committed = (gateway.get("consumers") or {}).get(CONSUMER)
-    logs = Checkpoint(str(line.checkpoint))
-    if committed is not None and (ends := places_at(logs, logs.last_commit_batch())):
+def _journal(line: AnyLine, gateway: Mapping[str, Any]) -> Iterator[Comparison]:
+    committed, logs = (gateway.get("consumers") or {}).get(CONSUMER), Checkpoint(str(line.checkpoint))
+    if isinstance(line, Line) and committed is not None and (ends := places_at(logs, logs.last_commit_batch())):
         yield of_journal(int(committed), sum(place.offset for place in ends))
 
 
 def of_journal(committed: int, done: int) -> Comparison:
-    """The journal's watermark against the newest batch that is done: it is never ahead of it.
-
-    Args:
-        committed: As the gateway says, asked before the checkpoint was read.
-        done: Where that batch ends.
-    """
+    """The journal's watermark, asked before, against the end of the newest batch that is done: it is never ahead."""
     ahead = f"journal says {committed:,} committed · the checkpoint's last batch ends at {done:,}   [TL-K61]"
     return Comparison("committed", None, committed, committed <= done, "" if committed <= done else ahead)
 
 
 def _markers(bridge: Bridge, line: AnyLine) -> list[Comparison]:
-    identity = Identity.read(line.gateway.state_dir)
+    identity, found = Identity.read(line.gateway.state_dir), list[Comparison]()
     if identity is None or not line.transacts:
-        return []
+        return found
     store = _store(bridge, line, identity, _TIMEOUT)
-    sink = f"{identity.sink}/{line.parallelism}"
-    found: list[Comparison] = []
     for _ in range(_LOOKS):
         noted = next(reversed(SinkNote.read(Checkpoint(str(line.checkpoint))).totals), None)
-        found = list(of_markers(noted, store.read_all(), sink))
+        found = list(of_markers(noted, store.read_all(), f"{identity.sink}/{line.parallelism}"))
         if all(one.agrees is not False for one in found):
             break
     return found
@@ -114,10 +95,8 @@ def foreign_marker(bridge: Bridge, line: AnyLine) -> TowlineError | None:
         return None
     for marker in _store(bridge, line, identity, _SOON).read_all().values():
         if marker is not None and marker.writer not in (ANYONE, ours) and marker.total_rows:
-            what = (
-                f'its sink "{identity.sink}" has {marker.total_rows:,} rows of query {marker.writer} in Kafka, whose '
-            )
-            what += "checkpoint is not here; nothing was taken in"
+            what = f'its sink "{identity.sink}" has {marker.total_rows:,} rows of query {marker.writer} in Kafka'
+            what += ", whose checkpoint is not here; nothing was taken in"
             return refusal(line, bridge.file, "TL-K13", what, "Bring back the state directory of that query")
     return None
 
@@ -128,13 +107,7 @@ def _store(bridge: Bridge, line: AnyLine, identity: Identity, patience_s: str) -
 
 
 def of_markers(noted: BatchTotals | None, markers: Mapping[int, Marker | None], sink: str) -> Iterator[Comparison]:
-    """The totals of a sink's markers against its note.
-
-    Args:
-        noted: What the sink noted last; None for nothing.
-        markers: Of each partition, read after the note.
-        sink: As the note has it: ``<sink id>/<partitions>``.
-    """
+    """The totals of a sink's markers, read after the note, against that; `sink` is ``<sink id>/<partitions>``."""
     what, there = "rows in the markers", [marker.total_rows for marker in markers.values() if marker is not None]
     total, partitions = sum(there) if there else None, int(sink.rpartition("/")[2])
     if noted is None or noted.marks is None or noted.sink != sink:
@@ -153,17 +126,13 @@ def of_markers(noted: BatchTotals | None, markers: Mapping[int, Marker | None], 
     if not agrees:
         yield Comparison(what, total, noted.marks.rows, agrees, why)
         return
-    totals = [_before(one) if one.batch > noted.batch else one.totals for one in known]
-    rows, dead = (sum(column) for column in zip(*totals, strict=True))
+    ahead = [one for one in known if one.batch > noted.batch]  # by a batch that the sink has not noted yet
+    rows = sum(one.total_rows for one in known) - sum(one.rows for one in ahead)
+    dead = sum(one.total_dead_lettered for one in known) - sum(one.dead_lettered for one in ahead)
     letters = ("dead letters in the markers", dead, noted.marks.dead_lettered)
     for about, kafka, line in ((what, rows, noted.marks.rows), letters):
         why = "" if kafka == line else f"the markers say {kafka:,}, the sink has noted {line:,}   [TL-K62]"
         yield Comparison(about, kafka, line, kafka == line, why)
-
-
-def _before(marker: Marker) -> MarkerTotals:
-    """The totals without its own batch, which the sink has not noted yet."""
-    return MarkerTotals(marker.total_rows - marker.rows, marker.total_dead_lettered - marker.dead_lettered)
 
 
 def render_comparisons(found: Mapping[str, list[dict[str, Any]]]) -> str:
