@@ -54,7 +54,8 @@ COMMANDS = {
 #: Commands that are not of this package: they come with the proof harness, which the product never imports.
 _ELSEWHERE = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
 #: Commands that share a module.
-_SHARED = dict.fromkeys(("reload", "pause", "resume", "restart", "begin-again", "retire"), "towline.cli.lines")
+_LINES = ("run", "reload", "pause", "resume", "restart", "begin-again", "retire")
+_SHARED = {**dict.fromkeys(_LINES, "towline.cli.lines"), "schema": "towline.cli.check"}
 
 _USAGE = "towline COMMAND [OPTIONS]   messages between MQTT and Kafka, each accounted for"
 _EXAMPLE = """Example:  towline check bridge.toml && towline run bridge.toml

@@ -1,4 +1,4 @@
-"""``towline check``: is this bridge file right, and what would it do."""
+"""``towline check``: is this bridge file right, and what would it do. ``towline schema``: what it may say."""
 
 from __future__ import annotations
 
@@ -81,3 +81,17 @@ def _judge(bridge: Bridge, file: Path) -> None:
         os.close(own)
     if wrong:
         raise ConfigErrors(error for one in wrong.values() for error in one.found())
+
+
+def schema() -> None:
+    """Print the JSON Schema (2020-12) of the bridge file.
+
+    An editor with Taplo (Even Better TOML) reads it where the file begins with the line
+
+        #:schema ./bridge.schema.json
+
+    Example:  towline schema > bridge.schema.json
+    """
+    from towline.bridge.config.schema import bridge_schema  # noqa: PLC0415 - loaded when it is called
+
+    sys.stdout.write(json_text(bridge_schema(), indent=2))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +83,7 @@ def replay(
     ledgers = dlq.shelves(bridge)
     for shelf in ledgers:
         left = None if limit is None else limit - total.letters
-        total.include(replaying.replay(shelf, wanted, _session(bridge), limit=left, dry_run=dry_run))
+        total.include(replaying.replay(shelf, wanted, partial(_session, bridge), limit=left, dry_run=dry_run))
     done = {"mended": dict(total.mended), "filtered": total.filtered, "dead": dict(total.dead)}
     found = {"dry_run": dry_run, **done, **_besides(ledgers)}
     print_result(found, _told(total, found, dry_run=dry_run), as_json=as_json)
@@ -100,15 +101,11 @@ def _wanted(bridge: Bridge, line: str | None, reason: str | None) -> dlq.Wanted:
     return dlq.Wanted(bridge.line(line).name if line else None, reason)
 
 
-def _session(bridge: Bridge) -> Callable[[], SparkSession]:
-    """Makes the bridge's own session when a ``where`` has to be asked, once."""
+def _session(bridge: Bridge) -> SparkSession:
+    """The bridge's own session, when a ``where`` has to be asked."""
+    from towline.bridge.runtime.session import session  # noqa: PLC0415 - Spark is loaded only where it is needed
 
-    def make() -> SparkSession:
-        from towline.bridge.runtime.session import session  # noqa: PLC0415 - Spark is loaded only where it is needed
-
-        return session(bridge)
-
-    return make
+    return session(bridge)
 
 
 def _facts(topic: str, line: str, entry: dlq.Entry) -> dict[str, Any]:
@@ -139,10 +136,8 @@ def _besides(ledgers: list[dlq.DeadLetterTopic]) -> dict[str, Any]:
     return {"absent": [ledger.topic for ledger in ledgers if ledger.absent], "nobodys": nobodys, "strange": strange}
 
 
-def _none(found: dict[str, Any]) -> Iterator[str]:
-    yield from (f"none yet: topic {topic} is not there" for topic in found["absent"])
-    if not found["absent"]:
-        yield "no dead letters wait"
+def _none(found: dict[str, Any]) -> list[str]:
+    return [f"none yet: topic {topic} is not there" for topic in found["absent"]] or ["no dead letters wait"]
 
 
 def _of_nobody(found: dict[str, Any]) -> Iterator[str]:

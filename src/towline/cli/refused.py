@@ -84,26 +84,19 @@ def drop(
 
 
 def _move(what: str, places: Iterator[tuple[str, Path]], limit: int | None, *, as_json: bool) -> None:
-    moved: dict[str, int] = {}
+    moved = Counter[str]()
     for name, directory in places:
         with _reached(directory) as ask:
-            for count in _steps(ask, what, limit):
-                moved[name] = moved.get(name, 0) + count
+            page = ask("page", 0)
+            at = page["rows"][0]["offset"] if page["rows"] else page["end"]
+            upto = page["end"] if limit is None else min(page["end"], at + limit)
+            while at < upto:  # part by part; what is refused again meanwhile stays
+                done = ask(what, upto)
+                moved[name] += done["moved"]
+                at = done["next"]
     word = "back in the outbox" if what == "replay" else "dropped"
     lines = [f"{count:>10,}  {word}   {name}" for name, count in moved.items() if count]
     print_result({what: moved}, lines or ["no refused messages"], as_json=as_json)
-
-
-def _steps(ask: _Ask, what: str, limit: int | None) -> Iterator[int]:
-    """Move messages part by part; what is refused again meanwhile stays."""
-    page = ask("page", 0)
-    upto, at = page["end"], page["rows"][0]["offset"] if page["rows"] else page["end"]
-    if limit is not None:
-        upto = min(upto, at + limit)
-    while at < upto:
-        done = ask(what, upto)
-        yield done["moved"]
-        at = done["next"]
 
 
 def _rows(ask: _Ask) -> Iterator[dict[str, Any]]:

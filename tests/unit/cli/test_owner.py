@@ -22,7 +22,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
 from towline.schema import ROW_SCHEMA
 
-for _module in ("bridge.runtime.supervisor", "bridge.runtime.screen", "monitor.serving", "cli.run"):
+for _module in ("bridge.runtime.supervisor", "bridge.runtime.screen", "monitor.serving", "cli.lines"):
     importlib.import_module(f"towline.{_module}")
 
 #: A user without a name, and one with: who runs a service, and who comes by.
