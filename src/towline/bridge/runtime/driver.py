@@ -63,11 +63,7 @@ EXIT_JVM_GONE: Final = 3
 
 
 class Reports:
-    """Writes JSON lines, one at a time, from any thread.
-
-    Args:
-        stream: Where they go.
-    """
+    """Writes JSON lines, one at a time, from any thread."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -94,10 +90,6 @@ class LineRunner:
 
     The main thread it is, because Spark looks for a sink's Python data source in the session that is active *on the
     calling thread*, and PySpark makes it active on the thread that made the session only.
-
-    Args:
-        host: Has the session and takes the reports.
-        query: Of the line.
     """
 
     def __init__(self, host: Driver, query: LineQuery[Any]) -> None:
@@ -110,10 +102,8 @@ class LineRunner:
         self._pauses = Backoff()
         self._running: StreamingQuery | None = None
         self._again_at = 0.0
-        #: When the query was started last.
-        self._started_at = 0.0
-        #: Whether a batch was committed since then.
-        self._begun = False
+        #: When the query was started last, and whether a batch was committed since then.
+        self._started_at, self._begun = 0.0, False
         #: Set by each batch; cleared to wait for the next.
         self._batch_done = threading.Event()
         #: Whether the topics that the line names were there.
@@ -245,8 +235,7 @@ def step_all(runners: Sequence[LineRunner], at_once: int = os.cpu_count() or 1) 
 class _Listener(JStreamingQueryListener):
     """Hands each batch's progress on, as Spark's JSON.
 
-    What Spark's JVM calls, without PySpark's `StreamingQueryListener` between: that asks the JVM for each value of a
-    progress by itself, which is 50 ms of CPU a batch.
+    PySpark's own `StreamingQueryListener` asks the JVM for each value of a progress by itself: 50 ms of CPU a batch.
     """
 
     def __init__(self, on_batch: Callable[[dict[str, Any]], None]) -> None:
@@ -258,27 +247,18 @@ class _Listener(JStreamingQueryListener):
         jvm: Any = SparkContext._jvm  # noqa: SLF001 - as PySpark's own does it
         return jvm.PythonStreamingQueryListenerWrapper(self)
 
-    def onQueryStarted(self, jevent: Any) -> None:  # noqa: N802 - Spark's name
-        """Nothing to do."""
-
     def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802 - Spark's name
         """A batch is in the commit log."""
         self._on_batch(json.loads(jevent.progress().json()))
 
-    def onQueryIdle(self, jevent: Any) -> None:  # noqa: N802 - Spark's name
-        """Nothing to do."""
+    def _unheard(self, jevent: Any) -> None:
+        """What the runners see by themselves."""
 
-    def onQueryTerminated(self, jevent: Any) -> None:  # noqa: N802 - Spark's name
-        """Seen by the runner, with the reason."""
+    onQueryStarted = onQueryIdle = onQueryTerminated = _unheard  # noqa: N815 - Spark's names
 
 
 class Driver:
-    """The session and its runners.
-
-    Args:
-        bridge: What to run.
-        reports: Where to report.
-    """
+    """The session and its runners."""
 
     def __init__(self, bridge: Bridge, reports: Reports) -> None:
         self.bridge = bridge
@@ -317,10 +297,9 @@ class Driver:
             if self._go.is_set():
                 step_all(list(self._runners.values()))
             self.stopping.wait(0.2)
-        runners = list(self._runners.values())
         deadline = time.monotonic() + STOP_S
         with contextlib.suppress(Exception):  # a JVM that no longer answers has no batch to finish
-            for runner in runners:
+            for runner in self._runners.values():
                 runner.stop(deadline, "stopped")
             self.spark.stop()
         return 0 if self.stopping.is_set() else 2
@@ -333,15 +312,12 @@ class Driver:
             elif "hold" in order:  # given up before this process: there is no query
                 self.say("held", line=order["hold"])
             elif "judge" in order:
-                self._judge(order["of"], [_LINE.validate_python(one) for one in order["judge"]])
+                lines = tuple(_LINE.validate_python(one) for one in order["judge"])
+                wrong = sqlcheck.judge(self.bridge.model_copy(update={"lines": lines}), self.spark)
+                errors = [(one.code, one.where, one.what, one.do) for each in wrong.values() for one in each.found()]
+                self.say("judged", of=order["of"], mistakes=errors)
             else:
                 self._take(_LINE.validate_python(order["take"]))
-
-    def _judge(self, of: str, lines: Sequence[Line | DownLine]) -> None:
-        """Report the mistakes in the SQL of lines as they are to be."""
-        wrong = sqlcheck.judge(self.bridge.model_copy(update={"lines": tuple(lines)}), self.spark)
-        errors = [error for one in wrong.values() for error in one.found()]
-        self.say("judged", of=of, mistakes=[(one.code, one.where, one.what, one.do) for one in errors])
 
     def _take(self, line: Line | DownLine) -> None:
         """Let a line be what it is from now on; one that was given up before this process begins again."""

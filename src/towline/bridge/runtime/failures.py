@@ -8,7 +8,7 @@ exception in Spark's text, the plan of the query, is no reason: it holds every m
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from towline.errors import TowlineError, stays
 
@@ -52,15 +52,8 @@ _STATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
 MAX_TEXT = 300
 
 
-@dataclass(frozen=True, slots=True)
-class FailureReason:
-    """Why something failed.
-
-    Attributes:
-        code: ``TL-...``; ``TL-B01`` for errors that are not ours.
-        text: One line, the code at its end.
-        permanent: Whether another try would fail the same way.
-    """
+class FailureReason(NamedTuple):
+    """Why something failed: a code, a line with it at the end, and whether another try would fail the same way."""
 
     code: str
     text: str
@@ -68,13 +61,7 @@ class FailureReason:
 
 
 def reason(error: BaseException | str, where: str, failed: str = "the query failed") -> FailureReason:
-    """Find what went wrong.
-
-    Args:
-        error: What was raised, or its text.
-        where: Whom a foreign error is about, such as ``line "telemetry"``.
-        failed: What did not work, for a foreign error.
-    """
+    """Find what went wrong; a foreign error, TL-B01, is about `where`, and says what `failed`."""
     if isinstance(error, TowlineError):
         return FailureReason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))
     text = _AROUND.sub("", str(error).partition(_PLAN)[0])

@@ -43,9 +43,6 @@ def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, d
         idle_s: Seconds without a message after which the session counts as empty.
         discard: Give up what waits, and what the session holds, instead of carrying it on.
 
-    Returns:
-        What was done, for the person asked.
-
     Raises:
         ConfigError: TL-B10 a bridge runs; TL-B38, TL-G57 this can't be carried on; TL-C73 there is no such line.
         GatewayError: TL-B39, not all is carried on; nothing was removed.

@@ -67,11 +67,7 @@ def _timed(text: str, *, local: bool) -> str:
 
 
 class PlainScreen:
-    """Lines for a log or a pipe: events, and the numbers every `PLAIN_S` seconds while they change.
-
-    Args:
-        stream: Where they go.
-    """
+    """Lines for a log or a pipe: events, and the numbers every `PLAIN_S` seconds while they change."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -104,12 +100,7 @@ class PlainScreen:
 
 
 class JsonScreen:
-    """One JSON object a line, for a log that programs read: events, and each line's state when it changes.
-
-    Args:
-        stream: Where they go.
-        level: The least that is written, as `logging` counts.
-    """
+    """One JSON object a line, for a log that programs read: events, and each line's state when it changes."""
 
     def __init__(self, stream: TextIO, level: int = logging.INFO) -> None:
         self._out, self._level = PlainScreen(stream), level
@@ -117,8 +108,10 @@ class JsonScreen:
 
     def say(self, text: str) -> None:
         """Write an event; one with a code is a warning."""
-        codes = codes_in(text)
-        self._write(logging.WARNING if codes else logging.INFO, text, **({"code": codes[0]} if codes else {}))
+        if codes := codes_in(text):
+            self._write(logging.WARNING, text, code=codes[0])
+        else:
+            self._write(logging.INFO, text)
 
     def show(self, state: BridgeState) -> None:
         """Write what has another state than before."""
@@ -137,11 +130,7 @@ class JsonScreen:
 
 
 class LiveScreen:
-    """A table that is redrawn, events above it.
-
-    Attributes:
-        live: What redraws it, as long as its context is open.
-    """
+    """A table that `live` redraws as long as its context is open, events above it."""
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415 - loaded when there is a terminal

@@ -81,14 +81,15 @@ def session(bridge: Bridge) -> SparkSession:
         hidden["spark.jars"] = jars
         behind = [os.environ.get("SPARK_DIST_CLASSPATH"), *jars.split(",")]
         os.environ["SPARK_DIST_CLASSPATH"] = os.pathsep.join(filter(None, behind))
+    name, master = f"towline {bridge.name}", bridge.spark.master
     if hidden or user:  # once the JVM runs: what it is started with stands in its command line [I12]
-        SparkContext._ensure_initialized(conf=_spark_conf(bridge, conf))  # noqa: SLF001 - as the builder does it
+        begun = SparkConf().setMaster(master).setAppName(name).setAll([*conf.items()])
+        SparkContext._ensure_initialized(conf=begun)  # noqa: SLF001 - as the builder does it
         if user:
             login: Any = SparkContext._jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]  # noqa: SLF001
             login.setLoginUser(login.createRemoteUser(user))
-        SparkContext.getOrCreate(_spark_conf(bridge, {**conf, **hidden}))
-    builder = SparkSession.builder.master(bridge.spark.master).appName(_name(bridge))
-    spark = builder.config(map={**conf}).getOrCreate()
+        SparkContext.getOrCreate(begun.setAll([*hidden.items()]))
+    spark = SparkSession.builder.master(master).appName(name).config(map={**conf}).getOrCreate()
     register(spark)
     for source in FORMATS:
         spark.dataSource.register(source)
@@ -103,14 +104,6 @@ def _unnamed(home: Path) -> str | None:
     given = os.environ.get("SPARK_SUBMIT_OPTS", "")
     os.environ["SPARK_SUBMIT_OPTS"] = f"{quoted(f'-Duser.home={home}')} {given}"
     return os.environ.setdefault("SPARK_USER", str(os.geteuid()))
-
-
-def _name(bridge: Bridge) -> str:
-    return f"towline {bridge.name}"
-
-
-def _spark_conf(bridge: Bridge, conf: Mapping[str, str]) -> SparkConf:
-    return SparkConf().setMaster(bridge.spark.master).setAppName(_name(bridge)).setAll(list(conf.items()))
 
 
 def secret_of(spark: SparkSection) -> str | None:
@@ -182,11 +175,7 @@ def look_at_master(master: str) -> None:
 
 
 def look_at_executors(spark: SparkSession, bridge: Bridge) -> int:
-    """Ask those that were not asked before; nothing with a local master.
-
-    Raises:
-        SetupError: As `towline.spark.executors.check_executors`.
-    """
+    """Ask those that were not asked before; nothing with a local master. Raises as `check_executors`."""
     return check_executors(spark, shared=shared_of(bridge), files=files_of(bridge))
 
 

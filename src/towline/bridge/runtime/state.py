@@ -57,10 +57,7 @@ _ACCOUNTS: Final[Mapping[str, tuple[str, Callable[[LineNotes, Mapping[str, Any]]
     "down": ("outbox", downlink_account),
 }
 #: Attributes of a view that ``bridge.json`` has as they are.
-_SAVED: Final = (
-    *("direction", "query", "heard", "gateway_error", "query_error"),
-    *("restarts", "gateway_restarts", "batch_ms"),
-)
+_SAVED: Final = ("direction", "query", "heard", "gateway_error", "query_error", "batch_ms")
 
 
 def notes_of(directory: Path) -> LineNotes | None:
@@ -183,9 +180,9 @@ class BridgeState:
 
     Args:
         name: Of the bridge.
-        state_dir: Where ``bridge.json`` goes; what gateways said to former runs is taken from there.
+        state_dir: Where ``bridge.json`` goes, and was: it has what gateways said to former runs.
         lines: Names of the lines, and their directions.
-        insecure: What the settings give up on the way to Kafka (`towline.kafka.clientconfig.insecurities`).
+        insecure: As `towline.kafka.clientconfig.insecurities`.
         file: What the bridge was read from; `towline status` says when it was changed since.
     """
 
@@ -207,7 +204,6 @@ class BridgeState:
         self.lines: dict[str, LineView] = {}
         self._file = state_dir / BRIDGE_FILE
         self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
-        self._started = time.time()
         #: What became of the last reload, under "", and of the last restart of each line (`Reloading.reload`).
         self.outcomes: dict[str, Mapping[str, Any]] = {}
         #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
@@ -255,7 +251,6 @@ class BridgeState:
                 "outcomes": {name: dict(outcome) for name, outcome in self.outcomes.items()},
                 "pid": None if ended else os.getpid(),
                 "ticks": ProcessMark.of(os.getpid()).started,
-                "started": self._started,
                 "updated": time.time(),
                 "spark": "ended" if ended else self.spark,
                 "spark_restarts": self.spark_restarts,
@@ -295,14 +290,7 @@ def read_state(state_dir: Path) -> dict[str, Any] | None:
 
 
 def pause(directory: Path, by: str = "") -> bool:
-    """Pause a line, durably; its gateway goes on receiving, or delivering.
-
-    Args:
-        directory: Of the line.
-        by: Who asks, for `towline status`; this process's user by default.
-
-    Returns:
-        False if it was paused before, which stays as it is.
+    """Pause a line, by this process's user if by nobody else, durably; False if it was paused before, and stays so.
 
     Raises:
         ConfigError: TL-C25 the directory can't be used, TL-J23 it is another user's.
@@ -348,16 +336,7 @@ def take_restart(directory: Path) -> bool:
 
 
 def carried_out(bridge: Bridge, name: str, *, pausing: bool, patience_s: float = 30.0) -> str:
-    """Pause a line, or end its pause, and wait until the bridge that runs, if one does, has done so.
-
-    Args:
-        bridge: What its file says.
-        name: Of the line.
-        pausing: Or to resume.
-        patience_s: Seconds to wait.
-
-    Returns:
-        What is so now, in one line.
+    """Pause a line, or end its pause, and wait until a bridge that runs has done so; what is so now, in one line.
 
     Raises:
         ConfigError: TL-C73, there is no such line; and as `pause`.
@@ -406,15 +385,7 @@ def _put(file: Path, text: str | None) -> None:
 
 
 def reload_from_outside(bridge: Bridge, line: str = "", patience_s: float = _PATIENCE_S) -> dict[str, Any]:
-    """Have the bridge that runs take its file up, or restart a line, and wait for what becomes of it.
-
-    Args:
-        bridge: What its file says.
-        line: That is to be restarted; "" for the whole file.
-        patience_s: Seconds to wait for the answer.
-
-    Returns:
-        ``outcome`` and ``texts``.
+    """Have the bridge that runs take its file up, or restart a line, and wait for ``outcome`` and ``texts`` of that.
 
     Raises:
         GatewayError: TL-B65, no bridge runs in its state directory, or it does not have the line.

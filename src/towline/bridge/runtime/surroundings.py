@@ -40,14 +40,10 @@ _SOCKET_NAME: Final = 43
 
 
 def check_java(environ: Mapping[str, str] = os.environ, *, version: bool = False) -> None:
-    """See that there is a Java as Spark looks for it (``bin/spark-class``); nothing without it works at any later try.
-
-    Args:
-        environ: Of the driver.
-        version: Whether it is asked for its version too, which takes a moment.
+    """See that there is a Java as Spark looks for it (``bin/spark-class``), and of its version, which takes a moment.
 
     Raises:
-        SetupError: TL-S21, with what to do.
+        SetupError: TL-S21: nothing without it works at any later try.
     """
     if "SPARK_HOME" in environ or "SPARK_CONF_DIR" in environ:
         return  # its spark-env.sh may know one
@@ -67,9 +63,7 @@ def check_java(environ: Mapping[str, str] = os.environ, *, version: bool = False
 def check_python(master: str, environ: Mapping[str, str] = os.environ) -> None:
     """See that the Python of Spark's tasks, if a variable names one, has the versions that this one has.
 
-    Args:
-        master: Spark's; of a cluster each executor is asked (`towline.spark.executors`).
-        environ: Of the driver.
+    Of a cluster each executor is asked (`towline.spark.executors`).
 
     Raises:
         SetupError: TL-B60, tasks would fail at each try.
@@ -112,13 +106,10 @@ def scratch(state_dir: Path) -> tuple[Path, int]:
 
 
 def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The driver's environment.
+    """The driver's environment, with a place from `scratch`; a ``spark.local.dir`` of the user's is left alone.
 
-    Args:
-        bridge: With a local or a standalone master, Spark's processes start quicker in a home of our own, from an
-            archive of classes; with a local one its checkpoints are written by `towline.spark.localfs`.
-        place: From `scratch`, where the driver of a cluster stands; a ``spark.local.dir`` of the user's is left alone.
-        environ: What it inherits.
+    With a local or a standalone master, Spark's processes start quicker in a home of our own, from an archive of
+    classes; with a local one its checkpoints are written by `towline.spark.localfs`.
     """
     variables = dict(environ)
     master = bridge.spark.master
@@ -170,11 +161,7 @@ def quoted(option: str) -> str:
 
 
 def short_sockets(state_dir: Path) -> dict[str, str]:
-    """Where the sockets of Spark's Python processes go, if their paths would be too long in Java's directory.
-
-    Args:
-        state_dir: Of the bridge: Java's directory is the `scratch` in it.
-    """
+    """Where the sockets of Spark's Python processes go, if their paths would be too long in Java's directory."""
     javas = f"{state_dir.absolute()}/{SCRATCH}/spark-abcdefgh"
     short = short_place(_SOCKET_NAME, javas, tempfile.gettempdir())
     return {"spark.python.unix.domain.socket.dir": short} if short != javas else {}
