@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any, Final
 
-from towline.bridge.runtime.reloading import Reloading
+from towline.bridge.runtime.supervisor import Reloading
 from towline.cli import main
 
 __all__ = ["STEPS"]
