@@ -62,7 +62,7 @@ def check(
 def _judge(bridge: Bridge, file: Path) -> None:
     """Have a local Spark judge what is said in SQL: TL-C74; TL-S20, TL-S21."""
     from towline.bridge.config import sqlcheck  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.surroundings import check_java  # noqa: PLC0415
+    from towline.bridge.runtime.session import check_java  # noqa: PLC0415
     from towline.errors import ConfigErrors  # noqa: PLC0415
     from towline.spark.session import check_pyspark  # noqa: PLC0415
 

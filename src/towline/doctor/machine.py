@@ -20,7 +20,7 @@ from towline import files
 from towline.bridge.config.model import Bridge, Line
 from towline.bridge.config.tables import BATCH_BYTES
 from towline.bridge.lines.identity import left_lines
-from towline.bridge.runtime.surroundings import check_java
+from towline.bridge.runtime.session import check_java
 from towline.doctor.case import PROBE, Case, LineLoad
 from towline.doctor.table import Answer, Check, Standing, fact, named, sized
 from towline.errors import SetupError

@@ -24,9 +24,9 @@ from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline import Client
 from towline.bridge.config.file import load
+from towline.bridge.runtime.session import SCRATCH
 from towline.bridge.runtime.state import paused
 from towline.bridge.runtime.status import collect_from
-from towline.bridge.runtime.surroundings import SCRATCH
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.devstack.ports import free_port
 

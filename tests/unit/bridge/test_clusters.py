@@ -13,8 +13,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines.query import reachable
-from towline.bridge.runtime.session import files_of, secret_of, settings_of, shared_of
-from towline.bridge.runtime.surroundings import environment
+from towline.bridge.runtime.session import environment, files_of, secret_of, settings_of, shared_of
 from towline.errors import ConfigError
 from towline.gateway.settings import ListenSettings
 

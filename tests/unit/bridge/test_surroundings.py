@@ -18,7 +18,7 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.tables import NAME
 from towline.bridge.runtime import supervisor
-from towline.bridge.runtime.surroundings import SCRATCH, check_java, check_python, environment, scratch, short_sockets
+from towline.bridge.runtime.session import SCRATCH, check_java, check_python, environment, scratch, short_sockets
 from towline.cli import main
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES, socket_path

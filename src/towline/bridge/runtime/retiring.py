@@ -18,9 +18,9 @@ from typing import Final
 from towline.bridge.config.model import AnyLine, Bridge, DownLine
 from towline.bridge.lines.identity import JOURNALS, known_line, left_sessions, wanted_clients
 from towline.bridge.runtime.screen import Screen
+from towline.bridge.runtime.session import SCRATCH
 from towline.bridge.runtime.state import BRIDGE_FILE
 from towline.bridge.runtime.supervisor import Supervisor, alone
-from towline.bridge.runtime.surroundings import SCRATCH
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.identity import end_client, read_clients
 from towline.gateway.launch import end_running

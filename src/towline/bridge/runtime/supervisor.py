@@ -25,9 +25,9 @@ from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.reload import LineChange, changes
 from towline.bridge.lines.identity import left_lines, left_texts, remember, settle
 from towline.bridge.runtime.screen import Screen, line_state
+from towline.bridge.runtime.session import check_java, check_python
 from towline.bridge.runtime.state import APPLIED, REFUSED, UNCHANGED, UNDER_WAY, BridgeState, digest_of, take_restart
 from towline.bridge.runtime.supervisors import DriverSupervisor, GatewaySupervisor, KafkaSupervisor, see_to, unforeseen
-from towline.bridge.runtime.surroundings import check_java, check_python
 from towline.errors import ConfigError, ConfigErrors, GatewayUnreachable, KafkaError, TowlineError
 from towline.gateway.launch import discover, state_lock
 from towline.gateway.sessions import ChangeState

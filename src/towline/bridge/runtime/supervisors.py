@@ -42,8 +42,8 @@ from towline.bridge.lines.evidence import (
 from towline.bridge.lines.identity import is_drained, wanted_clients
 from towline.bridge.lines.recovery import refused
 from towline.bridge.runtime.failures import MAX_TEXT, NO_JVM
+from towline.bridge.runtime.session import check_java, environment, scratch
 from towline.bridge.runtime.state import HELD, PAUSED, PAUSED_FILE, BridgeState, LineView, notes_of
-from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import (
     ConfigError,
     GatewayError,
