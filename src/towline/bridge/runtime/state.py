@@ -114,6 +114,7 @@ class LineView:
         """Take an answer of the gateway; the number of the first dead letters that came since the bridge began."""
         before, self.notes = self.notes, notes
         self.status, self.heard = status, time.time()
+        self.sample(time.monotonic())
         if self.lettered or before is None or notes is None:
             return 0
         letters = notes.counts["dead_lettered"] - before.counts["dead_lettered"]
@@ -241,7 +242,7 @@ class BridgeState:
         return events
 
     def save(self, *, ended: bool = False) -> None:
-        """Write ``bridge.json``, atomically, mode 0600."""
+        """Write ``bridge.json``, atomically, mode 0600; a full disk is the gateways' concern, and no reason to end."""
         with self.lock:
             values = {
                 "bridge": self.name,
@@ -259,7 +260,8 @@ class BridgeState:
                 "kafka_insecure": self.kafka_insecure,
                 "lines": {name: view.as_json() for name, view in self.lines.items()},
             }
-        files.replace(self._file, json.dumps(values, indent=1), synced=False)
+        with suppress(OSError):
+            files.replace(self._file, json.dumps(values, indent=1), synced=False)
 
 
 def is_there(state: Mapping[str, Any]) -> bool:

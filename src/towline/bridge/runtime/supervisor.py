@@ -110,7 +110,6 @@ class Supervisor:
         read: Callable[[], Bridge] | None = None,
     ) -> None:
         self._bridge = bridge
-        self._file = bridge
         self._read = read or (lambda: load(bridge.file))
         self._screen = screen
         self._observe = observe
@@ -139,7 +138,7 @@ class Supervisor:
                 renamed or copied; TL-C.. what is wrong with every line.
             TowlineError: What keeps every line from running, in its own words.
         """
-        bridge = self._bridge
+        file = bridge = self._bridge
         with alone(bridge), _signals(self._interrupted, self._hung_up):
             _check_members(bridge)
             check_pyspark()
@@ -173,7 +172,7 @@ class Supervisor:
                 self._driver.give_up(line.name, str(unequipped))
             self._gateways = {line.name: self._gateway_of(line) for line in bridge.lines}
             parts = self._state, self._driver, self._gateways, self._gateway_of, self._spark_ending
-            self._reloading = Reloading(self._file, bridge, lambda: _check_members(self._read()), *parts)
+            self._reloading = Reloading(file, bridge, lambda: _check_members(self._read()), *parts)
             self._driver.heed_pauses()
             self._at_once = self._driver.kill
             for child in (*self._gateways.values(), self._kafka, self._driver):
@@ -199,10 +198,7 @@ class Supervisor:
             now = time.monotonic()
             if now - saved >= 1.0:
                 saved = now
-                with self._state.lock:
-                    for view in self._state.lines.values():
-                        view.sample(now)
-                self._save()
+                self._state.save()
                 self._terminal.look()
                 trim(self._driver.log)
             self._refresh()
@@ -220,11 +216,6 @@ class Supervisor:
         restarts = (name for name in self._state.lines if take_restart(self._bridge.state_dir / name))
         if (line := "" if asked else next(restarts, None)) is not None:
             self._reload = later(partial(self._reloading.reload, line), "reload")
-
-    def _save(self, *, ended: bool = False) -> None:
-        """Write ``bridge.json``; a full disk is the gateways' concern, and no reason to end them."""
-        with contextlib.suppress(OSError):
-            self._state.save(ended=ended)
 
     def _refresh(self) -> None:
         self._state.beat = time.monotonic()
@@ -247,11 +238,12 @@ class Supervisor:
                 return unforeseen(child.where)
         if fatal := self._kafka.fatal or self._driver.fatal:
             return fatal
-        dead = [child for child in (*self._gateways.values(),) if child.fatal is not None]
-        if len(dead) == len(self._gateways):
+        gateways = [*self._gateways.values()]
+        dead = [child for child in gateways if child.fatal is not None]
+        if len(dead) == len(gateways):
             return dead[0].fatal
         broken = {child.line.name for child in dead} | set(self._driver.given_up)
-        if len(broken) == len(self._gateways):
+        if len(broken) == len(gateways):
             names = ", ".join(sorted(broken))
             do = "Correct what was told above and start again; what was received waits on disk."
             return ConfigError("TL-B04", str(self._bridge.file), f"no line can go on ({names})", do)
@@ -286,7 +278,7 @@ class Supervisor:
             self._driver.kill()
         while self._driver.is_alive() and self._interrupts < 2 and time.monotonic() < deadline:
             self._driver.join(TICK_S)
-            self._save()
+            self._state.save()
             self._refresh()
         if self._driver.is_alive() and self._interrupts < 2:
             self._screen.say(f"Spark did not end within {FINISH_S:.0f} s: its batch comes again with the next start")
@@ -298,13 +290,10 @@ class Supervisor:
         ends = [
             later(partial(child.end, deadline, look=True), f"end {child.name}") for child in self._gateways.values()
         ]
-        while self._interrupts == interrupts and time.monotonic() < deadline + TICK_S:
-            if all(end.done() for end in ends):
-                break
-            self._save()
-            time.sleep(0.02)
+        while self._interrupts == interrupts and wait(ends, 0.02).not_done and time.monotonic() < deadline + TICK_S:
+            self._state.save()
         self._refresh()
-        self._save(ended=True)
+        self._state.save(ended=True)
         for text in self._farewell():
             self._screen.say(text)
 
