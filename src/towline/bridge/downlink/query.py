@@ -218,9 +218,6 @@ class DownlinkQuery(LineQuery[DownLine]):
         former = begun_line(line, mapping)
         return DownlinkQuery(self.bridge, line) if former == begun_line(line, "") else self._finishing(former)
 
-    def _interval_s(self) -> float:
-        return self.line.trigger_interval_s
-
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         spark.dataSource.register(DownlinkSink)
         line, file, identity = self.line, str(self.bridge.file), Identity.of(self.bridge, self.line)

@@ -177,7 +177,10 @@ def combined(
         if isinstance(answer, GatewayError):
             name, last = known.get(at, (at, {}))
             since = last.get(AWAY) or (time.time() if now is None else now)
-            parts[name] = {**last, "at": at, AWAY: since, **_reason(answer)}
+            refused = answer.code in REFUSALS  # only a person can end that
+            what, do = in_the_file(answer.what), in_the_file(answer.do) if refused else ""
+            code = answer.code if refused else "TL-G54"
+            parts[name] = {**last, "at": at, AWAY: since, "why": what, "do": do, "code": code}
         else:
             parts[str(answer["name"])] = {**answer, "at": at}
     there = [part for part in parts.values() if AWAY not in part]
@@ -195,13 +198,6 @@ def combined(
         "guarantee": plain.get("guarantee", ""),
         "insecure": any(part.get("insecure") for part in there),
     }
-
-
-def _reason(error: GatewayError) -> dict[str, str]:
-    """Why a gateway is away; of one that refuses what to do, too: only a person can end that."""
-    refused = error.code in REFUSALS
-    do = in_the_file(error.do) if refused else ""
-    return {"why": in_the_file(error.what), "do": do, "code": error.code if refused else "TL-G54"}
 
 
 def parts_of(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

@@ -87,13 +87,8 @@ class LineQuery(ABC, Generic[LineT]):
 
     def _trigger(self) -> dict[str, Any]:
         """When a batch begins, as `DataStreamWriter.trigger` takes it."""
-        if self._finishes:
-            return {"once": True}
-        return {"processingTime": f"{self._interval_s():g} seconds"}
-
-    def _interval_s(self) -> float:
-        """Seconds between batches; 0 where the source says when one begins."""
-        return 0.0
+        seconds = getattr(self.line, "trigger_interval_s", 0.0)  # the source of an uplink says when one begins
+        return {"once": True} if self._finishes else {"processingTime": f"{seconds:g} seconds"}
 
     def _conf(self) -> dict[str, str]:
         """Settings of Spark for this query alone."""

@@ -51,15 +51,12 @@ def reconcile(bridge: Bridge, status: Mapping[str, Any]) -> dict[str, list[dict[
     found = {}
     for line in bridge.lines:
         gateway = (status["lines"].get(line.name) or {}).get("gateway") or {}
-        comparisons = (*_journal(line, gateway), *_markers(bridge, line))
+        committed, logs = (gateway.get("consumers") or {}).get(CONSUMER), Checkpoint(str(line.checkpoint))
+        comparisons = _markers(bridge, line)
+        if isinstance(line, Line) and committed is not None and (ends := places_at(logs, logs.last_commit_batch())):
+            comparisons.insert(0, of_journal(int(committed), sum(place.offset for place in ends)))
         found[line.name] = [one._asdict() for one in comparisons]
     return found
-
-
-def _journal(line: AnyLine, gateway: Mapping[str, Any]) -> Iterator[Comparison]:
-    committed, logs = (gateway.get("consumers") or {}).get(CONSUMER), Checkpoint(str(line.checkpoint))
-    if isinstance(line, Line) and committed is not None and (ends := places_at(logs, logs.last_commit_batch())):
-        yield of_journal(int(committed), sum(place.offset for place in ends))
 
 
 def of_journal(committed: int, done: int) -> Comparison:

@@ -137,13 +137,13 @@ def secret_of(spark: SparkSection) -> str | None:
     file = spark.secret_file
     if file is None or brings_a_secret(spark.master):
         return None
-    return providers.secret_of("Spark's secret", file, _text, "TL-C141", "Write the cluster's into it, mode 0600.")
 
+    def text(content: bytes) -> str:
+        if made := content.decode().strip():
+            return made
+        raise ValueError("it is empty")
 
-def _text(content: bytes) -> str:
-    if text := content.decode().strip():
-        return text
-    raise ValueError("it is empty")
+    return providers.secret_of("Spark's secret", file, text, "TL-C141", "Write the cluster's into it, mode 0600.")
 
 
 def settings_of(bridge: Bridge) -> dict[str, str]:

@@ -464,7 +464,10 @@ class DriverSupervisor(ChildSupervisor):
             code = process.wait()
         shutil.rmtree(place, ignore_errors=True)  # a JVM that is still ending may write: the next start sees to it
         if NO_JVM in self._last_word:
-            self._look_at_java()
+            try:  # one that is too old starts no better at the next try
+                check_java(version=True)
+            except SetupError as error:
+                self.fatal = error
         if self.wanted:
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
             self._ended(self._last_word or f"its driver {how}" + ("" if heard else self._last_line(begun)))
@@ -476,13 +479,6 @@ class DriverSupervisor(ChildSupervisor):
             log.seek(max(begun, log.seek(0, os.SEEK_END) - (MAX_TEXT << 2)))
             text = log.read().decode(errors="replace").rstrip().rpartition("\n")[2].strip()
         return f": {printable(text, MAX_TEXT)}" if text else ""
-
-    def _look_at_java(self) -> None:
-        """Why a JVM did not start: one that is too old starts no better at the next try."""
-        try:
-            check_java(version=True)
-        except SetupError as error:
-            self.fatal = error
 
     def _failed(self, error: TowlineError) -> None:
         if self.wanted:
