@@ -435,48 +435,43 @@ class Reloading:
         self.state.say(head + "\n".join(texts))
 
     def _reload(self, wanted: Bridge, only: str) -> list[str]:
-        wanted, found = self._found(wanted, only)
-        if not found:
-            self.file = wanted
-            return []
-        bridge = self.bridge.model_copy(update={"lines": wanted.lines})
-        self._judge([one.after for one in found])
-        self._see_to_topics(bridge)
-        change = uuid.uuid4().hex
-        self._pass(bridge, found, change)
-        self.file, self.bridge = wanted, bridge
-        for one in found:
-            self.gateways[one.after.name].line = one.after
-        self.driver.take(bridge, [one.after.name for one in found])
-        return [f"{one.told()}{self._unsubscribe(one, change)}" for one in found]
-
-    def _found(self, wanted: Bridge, only: str) -> tuple[Bridge, list[LineChange]]:
-        """What is to run by the file, of which one line is taken or all, and what that changes."""
         if only:
-            lines = tuple(wanted.line(only) if one.name == only else one for one in self.file.lines)
+            lines = tuple(wanted.line(only) if line.name == only else line for line in self.file.lines)
             wanted = wanted.model_copy(update={"lines": lines})
         for left in left_lines(wanted):
             if left.refused or left.directory.name in self.gateways:
                 raise left.error
-        found = changes(self.file, wanted)
-        return wanted, [LineChange(self.file.line(only), wanted.line(only), again=True)] if only else found
+        changed = changes(self.file, wanted)
+        if only:
+            changed = [LineChange(self.file.line(only), wanted.line(only), again=True)]
+        if changed:
+            bridge = self.bridge.model_copy(update={"lines": wanted.lines})
+            self._judge([change.after for change in changed])
+            self._see_to_topics(bridge)
+            self._pass(bridge, changed)
+            self.bridge = bridge
+            for change in changed:
+                self.gateways[change.after.name].line = change.after
+            self.driver.take(bridge, [change.after.name for change in changed])
+        self.file = wanted
+        return [f"{change.told()}{self._unsubscribe(change)}" for change in changed]
 
-    def _pass(self, bridge: Bridge, found: Sequence[LineChange], change: str) -> None:
+    def _pass(self, bridge: Bridge, changed: Sequence[LineChange]) -> None:
         """Bring lines to where their queries can start as the file says, or leave all as it was."""
-        running, asked = [one.after.name for one in found if one.before], list[LineChange]()
+        running, begun = [change.after.name for change in changed if change.before], list[LineChange]()
         try:
             self._settle(bridge)
             self._hold(running)
-            for one in found:
-                asked.append(one)
-                if one.starts:
-                    self._start(one.after, _GRANT_S)
-                elif one.refilters:
-                    self._subscribe(one, change)
+            for change in changed:
+                begun.append(change)
+                if change.starts:
+                    self._start(change.after, _GRANT_S)
+                elif change.refilters:
+                    self._subscribe(change)
         except BaseException:
-            for one in asked:
+            for change in begun:
                 with contextlib.suppress(TowlineError):
-                    self._take_back(one, f"{change}-back")
+                    self._take_back(change)
             self.driver.take(self.bridge, running)
             self._settle(self.bridge)
             raise
@@ -509,15 +504,16 @@ class Reloading:
             child.end(time.monotonic() + _GRANT_S)
             child.join(_GRANT_S)
 
-    def _take_back(self, one: LineChange, change: str) -> None:
-        if one.before is None:
-            self._end(one.after.name)
-            self.gateways.pop(one.after.name, None)
-            self.state.lines = {name: view for name, view in self.state.lines.items() if name != one.after.name}
-        elif one.starts:
-            self._start(one.before, 0.0)
-        elif one.refilters:
-            self._want(one.before, one.before.gateway.subscriptions, change, _BACK_S)
+    def _take_back(self, change: LineChange) -> None:
+        name, former = change.after.name, change.before
+        if former is None:
+            self._end(name)
+            self.gateways.pop(name, None)
+            self.state.lines = {other: view for other, view in self.state.lines.items() if other != name}
+        elif change.starts:
+            self._start(former, 0.0)
+        elif change.refilters:
+            self._want(former, former.gateway.subscriptions, _BACK_S)
 
     def _judge(self, lines: Sequence[AnyLine]) -> None:
         """Let Spark judge the SQL of the lines that change: TL-C74, as `towline check --spark` says it."""
@@ -545,36 +541,32 @@ class Reloading:
         why = "the bridge ends" if self.stopping.is_set() else "Spark does not answer"
         return ConfigError("TL-C174", str(self.file.file), f"{what}: {why}", "Reload again when Spark runs.")
 
-    def _subscribe(self, one: LineChange, change: str) -> None:
+    def _subscribe(self, change: LineChange) -> None:
         """Have a gateway want what comes: TL-C176; what keeps the gateway from running."""
-        steps = [one.between, one.after.gateway.subscriptions]
-        for number, filters in enumerate(steps if one.after.guarantee is Guarantee.AT_MOST_ONCE else steps[:1]):
-            state, text = self._want(one.after, filters, f"{change}-{number}", _GRANT_S)
+        line, steps = change.after, [change.between, change.after.gateway.subscriptions]
+        for filters in steps if line.guarantee is Guarantee.AT_MOST_ONCE else steps[:1]:
+            state, text = self._want(line, filters, _GRANT_S)
             if state is not ChangeState.GRANTED:
-                status = self.state.lines[one.after.name].status
+                status = self.state.lines[line.name].status
                 text = text or (status.get("last_error") or {}).get("text") or status.get("held_back") or ""
                 what = str(text or "the broker gave no answer in time").partition("   [TL-")[0].rstrip(".")
                 do = "Correct the filter or the broker's access list, and reload again."
                 do = do if state is ChangeState.REFUSED else "Reload again when it is there."
-                raise ConfigError("TL-C176", f'line "{one.after.name}"', f"a filter is not subscribed: {what}", do)
+                raise ConfigError("TL-C176", f'line "{line.name}"', f"a filter is not subscribed: {what}", do)
 
-    def _unsubscribe(self, one: LineChange, change: str) -> str:
+    def _unsubscribe(self, change: LineChange) -> str:
         """Have a gateway want no more than the file says; what there is to say of it."""
-        if not one.refilters:
-            return ""
-        try:
-            state, _ = self._want(one.after, one.after.gateway.subscriptions, f"{change}-last", _GRANT_S)
-        except TowlineError:
-            state = ChangeState.ASKED
+        state = ChangeState.ASKED if change.refilters else ChangeState.GRANTED
+        with contextlib.suppress(TowlineError):
+            if change.refilters:
+                state, _ = self._want(change.after, change.after.gateway.subscriptions, _GRANT_S)
         return "" if state is ChangeState.GRANTED else "; unsubscribed when its broker answers again"
 
-    def _want(
-        self, line: AnyLine, filters: Sequence[Filter], change: str, patience_s: float
-    ) -> tuple[ChangeState, str]:
+    def _want(self, line: AnyLine, filters: Sequence[Filter], patience_s: float) -> tuple[ChangeState, str]:
         """Ask a line's gateway for filters until it says what became of them, or the time is over."""
         settings = line.gateway.model_copy(update={"subscriptions": tuple(filters)})
         named, digest = settings.model_dump(mode="json", include={"subscriptions"})["subscriptions"], settings.digest()
-        answer = ChangeState.ASKED, "no gateway answers on this machine"
+        answer, change = (ChangeState.ASKED, "no gateway answers on this machine"), uuid.uuid4().hex
 
         def is_answered() -> bool:
             nonlocal answer
