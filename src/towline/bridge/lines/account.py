@@ -119,12 +119,8 @@ def begin_totals(
 ) -> None:
     """Note where the next batch begins in each journal, where the sink has not.
 
-    Args:
-        checkpoint: The line's.
-        ends: Where it begins.
-        batch: The newest batch that is done; `BEFORE_FIRST` in a checkpoint that has none.
-        gives_up: Whether what lies between that and what was counted is given up; else it was carried, and nobody
-            counted it, as after a power failure that took the note.
+    What lies between the `ends` of the newest `batch` that is done and what was counted is given up if it `gives_up`;
+    else it was carried, and nobody counted it, as after a power failure that took the note.
 
     Raises:
         OSError: The note can't be read, or the directory can't be made.

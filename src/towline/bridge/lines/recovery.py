@@ -43,20 +43,17 @@ _FORM: Final = "v1"
 
 
 class CheckpointSettings(NamedTuple):
-    """What of a line's settings stands in its checkpoint or its markers.
+    """What of a line's settings stands in its checkpoint or its markers."""
 
-    Attributes:
-        parallelism: Transactions of a batch.
-        dedupe: Whether repeats are dropped, for which Spark keeps state; None where that is not ours to know.
-        whole: Whether a batch that was begun must be finished as it was begun (``exactly_once``, then and now).
-        promoted: Whether batches are transactions now and were none, so that there is no marker of the last one.
-        split: Digest of what the rows are made of, where a batch has several transactions; else "".
-    """
-
+    #: Transactions of a batch.
     parallelism: int
+    #: Whether repeats are dropped, for which Spark keeps state; None where that is not ours to know.
     dedupe: bool | None = None
+    #: Whether a batch that was begun must be finished as it was begun (``exactly_once``, then and now).
     whole: bool = True
+    #: Whether batches are transactions now and were none, so that there is no marker of the last one.
     promoted: bool = False
+    #: Digest of what the rows are made of, where a batch has several transactions; else "".
     split: str = ""
 
     @classmethod

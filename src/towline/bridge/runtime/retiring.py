@@ -34,14 +34,10 @@ _DOWN_IDLE_S: Final = 1.0
 
 
 def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, discard: bool = False) -> str:
-    """Carry on what a line holds, end its session and remove its directory; no bridge may run meanwhile.
+    """Carry on what a line of this file, or a former one, holds, end its session and remove its directory.
 
-    Args:
-        bridge: Says where Kafka and the state directory are; the line may be in it, or not any more.
-        name: Of the line.
-        screen: Shows how far it is.
-        idle_s: Seconds without a message after which the session counts as empty.
-        discard: Give up what waits, and what the session holds, instead of carrying it on.
+    No bridge may run meanwhile. A session without a message for `idle_s` seconds counts as empty; with `discard` what
+    waits, and what it holds, is given up instead.
 
     Raises:
         ConfigError: TL-B10 a bridge runs; TL-B38, TL-G57 this can't be carried on; TL-C73 there is no such line.

@@ -177,14 +177,10 @@ class LineView:
 
 
 class BridgeState:
-    """The views of all lines and of Spark and Kafka; written by the supervisors' threads, read by the screen.
+    """The views of all lines, by name and direction, and of Spark and Kafka, written by the supervisors' threads.
 
-    Args:
-        name: Of the bridge.
-        state_dir: Where ``bridge.json`` goes, and was: it has what gateways said to former runs.
-        lines: Names of the lines, and their directions.
-        insecure: As `towline.kafka.clientconfig.insecurities`.
-        file: What the bridge was read from; `towline status` says when it was changed since.
+    What gateways said to former runs is taken from ``bridge.json``. `insecure` is as
+    `towline.kafka.clientconfig.insecurities`; of the `file` `towline status` says when it was changed since.
     """
 
     def __init__(

@@ -63,12 +63,9 @@ def collect(
     lines: list[str] | None = None,
     clients: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """Ask every gateway and read what the bridge wrote last; Spark is not needed.
+    """Ask every gateway and read what the bridge wrote last, by default of the lines that it has; Spark is not needed.
 
-    Args:
-        state_dir: Of the bridge.
-        lines: Names of the lines; from ``bridge.json`` when not given.
-        clients: Of each line, the client ids that the file says (`wanted_clients`).
+    `clients` are those of each line, as the file says (`wanted_clients`).
 
     Raises:
         ConfigError: TL-B11 if no bridge has ever run there.
@@ -113,10 +110,7 @@ def collect_bridge(bridge: Bridge) -> dict[str, Any]:
 
 
 def collect_from(url: str) -> dict[str, Any]:
-    """What a bridge's monitor says, as `collect_bridge` has it; under ``monitor`` stands where it came from.
-
-    Args:
-        url: ``http://HOST:PORT``, or ``https`` of a proxy before it.
+    """What a bridge's monitor, or a proxy before it, says, as `collect_bridge` has it, and ``monitor``: the URL.
 
     Raises:
         ConfigError: TL-C205, it is no such URL.

@@ -7,6 +7,7 @@ has answered; a line whose topics are not there then waits for them by itself.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -74,10 +75,9 @@ class Terminal:
     """
 
     def __init__(self, there: Callable[[], bool] = _has_terminal, clock: Callable[[], float] = time.monotonic) -> None:
-        self._there = there
-        self._clock = clock
-        #: When it was there last; None for a process that had none.
-        self._seen: float | None = None
+        self._there, self._clock = there, clock
+        #: When it was there last.
+        self._seen = -math.inf
         self.look()
 
     def look(self) -> None:
@@ -87,20 +87,11 @@ class Terminal:
 
     def just_gone(self) -> bool:
         """Whether it went away a moment ago, so that a SIGHUP tells that."""
-        if self._seen is None or self._clock() - self._seen > _JUST_GONE_S:
-            return False
-        return not self._there()
+        return self._clock() - self._seen <= _JUST_GONE_S and not self._there()
 
 
 class Supervisor:
-    """Runs a bridge until it is stopped.
-
-    Args:
-        bridge: What to run.
-        screen: Where to show it.
-        observe: Takes the bridge's state before anything is started.
-        read: Reads the file anew, for a reload.
-    """
+    """Runs a bridge until it is stopped; `observe` takes its state before anything is started."""
 
     def __init__(
         self,
