@@ -19,13 +19,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from pydantic import ConfigDict, TypeAdapter
-from pyspark import SparkContext
-from pyspark.sql.streaming.listener import JStreamingQueryListener
 
 from towline.bridge.config import sqlcheck
 from towline.bridge.config.model import Bridge, DownLine, Line
@@ -54,8 +52,8 @@ _SOON: Final = {"TL-B56": 2.0}
 _PROCESSING: Final = "Processing new data"
 #: Longest time, in seconds, that a query counts as one that begins: a first batch may wait for a Kafka that is away.
 _BEGINS_S: Final = 15.0
-#: More than the listener can be behind.
-_LAST_BATCHES: Final = 10
+#: Seconds between two looks at what a query has committed.
+_LOOK_S: Final = 1.0
 #: So many seconds after a call that failed a JVM that was killed has ended.
 _LOST_S: Final = 0.5
 #: What a process that lost its JVM ends with.
@@ -104,16 +102,14 @@ class LineRunner:
         self._again_at = 0.0
         #: When the query was started last, and whether a batch was committed since then.
         self._started_at, self._begun = 0.0, False
-        #: Set by each batch; cleared to wait for the next.
-        self._batch_done = threading.Event()
         #: Whether the topics that the line names were there.
         self._has_topics = False
         #: What the last failure was, until a batch is committed.
         self._failure = ""
         #: Whether it stopped because another try would fail the same way.
         self.given_up = False
-        #: Held while a batch is reported: the listener's thread, and a stop, may come to it at once.
-        self._reporting = threading.Lock()
+        #: The last progress of Spark's that was heard, as JSON, and when the next is looked for.
+        self._heard, self._look_at = "", 0.0
         #: Query id and number of the last batch that was reported.
         self._reported = "", -1
 
@@ -139,11 +135,14 @@ class LineRunner:
                 self._current = self._wanted.in_force()
                 self._running = self._current.start(self._host.spark)
                 self._host.say("started", line=self._name, remarks=self._current.remarks)
-            elif self._running is not None and not self._running.isActive:
-                self._catch_up(self._running)
-                error, self._running = self._running.exception(), None
-                if error is not None:
-                    self._failed(error)
+            elif (query := self._running) is not None:
+                active = query.isActive
+                if not active or self.begins or time.monotonic() >= self._look_at:
+                    self._hear(query)
+                if not active:
+                    self._running = None
+                    if (error := query.exception()) is not None:
+                        self._failed(error)
         except Exception as error:  # noqa: BLE001 - whatever ended the query is reported, and the line tries again
             self._failed(error)
 
@@ -159,28 +158,38 @@ class LineRunner:
         if made:
             self._host.say("noted", text=made)
 
-    def progressed(self, progress: Mapping[str, Any]) -> None:
-        """A batch was committed: the next failure is a new one. Called on the listener's thread."""
-        self._report(progress)
-        self._begun = True
-        self._pauses.reset()
-        self._failure = ""
-        self._batch_done.set()
+    def _hear(self, query: StreamingQuery) -> bool:
+        """Take what a query says of the batches that it has committed since it was asked last; whether there are any.
 
-    def _report(self, progress: Mapping[str, Any]) -> None:
-        """Report a committed batch, once.
+        Spark keeps the last hundred (``spark.sql.streaming.numRecentProgressUpdates``). PySpark's own list asks the JVM
+        for each value of each, and a listener is a server of callbacks beside it: 50 ms of CPU a batch.
+        """
+        self._look_at = time.monotonic() + _LOOK_S
+        recent, texts = query._jsq.recentProgress(), list[str]()  # noqa: SLF001 - see above
+        for index in reversed(range(len(recent))):
+            if (text := recent[index].json()) == self._heard:
+                break
+            texts.append(text)
+        for text in reversed(texts):
+            self._heard = text
+            self.progressed(json.loads(text))
+        return bool(texts)
+
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """Report a batch that was committed, once: the next failure is a new one.
 
         A trigger without a batch is reported by Spark too, with the number of the next batch: it added none.
         """
+        self._begun, self._failure = True, ""
+        self._pauses.reset()
         millis, (query, batch) = progress.get("durationMs", {}), (progress.get("id", ""), progress["batchId"])
-        with self._reporting:
-            if "addBatch" not in millis or (query == self._reported[0] and batch <= self._reported[1]):
-                return
-            self._reported = query, batch
-            try:
-                self._current.count_spark(progress)
-            except Exception as error:  # noqa: BLE001 - numbers that are not counted stop nothing
-                sys.stderr.write(f"--- line {self._name}: not counted\n{printable_lines(str(error))}\n")
+        if "addBatch" not in millis or (query == self._reported[0] and batch <= self._reported[1]):
+            return
+        self._reported = query, batch
+        try:
+            self._current.count_spark(progress)
+        except Exception as error:  # noqa: BLE001 - numbers that are not counted stop nothing
+            sys.stderr.write(f"--- line {self._name}: not counted\n{printable_lines(str(error))}\n")
         self._host.say("progress", line=self._name, query=query, batch=batch, millis=millis)
 
     def take(self, query: LineQuery[Any]) -> None:
@@ -193,20 +202,15 @@ class LineRunner:
         """Stop between two batches, when nothing is being written or just after a commit, and stay so until `take`."""
         self._held = True
         if (query := self._running) is not None:
-            self._batch_done.clear()
-            while query.isActive and time.monotonic() < deadline:
-                if query.status["message"] != _PROCESSING or self._batch_done.wait(0.005):
+            self._hear(query)
+            while query.isActive and query.status["message"] == _PROCESSING and time.monotonic() < deadline:
+                if self._hear(query):
                     break
+                time.sleep(0.005)
             query.stop()
-            self._catch_up(query)
+            self._hear(query)
             self._running = None
         self._host.say(report, line=self._name)
-
-    def _catch_up(self, query: StreamingQuery) -> None:
-        """Report the last batches once more: the listener's thread may not have come to them; repeats do no harm."""
-        for progress in query.recentProgress[-_LAST_BATCHES:]:
-            text = getattr(progress, "json", None)
-            self._report(json.loads(text) if isinstance(text, str) else dict(progress))
 
     def _failed(self, error: Exception) -> None:
         if self._host.ending():
@@ -230,31 +234,6 @@ def step_all(runners: Sequence[LineRunner], at_once: int = os.cpu_count() or 1) 
     for runner in runners:
         if not runner.due or sum(one.begins for one in runners) < at_once:
             runner.step()
-
-
-class _Listener(JStreamingQueryListener):
-    """Hands each batch's progress on, as Spark's JSON.
-
-    PySpark's own `StreamingQueryListener` asks the JVM for each value of a progress by itself: 50 ms of CPU a batch.
-    """
-
-    def __init__(self, on_batch: Callable[[dict[str, Any]], None]) -> None:
-        self._on_batch = on_batch
-
-    @property
-    def _jlistener(self) -> Any:
-        """What `StreamingQueryManager.addListener` takes."""
-        jvm: Any = SparkContext._jvm  # noqa: SLF001 - as PySpark's own does it
-        return jvm.PythonStreamingQueryListenerWrapper(self)
-
-    def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802 - Spark's name
-        """A batch is in the commit log."""
-        self._on_batch(json.loads(jevent.progress().json()))
-
-    def _unheard(self, jevent: Any) -> None:
-        """What the runners see by themselves."""
-
-    onQueryStarted = onQueryIdle = onQueryTerminated = _unheard  # noqa: N815 - Spark's names
 
 
 class Driver:
@@ -290,8 +269,6 @@ class Driver:
         """Serve until stopped; the exit code."""
         guarded_thread(self._listen, "commands", commands, ended=self._lost).start()
         guarded_thread(self._watch_jvm, "jvm", ended=self._lost).start()
-        listener: Any = _Listener(self._on_batch)
-        self.spark.streams.addListener(listener)
         while not self.stopping.is_set() and not all(runner.given_up for runner in self._runners.values()):
             self._obey()
             if self._go.is_set():
@@ -347,10 +324,6 @@ class Driver:
         """Without its commands, or an eye on its JVM, a driver ends, and the supervisor starts another."""
         self.say("jvm", text=f"a thread of its driver ended ({type(error).__name__})")
         os._exit(EXIT_JVM_GONE)
-
-    def _on_batch(self, progress: dict[str, Any]) -> None:
-        if runner := self._runners.get(progress.get("name") or ""):
-            runner.progressed(progress)
 
     def _listen(self, commands: TextIO) -> None:
         for command in commands:
