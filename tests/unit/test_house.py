@@ -28,7 +28,6 @@ THREADS = {
     "gateway-call": "to the caller",
     "heartbeat": "again",
     "keep-gateway": "again",
-    "jvm": "the driver ends, and is started again",
     "metrics": "again",
     "mqtt *": "to all who wait (Client._end)",
     "network": "again",

@@ -268,8 +268,10 @@ class Driver:
     def run(self, commands: TextIO) -> int:
         """Serve until stopped; the exit code."""
         guarded_thread(self._listen, "commands", commands, ended=self._lost).start()
-        guarded_thread(self._watch_jvm, "jvm", ended=self._lost).start()
         while not self.stopping.is_set() and not all(runner.given_up for runner in self._runners.values()):
+            if self._jvm.poll() is not None:  # without it a driver is of no use: the supervisor starts another
+                self.say("jvm", text="Spark's JVM has ended")
+                os._exit(EXIT_JVM_GONE)
             self._obey()
             if self._go.is_set():
                 step_all(list(self._runners.values()))
@@ -313,15 +315,8 @@ class Driver:
     def _jvm(self) -> subprocess.Popen[bytes]:
         return self.spark.sparkContext._gateway.proc  # type: ignore[union-attr,no-any-return]  # noqa: SLF001 - PySpark's
 
-    def _watch_jvm(self) -> None:
-        """A driver without its JVM is of no use: end, so that the supervisor starts another."""
-        self._jvm.wait()
-        if not self.stopping.is_set():
-            self.say("jvm", text="Spark's JVM has ended")
-        os._exit(0 if self.stopping.is_set() else EXIT_JVM_GONE)
-
     def _lost(self, error: BaseException) -> None:
-        """Without its commands, or an eye on its JVM, a driver ends, and the supervisor starts another."""
+        """Without its commands a driver ends, and the supervisor starts another."""
         self.say("jvm", text=f"a thread of its driver ended ({type(error).__name__})")
         os._exit(EXIT_JVM_GONE)
 
