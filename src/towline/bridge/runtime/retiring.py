@@ -52,7 +52,12 @@ def retire(bridge: Bridge, name: str, screen: Screen, *, idle_s: float = 30.0, d
             leaving = line.gateway.model_copy(update={"drain_s": idle_s})
             _carry(bridge, line.model_copy(update={"gateway": leaving}), screen)
         given_up = sum(waiting_in(place / journal) for journal in JOURNALS)
-        _end_sessions(line)
+        for settings in line.each_gateway or (line.gateway,):
+            for one in read_clients(settings.state_dir):  # a drained gateway has left no session
+                if one.ended is None:
+                    end_running(settings.state_dir)
+                    end_session(settings.connection, one.client_id, lambda: False)
+                    end_client(settings.state_dir, one.client_id, "discarded")
         (bridge.state_dir / SCRATCH).mkdir(mode=0o700, exist_ok=True)
         # At once: a part of a journal would be a damaged one.
         away = place.rename(bridge.state_dir / SCRATCH / f"{name}.{os.getpid()}")
@@ -96,13 +101,3 @@ def _carry(bridge: Bridge, line: AnyLine, screen: Screen) -> None:
     if not drained or waiting:
         what = f"it has not left its broker yet, and {counted(waiting)} wait; nothing was removed"
         raise GatewayError("TL-B39", where, what, "Run the same command again: it goes on there.")
-
-
-def _end_sessions(line: AnyLine) -> None:
-    """End what is written down of sessions at the broker; a drained gateway has left none."""
-    for settings in line.each_gateway or (line.gateway,):
-        for one in read_clients(settings.state_dir):
-            if one.ended is None:
-                end_running(settings.state_dir)
-                end_session(settings.connection, one.client_id, lambda: False)
-                end_client(settings.state_dir, one.client_id, "discarded")

@@ -200,7 +200,8 @@ class BridgeState:
         self.kafka_insecure = list(insecure)
         self.lines: dict[str, LineView] = {}
         self._file = state_dir / BRIDGE_FILE
-        self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
+        #: The bridge file, and the SHA-256 of what of it runs.
+        self.file, self.digest = file, file and digest_of(file)
         #: What became of the last reload, under "", and of the last restart of each line (`Reloading.reload`).
         self.outcomes: dict[str, Mapping[str, Any]] = {}
         #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
@@ -219,11 +220,6 @@ class BridgeState:
         view = LineView(name, direction, before=saved.get("gateway", {}), directory=self._file.parent / name)
         with self.lock:
             self.lines = {**self.lines, name: view}
-
-    def file_read(self, digest: str | None) -> None:
-        """What runs is what the bridge file says that has this digest."""
-        with self.lock:
-            self._read = {**self._read, "sha256": digest}
 
     def say(self, text: str) -> None:
         """An event for the person who watches: one line."""
@@ -244,7 +240,7 @@ class BridgeState:
                 "bridge": self.name,
                 "version": version(),
                 "revision": revision(),
-                "file": self._read,
+                "file": {"path": str(self.file), "sha256": self.digest} if self.file else {},
                 "outcomes": {name: dict(outcome) for name, outcome in self.outcomes.items()},
                 "pid": None if ended else os.getpid(),
                 "ticks": ProcessMark.of(os.getpid()).started,

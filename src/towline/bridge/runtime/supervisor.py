@@ -415,7 +415,7 @@ class Reloading:
             if not texts:
                 outcome, texts = UNCHANGED, [f"{self.file.file} says what runs; {_SECRETS}"]
             if self.file == wanted:
-                self.state.file_read(digest)
+                self.state.digest = digest
         except TowlineError as error:
             outcome, texts = REFUSED, str(error).splitlines()
         except Exception as error:  # noqa: BLE001 - a reload that fails ends nothing
