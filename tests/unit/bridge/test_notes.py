@@ -55,7 +55,7 @@ def test_a_new_checkpoint_goes_on_with_the_totals_of_the_one_before(tmp_path: Pa
     carry_totals(tmp_path / CHECKPOINT, new)
     notes = LineNotes.read(new)
     assert notes.totals == BatchTotals(BEFORE_FIRST, notes.counts, {"j": Span(0, 10)})
-    assert (notes.counts["filtered"], notes.spark, notes.spark_batch) == (2, {"late": 1}, BEFORE_FIRST)
+    assert (notes.counts["filtered"], notes.spark) == (2, {"late": 1})
     carry_totals(tmp_path / "nothing", tmp_path / "newer")
     assert not (tmp_path / "newer").exists()
 
@@ -87,7 +87,7 @@ def test_what_spark_says_of_a_batch_is_counted_once_and_beside_the_sinks_word(tm
     for batch in (0, 1, 0, 1, 2):
         add_spark_counts(tmp_path, batch, lambda sink: {"taken": 10, "given": sink["given"]})
     notes = LineNotes.read(tmp_path)
-    assert (notes.spark, notes.spark_batch) == ({"taken": 20, "given": 8}, 1)
+    assert notes.spark == {"taken": 20, "given": 8}
 
 
 DEDUPE = 'dedupe = { key = "{mqtt.topic}", within = "10 minutes" }\n'

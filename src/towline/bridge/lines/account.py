@@ -37,12 +37,10 @@ class LineNotes:
     Attributes:
         totals: By its sink; None where nothing is.
         spark: Spark's numbers, of the batches that the driver heard of.
-        spark_batch: The last of those.
     """
 
     totals: BatchTotals | None = None
     spark: Mapping[str, int] = field(default_factory=dict)
-    spark_batch: int = BEFORE_FIRST
 
     @classmethod
     def read(cls, checkpoint: Path | str) -> Self:
@@ -52,7 +50,7 @@ class LineNotes:
             OSError: They can't be read.
         """
         logs = Checkpoint(str(checkpoint))
-        return cls(SinkNote.read(logs).committed(logs), *_spark_note(logs))
+        return cls(SinkNote.read(logs).committed(logs), _spark_note(logs)[0])
 
     @property
     def counts(self) -> Counter[str]:
