@@ -161,8 +161,8 @@ class LineRunner:
     def _hear(self, query: StreamingQuery) -> bool:
         """Take what a query says of the batches that it has committed since it was asked last; whether there are any.
 
-        Spark keeps the last hundred (``spark.sql.streaming.numRecentProgressUpdates``). PySpark's own list asks the JVM
-        for each value of each, and a listener is a server of callbacks beside it: 50 ms of CPU a batch.
+        Spark keeps the last thousand (`settings_of`). PySpark's own list of them asks the JVM for each value of each,
+        and a listener needs a server of callbacks: 50 ms of CPU a batch.
         """
         self._look_at = time.monotonic() + _LOOK_S
         recent, texts = query._jsq.recentProgress(), list[str]()  # noqa: SLF001 - see above
