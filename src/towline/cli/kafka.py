@@ -13,7 +13,6 @@ from towline.errors import ConfigError
 
 if TYPE_CHECKING:
     from towline.kafka.markers import Marker
-    from towline.kafka.markerstore import MarkerStore
     from towline.kafka.options import SinkSettings
 
 app = command_app(no_args_is_help=True, help="Look-ups and repairs in Kafka.")
@@ -74,7 +73,10 @@ def reset(
     if (to_batch is None) == (not remove):
         raise ConfigError("TL-C23", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
     looking = _settings(servers, prefix, marker_topic, more)
-    count = parallelism or _partitions(MarkerStore(looking, sink))
+    count = parallelism or max(  # else as many partitions as the sink wrote last
+        (marker.parallelism for marker in MarkerStore(looking, sink).read_all().values() if marker is not None),
+        default=1,
+    )
     settings = _settings(servers, prefix, marker_topic, more, count)
     if not yes:
         sys.stdout.write(plain(_meaning(sink, count, to_batch)))
@@ -94,11 +96,6 @@ def _settings(
     if marker_topic is not None:
         options["markerTopic"] = marker_topic
     return SinkSettings.parse(options)
-
-
-def _partitions(store: MarkerStore) -> int:
-    """How many partitions the sink wrote last."""
-    return max((marker.parallelism for marker in store.read_all().values() if marker is not None), default=1)
 
 
 def _meaning(sink: str, count: int, to_batch: int | None) -> str:

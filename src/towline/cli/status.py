@@ -45,7 +45,9 @@ def status(
     """
     from towline.bridge.runtime.status import code_of, render  # noqa: PLC0415 - loaded when it is called
 
-    bridge = None if url else _bridge(file, state_dir)
+    bridge = None if url or (file is None and state_dir) else load_bridge(file or Path("bridge.toml"))
+    if bridge is not None and state_dir is not None:
+        bridge = bridge.model_copy(update={"state_dir": state_dir})
     if reconcile and bridge is None:
         do = "Name the bridge file: it says where Kafka is."
         raise ConfigError("TL-C149", "towline status", "--reconcile asks Kafka, and only a file names it", do)
@@ -77,13 +79,6 @@ def _reconciled(bridge: Bridge, current: dict[str, Any]) -> tuple[int, str, str]
         return NOT_KNOWN, "", f"{error}\n"
     disagree = any(one["agrees"] is False for comparisons in found.values() for one in comparisons)
     return WRONG if disagree else code_of(current), render_comparisons(found), ""
-
-
-def _bridge(file: Path | None, state_dir: Path | None) -> Bridge | None:
-    """The file, with ``--state-dir`` in place of its own; None where that alone is given."""
-    if state_dir is None:
-        return load_bridge(file or Path("bridge.toml"))
-    return load_bridge(file).model_copy(update={"state_dir": state_dir}) if file is not None else None
 
 
 def _collected(bridge: Bridge | None, state_dir: Path | None, url: str | None) -> dict[str, Any]:
