@@ -221,6 +221,11 @@ class BridgeState:
         with self.lock:
             self.lines = {**self.lines, name: view}
 
+    def note(self, line: str, **outcome: Any) -> None:
+        """Note how a reload, or the restart of a line, stands."""
+        with self.lock:
+            self.outcomes[line] = outcome
+
     def say(self, text: str) -> None:
         """An event for the person who watches: one line."""
         with self.lock:

@@ -406,8 +406,8 @@ class Reloading:
         Args:
             line: Only this line is taken up, and started again with its gateway whatever has changed; "" for all.
         """
-        begun = {"began": time.monotonic()}
-        self.state.outcomes[line] = {**begun, "outcome": UNDER_WAY}
+        began = time.monotonic()
+        self.state.note(line, began=began, outcome=UNDER_WAY)
         try:
             digest = digest_of(self.file.file)  # before it is read: what changes after that shows as a change
             wanted = self.read()
@@ -422,7 +422,7 @@ class Reloading:
             outcome, texts = REFUSED, str(unforeseen("reload", error)).splitlines()
         what = "restart" if line else "reload"
         head = f"{what} refused, the bridge goes on as before:\n" if outcome == REFUSED else f"{what}: "
-        self.state.outcomes[line] = {**begun, "outcome": outcome, "at": time.time(), "texts": texts}
+        self.state.note(line, began=began, outcome=outcome, at=time.time(), texts=texts)
         self.state.say(head + "\n".join(texts))
 
     def _reload(self, wanted: Bridge, only: str) -> list[str]:
