@@ -15,17 +15,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
 from towline.bridge.lines.evidence import AWAY, away_text, parts_of
 from towline.checkpoint import Checkpoint
 from towline.kafka.markers import BEFORE_FIRST
+from towline.spark.offsets import JournalPlace
 from towline.spark.tally import BatchTotals, SinkNote, Span
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from towline.spark.offsets import JournalPlace
 
 _SPARK_NOTE: Final = "towline.spark"
 

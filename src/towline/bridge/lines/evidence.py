@@ -8,16 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from towline.bridge.config.tables import in_the_file
 from towline.checkpoint import Checkpoint, kafka_offsets_in
 from towline.errors import GatewayError, GatewayUnreachable, NotAllowed
 from towline.gateway.access import REFUSALS, Access
+from towline.gateway.client import GatewayClient
 from towline.spark.link import GatewayPlace
-
-if TYPE_CHECKING:
-    from towline.gateway.client import GatewayClient
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0

@@ -13,21 +13,18 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from towline import files
-from towline.bridge.config.model import CHECKPOINT, DownLine, Line
+from towline.bridge.config.model import CHECKPOINT, AnyLine, Bridge, DownLine, Line
 from towline.errors import ConfigError, JournalError
 from towline.gateway.endpoint import not_allowed
 from towline.gateway.identity import MEMBERS, read_clients
 from towline.journal.outbox import waiting_in
 from towline.journal.recovery import state_in
 from towline.spark.offsets import JournalPlace
-
-if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine, Bridge
 
 IDENTITY_FILE: Final = "identity.json"
 _KeptT = TypeVar("_KeptT")

@@ -17,9 +17,9 @@ from dataclasses import replace
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from towline.bridge.config.model import Line
+from towline.bridge.config.model import AnyLine, Line
 from towline.bridge.lines.account import carry_totals
 from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
 from towline.bridge.lines.identity import Identity, sinks
@@ -29,9 +29,6 @@ from towline.gateway.identity import MISMATCHES, is_other
 from towline.guarantee import Guarantee, policy
 from towline.kafka.admin import kept_ids
 from towline.spark.offsets import places_at
-
-if TYPE_CHECKING:
-    from towline.bridge.config.model import AnyLine
 
 #: Of the checkpoints that were replaced, so many are kept.
 _KEPT_CHECKPOINTS: Final = 3

@@ -21,9 +21,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
 from pydantic import ConfigDict, TypeAdapter
+from pyspark.sql.streaming.query import StreamingQuery
 
 from towline.bridge.config import sqlcheck
 from towline.bridge.config.model import Bridge, DownLine, Line
@@ -39,9 +40,6 @@ from towline.logfile import LogStream
 from towline.text import printable_lines
 from towline.threads import guarded_thread
 from towline.timing import Backoff
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
 
 #: Longest wait for a batch to end after ``stop``, in seconds; what it wrote comes again after the next start.
 STOP_S: Final = 10.0
