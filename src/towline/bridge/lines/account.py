@@ -414,7 +414,7 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
             "refused": refused,
             "waiting": accepted - delivered - expired - refused,
         },
-        [*_of_downlink(notes), *_of_the_outbox(outbox, accepted, counts["sent"])],
+        [*_of_downlink(notes, outbox, accepted)],
         uncounted=uncounted,
         broken=broken,
         remarks={
@@ -425,7 +425,7 @@ def downlink_account(notes: LineNotes, gateway: Mapping[str, Any]) -> LineAccoun
     )
 
 
-def _of_downlink(notes: LineNotes) -> Iterator[str]:
+def _of_downlink(notes: LineNotes, outbox: Mapping[str, Any], accepted: int) -> Iterator[str]:
     """Which source says what, where they can't both be right."""
     counts, spark = notes.counts, notes.spark
     taken = spark.get("taken", 0)
@@ -440,13 +440,10 @@ def _of_downlink(notes: LineNotes) -> Iterator[str]:
     if missing > 0:
         yield f"the writer says {counts['unfit']:,} dead letters · the sink says {counts['unfit'] - missing:,}"
     yield from sink_disagreements(counts, f"the writer brought {counts['given']:,} dead letters and notices")
-
-
-def _of_the_outbox(outbox: Mapping[str, Any], accepted: int, sent: int) -> Iterator[str]:
-    delivered = int(outbox["delivered"])
-    if accepted < sent:
+    if accepted < counts["sent"]:
         theirs = f"the outbox knows {accepted:,}"
-        yield f"the writer brought {sent:,} messages · {theirs}: was it restored from a copy?"
+        yield f"the writer brought {counts['sent']:,} messages · {theirs}: was it restored from a copy?"
+    delivered = int(outbox["delivered"])
     answered = int(outbox["acknowledged"]) - int(outbox.get("taken_back", 0))
     plain = int(outbox.get("sent", 0))
     if delivered != answered + plain:

@@ -159,7 +159,7 @@ class LineRunner:
     def _hear(self, query: StreamingQuery) -> bool:
         """Take what a query says of the batches that it has committed since it was asked last; whether there are any.
 
-        Spark keeps the last thousand (`settings_of`). PySpark's own list of them asks the JVM for each value of each,
+        Spark keeps the last 500 (`settings_of`). PySpark's own list of them asks the JVM for each value of each,
         and a listener needs a server of callbacks: 50 ms of CPU a batch.
         """
         self._look_at = time.monotonic() + _LOOK_S

@@ -164,7 +164,7 @@ def settings_of(bridge: Bridge) -> dict[str, str]:
         **({**localfs.settings(), **_PATIENT} if here else {}),
         "spark.sql.ansi.enabled": "false",
         # Of each query, for a driver that is busy with another for a minute (`LineRunner`); by default Spark keeps 100.
-        "spark.sql.streaming.numRecentProgressUpdates": "1000",
+        "spark.sql.streaming.numRecentProgressUpdates": "500",
         "spark.sql.session.timeZone": "UTC",
         **_COMPILED,
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
