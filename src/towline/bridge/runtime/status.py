@@ -89,11 +89,7 @@ def collect(
         "spark": state.get("spark", "not started") if running else "not running",
         "kafka": state.get("kafka", "unknown") if running else "unknown",
         "kafka_insecure": state.get("kafka_insecure", []),
-        "lines": {
-            name: _line(state_dir / name, state["lines"].get(name, {}), running, state.get("updated"))
-            | _members(state_dir / name, None if clients is None else clients.get(name))
-            for name in names
-        },
+        "lines": {name: _line(state_dir / name, state, (clients or {}).get(name), running=running) for name in names},
     }
 
 
@@ -142,12 +138,13 @@ def code_of(status: dict[str, Any]) -> int:
 
 
 def _line(
-    state_dir: Path,
-    saved: dict[str, Any],
-    running: bool,  # noqa: FBT001
-    updated: float | None,
+    state_dir: Path, state: Mapping[str, Any], wanted: Mapping[str, str] | None, *, running: bool
 ) -> dict[str, Any]:
-    """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
+    """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time.
+
+    ``members`` are on this machine; none for one gateway, null where one does not answer.
+    """
+    saved: dict[str, Any] = state["lines"].get(state_dir.name, {})
     view = LineView(state_dir.name, saved.get("direction", "up"), directory=state_dir, notes=notes_of(state_dir))
     view.query, view.query_error = saved.get("query", _UNKNOWN_LINE), saved.get("query_error")
     if elsewhere := saved.get("gateways") or ():
@@ -171,23 +168,20 @@ def _line(
         "account": None,
         "gateway": status,
         **({"gateways": list(elsewhere)} if elsewhere else {}),
+        "members": {
+            name: gateway_status(state_dir / MEMBERS / name)
+            for name in (dict(places_in(state_dir)) if wanted is None else wanted)
+            if name
+        },
+        "left_sessions": left_sessions(state_dir, wanted),
+        "drained": is_drained(state_dir, wanted),
     }
     if status and (account := view.account_by(status)):
         now["account"], now["sentence"] = account.as_json(), account.sentence()
     elif (last := saved.get("gateway")) and (account := view.account_by(stale(last))):
-        heard = saved.get("heard") or updated
+        heard = saved.get("heard") or state.get("updated")
         now["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
     return now
-
-
-def _members(line_dir: Path, wanted: Mapping[str, str] | None) -> dict[str, Any]:
-    """Members and sessions of a line on this machine; no member for one gateway, None where none answers here."""
-    known = wanted if wanted is not None else dict(places_in(line_dir))
-    return {
-        "members": {name: gateway_status(line_dir / MEMBERS / name) for name in known if name},
-        "left_sessions": left_sessions(line_dir, wanted),
-        "drained": is_drained(line_dir, wanted),
-    }
 
 
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
